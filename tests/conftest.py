@@ -1,0 +1,35 @@
+"""What every test folder shares: skipping where hardware is missing, and repeatable random tests."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Compiling takes seconds on the first example, so a deadline would only measure the compiler.
+settings.register_profile("warpwell", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("warpwell")
+
+HERE = Path(__file__).parent
+
+
+@cache
+def gpu_count() -> int:
+    """Ask the driver itself, so that tests without a GPU never load a CUDA package."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE / "cuda" not in item.path.parents or item.get_closest_marker("ptx"):
+            continue
+        if gpu_count() == 0:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
