@@ -1,0 +1,328 @@
+"""Every exception that Warpwell raises.
+
+Each is a `WarpwellError` and also the built-in that a caller would expect::
+
+    WarpwellError (Exception)
+    ├── ArgumentError (ValueError)              an option that cannot be: page size, cache size, tier ...
+    ├── DTypeError (TypeError)                  a dtype or item type that is not supported
+    ├── FormatError (ValueError)                a file that is not what its name or header says
+    │   └── EdgeListError                       a line of an edge list that does not parse
+    ├── MissingFileError (FileNotFoundError)    a path that does not exist
+    ├── ReadOnlyError (ValueError)              a write to an array that was opened with mode "r"
+    ├── ClosedError (ValueError)                use after close
+    ├── SharingError (ValueError)               a second "r+" open of one file
+    ├── DeviceNotFoundError (RuntimeError)      a GPU that is not there
+    ├── StorageFullError (OSError)              no space left on the medium
+    └── KernelError (RuntimeError)              what a kernel latched; raised after its launch
+        ├── IndexRangeError (IndexError)        an index outside of the array
+        ├── MediumError (OSError)               a command that completed with an error status
+        ├── StallError (TimeoutError)           no progress at all for as long as the watchdog waits
+        └── PinError                            a page with more holders than its pin count can tell
+
+A call that raises has created nothing. Device code never raises: it latches its first error, every later read in that
+launch returns 0, and Python raises a `KernelError` once the launch is over.
+
+The message says what happened and what to do next; the attributes say the same for programs. An attribute is None where
+its value is not known.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+__all__ = [
+    "ArgumentError",
+    "ClosedError",
+    "DTypeError",
+    "DeviceNotFoundError",
+    "EdgeListError",
+    "FormatError",
+    "IndexRangeError",
+    "KernelError",
+    "MediumError",
+    "MissingFileError",
+    "PinError",
+    "ReadOnlyError",
+    "SharingError",
+    "StallError",
+    "StorageFullError",
+    "WarpwellError",
+]
+
+# OSError takes a second positional argument for strerror and then prints "[Errno ...]" in front of the message. The
+# classes here hand it the message alone and set `errno` afterwards, so that str() is what the caller wrote. Attributes
+# are optional keywords because pickling calls the class with the message only and restores the rest from __dict__.
+
+
+class WarpwellError(Exception):
+    """Base of every exception that Warpwell raises.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    """
+
+
+class ArgumentError(WarpwellError, ValueError):
+    """An option or argument has a value that cannot be.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    name : str, optional
+        The argument, for example ``"page_size"``.
+    """
+
+    def __init__(self, message: str, *, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class DTypeError(WarpwellError, TypeError):
+    """A dtype is not supported: an object, a big-endian or a variable-size one, or atomics on a small item."""
+
+
+class FormatError(WarpwellError, ValueError):
+    """A file is not what its name or header says: no ``.npy`` magic, truncated, or of the wrong size.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    path : str or os.PathLike, optional
+        The file.
+    """
+
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class EdgeListError(FormatError):
+    """A line of an edge list does not parse, or names a vertex that cannot be.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    path : str or os.PathLike, optional
+        The file.
+    line : int, optional
+        Line number, from 1.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | os.PathLike[str] | None = None, line: int | None = None
+    ) -> None:
+        super().__init__(message, path=path)
+        self.line = line
+
+
+class MissingFileError(WarpwellError, FileNotFoundError):
+    """A path does not exist. ``errno`` is ENOENT.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    path : str or os.PathLike, optional
+        The file. (``filename`` stays None: it would change what str() prints.)
+    """
+
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno.ENOENT
+        self.path = path
+
+
+class ReadOnlyError(WarpwellError, ValueError):
+    """A write to an array that was opened with mode ``"r"``."""
+
+
+class ClosedError(WarpwellError, ValueError):
+    """An array, cache or queue pair was used after it was closed."""
+
+
+class SharingError(WarpwellError, ValueError):
+    """A file that is open for writing was opened for writing again, with other options.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    path : str or os.PathLike, optional
+        The file.
+    """
+
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class DeviceNotFoundError(WarpwellError, RuntimeError):
+    """A device was asked for that this machine does not have, or whose packages are not installed.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    device : str, optional
+        What was asked for, for example ``"cuda"``.
+    """
+
+    def __init__(self, message: str, *, device: str | None = None) -> None:
+        super().__init__(message)
+        self.device = device
+
+
+class StorageFullError(WarpwellError, OSError):
+    """The medium has no space left. ``errno`` is ENOSPC.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    path : str or os.PathLike, optional
+        The file that could not grow.
+    """
+
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno.ENOSPC
+        self.path = path
+
+
+class KernelError(WarpwellError, RuntimeError):
+    """A kernel latched an error; results of that launch are not to be used.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    array : str, optional
+        Name of the array, its path where it has one.
+    kernel : str, optional
+        Name of the kernel.
+    """
+
+    def __init__(self, message: str, *, array: str | None = None, kernel: str | None = None) -> None:
+        super().__init__(message)
+        self.array = array
+        self.kernel = kernel
+
+
+class IndexRangeError(KernelError, IndexError):
+    """A kernel used an index outside of an array.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    array, kernel : str, optional
+        As in `KernelError`.
+    index : int, optional
+        The index, flattened in C order where the array has several dimensions.
+    size : int, optional
+        Number of items of the array.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        array: str | None = None,
+        kernel: str | None = None,
+        index: int | None = None,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(message, array=array, kernel=kernel)
+        self.index = index
+        self.size = size
+
+
+class MediumError(KernelError, OSError):
+    """A command completed with an error status. ``errno`` is EIO.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    array, kernel : str, optional
+        As in `KernelError`.
+    page : int, optional
+        Page of the array.
+    lba : int, optional
+        First logical block of the command.
+    status : int, optional
+        NVMe status field without the phase bit; `warpwell.nvme.describe` puts it into words.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        array: str | None = None,
+        kernel: str | None = None,
+        page: int | None = None,
+        lba: int | None = None,
+        status: int | None = None,
+    ) -> None:
+        super().__init__(message, array=array, kernel=kernel)
+        self.errno = errno.EIO
+        self.page = page
+        self.lba = lba
+        self.status = status
+
+
+class StallError(KernelError, TimeoutError):
+    """Nothing anywhere made progress for as long as the watchdog waits. ``errno`` is ETIMEDOUT.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    array, kernel : str, optional
+        As in `KernelError`.
+    seconds : float, optional
+        How long nothing moved.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        array: str | None = None,
+        kernel: str | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        super().__init__(message, array=array, kernel=kernel)
+        self.errno = errno.ETIMEDOUT
+        self.seconds = seconds
+
+
+class PinError(KernelError):
+    """A page has more holders than its pin count can tell, and none of them let go in time.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    array, kernel : str, optional
+        As in `KernelError`.
+    page : int, optional
+        Page of the array.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        array: str | None = None,
+        kernel: str | None = None,
+        page: int | None = None,
+    ) -> None:
+        super().__init__(message, array=array, kernel=kernel)
+        self.page = page

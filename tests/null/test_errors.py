@@ -1,0 +1,91 @@
+"""The exception tree: built-ins, messages, attributes, pickling, and the drawing in the docstring."""
+
+import errno
+import pickle
+import re
+
+import pytest
+
+from warpwell import errors
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+
+BUILTIN = {
+    "WarpwellError": Exception,
+    "ArgumentError": ValueError,
+    "DTypeError": TypeError,
+    "FormatError": ValueError,
+    "EdgeListError": ValueError,
+    "MissingFileError": FileNotFoundError,
+    "ReadOnlyError": ValueError,
+    "ClosedError": ValueError,
+    "SharingError": ValueError,
+    "DeviceNotFoundError": RuntimeError,
+    "StorageFullError": OSError,
+    "KernelError": RuntimeError,
+    "IndexRangeError": IndexError,
+    "MediumError": OSError,
+    "StallError": TimeoutError,
+    "PinError": RuntimeError,
+}
+
+EXAMPLES = [
+    errors.ArgumentError("m", name="page_size"),
+    errors.FormatError("m", path="a.npy"),
+    errors.EdgeListError("m", path="a.txt", line=3),
+    errors.MissingFileError("m", path="a.npy"),
+    errors.SharingError("m", path="a.npy"),
+    errors.DeviceNotFoundError("m", device="cuda"),
+    errors.StorageFullError("m", path="a.npy"),
+    errors.KernelError("m", array="a", kernel="k"),
+    errors.IndexRangeError("m", array="a", kernel="k", index=-1, size=0),
+    errors.MediumError("m", array="a", kernel="k", page=1, lba=8, status=0x281),
+    errors.StallError("m", array="a", kernel="k", seconds=2.5),
+    errors.PinError("m", array="a", kernel="k", page=1),
+]
+
+
+def test_every_class_is_listed() -> None:
+    defined = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, BaseException)}
+    assert defined == set(errors.__all__) == set(BUILTIN)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_is_a_builtin_and_keeps_its_message(cls: type[Exception]) -> None:
+    error = cls("what happened; what to do")
+    assert isinstance(error, errors.WarpwellError)
+    assert isinstance(error, BUILTIN[cls.__name__])
+    assert str(error) == "what happened; what to do"
+    assert error.args == ("what happened; what to do",)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)
+def test_attributes_survive_pickling(error: Exception) -> None:
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert str(back) == "m"
+    assert vars(back) == vars(error)
+    assert all(value is not None for value in vars(error).values())
+    assert getattr(back, "errno", None) == getattr(error, "errno", None)
+
+
+def test_system_errors_tell_their_number() -> None:
+    assert errors.MissingFileError("m").errno == errno.ENOENT
+    assert errors.StorageFullError("m").errno == errno.ENOSPC
+    assert errors.MediumError("m").errno == errno.EIO
+    assert errors.StallError("m").errno == errno.ETIMEDOUT
+
+
+def test_the_drawing_is_the_tree() -> None:
+    drawn: dict[str, str] = {}
+    stack: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        if match := re.match(r"    ([│ ├└─]*)(\w+Error)\b", line):
+            depth = len(match[1]) // 4
+            del stack[depth:]
+            drawn[match[2]] = stack[-1] if stack else "Exception"
+            stack.append(match[2])
+    actual = {}
+    for cls in CLASSES:
+        actual[cls.__name__] = cls.__bases__[0].__name__
+    assert drawn == actual
