@@ -1,0 +1,265 @@
+"""Weak memory of the ``interp`` target: what a load may return where happens-before permits several values.
+
+The model is operational and view-based, like the promise-free part of RC11: a location (an aligned 8-byte
+word) holds a list of messages in coherence order, and a load may return every message that is not older than
+one which the thread knows of.  Fences, acquire and release move knowledge between threads.  There is no total
+order of fences, so store buffering is visible, and no load buffering: a load returns no value of the future.
+
+A view is a vector clock over threads instead of a map of locations: joining it costs the number of threads,
+however many words are in use.  Each message notes in which epoch each thread first wrote or read it, so "the
+thread knows this message" is "it knows of an epoch in which somebody had seen the message".
+
+Source of the model: Lahav, Vafeiadis, Kang, Hur, Dreyer: Repairing Sequential Consistency in C/C++11 (2017);
+Kang and others: A Promising Semantics for Relaxed-Memory Concurrency (2017), without its promises.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from random import Random
+
+WEAK, RELAXED, ORDERED = 0, 1, 2
+"""Orders of an access: no synchronization at all, relaxed, and acquire (loads) or release (stores)."""
+
+KEPT_MESSAGES = 8
+STALE_LIMIT = 8
+_NEVER = 1 << 62
+_PART = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
+
+
+class View:
+    """Knowledge that travels with a message: a vector clock; the thread and epoch whose snapshot it is."""
+
+    __slots__ = ("by", "clock", "epoch")
+
+    def __init__(self, clock: list[int], by: int, epoch: int) -> None:
+        self.clock = clock
+        self.by = by
+        self.epoch = epoch
+
+
+class Message:
+    """One value that a word had."""
+
+    __slots__ = ("seen", "stamp", "value", "view")
+
+    def __init__(self, value: int, view: View | None, seen: dict[int, int], stamp: int) -> None:
+        self.value = value
+        self.view = view
+        self.seen = seen
+        self.stamp = stamp
+
+
+class Location:
+    """An aligned 8-byte word of process memory and the messages that can still be read."""
+
+    __slots__ = ("cell", "messages", "number")
+
+    def __init__(self, address: int, number: int) -> None:
+        self.cell = ctypes.c_int64.from_address(address)
+        self.number = number
+        self.messages = [Message(self.cell.value, None, {}, 0)]
+
+
+class ThreadView:
+    """What one thread knows: current, pending until an acquire fence, and released by the last fence."""
+
+    __slots__ = ("clock", "pending", "released", "slot", "stale")
+
+    def __init__(self, slot: int, threads: int) -> None:
+        self.slot = slot
+        self.clock = [0] * threads
+        self.clock[slot] = 1
+        self.pending: list[View] = []
+        self.released: View | None = None
+        self.stale = 0
+
+    def snapshot(self) -> View:
+        """Close the thread's epoch and return all that it knows now."""
+        clock, slot = self.clock, self.slot
+        epoch = clock[slot]
+        view = View(clock.copy(), slot, epoch)
+        clock[slot] = epoch + 1
+        return view
+
+    def join(self, view: View) -> None:
+        """Learn what `view` knows."""
+        clock = self.clock
+        # Whoever knows the epoch that ended with this snapshot already has all of it.
+        if clock[view.by] < view.epoch:
+            self.clock = [a if a > b else b for a, b in zip(clock, view.clock, strict=True)]
+
+    def postpone(self, view: View) -> None:
+        """Keep `view` for the next acquire fence."""
+        if self.clock[view.by] < view.epoch:
+            pending = self.pending
+            if not pending or pending[-1] is not view:
+                if len(pending) >= 32:
+                    pending[:] = [_joined(pending, self.slot)]
+                pending.append(view)
+
+    def fence(self) -> None:
+        """Acquire-release fence."""
+        for view in self.pending:
+            self.join(view)
+        self.pending.clear()
+        self.released = self.snapshot()
+
+
+def _joined(views: list[View], slot: int) -> View:
+    # No snapshot, so its epoch is one that no thread ever knows: such a view is always joined in full.
+    return View([max(column) for column in zip(*(v.clock for v in views), strict=True)], slot, _NEVER)
+
+
+def _continued(first: View | None, second: View | None, slot: int) -> View | None:
+    if first is None or second is None:
+        return first or second
+    if first.clock[second.by] >= second.epoch:
+        return first
+    if second.clock[first.by] >= first.epoch:
+        return second
+    return _joined([first, second], slot)
+
+
+class WeakMemory:
+    """Words of process memory seen through views.
+
+    Parameters
+    ----------
+    random : random.Random
+        Source of every choice.
+    fresh : float
+        Probability with which a load that may choose takes the newest message at once (0 to 1).
+
+    Notes
+    -----
+    Every store also writes process memory, so host code sees the newest value when the run has ended.  The
+    first access to a word reads process memory.  A store to a part of a word replaces its bytes in the newest
+    message and keeps the view: the parts of a word are thus ordered a little more than hardware orders them.
+    """
+
+    def __init__(self, random: Random, fresh: float) -> None:
+        self.locations: dict[int, Location] = {}
+        self.ranges: list[tuple[int, int]] = []
+        self.fresh = fresh
+        self.stores = 0
+        self.digest = 0
+        self._random = random.random
+
+    def forget(self) -> None:
+        """Drop all messages; the next access reads process memory."""
+        self.locations.clear()
+
+    def _touch(self, address: int) -> Location:
+        address = int(address)
+        if address & 7:
+            raise ValueError(f"misaligned access: address {address:#x} of an item of 8 bytes")
+        if address < 4096:
+            raise ValueError(f"access to address {address:#x}, which is no memory (null or uninitialized)")
+        if self.ranges and not any(start < address + 8 and address < end for start, end in self.ranges):
+            raise ValueError(f"access to address {address:#x}, outside of all memory that was announced")
+        location = self.locations[address] = Location(address, len(self.locations))
+        return location
+
+    def _choose(self, thread: ThreadView, messages: list[Message]) -> Message:
+        # Called where the thread itself has not yet seen the newest message.
+        if thread.stale >= STALE_LIMIT or self._random() < self.fresh:
+            thread.stale = 0
+            return messages[-1]
+        clock = thread.clock
+        oldest = len(messages) - 1
+        while oldest:
+            for slot, epoch in messages[oldest].seen.items():
+                if clock[slot] >= epoch:
+                    break
+            else:
+                oldest -= 1
+                continue
+            break
+        message = messages[oldest + int(self._random() * (len(messages) - oldest))]
+        thread.stale = 0 if message is messages[-1] else thread.stale + 1
+        return message
+
+    def load(self, thread: ThreadView, address: int, order: int) -> int:
+        """Return one of the values that the word at `address` may have for `thread`."""
+        location = self.locations.get(address) or self._touch(address)
+        messages = location.messages
+        message = messages[-1]
+        slot = thread.slot
+        if slot not in message.seen:
+            if len(messages) > 1:
+                message = self._choose(thread, messages)
+            if slot not in message.seen:
+                message.seen[slot] = thread.clock[slot]
+        view = message.view
+        if view is not None and order:
+            if order == ORDERED:
+                thread.join(view)
+            else:
+                thread.postpone(view)
+        self.digest = hash((self.digest, slot, location.number, message.stamp))
+        return message.value
+
+    def newest(self, thread: ThreadView, address: int, order: int) -> int:
+        """Return the newest value: the load of a read-modify-write."""
+        location = self.locations.get(address) or self._touch(address)
+        message = location.messages[-1]
+        slot = thread.slot
+        if slot not in message.seen:
+            message.seen[slot] = thread.clock[slot]
+        if message.view is not None:
+            if order == ORDERED:
+                thread.join(message.view)
+            else:
+                thread.postpone(message.view)
+        self.digest = hash((self.digest, slot, location.number, message.stamp))
+        return message.value
+
+    def store(self, thread: ThreadView, address: int, value: int, order: int) -> None:
+        """Append a message and write process memory."""
+        location = self.locations.get(address) or self._touch(address)
+        slot = thread.slot
+        epoch = thread.clock[slot]
+        view = thread.snapshot() if order == ORDERED else thread.released if order else None
+        self._append(location, value, view, slot, epoch)
+        location.cell.value = value
+
+    def update(self, thread: ThreadView, address: int, value: int) -> None:
+        """Append a message that continues the newest one: the store of a relaxed read-modify-write."""
+        location = self.locations.get(address) or self._touch(address)
+        slot = thread.slot
+        view = _continued(thread.released, location.messages[-1].view, slot)
+        self._append(location, value, view, slot, thread.clock[slot])
+        location.cell.value = value
+
+    def store_part(self, thread: ThreadView, address: int, size: int, bits: int, order: int) -> None:
+        """Replace `size` (1, 2 or 4) bytes at `address` by the unsigned number `bits`."""
+        if address & (size - 1):
+            raise ValueError(f"misaligned access: address {address:#x} of an item of {size} bytes")
+        word = address & ~7
+        location = self.locations.get(word) or self._touch(word)
+        newest = location.messages[-1]
+        shift = 8 * (address & 7)
+        mask = ((1 << 8 * size) - 1) << shift
+        value = (newest.value & ~mask) | (bits << shift)
+        value = ((value & (1 << 64) - 1) ^ (1 << 63)) - (1 << 63)
+        slot = thread.slot
+        epoch = thread.clock[slot]
+        view = thread.snapshot() if order == ORDERED else thread.released if order else None
+        # The other bytes keep what they were released with.
+        self._append(location, value, _continued(view, newest.view, slot), slot, epoch)
+        # Only the bytes of the item: their neighbours may belong to somebody else.
+        _PART[size].from_address(address).value = bits
+
+    def _append(self, location: Location, value: int, view: View | None, slot: int, epoch: int) -> None:
+        messages = location.messages
+        stamp = messages[-1].stamp + 1
+        messages.append(Message(value, view, {slot: epoch}, stamp))
+        if len(messages) > KEPT_MESSAGES:
+            del messages[0]
+        self.stores += 1
+        self.digest = hash((self.digest, ~slot, location.number, stamp))
+
+    def foreign_writes(self) -> list[int]:
+        """Words that code outside of the interpreter has changed since their first access."""
+        return [a for a, place in self.locations.items() if place.cell.value != place.messages[-1].value]
