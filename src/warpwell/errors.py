@@ -19,11 +19,11 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
         ├── StallError (TimeoutError)           no progress at all for as long as the watchdog waits
         └── PinError                            a page with more holders than its pin count can tell
 
-A call that raises has created nothing. Device code never raises: it latches its first error, every later read in that
-launch returns 0, and Python raises a `KernelError` once the launch is over.
+A call that raises has created nothing. Device code never raises: it latches its first error, every later read
+in that launch returns 0, and Python raises a `KernelError` once the launch is over.
 
-The message says what happened and what to do next; the attributes say the same for programs. An attribute is None where
-its value is not known.
+The message says what happened and what to do next; the attributes say the same for programs. An attribute is
+None where its value is not known.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ __all__ = [
     "WarpwellError",
 ]
 
-# OSError takes a second positional argument for strerror and then prints "[Errno ...]" in front of the message. The
-# classes here hand it the message alone and set `errno` afterwards, so that str() is what the caller wrote. Attributes
-# are optional keywords because pickling calls the class with the message only and restores the rest from __dict__.
+# OSError takes a second positional argument for strerror and then prints "[Errno ...]" before the message. The
+# classes here hand it the message alone and set `errno` afterwards, so str() is what the caller wrote. Attributes
+# are optional keywords: pickling calls the class with the message and restores the rest from __dict__.
 
 
 class WarpwellError(Exception):
@@ -82,7 +82,7 @@ class ArgumentError(WarpwellError, ValueError):
 
 
 class DTypeError(WarpwellError, TypeError):
-    """A dtype is not supported: an object, a big-endian or a variable-size one, or atomics on a small item."""
+    """A dtype is not supported: objects, big-endian or variable size, or atomics on a small item."""
 
 
 class FormatError(WarpwellError, ValueError):
