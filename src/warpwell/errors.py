@@ -50,9 +50,10 @@ __all__ = [
     "WarpwellError",
 ]
 
-# OSError takes a second positional argument for strerror and then prints "[Errno ...]" before the message. The
-# classes here hand it the message alone and set `errno` afterwards, so str() is what the caller wrote. Attributes
-# are optional keywords: pickling calls the class with the message and restores the rest from __dict__.
+# OSError takes a second positional argument for strerror and then prints "[Errno ...]" before the message.
+# The classes here hand it the message alone and set `errno` afterwards, so str() is what the caller wrote.
+# Attributes are optional keywords: pickling calls the class with the message and restores the rest from its
+# dictionary.
 
 
 class WarpwellError(Exception):
