@@ -18,9 +18,9 @@ word    fields, low half first      in a read or write command
 
 The functions are device code: only shifts, masks and signed 64-bit arithmetic, so they mean the same when
 compiled and when run as Python. A word whose top bit is set is a negative number. `>>` then copies the sign,
-so the mask comes after it; and before a shift into the top half, that half is given its sign by ``(x ^
-0x80000000) - 0x80000000``, which keeps Python's unbounded integers within 64 bits too. None of them calls
-another, so each can be registered as device code alone.
+so the mask comes after it; and before a shift into the top half, that half is given its sign by
+``(x ^ 0x80000000) - 0x80000000``, which keeps Python's unbounded integers within 64 bits too. None of them
+calls another, so each can be registered as device code alone.
 
 Source: NVM Express Base Specification, "Submission Queue Entry"; NVM Command Set Specification, "Read",
 "Write".
