@@ -1,0 +1,132 @@
+"""``.npy`` files whose length is known only at the end: ``NpyWriter``."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from warpwell.errors import FormatError, StorageFullError
+
+#: Bytes in front of the data. Room for any length, and a multiple of 64 as the format asks.
+HEADER_BYTES = 128
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class NpyWriter:
+    """Writes a one-dimensional int64 ``.npy`` file (version 1.0) piece by piece.
+
+    The header is written last. A file that was not closed, or left by an exception, is not a valid ``.npy``
+    file.
+
+    Parameters
+    ----------
+    path : path-like
+        The file; one that is there is replaced.
+
+    Attributes
+    ----------
+    length : int
+        Items written so far.
+
+    Raises
+    ------
+    StorageFullError
+        No space is left (at any call).
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.length = 0
+        self._file = open(self.path, "wb", buffering=0)
+        self._file.seek(HEADER_BYTES)
+
+    def append(self, items: npt.NDArray[np.int64]) -> None:
+        """Write int64 items, shape ``(n,)``, behind those that are there."""
+        write_array(self._file, np.asarray(items, "<i8"), self.path)
+        self.length += items.size
+
+    def close(self) -> None:
+        """Write the header and wait until the file is on the medium."""
+        text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({self.length},), }}"
+        header = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+        header += text.encode().ljust(HEADER_BYTES - 11) + b"\n"
+        self._file.seek(0)
+        write_array(self._file, np.frombuffer(header, np.uint8), self.path)
+        with storage_full(self.path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> "NpyWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._file.close()
+
+
+def write_array(file: IO[bytes], array: npt.NDArray[np.generic], path: Path) -> None:
+    """Write an array to an unbuffered file; if the disk is full, StorageFullError names `path`."""
+    rest = memoryview(np.ascontiguousarray(array)).cast("B")  # type: ignore[arg-type]
+    with storage_full(path):
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+@contextlib.contextmanager
+def storage_full(path: Path) -> Iterator[None]:
+    """Turn the errors of a full disk into StorageFullError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL or isinstance(error, StorageFullError):
+            raise
+        raise StorageFullError(
+            f"{path}: no space left ({os.strerror(error.errno)}). Nothing half-written stays behind. "
+            "Free some space or write to another disk. "
+            "A graph larger than the memory needs about twice its own size meanwhile.",
+            path=path,
+        ) from error
+
+
+def read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Read the header of a ``.npy`` file, up to its data.
+
+    Parameters
+    ----------
+    file : binary file
+        At the start of the header.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    shape : tuple of int
+    dtype : numpy.dtype
+
+    Raises
+    ------
+    FormatError
+        Not a ``.npy`` file, one that ends in its header, or one that holds Python objects.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"version {version} of the format is not known")
+    except ValueError as error:
+        raise FormatError(f"{name} is not a .npy file ({error}). Write it with numpy.save.") from error
+    if dtype.hasobject or (fortran and len(shape) > 1):
+        raise FormatError(
+            f"{name} holds Python objects or columns first. Write numbers in C order with numpy.save."
+        )
+    return shape, cast("np.dtype[np.generic]", dtype)
