@@ -1,0 +1,225 @@
+"""The graphs of the GAP benchmark, generated at any scale: ``generate``."""
+
+import os
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from warpwell.errors import ArgumentError
+from warpwell.graph.build import Progress, build
+from warpwell.graph.graph import Graph
+from warpwell.graph.lines import Edges
+
+#: Kinds of graphs: Kronecker (R-MAT) and uniformly random.
+KINDS = ("kron", "urand")
+
+# GAP's constants (src/util.h, src/generator.h): each block of edges has a random stream of its own.
+_GAP_SEED = 27491095
+_GAP_BLOCK = 1 << 18
+_A, _B, _C = np.float32(0.57), np.float32(0.19), np.float32(0.19)
+# Edges drawn at a time, so that the draws stay near the processor.
+_PART = 1 << 14
+# Spreads seeds (2**32 divided by the golden ratio, odd), or near seeds would share most of their blocks.
+_SPREAD = 0x9E3779B1
+
+
+def generate(
+    kind: str,
+    scale: int,
+    out: str | Path,
+    *,
+    degree: int = 16,
+    seed: int = 0,
+    undirected: bool = True,
+    self_loops: bool = False,
+    memory_bytes: int | None = None,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+) -> Graph:
+    """Generate a graph of the GAP benchmark on disk.
+
+    The graph has ``2**scale`` vertices and is made from ``degree * 2**scale`` edges as in "The GAP
+    Benchmark Suite" (Beamer, Asanovic, Patterson, 2015; generator.h and builder.h of its code): GAP adds
+    the reverse of each edge and removes repeated edges and self-loops, and so do the defaults here. The
+    graph depends on kind, scale, degree and seed only, not on the memory or the number of processors.
+
+    With seed 0 the random numbers are those of GAP itself, built with GCC's standard library of versions 11
+    to 15 (``std::mt19937``, a stream for each block of 2**18 edges):
+
+    - ``urand`` is GAP's graph, vertex by vertex;
+    - ``kron`` is GAP's graph under other names of the vertices: GAP shuffles them with ``std::shuffle``,
+      Warpwell with NumPy's ``RandomState.permutation``.
+
+    Parameters
+    ----------
+    kind : {"kron", "urand"}
+        Kronecker graph (R-MAT with A = 0.57, B = C = 0.19, vertices renamed at random), or edges between
+        uniformly random vertices.
+    scale : int
+        Binary logarithm of the number of vertices, 1 to 31.
+    out : path-like
+        Folder of the graph, ``NAME.ww`` by custom.
+    degree : int, default 16
+        Edges made per vertex.
+    seed : int, default 0
+        Another seed gives another graph; 0 to 2**32 - 1.
+    undirected : bool, default True
+        Add the reverse of each edge, then keep each edge once. Otherwise the edges as they are made,
+        repeated ones included.
+    self_loops : bool, default False
+        Keep edges from a vertex to itself.
+    memory_bytes, progress, overwrite
+        As for `build`. The names of ``kron``, 12 bytes a vertex, comes on top of the memory.
+
+    Returns
+    -------
+    Graph
+        The new graph, opened.
+
+    Raises
+    ------
+    ArgumentError
+        `out` is there already, or an argument is out of range.
+    StorageFullError
+        No space is left; nothing stays behind.
+    """
+    edges = random_edges(kind, scale, degree=degree, seed=seed)
+    made = degree << scale
+
+    def report(stage: str, done: int, entries: int) -> None:
+        if progress is not None:
+            entries = entries or made * (2 if undirected else 1)
+            progress("generate" if stage == "read" else stage, done, entries)
+
+    return build(
+        edges,
+        out,
+        vertices=1 << scale,
+        undirected=undirected,
+        self_loops=self_loops,
+        source=f"{kind} scale={scale} degree={degree} seed={seed}",
+        memory_bytes=memory_bytes,
+        progress=report,
+        overwrite=overwrite,
+    )
+
+
+def random_edges(kind: str, scale: int, *, degree: int = 16, seed: int = 0) -> Iterator[Edges]:
+    """Return the edges of a GAP graph as they are made, repeated ones and self-loops included.
+
+    Parameters
+    ----------
+    kind, scale, degree, seed
+        As for `generate`.
+
+    Returns
+    -------
+    iterator of (sources, destinations)
+        Chunks of at most 2**18 edges in a fixed order: two int64 arrays of one length.
+
+    Raises
+    ------
+    ArgumentError
+        An argument is out of range.
+    """
+    if kind not in KINDS:
+        raise ArgumentError(f"kind is {kind!r}. Known are {' and '.join(KINDS)}.", name="kind")
+    for name, value, low, high in (
+        ("scale", scale, 1, 31),
+        ("degree", degree, 1, 1 << 20),
+        ("seed", seed, 0, 2**32 - 1),
+    ):
+        if not low <= value <= high:
+            raise ArgumentError(f"{name} is {value}. Give a number from {low} to {high}.", name=name)
+    return _chunks(_kron(scale, seed) if kind == "kron" else _urand(scale), degree << scale, seed)
+
+
+Maker = Callable[[np.random.RandomState, int], Edges]
+
+
+def _chunks(make: Maker, edges: int, seed: int) -> Iterator[Edges]:
+    """Yield blocks of edges in order. Several threads make them: NumPy releases the interpreter."""
+    first = _GAP_SEED + seed * _SPREAD
+
+    def block(index: int) -> Edges:
+        # RandomState seeds as std::mt19937 does, and its streams are the same in all versions of NumPy.
+        stream = np.random.RandomState((first + index) % 2**32)
+        return make(stream, min(_GAP_BLOCK, edges - index * _GAP_BLOCK))
+
+    blocks = -(-edges // _GAP_BLOCK)
+    threads = min(blocks, len(os.sched_getaffinity(0)), 16)
+    with ThreadPoolExecutor(threads) as pool:
+        pending: deque[Future[Edges]] = deque()
+        try:
+            for index in range(blocks):
+                pending.append(pool.submit(block, index))
+                if len(pending) > 2 * threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _urand(scale: int) -> Maker:
+    def make(stream: np.random.RandomState, count: int) -> Edges:
+        # For a power of two, std::uniform_int_distribution gives the upper bits of a draw.
+        draws = _draws(stream, 2 * count) >> np.uint32(32 - scale)
+        return draws[0::2].astype(np.int64), draws[1::2].astype(np.int64)
+
+    return make
+
+
+def _kron(scale: int, seed: int) -> Maker:
+    # `std::uniform_real_distribution<float>` is a draw divided by 2**32 and kept below 1; it only grows
+    # with the draw, so the comparisons of floats that choose a quadrant are comparisons of draws.
+    right_above = _first_draw(lambda point: point > _A)
+    below = _first_draw(lambda point: not point < _A + _B)
+    right_below = _first_draw(lambda point: point > _A + _B + _C)
+    # The seed in front of the first block's, so that this stream is not that of a block.
+    stream = np.random.RandomState((_GAP_SEED - 1 + seed * _SPREAD) % 2**32)
+    names = stream.permutation(1 << scale).astype(np.uint32)
+
+    def make(stream: np.random.RandomState, count: int) -> Edges:
+        sources = np.empty(count, np.int64)
+        destinations = np.empty(count, np.int64)
+        # A draw for each edge and level, the highest bit first; 32 flags in a row pack into a vertex.
+        source_bits = np.zeros((min(count, _PART), 32), bool)
+        destination_bits = np.zeros_like(source_bits)
+        for start in range(0, count, _PART):
+            size = min(_PART, count - start)
+            draws = _draws(stream, size * scale).reshape(size, scale)
+            bits = draws >= below
+            source_bits[:size, 32 - scale :] = bits
+            bits ^= draws >= right_above
+            bits ^= draws >= right_below
+            destination_bits[:size, 32 - scale :] = bits
+            sources[start : start + size] = names[_pack(source_bits[:size])]
+            destinations[start : start + size] = names[_pack(destination_bits[:size])]
+        return sources, destinations
+
+    return make
+
+
+def _draws(stream: np.random.RandomState, count: int) -> npt.NDArray[np.uint32]:
+    return stream.randint(0, 2**32, size=count, dtype=np.uint32)
+
+
+def _first_draw(test: Callable[[np.float32], object]) -> np.uint32:
+    """Return the smallest draw whose point in [0, 1) passes a test that all later ones pass too."""
+    one = np.float32(1)
+
+    def passes(draw: int) -> bool:
+        return bool(test(min(np.float32(draw) / np.float32(2**32), np.nextafter(one, np.float32(0)))))
+
+    return np.uint32(bisect_left(range(2**32), True, key=passes))
+
+
+def _pack(bits: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    return np.packbits(bits.reshape(-1)).view(">u4").astype(np.uint32)
