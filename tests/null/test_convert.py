@@ -1,0 +1,383 @@
+"""Graphs on disk: what SciPy makes of the same edges, in bounded memory, whole or not at all."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError, StorageFullError
+from warpwell.graph import Graph, build, convert
+from warpwell.graph.build import default_memory_bytes
+from warpwell.graph.external import ExternalSort
+from warpwell.graph.npy import NpyWriter
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+SMALL = 1 << 16
+Pairs = list[tuple[int, int]]
+
+
+def chunks(
+    pairs: Pairs | npt.NDArray[np.int64], size: int = 1000
+) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
+    array = np.array(pairs, np.int64).reshape(-1, 2)
+    for start in range(0, len(array), size):
+        yield array[start : start + size, 0].copy(), array[start : start + size, 1].copy()
+
+
+def rows_of(graph: Graph) -> Pairs:
+    """All edges of a graph on disk, in stored order."""
+    offsets, edges = graph.load()
+    assert offsets.dtype == edges.dtype == np.int64
+    assert offsets.shape == (graph.vertices + 1,)
+    assert edges.shape == (graph.edges,)
+    sources = np.repeat(np.arange(graph.vertices), np.diff(offsets))
+    return list(zip(sources.tolist(), edges.tolist(), strict=True))
+
+
+def expected(pairs: Pairs, undirected: bool) -> Pairs:
+    if undirected:
+        return sorted({*pairs, *((destination, source) for source, destination in pairs)})
+    return sorted(pairs)
+
+
+def random_pairs(count: int, vertices: int, seed: int = 1) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, vertices, (count, 2))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=200),
+    st.booleans(),
+    st.integers(1, 50),
+)
+def test_any_edges_become_their_rows(
+    tmp_path_factory: pytest.TempPathFactory, pairs: Pairs, undirected: bool, size: int
+) -> None:
+    out = tmp_path_factory.mktemp("any") / "graph.ww"
+    graph = build(chunks(pairs, size), out, undirected=undirected, memory_bytes=SMALL)
+    assert rows_of(graph) == expected(pairs, undirected)
+    assert graph.vertices == max(map(max, pairs)) + 1
+    assert graph.undirected is undirected
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_sort_that_spills_equals_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undirected: bool, passes: int
+) -> None:
+    if passes == 2:
+        monkeypatch.setattr("warpwell.graph.external._FAN_IN", 4)
+    pairs = random_pairs(100_000, 300)
+    small = build(chunks(pairs), tmp_path / "small.ww", undirected=undirected, memory_bytes=SMALL)
+    large = build(chunks(pairs), tmp_path / "large.ww", undirected=undirected, memory_bytes=1 << 26)
+    for file in ("offsets.npy", "edges.npy", "graph.json"):
+        assert (small.path / file).read_bytes() == (large.path / file).read_bytes()
+    matrix = scipy.sparse.coo_array((np.ones(len(pairs), np.int64), tuple(pairs.T)), (300, 300)).tocsr()
+    if undirected:
+        matrix = matrix + matrix.T
+        matrix.sort_indices()
+        assert np.array_equal(small.load()[0], matrix.indptr)
+        assert np.array_equal(small.load()[1], matrix.indices)
+    else:
+        assert small.edges == matrix.sum() == len(pairs)
+        assert rows_of(small) == sorted(map(tuple, pairs.tolist()))
+
+
+def test_the_sort_spills_what_exceeds_its_memory(tmp_path: Path) -> None:
+    pairs = random_pairs(50_000, 1000)
+    with ExternalSort(tmp_path, SMALL) as sort:
+        for sources, destinations in chunks(pairs):
+            sort.add(sources, destinations)
+        assert sort.spilled_bytes >= 8 * 50_000 - SMALL
+        blocks = list(sort.blocks())
+        assert sort.spilled_bytes == 8 * 50_000
+        # The temporary file has no name.
+        assert not list(tmp_path.iterdir())
+    assert max(sources.nbytes for sources, _ in blocks) <= SMALL
+    got = np.concatenate([np.stack(block, axis=1) for block in blocks])
+    assert np.array_equal(got, pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))])
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from([0, 5, 2**31 - 1, 2**31, 2**40, 2**48 - 1])] * 2), max_size=60),
+    st.booleans(),
+)
+def test_large_vertices_are_sorted_exactly(
+    tmp_path_factory: pytest.TempPathFactory, pairs: Pairs, unique: bool
+) -> None:
+    with ExternalSort(tmp_path_factory.mktemp("wide"), 256, unique=unique) as sort:
+        # Small vertices first, so that keys of both kinds meet in the merge.
+        for sources, destinations in chunks(sorted(pairs, key=max) * 20, 7):
+            sort.add(sources, destinations)
+        got = [
+            pair for block in sort.blocks() for pair in zip(*(side.tolist() for side in block), strict=True)
+        ]
+    assert got == (sorted(set(pairs)) if unique else sorted(pairs * 20))
+
+
+def test_isolated_vertices_count_where_the_user_says_so(tmp_path: Path) -> None:
+    graph = build(chunks([(1, 2)]), tmp_path / "a.ww", vertices=10)
+    assert graph.load()[0].tolist() == [0, 0] + [1] * 9
+    graph = build(chunks([]), tmp_path / "b.ww", vertices=3)
+    assert (graph.vertices, graph.edges, rows_of(graph)) == (3, 0, [])
+
+
+def test_self_loops_stay_unless_asked_otherwise(tmp_path: Path) -> None:
+    pairs = [(1, 1), (0, 1), (1, 1)]
+    assert rows_of(build(chunks(pairs), tmp_path / "a.ww")) == [(0, 1), (1, 1), (1, 1)]
+    assert rows_of(build(chunks(pairs), tmp_path / "b.ww", undirected=True)) == [(0, 1), (1, 0), (1, 1)]
+    assert rows_of(build(chunks(pairs), tmp_path / "c.ww", self_loops=False)) == [(0, 1)]
+
+
+def test_convert_reads_files_and_tells_its_progress(tmp_path: Path) -> None:
+    source = tmp_path / "edges.txt"
+    source.write_text("# head\n3 1\n0 2\n3 0\n3 1\n")
+    calls: list[tuple[str, int, int]] = []
+    graph = convert(source, tmp_path / "graph.ww", progress=lambda *call: calls.append(call))
+    assert rows_of(graph) == [(0, 2), (3, 0), (3, 1), (3, 1)]
+    assert graph == Graph.open(tmp_path / "graph.ww")
+    assert (graph.source, graph.undirected) == ("edges.txt", False)
+    assert calls == [("read", source.stat().st_size, source.stat().st_size), ("write", 4, 4)]
+    meta = json.loads((graph.path / "graph.json").read_text())
+    assert meta == {
+        "format": "warpwell graph",
+        "version": 1,
+        "vertices": 4,
+        "edges": 4,
+        "undirected": False,
+        "source": "edges.txt",
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.txt", "graph.ww"]
+
+
+def test_a_symmetric_matrix_is_an_undirected_graph(tmp_path: Path) -> None:
+    source = tmp_path / "graph.mtx"
+    source.write_text("%%MatrixMarket matrix coordinate pattern symmetric\n5 5 2\n2 1\n3 3\n")
+    graph = convert(source, tmp_path / "graph.ww")
+    assert (graph.vertices, graph.undirected, rows_of(graph)) == (5, True, [(0, 1), (1, 0), (2, 2)])
+
+
+def test_the_folder_may_be_read_by_whoever_the_umask_allows(tmp_path: Path) -> None:
+    graph = build(chunks([(0, 1)]), tmp_path / "graph.ww")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert graph.path.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
+    out = tmp_path / "graph.ww"
+    build(chunks([(0, 1)]), out)
+    with pytest.raises(ArgumentError, match=r"exists already.*--overwrite"):
+        build(chunks([(0, 2)]), out)
+    assert rows_of(Graph.open(out)) == [(0, 1)]
+    build(chunks([(0, 2)]), out, overwrite=True)
+    assert rows_of(Graph.open(out)) == [(0, 2)]
+    assert [path.name for path in tmp_path.iterdir()] == ["graph.ww"]
+
+
+def test_only_a_graph_is_ever_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "precious"
+    out.mkdir()
+    (out / "thesis.txt").write_text("all of it")
+    link = tmp_path / "link.ww"
+    link.symlink_to(out)
+    for path in (out, out / "thesis.txt", link):
+        with pytest.raises(ArgumentError, match="not a graph"):
+            build(chunks([(0, 1)]), path, overwrite=True)
+    assert (out / "thesis.txt").read_text() == "all of it"
+    (out / "thesis.txt").unlink()
+    build(chunks([(0, 1)]), out, overwrite=True)
+
+
+def test_a_replaced_graph_survives_a_failure(tmp_path: Path) -> None:
+    out = tmp_path / "graph.ww"
+    build(chunks([(0, 1)]), out)
+    source = tmp_path / "edges.txt"
+    source.write_text("0 2\n1 x\n")
+    with pytest.raises(EdgeListError, match="line 2"):
+        convert(source, out, overwrite=True)
+    assert rows_of(Graph.open(out)) == [(0, 1)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.txt", "graph.ww"]
+
+
+@pytest.mark.parametrize("stage", ["read", "write"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_nothing_stays_of_a_graph_that_failed(tmp_path: Path, stage: str, error: type[BaseException]) -> None:
+    def progress(at: str, done: int, total: int) -> None:
+        # With the temporary folder in place, and edges spilled or written.
+        assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+        if at == stage and done > 5000:
+            raise error
+
+    with pytest.raises(error):
+        build(chunks(random_pairs(50_000, 100)), tmp_path / "graph.ww", memory_bytes=SMALL, progress=progress)
+    assert not list(tmp_path.iterdir())
+
+
+LIMITED = """
+import resource, signal, sys
+import numpy as np
+from warpwell.errors import StorageFullError
+from warpwell.graph import build
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+pairs = np.random.default_rng(1).integers(0, 100, (50_000, 2))
+try:
+    build([(pairs[:, 0].copy(), pairs[:, 1].copy())], sys.argv[1], memory_bytes=int(sys.argv[3]))
+except StorageFullError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "memory"),
+    [(100_000, SMALL), (100_000, 1 << 24), (399_999, 1 << 24), (500, 1 << 24), (0, 1 << 24)],
+)
+def test_nothing_stays_when_the_disk_is_full(tmp_path: Path, limit: int, memory: int) -> None:
+    # A limit on the size of files ends a write where a full disk would: in the spilled runs or in the edges.
+    run = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "graph.ww"), str(limit), str(memory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (2, "")
+    assert "no space left" in run.stdout
+    assert "Free some space" in run.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_medium(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageFullError, match="/dev/full: no space left") as caught,
+        NpyWriter("/dev/full") as file,
+    ):
+        file.append(np.arange(10))
+    assert caught.value.errno == errno.ENOSPC
+
+
+ENDLESS = """
+import sys
+import numpy as np
+from warpwell.graph import build
+
+def edges():
+    while True:
+        yield np.arange(10_000), np.arange(10_000)
+
+build(edges(), sys.argv[1], memory_bytes=1 << 20)
+"""
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(tmp_path / "graph.ww")], stderr=subprocess.PIPE
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert b"KeyboardInterrupt" in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_that_cannot_be(tmp_path: Path) -> None:
+    out = tmp_path / "graph.ww"
+    with pytest.raises(ArgumentError, match="64 KiB"):
+        build(chunks([(0, 1)]), out, memory_bytes=1000)
+    with pytest.raises(ArgumentError, match="more than this machine gives"):
+        build(chunks([(0, 1)]), out, memory_bytes=1 << 60)
+    with pytest.raises(ArgumentError, match="vertices is -1"):
+        build(chunks([(0, 1)]), out, vertices=-1)
+    with pytest.raises(FormatError, match="vertex 5 does not fit 5 vertices"):
+        build(chunks([(0, 5)]), out, vertices=5)
+    with pytest.raises(FormatError, match="renumber"):
+        build(chunks([(0, 2**47)]), out)
+    with pytest.raises(MissingFileError, match="Create it first"):
+        build(chunks([(0, 1)]), tmp_path / "missing" / "graph.ww")
+    (tmp_path / "empty.txt").write_text("# nothing\n")
+    with pytest.raises(FormatError, match=r"empty\.txt holds no edge"):
+        convert(tmp_path / "empty.txt", out)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+    assert default_memory_bytes() >= 1 << 28
+
+
+def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
+    def fresh() -> Path:
+        return build(chunks([(0, 1), (1, 2)]), tmp_path / "graph.ww", overwrite=True).path
+
+    with pytest.raises(MissingFileError, match="no such graph"):
+        Graph.open(tmp_path / "missing.ww")
+    (tmp_path / "file").touch()
+    with pytest.raises(FormatError, match="Convert it"):
+        Graph.open(tmp_path / "file")
+    for name, problem in (
+        ("graph.json", "not a graph"),
+        ("edges.npy", "missing"),
+        ("offsets.npy", "missing"),
+    ):
+        (fresh() / name).rename(tmp_path / "elsewhere")
+        with pytest.raises((MissingFileError, FormatError), match=problem):
+            Graph.open(tmp_path / "graph.ww")
+        (tmp_path / "elsewhere").rename(tmp_path / "graph.ww" / name)
+    for text, problem in (
+        ("{", "JSON"),
+        ("[]", "does not describe"),
+        ('{"format": "warpwell graph", "version": 2}', "version 2"),
+        ('{"format": "warpwell graph", "version": 1, "vertices": "3"}', "'vertices' is '3'"),
+        ('{"format": "warpwell graph", "version": 1, "vertices": 3, "edges": -1}', "'edges' is -1"),
+    ):
+        (fresh() / "graph.json").write_text(text)
+        with pytest.raises(FormatError, match=problem):
+            Graph.open(tmp_path / "graph.ww")
+    for array, problem in (
+        (np.arange(3), r"shape \(3,\)"),
+        (np.arange(2.0), "float64"),
+        (np.arange(2, dtype=np.int32), "int32"),
+        (np.array([None, None]), "Python objects"),
+    ):
+        np.save(fresh() / "edges.npy", array)
+        with pytest.raises(FormatError, match=problem):
+            Graph.open(tmp_path / "graph.ww")
+    np.save(fresh() / "offsets.npy", np.array([0, 1, 2, 3]))
+    with pytest.raises(FormatError, match="first and last offset are 0 and 3, not 0 and 2"):
+        Graph.open(tmp_path / "graph.ww")
+    for size, problem in ((140, "not copied whole"), (60, r"not a \.npy file"), (0, r"not a \.npy file")):
+        os.truncate(fresh() / "edges.npy", size)
+        with pytest.raises(FormatError, match=problem):
+            Graph.open(tmp_path / "graph.ww")
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+@pytest.mark.parametrize("undirected", [False, True])
+def test_the_crawl_equals_scipy(tmp_path: Path, undirected: bool) -> None:
+    graph = convert(
+        DATA / "cnr-2000.txt.gz", tmp_path / "cnr.ww", undirected=undirected, memory_bytes=1 << 24
+    )
+    offsets, edges = graph.load()
+    pairs = np.loadtxt(DATA / "cnr-2000.txt.gz", dtype=np.int64)
+    ones = np.ones(len(pairs), np.int8)
+    matrix = scipy.sparse.coo_array((ones, tuple(pairs.T)), (325_557, 325_557)).tocsr()
+    if undirected:
+        matrix = (matrix + matrix.T).tocsr()
+    matrix.sort_indices()
+    assert np.array_equal(offsets, matrix.indptr)
+    assert np.array_equal(edges, matrix.indices)
