@@ -25,8 +25,8 @@ def digest(array: npt.NDArray[np.int64]) -> str:
     return hashlib.sha256(np.ascontiguousarray(array, "<i4")).hexdigest()[:16]
 
 
-# Of what GAP's algorithm gives in C++ (std::mt19937 and GCC 12's distributions), as pairs of 32-bit integers. Scale
-# 16 and degree 5 make two blocks.
+# Digests of what GAP's algorithm gives in C++ (std::mt19937 and GCC 12's distributions), as pairs of 32-bit
+# integers. Scale 16 and degree 5 make two blocks.
 GAP = {"urand": "00fbe40fc273f7a2", "kron": "e892b0ebbe742f16"}
 
 
