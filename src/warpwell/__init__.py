@@ -1,0 +1,47 @@
+"""Warpwell: arrays on storage, many times larger than the GPU's memory, that kernels in Python subscript.
+
+>>> import warpwell as ww
+>>> @ww.kernel
+... def in_degree(edges, degree):
+...     i = ww.grid(1)
+...     if i < edges.size:
+...         ww.atomic_add(degree, edges[i], 1)
+"""
+
+from .array import Array, DeviceArray, atomic_add, create
+from .array import open_array as open  # reads as ww.open, like io.open
+from .cache import Cache, Statistics
+from .targets import (
+    backoff,
+    clock_ns,
+    default_device,
+    device,
+    failed,
+    grid,
+    kernel,
+    lane_id,
+    warp_size,
+)
+from .targets.run_cuda import numba_cuda
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Array",
+    "Cache",
+    "DeviceArray",
+    "Statistics",
+    "atomic_add",
+    "backoff",
+    "clock_ns",
+    "create",
+    "default_device",
+    "device",
+    "failed",
+    "grid",
+    "kernel",
+    "lane_id",
+    "numba_cuda",
+    "open",
+    "warp_size",
+]

@@ -1,0 +1,417 @@
+"""Array: data on storage that kernels subscript and hosts gather from."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..cache import Cache, Statistics
+from ..storage.medium import Medium
+from ..targets import Block
+from . import bulk
+from .header import Header
+from .view import ArrayView, ViewStatic
+
+TIERS = ("storage", "host-cached", "host", "device")
+
+
+class Array:
+    """An n-dimensional array on storage; make one with `warpwell.open` or `warpwell.create`.
+
+    Kernels take it as an argument and subscript it (see `ArrayView`). The host reads ``a[3]``, ``a[10:20]``,
+    ``a[index_array]`` and writes them in mode "r+"; results of gathers are on the array's device.
+    Writes are durable after `flush` (or `close`); before that a crash may lose them.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    device : {"cpu", "cuda", "interp"}
+    tier : {"storage", "host-cached", "host", "device"}
+    writable : bool
+    name : str
+    cache : Cache
+        The cache it uses ("host" and "device" tiers: only its latch).
+    """
+
+    def __init__(
+        self,
+        medium: Medium,
+        header: Header,
+        *,
+        cache: Cache,
+        owns_cache: bool,
+        tier: str,
+        writable: bool,
+        name: str,
+        share: float | None = None,
+        read_once: bool = False,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._closed = True
+        self.shape = header.shape
+        self.dtype = header.dtype
+        self.tier = tier
+        self.writable = writable
+        self.name = name
+        self.cache = cache
+        self.device = cache.device
+        self.read_once = read_once
+        self.medium = medium
+        self._header = header
+        self._owns_cache = owns_cache
+        self._on_close = on_close or (lambda: None)
+        self._strides = _c_strides(header.shape, header.dtype.itemsize)
+        self._origin = header.origin
+        self._data: Block | None = None
+        self._base: Array | None = None
+        self._changed = False
+        host = 0
+        if tier != "storage":
+            self._data = self._load(tier)
+            host = self._data.address if tier == "host-cached" else 0
+        if tier in ("storage", "host-cached"):
+            self._nsid = cache.attach(medium, self, name=name, share=share, host=host)
+        else:
+            self._nsid = cache.attach(_Nothing(medium), self, name=name, host=self._data.address)  # type: ignore[union-attr]
+        self._finalizer = weakref.finalize(self, _finalize, cache if owns_cache else None, self._on_close)
+        self._closed = False
+
+    def _load(self, tier: str) -> Block:
+        """Read the whole file into host or device memory, padded to whole pages."""
+        nbytes = -(-max(self.medium.nbytes, 1) // self.cache.page_size) * self.cache.page_size
+        memory = self.cache.memory
+        block = memory.allocate(nbytes) if tier == "device" else memory.allocate_shared(nbytes)
+        step = 64 << 20
+        for offset in range(0, self.medium.nbytes, step):
+            block.write(offset, self.medium.read(offset, min(step, self.medium.nbytes - offset)))
+        return block
+
+    # -- shape ----------------------------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of items."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the items."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without dimensions")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = "closed " if self._closed else ""
+        return f"<{state}warpwell.Array {self.name!r} {self.shape} {self.dtype} on {self.device}, tier {self.tier}>"
+
+    def reshape(self, *shape: int) -> Array:
+        """Return the same data in another shape (C order); it shares cache and file."""
+        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        if math.prod(wanted) != self.size or self._strides != _c_strides(self.shape, self.dtype.itemsize):
+            raise errors.ArgumentError(f"shape {self.shape} cannot become {wanted}")
+        return self._derive(tuple(wanted), self.dtype, _c_strides(tuple(wanted), self.dtype.itemsize), 0)
+
+    def field(self, name: str) -> Array:
+        """Return one field of a record array as an array of its own; it shares cache and file."""
+        if self.dtype.fields is None or name not in self.dtype.fields:
+            raise errors.ArgumentError(f"array {self.name!r} of {self.dtype} has no field {name!r}")
+        dtype, offset = self.dtype.fields[name][:2]
+        return self._derive(self.shape, dtype, self._strides, offset)
+
+    def _derive(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int) -> Array:
+        self._require_open()
+        other = object.__new__(Array)
+        other.__dict__.update(self.__dict__)
+        other.shape, other.dtype, other._strides = shape, dtype, strides
+        other._origin = self._origin + offset
+        other._base = self
+        return other
+
+    # -- kernels --------------------------------------------------------------------------------------------
+
+    def view(self) -> ArrayView:
+        """Return what a plain ``@cuda.jit(extensions=[ww.numba_cuda])`` kernel takes in the array's place.
+
+        Launches of such kernels are not bracketed: use ``with a.active():`` around launch and
+        synchronization, which keeps the controller awake and raises what device code latched.
+        """
+        self._require_open()
+        return self.kernel_struct()
+
+    def kernel_struct(self) -> ArrayView:
+        """Return what device code receives (see `warpwell.targets.KernelArgument`)."""
+        cached = self.tier in ("storage", "host-cached")
+        constants = self.cache.constants(self._nsid)
+        itemsize = self.dtype.itemsize
+        unit = itemsize // 2 if self.dtype.kind == "c" else itemsize
+        aligned = unit & (unit - 1) == 0 and all(n % unit == 0 for n in (self._origin, *self._strides))
+        static = ViewStatic(
+            dtype=self.dtype.str if self.dtype.fields is None else f"V{itemsize}",
+            ndim=self.ndim,
+            cached=cached,
+            hashed=cached and self.cache.hashed,
+            writable=self.writable,
+            full=cached and self.cache.full,
+            aligned=aligned,
+        )
+        values: dict[str, int | tuple[int, ...]] = {
+            "shape": self.shape, "strides": self._strides, "nsid": self._nsid, "size": self.size,
+            "core": constants["core"],
+        }  # fmt: skip
+        if cached:
+            values |= constants
+            values |= {"origin": self._origin, "once": int(self.read_once)}
+        else:
+            values["data"] = self._data.address + self._origin  # type: ignore[union-attr]
+        return ArrayView(static, values)
+
+    def active(self) -> _Active:
+        """Return a context in which kernels launched by other means may use the array's view."""
+        return _Active(self)
+
+    def launch_begins(self) -> None:
+        """See `warpwell.targets.KernelArgument`."""
+        self._require_open()
+        self.cache.begin()
+        if self.writable:
+            (self._base or self)._changed = True
+
+    def launch_ended(self) -> None:
+        """See `warpwell.targets.KernelArgument`."""
+        self.cache.end()
+
+    def abort(self) -> None:
+        """Make every wait of device code on this array end soon."""
+        self.cache.abort()
+
+    def interp_services(self) -> list[Callable[[], int]]:
+        """Return the controller's steps for an interpreted launch."""
+        return self.cache.controller.services()
+
+    # -- bulk -----------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return self.field(index)
+        self._require_open()
+        return bulk.get(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._require_open()
+        if not self.writable:
+            raise errors.ReadOnlyError(f'array {self.name!r} is read-only: open it with mode="r+"')
+        bulk.put(self, index, value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the whole array as a NumPy array (reads all of it)."""
+        out = np.asarray(self[:] if self.ndim else self[()])
+        return out if dtype is None else out.astype(dtype)
+
+    # -- residency ------------------------------------------------------------------------------------------
+
+    def _pages(self, start: int | None, stop: int | None) -> tuple[int, int]:
+        rows = self.shape[0] if self.shape else 1
+        first, end, _ = slice(start, stop).indices(rows)
+        if end <= first:
+            return 0, 0
+        row = self._strides[0] if self._strides else self.dtype.itemsize
+        page = self.cache.page_size
+        return (self._origin + first * row) // page, -(-(self._origin + end * row) // page)
+
+    def prefetch(self, start: int | None = None, stop: int | None = None) -> None:
+        """Start to bring rows [start, stop) in; as many pages as the array's frames hold."""
+        first, end = self._residency(start, stop)
+        if end > first:
+            self.cache.prefetch(self._nsid, first, end)
+
+    def pin(self, start: int | None = None, stop: int | None = None) -> None:
+        """Bring rows [start, stop) in and keep their pages in the cache until `unpin`.
+
+        Raises
+        ------
+        PinError
+            More pages than the array's frames less one, or a hashed page table (a cache that is very
+            small for its data), in which pinned pages would block others.
+        """
+        first, end = self._residency(start, stop)
+        if end <= first:
+            return
+        if self.cache.hashed:
+            raise errors.PinError(
+                f"array {self.name!r} is too large for its cache to pin pages: enlarge cache or page_size"
+            )
+        held = (self._base or self).__dict__.setdefault("_pinned", {})
+        room = self.cache.pool_frames(self._nsid) - 1 - len(held)
+        fresh = [p for p in range(first, end) if p not in held]
+        if len(fresh) > room:
+            raise errors.PinError(
+                f"pinning {len(fresh)} pages of array {self.name!r}: only {max(room, 0)} more fit beside one free "
+                "frame; pin less, enlarge the cache or the array's share"
+            )
+        done = self.cache.load(self._nsid, first, end, keep=True)
+        if done != end - first:
+            self.cache.unpin(self._nsid, first, end)
+            raise errors.PinError(f"{end - first - done} pages of array {self.name!r} could not be brought in")
+        for page in range(first, end):
+            held[page] = held.get(page, 0) + 1
+
+    def unpin(self, start: int | None = None, stop: int | None = None) -> None:
+        """Give back what `pin` with the same rows holds; rows that are not pinned are an error."""
+        first, end = self._residency(start, stop)
+        held = (self._base or self).__dict__.setdefault("_pinned", {})
+        missing = [p for p in range(first, end) if p not in held]
+        if missing:
+            raise errors.PinError(f"page {missing[0]} of array {self.name!r} is not pinned")
+        if end > first:
+            self.cache.unpin(self._nsid, first, end)
+        for page in range(first, end):
+            held[page] -= 1
+            if not held[page]:
+                del held[page]
+
+    def evict(self, start: int | None = None, stop: int | None = None) -> None:
+        """Write rows [start, stop) back where dirty and drop their pages from the cache."""
+        first, end = self._residency(start, stop)
+        if end > first:
+            self.cache.evict(self._nsid, first, end)
+
+    def _residency(self, start: int | None, stop: int | None) -> tuple[int, int]:
+        self._require_open()
+        if self.tier not in ("storage", "host-cached"):
+            return 0, 0
+        return self._pages(start, stop)
+
+    # -- life -----------------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> Statistics:
+        """Statistics of the array's cache."""
+        self._require_open()
+        return self.cache.stats
+
+    def flush(self) -> None:
+        """Write what kernels and host changed to storage and make it durable (fdatasync).
+
+        Raises
+        ------
+        MediumError
+            A write failed; the pages stay in the cache, and flush may be called again.
+        """
+        self._require_open()
+        if not self.writable:
+            return
+        if self.tier in ("storage", "host-cached"):
+            self.cache.flush(self._nsid)
+        root = self._base or self
+        if self.tier != "storage" and root._changed and self._data is not None:
+            step = 64 << 20
+            end = self._header.origin + self._header.nbytes
+            # the header never changes, so it is never written
+            for offset in range(self._header.origin, end, step):
+                self.medium.write(offset, self._data.read(offset, min(step, end - offset)))
+            self.medium.sync()
+            root._changed = False
+
+    def close(self) -> None:
+        """Flush and release everything (idempotent). A derived array closes nothing."""
+        if self._closed or self._base is not None:
+            return
+        try:
+            if not self.cache._closed:
+                self.flush()
+        finally:
+            self._closed = True
+            self._finalizer.detach()
+            try:
+                if self._owns_cache:
+                    self.cache.close()
+                else:
+                    self.cache.detach(self._nsid)
+            finally:
+                self.medium.close()
+                self._on_close()
+
+    def _require_open(self) -> None:
+        if self._closed or (self._base is not None and self._base._closed):
+            raise errors.ClosedError(f"array {self.name!r} is closed: open it again")
+
+    def __enter__(self) -> Array:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Active:
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __enter__(self) -> ArrayView:
+        self._array.launch_begins()
+        return self._array.view()
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if self._array.device == "cuda":
+            from ..targets.run_cuda import synchronize
+
+            synchronize([self._array])
+        self._array.launch_ended()
+
+
+class _Nothing(Medium):
+    """The namespace of an array that lives in memory: no pages, no commands."""
+
+    def __init__(self, behind: Medium) -> None:
+        self.nbytes = 0
+        self.writable = False
+        self.name = behind.name
+        self.emulated = False
+        self.description = behind.description
+
+    def native(self) -> Any:
+        """Say that there is nothing to serve."""
+        return None
+
+    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return zeros."""
+        return np.zeros(nbytes, np.uint8)
+
+    def write(self, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write nothing: nothing is ever asked to."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _finalize(cache: Cache | None, on_close: Callable[[], None]) -> None:
+    # an array that was dropped without close: threads stop; what was not flushed is lost, as documented
+    if cache is not None:
+        cache.controller.close()
+    on_close()
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    step = itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))

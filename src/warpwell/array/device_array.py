@@ -1,0 +1,112 @@
+"""DeviceArray: a result in GPU memory that CuPy, PyTorch and others take without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_KDLCUDA = 2
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+
+
+_alive: dict[int, Any] = {}
+
+
+@_Deleter
+def _delete(address: int) -> None:
+    _alive.pop(address, None)
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_NAME = b"dltensor"
+
+
+class DeviceArray:
+    """A C-ordered array in GPU memory (DLPack and ``__cuda_array_interface__``).
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._memory = memory
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the items."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def _pointer(self) -> int:
+        return int(self._memory.__cuda_array_interface__["data"][0])
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the interface."""
+        typestr = self.dtype.str
+        return {"shape": self.shape, "typestr": typestr, "data": (self._pointer, False), "version": 3,
+                "descr": self.dtype.descr, "strides": None, "stream": None}  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the DLPack device: CUDA, ordinal 0."""
+        return _KDLCUDA, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Return a DLPack capsule that shares the memory. The data is complete: no stream need be waited for."""
+        code = _CODES.get(self.dtype.kind)
+        if code is None:
+            raise errors.DTypeError(f"DLPack has no items of {self.dtype}: view them as bytes with copy_to_host()")
+        ndim = len(self.shape)
+        shape = (ctypes.c_int64 * max(ndim, 1))(*self.shape)
+        managed = _Managed()
+        tensor = managed.tensor
+        tensor.data, tensor.device_type, tensor.device_id = self._pointer, _KDLCUDA, 0
+        tensor.ndim, tensor.code, tensor.bits, tensor.lanes = ndim, code, 8 * self.dtype.itemsize, 1
+        tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
+        tensor.strides = None
+        managed.deleter = _delete
+        address = ctypes.addressof(managed)
+        # kept until the consumer calls the deleter; a capsule nobody consumes keeps the array alive
+        _alive[address] = (managed, shape, self._memory)
+        return _new_capsule(address, _NAME, None)
+
+    def copy_to_host(self) -> NDArray[Any]:
+        """Return the array as a NumPy array."""
+        flat = np.asarray(self._memory.copy_to_host()).view(np.uint8)
+        return flat[: self.nbytes].view(self.dtype).reshape(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return a host copy."""
+        host = self.copy_to_host()
+        return host if dtype is None else host.astype(dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]

@@ -1,0 +1,435 @@
+"""Subscripts in kernels: from an index to an item, by dtype and tier.
+
+The makers here return plain Python device functions for the compile-time parameters of a view. The hit path
+is the one of the design: acquire the page's word, read the item with acquire, reload the word, compare frame
+and generation. It takes no reference; whatever is not such a hit goes to `warpwell.cache.access`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..cache import access as slow
+from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
+from ..cache.core import count, hashed, latch
+from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY
+from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
+from ..targets import (
+    DEVICE,
+    as_bits,
+    bits_as,
+    call_cold,
+    device,
+    element_address,
+    fetch_add_as,
+    fetch_or,
+    i64,
+    load_acquire,
+    load_acquire_as,
+    load_relaxed,
+    load_weak_as,
+    store_weak_as,
+)
+
+CACHED_MEMBERS = (
+    "core", "space", "base", "table", "frames", "owners", "hash_mask", "shift", "origin", "nsid", "once", "size",
+)  # fmt: skip
+"""Members of a view behind a cache; `origin` is the byte of item 0 in the file."""
+DIRECT_MEMBERS = ("data", "core", "nsid", "size")
+"""Members of a view of memory; `core` is where errors are latched."""
+MAX_NDIM = 4
+
+I8 = np.dtype(np.int64)
+Maker = Callable[..., Any]
+
+
+@device
+def length(view):
+    """Return the extent of the first dimension (thread)."""
+    return view.shape[0]
+
+
+# -- where an item lies: byte offset from item 0, or -1 -------------------------------------------------------
+
+
+@device
+def locate1(view, index):
+    """Return the byte offset of an item of a 1-d view, -1 where out of range (thread)."""
+    i = i64(index)
+    if i < 0 or i >= view.shape[0]:
+        return -1
+    return i * view.strides[0]
+
+
+@device
+def locate2(view, index):
+    """Return the byte offset of an item of a 2-d view, -1 where out of range (thread)."""
+    i = i64(index[0])
+    j = i64(index[1])
+    if i < 0 or i >= view.shape[0] or j < 0 or j >= view.shape[1]:
+        return -1
+    return i * view.strides[0] + j * view.strides[1]
+
+
+@device
+def locate3(view, index):
+    """Return the byte offset of an item of a 3-d view, -1 where out of range (thread)."""
+    k = i64(index[2])
+    if k < 0 or k >= view.shape[2]:
+        return -1
+    outer = locate2(view, (index[0], index[1]))
+    if outer < 0:
+        return -1
+    return outer + k * view.strides[2]
+
+
+@device
+def locate4(view, index):
+    """Return the byte offset of an item of a 4-d view, -1 where out of range (thread)."""
+    k = i64(index[3])
+    if k < 0 or k >= view.shape[3]:
+        return -1
+    outer = locate3(view, (index[0], index[1], index[2]))
+    if outer < 0:
+        return -1
+    return outer + k * view.strides[3]
+
+
+LOCATE = {1: locate1, 2: locate2, 3: locate3, 4: locate4}
+
+
+@device
+def out_of_range(core, nsid, index):
+    """Latch an index out of range (thread)."""
+    latch(core, INDEX_ERROR, nsid, 0, index)
+
+
+@device
+def read_only(core, nsid):
+    """Latch a write to a read-only array (thread)."""
+    latch(core, READ_ONLY, nsid, 0, 0)
+
+
+# -- items of a page -------------------------------------------------------------------------------------------
+
+
+def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
+    """Return ``(view, offset) -> item`` for an aligned item of 1, 2, 4 or 8 bytes behind a cache."""
+    nbytes = dtype.itemsize
+    full = static.full
+
+    if static.hashed:
+
+        @device
+        def read(view, offset):
+            page = view.base + (offset >> view.shift)
+            word = view.table + 8 * hashed(page, view.hash_mask)
+            inside = offset & ((1 << view.shift) - 1)
+            seen = load_acquire(word, DEVICE)
+            if seen & READABLE != 0:
+                frame = (seen >> FRAME_SHIFT) & FRAME_MAX
+                owner = load_relaxed(view.owners + 8 * frame, DEVICE)
+                item = load_acquire_as(view.frames + (frame << view.shift) + inside, dtype)
+                if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
+                    if seen & REF == 0 and view.once == 0:
+                        fetch_or(word, REF, DEVICE)
+                    if full:
+                        count(view.core, N_HITS, 1)
+                        count(view.core, N_WANTED, nbytes)
+                    return item
+            if full:
+                count(view.core, N_WANTED, nbytes)
+            return bits_as(call_cold(slow.access, view.core, view.space, page, inside, 0, nbytes, LOAD), dtype)
+
+        return read
+
+    @device
+    def read(view, offset):
+        page = offset >> view.shift
+        word = view.table + 8 * page
+        inside = offset & ((1 << view.shift) - 1)
+        seen = load_acquire(word, DEVICE)
+        if seen & READABLE != 0:
+            frame = (seen >> FRAME_SHIFT) & FRAME_MAX
+            item = load_acquire_as(view.frames + (frame << view.shift) + inside, dtype)
+            # the word again: the same frame and generation mean that the item is this page's
+            if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
+                if seen & REF == 0 and view.once == 0:
+                    fetch_or(word, REF, DEVICE)
+                if full:
+                    count(view.core, N_HITS, 1)
+                    count(view.core, N_WANTED, nbytes)
+                return item
+        if full:
+            count(view.core, N_WANTED, nbytes)
+        page += view.base
+        return bits_as(call_cold(slow.access, view.core, view.space, page, inside, 0, nbytes, LOAD), dtype)
+
+    return read
+
+
+def _change(operation: int, nbytes: int) -> Callable[..., Any]:
+    """Return ``(view, offset, bits) -> old bits`` for an aligned item behind a cache."""
+
+    @device
+    def change(view, offset, bits):
+        page = view.base + (offset >> view.shift)
+        inside = offset & ((1 << view.shift) - 1)
+        return call_cold(slow.access, view.core, view.space, page, inside, bits, nbytes, operation)
+
+    return change
+
+
+def _item_reader(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
+    """Return ``(view, offset) -> item`` for any dtype that kernels read."""
+    if dtype.kind == "c":
+        part = _item_reader(np.dtype(f"f{dtype.itemsize // 2}"), static)
+        half = dtype.itemsize // 2
+        if half == 4:
+
+            @device
+            def read_complex(view, offset):
+                return np.complex64(complex(part(view, offset), part(view, offset + half)))
+        else:
+
+            @device
+            def read_complex(view, offset):
+                return complex(part(view, offset), part(view, offset + half))
+
+        return read_complex
+    if not static.cached:
+
+        @device
+        def read_direct(view, offset):
+            return load_weak_as(view.data + offset, dtype)
+
+        return read_direct
+    if static.aligned:
+        hit = _hit(dtype, static)
+
+        @device
+        def read_aligned(view, offset):
+            return hit(view, view.origin + offset)
+
+        return read_aligned
+    # an item may lie in two pages: byte by byte, so never two pins
+    byte = _hit(np.dtype(np.uint8), static)
+    nbytes = dtype.itemsize
+
+    @device
+    def read_bytes(view, offset):
+        bits = 0
+        for k in range(nbytes):
+            bits |= np.int64(byte(view, view.origin + offset + k)) << (8 * k)
+        return bits_as(bits, dtype)
+
+    return read_bytes
+
+
+def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
+    """Return ``(view, offset, value)`` for any dtype that kernels write."""
+    if dtype.kind == "c":
+        part = _item_writer(np.dtype(f"f{dtype.itemsize // 2}"), static)
+        half = dtype.itemsize // 2
+
+        @device
+        def write_complex(view, offset, value):
+            part(view, offset, value.real)
+            part(view, offset + half, value.imag)
+
+        return write_complex
+    if not static.cached:
+
+        @device
+        def write_direct(view, offset, value):
+            store_weak_as(view.data + offset, value, dtype)
+
+        return write_direct
+    if static.aligned:
+        store = _change(STORE, dtype.itemsize)
+
+        @device
+        def write_aligned(view, offset, value):
+            store(view, view.origin + offset, as_bits(value, dtype))
+
+        return write_aligned
+    byte = _change(STORE, 1)
+    nbytes = dtype.itemsize
+
+    @device
+    def write_bytes(view, offset, value):
+        bits = as_bits(value, dtype)
+        for k in range(nbytes):
+            byte(view, view.origin + offset + k, (bits >> (8 * k)) & 0xFF)
+
+    return write_bytes
+
+
+# -- what a subscript means ------------------------------------------------------------------------------------
+
+
+def reader(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any]:
+    """Return ``a[index]`` for a view."""
+    dtype = kernel_dtype(dtype)
+    read = _item_reader(dtype, static)
+    zero = np.zeros((), dtype)[()]
+    several = static.ndim > 1
+
+    @device
+    def getitem(view, index):
+        offset = locate(view, index)
+        if offset < 0:
+            if several:
+                call_cold(out_of_range, view.core, view.nsid, i64(index[0]))
+            else:
+                call_cold(out_of_range, view.core, view.nsid, i64(index))
+            return zero
+        return read(view, offset)
+
+    return getitem
+
+
+def writer(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any]:
+    """Return ``a[index] = value`` for a view."""
+    dtype = kernel_dtype(dtype)
+    several = static.ndim > 1
+    if not static.writable:
+
+        @device
+        def refuse(view, index, value):
+            call_cold(read_only, view.core, view.nsid)
+
+        return refuse
+    write = _item_writer(dtype, static)
+
+    @device
+    def setitem(view, index, value):
+        offset = locate(view, index)
+        if offset < 0:
+            if several:
+                call_cold(out_of_range, view.core, view.nsid, i64(index[0]))
+            else:
+                call_cold(out_of_range, view.core, view.nsid, i64(index))
+            return
+        write(view, offset, value)
+
+    return setitem
+
+
+_ADD = {"i4": ADD_I4, "u4": ADD_I4, "i8": ADD_I8, "u8": ADD_I8, "f4": ADD_F4, "f8": ADD_F8}
+
+
+def adder(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any]:
+    """Return ``atomic_add(a, index, value)`` for a view."""
+    operation = _ADD.get(f"{dtype.kind}{dtype.itemsize}")
+    if operation is None or not static.aligned:
+        raise errors.DTypeError(
+            f"atomic_add takes aligned 4- and 8-byte integers and floats, not {dtype}: use such a dtype"
+        )
+    zero = np.zeros((), dtype)[()]
+    if not static.writable:
+
+        @device
+        def refuse(view, index, value):
+            call_cold(read_only, view.core, view.nsid)
+            return zero
+
+        return refuse
+    change = _change(operation, dtype.itemsize)
+    several = static.ndim > 1
+    cached = static.cached
+
+    @device
+    def add(view, index, value):
+        offset = locate(view, index)
+        if offset < 0:
+            if several:
+                call_cold(out_of_range, view.core, view.nsid, i64(index[0]))
+            else:
+                call_cold(out_of_range, view.core, view.nsid, i64(index))
+            return zero
+        return _add(view, offset, value)
+
+    if cached:
+
+        @device
+        def _add(view, offset, value):
+            return bits_as(change(view, view.origin + offset, as_bits(value, dtype)), dtype)
+    else:
+
+        @device
+        def _add(view, offset, value):
+            return fetch_add_as(view.data + offset, value, dtype)
+
+    return add
+
+
+def residency(name: str, locate: Maker, static: Any) -> Callable[..., Any]:
+    """Return ``a.prefetch(i)``, ``a.pin(i)`` or ``a.unpin(i)`` for a view."""
+    if not static.cached:
+
+        @device
+        def nothing(view, index):
+            return True
+
+        return nothing
+    if name == "prefetch":
+
+        @device
+        def prefetch(view, index):
+            offset = locate(view, index)
+            page = -1
+            if offset >= 0:
+                page = view.base + ((view.origin + offset) >> view.shift)
+            call_cold(slow.prefetch, view.core, view.space, page)
+            return offset >= 0
+
+        return prefetch
+    if name == "pin":
+
+        @device
+        def pin(view, index):
+            offset = locate(view, index)
+            if offset < 0:
+                return False
+            page = view.base + ((view.origin + offset) >> view.shift)
+            return call_cold(slow.hold, view.core, view.space, page)
+
+        return pin
+
+    @device
+    def unpin(view, index):
+        offset = locate(view, index)
+        if offset >= 0:
+            page = view.base + ((view.origin + offset) >> view.shift)
+            call_cold(slow.let_go, view.core, view.space, page)
+        return offset >= 0
+
+    return unpin
+
+
+def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of an item in kernels; times are their 64-bit integers.
+
+    Raises
+    ------
+    DTypeError
+        Kernels have no scalar of that dtype.
+    """
+    if dtype.kind in "mM":
+        return I8
+    if dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype != np.dtype(np.float16):
+        return dtype.newbyteorder("=")
+    raise errors.DTypeError(
+        f"kernels cannot subscript items of {dtype}: use a field view (a['field']), gather them (a[idx]), "
+        "or store a number dtype"
+    )
+
+
+def add_to_ndarray(array, index, value):
+    """Add to an item of a NumPy or device array; return the old value (thread)."""
+    return fetch_add_as(element_address(array, index), value, array.dtype)

@@ -1,0 +1,90 @@
+"""Headers of ``.npy`` files: where the data starts, dtype and shape, checked against the file."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+
+
+@dataclass(frozen=True)
+class Header:
+    """Layout of an array in a file; `origin` is the byte where item 0 starts."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    origin: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the items."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npy(path: pathlib.Path) -> Header:
+    """Read and check the header of a ``.npy`` file.
+
+    Raises
+    ------
+    FormatError
+        Not a ``.npy`` file, Fortran order, or shorter than its header promises.
+    DTypeError
+        A dtype without a fixed size, or big-endian.
+    """
+    with path.open("rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }.get(version)
+            if read is None:
+                raise ValueError(f"format version {version} is unknown")
+            shape, fortran, dtype = read(file)
+        except ValueError as error:
+            raise errors.FormatError(
+                f"{path} is not a .npy file ({error}): save it with numpy.save, or pass dtype= and shape= for a raw file",
+                path=str(path),
+            ) from None
+        origin = file.tell()
+        size = os.fstat(file.fileno()).st_size
+    if fortran and len(shape) > 1:
+        raise errors.FormatError(
+            f"{path} is in Fortran order: save numpy.ascontiguousarray(array) instead", path=str(path)
+        )
+    header = Header(check_dtype(dtype, str(path)), tuple(int(n) for n in shape), origin)
+    if size != origin + header.nbytes:
+        kind = "truncated" if size < origin + header.nbytes else "longer than its header says"
+        raise errors.FormatError(
+            f"{path} is {kind}: {size} bytes where {origin + header.nbytes} are expected for shape "
+            f"{header.shape} of {header.dtype}: write it again",
+            path=str(path),
+        )
+    return header
+
+
+def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
+    """Return a dtype that arrays may have: fixed size, little-endian.
+
+    Raises
+    ------
+    DTypeError
+    """
+    try:
+        checked = np.dtype(dtype)
+    except TypeError as error:
+        raise errors.DTypeError(f"{name}: {dtype!r} is not a dtype: {error}") from None
+    if checked.hasobject or checked.itemsize == 0:
+        raise errors.DTypeError(
+            f"{name}: items of {checked} have no fixed size: convert them to numbers or fixed-size records"
+        )
+    parts = [checked] if checked.fields is None else [field[0] for field in checked.fields.values()]
+    if any(not part.isnative for part in parts):
+        raise errors.DTypeError(f"{name}: {checked} is big-endian: save array.astype(dtype.newbyteorder('<')) instead")
+    return checked

@@ -1,0 +1,259 @@
+"""Opening and creating arrays."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..cache import Cache
+from ..storage.file import FileMedium
+from ..storage.medium import Medium
+from ..targets import default_device, has_cuda
+from .array import TIERS, Array
+from .header import Header, check_dtype, read_npy
+
+_writers: dict[tuple[int, int], str] = {}
+_writers_lock = threading.Lock()
+
+
+def open_array(
+    path: str | os.PathLike[str] | Medium,
+    mode: str = "r",
+    *,
+    dtype: Any = None,
+    shape: int | tuple[int, ...] | None = None,
+    offset: int = 0,
+    device: str | None = None,
+    tier: str = "storage",
+    cache: int | str | Cache = "256MiB",
+    page_size: int = 4096,
+    stats: str = "basic",
+    share: float | None = None,
+    read_once: bool = False,
+    timeout: float = 30.0,
+    name: str | None = None,
+    **options: Any,
+) -> Array:
+    """Open an array on storage; nothing is loaded (tiers "storage").
+
+    Parameters
+    ----------
+    path : path or Medium
+        A ``.npy`` file, or with `dtype` a raw file or medium.
+    mode : {"r", "r+"}
+        Read-only, or writable.
+    dtype, shape, offset : optional
+        Layout of a raw file: the items, their shape (by default one dimension of all there are), and the
+        byte of the first.
+    device : {"cuda", "cpu", "interp"}, optional
+        Where kernels use it; by default "cuda" where there is a GPU, else "cpu".
+    tier : {"storage", "host-cached", "host", "device"}
+        Where the data lives: on storage behind a cache, in pinned host memory behind a cache, in pinned
+        host memory read directly, or all in device memory.
+    cache : int, str or Cache
+        Bytes of the array's own cache ("256MiB"), or a `Cache` to share.
+    page_size : int
+        Bytes of a page, a power of two of at least 512 (own cache only).
+    stats : {"basic", "full"}
+        "full" also counts hits and bytes wanted (own cache only).
+    share : float, optional
+        Fraction of a shared cache's frames for this array alone.
+    read_once : bool
+        Pages are used once, as by a scan: they never get a second chance in the cache.
+    timeout : float
+        Seconds without any completion after which kernels give up (own cache only).
+    name : str, optional
+        Name in messages; by default the file's.
+    **options
+        ``queues``, ``depth``, ``threads``, ``merge`` of the array's own `Cache`.
+
+    Returns
+    -------
+    Array
+
+    Raises
+    ------
+    MissingFileError, FormatError, DTypeError, ArgumentError, SharingError, DeviceNotFoundError
+        With nothing left open.
+    """
+    if mode not in ("r", "r+"):
+        raise errors.ArgumentError(f'mode is "r" or "r+", not {mode!r}; new files are made by create()')
+    if tier not in TIERS:
+        raise errors.ArgumentError(f"tier {tier!r} is unknown: choose one of {', '.join(TIERS)}")
+    chosen = device or (cache.device if isinstance(cache, Cache) else default_device())
+    require_device(chosen)
+    if isinstance(cache, Cache) and cache.device != chosen:
+        raise errors.ArgumentError(f"the cache is on {cache.device!r}, the array is asked for on {chosen!r}")
+    writable = mode == "r+"
+    medium, header, label, release = _medium(path, writable, dtype, shape, offset, name)
+    own: Cache | None = None
+    try:
+        if not isinstance(cache, Cache):
+            small = tier in ("host", "device")
+            if small:
+                options = {"queues": 1, "depth": 4, "threads": 1, **options}
+            own = Cache(
+                cache, page_size=page_size, device=chosen, stats=stats, timeout=timeout, **options
+            )
+        return Array(
+            medium,
+            header,
+            cache=own or cache,  # type: ignore[arg-type]
+            owns_cache=own is not None,
+            tier=tier,
+            writable=writable,
+            name=label,
+            share=share,
+            read_once=read_once,
+            on_close=release,
+        )
+    except BaseException:
+        if own is not None:
+            own.close()
+        if not isinstance(path, Medium):
+            medium.close()
+        release()
+        raise
+
+
+def create(
+    path: str | os.PathLike[str], shape: int | tuple[int, ...], dtype: Any = np.float64, **options: Any
+) -> Array:
+    """Create a ``.npy`` file of zeros and open it writable.
+
+    Parameters
+    ----------
+    path : path
+        Must not exist.
+    shape : int or tuple of int
+    dtype : dtype-like
+    **options
+        As for `open_array`.
+
+    Raises
+    ------
+    ArgumentError
+        The file exists, or the shape is negative.
+    StorageFullError
+        No room; no file is left behind.
+    """
+    target = pathlib.Path(path)
+    checked = check_dtype(dtype, str(target))
+    extents = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    if any(int(n) < 0 for n in extents):
+        raise errors.ArgumentError(f"shape {extents} has a negative extent")
+    require_device(options.get("device") or default_device())
+    header = {"descr": np.lib.format.dtype_to_descr(checked), "fortran_order": False,
+              "shape": tuple(int(n) for n in extents)}  # fmt: skip
+    try:
+        file = target.open("xb")
+    except FileExistsError:
+        raise errors.ArgumentError(f'{target} exists: open it with open(path, "r+"), or remove it first') from None
+    except FileNotFoundError:
+        raise errors.MissingFileError(f"the folder of {target} does not exist: make it first", path=str(target)) from None
+    try:
+        with file:
+            np.lib.format.write_array_header_2_0(file, header)  # type: ignore[arg-type]
+            nbytes = file.tell() + math.prod(extents) * checked.itemsize
+            file.flush()
+            # space is taken now: running out of it later would be found by a kernel
+            if nbytes > file.tell():
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+        return open_array(target, "r+", **options)
+    except BaseException as error:
+        target.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise errors.StorageFullError(
+                f"no room for {math.prod(extents) * checked.itemsize} bytes of {target}: free some or choose another place",
+                path=str(target),
+            ) from error
+        raise
+
+
+def require_device(device: str) -> None:
+    """Raise unless `device` can be used here."""
+    if device not in ("cpu", "cuda", "interp"):
+        raise errors.ArgumentError(f"device {device!r} is unknown: choose cpu, cuda or interp")
+    if device == "cuda" and not has_cuda():
+        raise errors.DeviceNotFoundError(
+            "no GPU can be used here: install the driver and warpwell[cuda] (see `warpwell info`), or take device cpu"
+        )
+
+
+def _medium(
+    path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None
+) -> tuple[Medium, Header, str, Callable[[], None]]:
+    """Return the medium of a path, its layout, a name, and what to call at close."""
+    if isinstance(path, Medium):
+        if writable and not path.writable:
+            raise errors.ReadOnlyError(f"medium {path.name!r} is read-only")
+        return path, _raw_header(path.nbytes, dtype, shape, offset, path.name), name or path.name, lambda: None
+    target = pathlib.Path(path)
+    if not target.exists():
+        raise errors.MissingFileError(f"{target} does not exist: check the path", path=str(target))
+    if not target.is_file():
+        raise errors.FormatError(f"{target} is not a file: pass the .npy file inside", path=str(target))
+    if dtype is None:
+        if shape is not None or offset:
+            raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
+        header = read_npy(target)
+    else:
+        header = _raw_header(target.stat().st_size, dtype, shape, offset, str(target))
+    release = _claim(target) if writable else (lambda: None)
+    try:
+        return FileMedium(target, writable=writable), header, name or target.name, release
+    except BaseException:
+        release()
+        raise
+
+
+def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> Header:
+    if dtype is None:
+        raise errors.ArgumentError(f"{name} is raw data: pass dtype= (and shape=)")
+    checked = check_dtype(dtype, name)
+    if offset < 0 or offset > size:
+        raise errors.ArgumentError(f"offset {offset} is outside of {name}, which has {size} bytes")
+    if shape is None:
+        if (size - offset) % checked.itemsize:
+            raise errors.FormatError(
+                f"{name}: {size - offset} bytes are no whole number of {checked} items of {checked.itemsize}: "
+                "check dtype, or pass shape=",
+                path=name,
+            )
+        extents: tuple[int, ...] = ((size - offset) // checked.itemsize,)
+    else:
+        extents = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
+        if any(n < 0 for n in extents):
+            raise errors.ArgumentError(f"shape {extents} has a negative extent")
+    header = Header(checked, extents, offset)
+    if offset + header.nbytes > size:
+        raise errors.FormatError(
+            f"{name} has {size} bytes, too few for shape {extents} of {checked} at byte {offset}", path=name
+        )
+    return header
+
+
+def _claim(target: pathlib.Path) -> Callable[[], None]:
+    """Note that this process writes to a file; return what undoes it."""
+    status = target.stat()
+    key = (status.st_dev, status.st_ino)
+    with _writers_lock:
+        if key in _writers:
+            raise errors.SharingError(
+                f"{target} is already open for writing in this process (as {_writers[key]}): use that array, or close it"
+            )
+        _writers[key] = str(target)
+
+    def release() -> None:
+        with _writers_lock:
+            _writers.pop(key, None)
+
+    return release

@@ -1,0 +1,97 @@
+"""ArrayView: what kernels receive in place of an array."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .. import errors
+from ..targets import DeviceStruct, struct_function, struct_method
+from . import elements
+
+METHODS = {
+    "prefetch": ("view", "index"),
+    "pin": ("view", "index"),
+    "unpin": ("view", "index"),
+}
+
+
+@dataclass(frozen=True)
+class ViewStatic:
+    """Compile-time parameters of a view; a kernel is compiled once for each."""
+
+    dtype: str
+    ndim: int
+    cached: bool
+    hashed: bool
+    writable: bool
+    full: bool
+    aligned: bool
+
+
+class ArrayView(DeviceStruct):
+    """An array as device code sees it: subscripts, ``len``, ``shape``, and the methods of `METHODS`."""
+
+    _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
+
+    @classmethod
+    def layout(cls, static: ViewStatic) -> Sequence[tuple[str, int | None]]:
+        """Return the members: addresses, sizes, then shape and strides (bytes)."""
+        names = [*elements.CACHED_MEMBERS] if static.cached else [*elements.DIRECT_MEMBERS]
+        return [*((name, None) for name in names), ("shape", static.ndim), ("strides", static.ndim)]
+
+    @classmethod
+    def implementation(cls, name: str, static: ViewStatic, ndim: int | None) -> Callable[..., Any] | None:
+        """Return the device function for a subscript or method."""
+        if name == "len":
+            return elements.length
+        if ndim is None:
+            return None
+        if ndim != static.ndim:
+            raise errors.DTypeError(
+                f"{ndim} indices for an array of {static.ndim} dimensions: a kernel subscripts one item, a[i, j]"
+            )
+        return _implementation(name, static)
+
+
+@functools.cache
+def _implementation(name: str, static: ViewStatic) -> Callable[..., Any] | None:
+    if not 1 <= static.ndim <= elements.MAX_NDIM:
+        raise errors.DTypeError(f"kernels subscript arrays of 1 to {elements.MAX_NDIM} dimensions: use a.reshape(...)")
+    dtype = np.dtype(static.dtype)
+    locate = elements.LOCATE[static.ndim]
+    if name in ("prefetch", "pin", "unpin"):
+        return elements.residency(name, locate, static)
+    maker = {"getitem": elements.reader, "setitem": elements.writer, "atomic_add": elements.adder}[name]
+    return maker(dtype, locate, static)
+
+
+for _name, _parameters in METHODS.items():
+    struct_method(_name, *_parameters)
+
+
+def atomic_add(array: Any, index: Any, value: Any) -> Any:
+    """Add to an item of an array in a kernel; return the item's old value (thread).
+
+    Parameters
+    ----------
+    array : Array or ndarray
+        A storage-backed array, or a NumPy or device array.
+    index : int or tuple of int
+    value : number
+        Converted to the array's dtype: 4- or 8-byte integers and floats; others are a typing error.
+
+    Notes
+    -----
+    Relaxed order, device scope: it orders no other access.
+    """
+    if isinstance(array, DeviceStruct):
+        return array._call("atomic_add", index, value)
+    return elements.add_to_ndarray(array, index, value)
+
+
+struct_function(atomic_add, "atomic_add", elements.add_to_ndarray)

@@ -1,0 +1,7 @@
+"""The page cache: page words, frames, eviction, statistics."""
+
+from .cache import Cache, Space
+from .sizes import format_size, parse_size
+from .statistics import Statistics
+
+__all__ = ["Cache", "Space", "Statistics", "format_size", "parse_size"]

@@ -1,0 +1,194 @@
+"""Reading, writing and adding to items of pages: the paths behind ``a[i]`` that may wait.
+
+Any set of lanes may call these together. A converged group takes its distinct pages one at a time; lanes
+with the same page share its pin.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from warpwell.targets import (
+    DEVICE,
+    activemask,
+    as_bits,
+    ballot,
+    bits_as,
+    device,
+    fetch_add_as,
+    ffs,
+    lane_id,
+    load_acquire,
+    load_relaxed_as,
+    shfl,
+    store_relaxed_as,
+    syncwarp,
+)
+
+from .core import latched, word_address
+from .layout import CLEAR
+from .paging import evict_page, pin_page, prefetch_page, unpin
+from .transfer import frame_address
+from .word import DIRTY
+
+LOAD = 0
+STORE = 1
+ADD_I4 = 2
+ADD_I8 = 3
+ADD_F4 = 4
+ADD_F8 = 5
+
+U1 = np.dtype(np.uint8)
+U2 = np.dtype(np.uint16)
+I4 = np.dtype(np.int32)
+I8 = np.dtype(np.int64)
+F4 = np.dtype(np.float32)
+F8 = np.dtype(np.float64)
+
+
+@device
+def access(core, space, page, offset, bits, size, operation):
+    """Do `operation` on the item of `size` bytes at byte `offset` of a page; return the old bits.
+
+    Parameters
+    ----------
+    bits : int
+        The value (bit pattern) of a STORE or an addition.
+    size : int
+        1, 2, 4 or 8; the item is aligned to it.
+    operation : int
+        LOAD, STORE or an addition.
+
+    Notes
+    -----
+    0 is returned where an error is latched. The pin is held by the leader of each group; each lane acquires
+    the page's word itself, because the shuffle that tells it the frame orders nothing.
+    """
+    mask = activemask()
+    lane = lane_id()
+    out = 0
+    open_ = True
+    first = 0
+    if lane == ffs(mask) - 1 and latched(core) != CLEAR:
+        first = 1
+    if shfl(mask, first, ffs(mask) - 1) != 0:
+        return out
+    while True:
+        todo = ballot(mask, open_)
+        if todo == 0:
+            return out
+        leader = ffs(todo) - 1
+        current = shfl(mask, page, leader)
+        # groups may hold lanes of several arrays of one cache, so the space is the leader's
+        home = shfl(mask, space, leader)
+        wanted = -1
+        if open_ and space == home:
+            wanted = page
+        frame = pin_page(core, home, current, wanted, mask, lane, leader)
+        word = word_address(core, current)
+        mine = open_ and page == current
+        if mine:
+            open_ = False
+            if frame >= 0:
+                load_acquire(word, DEVICE)
+                out = apply(frame_address(core, frame) + offset, bits, size, operation)
+        changed = ballot(mask, mine and operation != LOAD)
+        syncwarp(mask)
+        if lane == leader and frame >= 0:
+            dirty = 0
+            if changed != 0:
+                dirty = DIRTY
+            unpin(word, dirty)
+
+
+@device
+def apply(address, bits, size, operation):
+    """Do the operation on the frame (thread, under a pin); relaxed accesses of device scope."""
+    if operation == LOAD:
+        if size == 8:
+            return load_relaxed_as(address, I8)
+        if size == 4:
+            return load_relaxed_as(address, I4) & 0xFFFFFFFF
+        if size == 2:
+            return as_bits(load_relaxed_as(address, U2), U2)
+        return as_bits(load_relaxed_as(address, U1), U1)
+    if operation == STORE:
+        if size == 8:
+            store_relaxed_as(address, bits, I8)
+        elif size == 4:
+            store_relaxed_as(address, bits_as(bits, I4), I4)
+        elif size == 2:
+            store_relaxed_as(address, bits_as(bits, U2), U2)
+        else:
+            store_relaxed_as(address, bits_as(bits, U1), U1)
+        return 0
+    if operation == ADD_I4:
+        return as_bits(fetch_add_as(address, bits_as(bits, I4), I4), I4)
+    if operation == ADD_I8:
+        return fetch_add_as(address, bits, I8)
+    if operation == ADD_F4:
+        return as_bits(fetch_add_as(address, bits_as(bits, F4), F4), F4)
+    return as_bits(fetch_add_as(address, bits_as(bits, F8), F8), F8)
+
+
+@device
+def hold(core, space, page):
+    """Pin a page for long (all converged lanes, each its own page); return whether this lane's page is held."""
+    mask = activemask()
+    lane = lane_id()
+    open_ = True
+    held = False
+    while True:
+        todo = ballot(mask, open_)
+        if todo == 0:
+            return held
+        leader = ffs(todo) - 1
+        current = shfl(mask, page, leader)
+        frame = pin_page(core, space, current, -1, mask, lane, leader)
+        # one lane, one pin: lanes that name the same page come round again
+        if lane == leader:
+            open_ = False
+            held = frame >= 0
+
+
+@device
+def let_go(core, page):
+    """Give back a long-held pin (thread)."""
+    unpin(word_address(core, page), 0)
+
+
+@device
+def prefetch(core, space, page):
+    """Start to bring pages in (all converged lanes, each its own page; lanes with no page pass -1)."""
+    mask = activemask()
+    lane = lane_id()
+    open_ = page >= 0
+    while True:
+        todo = ballot(mask, open_)
+        if todo == 0:
+            return
+        leader = ffs(todo) - 1
+        current = shfl(mask, page, leader)
+        prefetch_page(core, space, current, mask, lane, leader)
+        if page == current:
+            open_ = False
+
+
+@device
+def evict(core, space, page):
+    """Evict pages that are clean and unpinned (all converged lanes, each its own page); True where gone."""
+    mask = activemask()
+    lane = lane_id()
+    open_ = True
+    gone = False
+    while True:
+        todo = ballot(mask, open_)
+        if todo == 0:
+            return gone
+        leader = ffs(todo) - 1
+        current = shfl(mask, page, leader)
+        done = evict_page(core, space, current, mask, lane, leader)
+        if page == current:
+            open_ = False
+            gone = done
+

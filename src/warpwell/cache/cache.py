@@ -1,0 +1,512 @@
+"""Cache: frames in device memory that arrays on storage share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..nvme import describe
+from ..queues import QueuePairs
+from ..queues.layout import MERGE_MAX
+from ..storage.controller import Controller, service_threads
+from ..storage.medium import Medium
+from ..targets import ALIGNMENT, Block, default_device, fault_page, memory_for
+from . import layout as at
+from . import maintenance
+from .sizes import parse_size
+from .statistics import Statistics
+from .word import FRAME_MAX
+
+BLOCK = 512
+
+
+@dataclass
+class Space:
+    """An array's part of a cache."""
+
+    name: str
+    nsid: int
+    pages: int
+    nbytes: int
+    share: float | None
+    host: int
+    base: int = 0
+    pool: int = 0
+
+
+class Cache:
+    """A page cache that arrays share.
+
+    Parameters
+    ----------
+    nbytes : int or str
+        Budget in bytes for frames, page table and owner words; strings as "256MiB".
+    page_size : int
+        Bytes of a page: a power of two from 512.
+    device : {"cpu", "cuda", "interp"}, optional
+    stats : {"basic", "full"}
+        "full" also counts hits and bytes wanted, which costs time on every access.
+    timeout : float
+        Seconds without any completion after which waiting kernels give up.
+    queues, depth, threads : int, optional
+        Queue pairs, entries of each ring, service threads of the controller.
+    merge : int
+        Most adjacent pages that one command brings in: 1, 2, 4 or 8.
+
+    Raises
+    ------
+    ArgumentError
+        A size that cannot be.
+    """
+
+    def __init__(
+        self,
+        nbytes: int | str,
+        *,
+        page_size: int = 4096,
+        device: str | None = None,
+        stats: str = "basic",
+        timeout: float = 30.0,
+        queues: int | None = None,
+        depth: int | None = None,
+        threads: int | None = None,
+        merge: int = 4,
+    ) -> None:
+        self._closed = True  # until everything is there, so that a failed constructor has nothing to close
+        self.device = device or default_device()
+        self.cache_bytes = parse_size(nbytes, "cache")
+        self.page_size = _page_size(page_size)
+        if self.cache_bytes < self.page_size:
+            raise errors.ArgumentError(
+                f"a cache of {self.cache_bytes} bytes is smaller than one page of {self.page_size}: "
+                "enlarge cache or take a smaller page_size"
+            )
+        if stats not in ("basic", "full"):
+            raise errors.ArgumentError(f'stats is "basic" or "full", not {stats!r}')
+        if merge not in (1, 2, 4, MERGE_MAX):
+            raise errors.ArgumentError(f"merge is 1, 2, 4 or {MERGE_MAX} pages, not {merge!r}")
+        if not timeout > 0:
+            raise errors.ArgumentError(f"timeout is a positive number of seconds, not {timeout!r}")
+        self.full = stats == "full"
+        self.timeout = timeout
+        self.merge = merge
+        self.memory = memory_for(self.device)
+        fault_page()
+        on_gpu = self.device == "cuda"
+        self._queues = queues or (64 if on_gpu else 1 if self.device == "interp" else 4)
+        self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
+        self._threads = threads or service_threads(self.device)
+        self.pairs = QueuePairs(
+            self.memory, count=self._queues, depth=self._depth, staging_bytes=self.page_size * merge
+        )
+        self.controller = Controller(
+            self.pairs, threads=self._threads, spin=on_gpu, interpreted=self.device == "interp"
+        )
+        self._spaces: dict[int, Space] = {}
+        self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._latch = self.memory.allocate_shared(4096)
+        self._count = self.memory.allocate_shared(64)
+        self._stats = self.memory.allocate(8 * at.STATS_WORDS)
+        self._core: Block | None = None
+        self._in_flight = 0
+        self._lock = threading.RLock()
+        self.hashed = False
+        self.frames = 0
+        self._closed = False
+
+    # -- arrays ---------------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        medium: Medium,
+        owner: Any,
+        *,
+        name: str,
+        share: float | None = None,
+        host: int = 0,
+    ) -> int:
+        """Give a medium a part of the page numbers; return its namespace id. Empties the cache.
+
+        `share` is the fraction of the frames that are the array's own; None for the common rest. `host` is
+        the address of the data in shared memory where the cache fetches from there ("host-cached").
+        """
+        with self._lock:
+            self.require_open()
+            if share is not None and not 0 < share <= 1:
+                raise errors.ArgumentError(f"share is a fraction above 0 and up to 1, not {share!r}")
+            total = (share or 0.0) + sum(s.share or 0.0 for s in self._spaces.values())
+            if total > 1:
+                raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
+            self._require_idle("open another array on it")
+            self.flush()
+            nsid = self.controller.attach(medium, self.page_size)
+            pages = -(-medium.nbytes // self.page_size)
+            self._spaces[nsid] = Space(name, nsid, pages, medium.nbytes, share, host)
+            self._owners[nsid] = owner
+            try:
+                self._lay_out()
+            except BaseException:
+                del self._spaces[nsid]
+                self.controller.detach(nsid)
+                raise
+            return nsid
+
+    def detach(self, nsid: int) -> None:
+        """Write an array's dirty pages back and forget it."""
+        with self._lock:
+            if self._closed or nsid not in self._spaces:
+                return
+            self.flush(nsid)
+            del self._spaces[nsid]
+            self.controller.detach(nsid)
+            if self._spaces:
+                self.flush()
+                self._lay_out()
+
+    def space(self, nsid: int) -> Space:
+        """Return an array's part."""
+        return self._spaces[nsid]
+
+    def _lay_out(self) -> None:
+        """Allocate table, owners and frames for the arrays that are there, all empty."""
+        spaces = list(self._spaces.values())
+        base = 0
+        for space in spaces:
+            # groups of eight pages share a queue and never two arrays
+            space.base = base
+            base += -(-max(space.pages, 1) // MERGE_MAX) * MERGE_MAX
+        budget = self.cache_bytes
+        table_words = base
+        self.hashed = 8 * table_words > max(budget // 8, _SMALL_TABLE)
+        if self.hashed:
+            table_words = 1 << max(6, (4 * max(1, budget // self.page_size) - 1).bit_length())
+            while table_words > 64 and 8 * table_words > budget // 8:
+                table_words >>= 1
+        small = 8 * table_words <= _SMALL_TABLE
+        frames = (budget - (0 if small else 8 * table_words)) // (self.page_size + 8)
+        frames = max(1, min(frames, max(1, sum(s.pages for s in spaces)), FRAME_MAX))
+        pools = self._split(spaces, frames)
+        core_bytes = 8 * (at.CORE_WORDS + at.SPACE_WORDS * len(spaces) + at.POOL_WORDS * len(pools))
+        core_bytes = -(-core_bytes // ALIGNMENT) * ALIGNMENT
+        table_bytes = -(-8 * table_words // 128) * 128
+        owner_bytes = -(-8 * frames // ALIGNMENT) * ALIGNMENT
+        meta_bytes = -(-(core_bytes + table_bytes) // ALIGNMENT) * ALIGNMENT
+        self._core = None  # freed before the new block is taken: a cache may fill the device
+        block = self.memory.allocate(meta_bytes + owner_bytes + frames * self.page_size)
+        core = np.zeros(core_bytes // 8, np.int64)
+        address = block.address
+        spaces_at = at.CORE_WORDS
+        pools_at = spaces_at + at.SPACE_WORDS * len(spaces)
+        core[at.C_PAGE_SHIFT] = self.page_size.bit_length() - 1
+        core[at.C_TABLE] = address + core_bytes
+        core[at.C_HASH_MASK] = table_words - 1 if self.hashed else 0
+        core[at.C_OWNERS] = address + meta_bytes
+        core[at.C_FRAMES] = address + meta_bytes + owner_bytes
+        core[at.C_QUEUES] = self.pairs.records
+        core[at.C_N_QUEUES] = self.pairs.count
+        core[at.C_MERGE] = self.merge
+        core[at.C_STATS] = self._stats.address
+        core[at.C_LATCH] = self._latch.address
+        core[at.C_TIMEOUT] = int(self.timeout * 1e9)
+        core[at.C_SPACES] = address + 8 * spaces_at
+        core[at.C_N_SPACES] = len(spaces)
+        core[at.C_POOLS] = address + 8 * pools_at
+        for k, space in enumerate(spaces):
+            record = core[spaces_at + k * at.SPACE_WORDS :]
+            record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
+            record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool
+            record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
+        for k, (first, number) in enumerate(pools):
+            record = core[pools_at + k * at.POOL_WORDS :]
+            record[at.F_FIRST], record[at.F_COUNT] = first, number
+        block.write(0, core)
+        self._core = block
+        self._words = core
+        self.frames = frames
+        self.table_bytes = 8 * table_words
+        self._order = [space.nsid for space in spaces]
+
+    @staticmethod
+    def _split(spaces: list[Space], frames: int) -> list[tuple[int, int]]:
+        """Split the frames into the arrays' own pools and the common rest."""
+        pools: list[tuple[int, int]] = []
+        first = 0
+        for space in spaces:
+            if space.share is not None:
+                number = max(1, int(space.share * frames))
+                space.pool = len(pools)
+                pools.append((first, number))
+                first += number
+        common = [space for space in spaces if space.share is None]
+        if common and first >= frames or first > frames:
+            raise errors.ArgumentError(
+                f"{frames} frames are too few for these shares: enlarge cache or take a smaller page_size"
+            )
+        if common:
+            for space in common:
+                space.pool = len(pools)
+            pools.append((first, frames - first))
+        return pools
+
+    # -- what views are made of -----------------------------------------------------------------------------
+
+    @property
+    def core(self) -> int:
+        """Address of the core record."""
+        if self._core is None:
+            raise errors.ClosedError("the cache is closed: open the array again")
+        return self._core.address
+
+    def constants(self, nsid: int) -> dict[str, int]:
+        """Return the members of a view that the cache knows."""
+        space = self._spaces[nsid]
+        index = self._order.index(nsid)
+        return {
+            "core": self.core,
+            "space": int(self._words[at.C_SPACES]) + 8 * at.SPACE_WORDS * index,
+            "base": space.base,
+            "table": int(self._words[at.C_TABLE]) + (0 if self.hashed else 8 * space.base),
+            "frames": int(self._words[at.C_FRAMES]),
+            "owners": int(self._words[at.C_OWNERS]),
+            "hash_mask": int(self._words[at.C_HASH_MASK]),
+            "shift": int(self._words[at.C_PAGE_SHIFT]),
+        }
+
+    def pool_frames(self, nsid: int) -> int:
+        """Return how many frames an array can use."""
+        space = self._spaces[nsid]
+        pools = self._split(list(self._spaces.values()), self.frames)
+        return pools[space.pool][1]
+
+    # -- launches -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A launch on one of the arrays starts."""
+        with self._lock:
+            self.require_open()
+            self.raise_latched()
+            self.controller.begin()
+            self._in_flight += 1
+
+    def end(self) -> None:
+        """A launch ended: raise what it latched."""
+        with self._lock:
+            if self._in_flight:
+                self._in_flight -= 1
+                self.controller.end()
+            self.raise_latched()
+
+    def abort(self) -> None:
+        """Make every wait of device code on this cache end soon."""
+        self._latch.words[at.L_KIND] = at.ABORTED
+
+    def run(self, kernel: Any, threads: int, *args: int) -> None:
+        """Run a maintenance kernel: `threads` warps of work."""
+        if threads <= 0:
+            return
+        width = 32 if self.device == "cuda" else 1
+        self.begin()
+        try:
+            launch = kernel[threads * width]
+            launch(*args, device=self.device, services=self.controller.services())
+        finally:
+            self.end()
+
+    def raise_latched(self) -> None:
+        """Raise the error that device code latched, and clear the latch."""
+        record = self._latch.words
+        kind = int(record[at.L_KIND])
+        if kind == at.CLEAR:
+            return
+        nsid, page, value = (int(record[k]) for k in (at.L_ARRAY, at.L_PAGE, at.L_VALUE))
+        record[: at.LATCH_WORDS] = 0
+        fault_page()[0] = 0
+        if kind == at.ABORTED:
+            return  # whoever aborted raises by itself
+        raise self._error(kind, nsid, page, value)
+
+    def _error(self, kind: int, nsid: int, page: int, value: int) -> Exception:
+        space = self._spaces.get(nsid)
+        name = space.name if space else "an array that was closed"
+        local = page - space.base if space else page
+        lba = local * (self.page_size // BLOCK)
+        where = f"array {name!r}, page {local} (LBA {lba})"
+        if kind == at.INDEX_ERROR:
+            owner = self._owners.get(nsid)
+            shape = getattr(owner, "shape", ())
+            return errors.IndexRangeError(
+                f"a kernel used index {value} of array {name!r}, which has shape {shape}: compare the index "
+                "with its size first (negative indices do not wrap in kernels)",
+                array=name,
+                index=value,
+            )
+        if kind == at.READ_ONLY:
+            return errors.ReadOnlyError(f'a kernel wrote to array {name!r}, which is read-only: open it with mode="r+"')
+        if kind in (at.READ_ERROR, at.WRITE_ERROR):
+            verb = "reading" if kind == at.READ_ERROR else "writing"
+            advice = "check the drive or file" if kind == at.READ_ERROR else (
+                "the page stays in the cache; make room or mend the drive, then call flush()")  # fmt: skip
+            return errors.MediumError(
+                f"{verb} {where} failed: {describe(value)} (status {value:#06x}); {advice}",
+                array=name, lba=lba, page=local, status=value,
+            )  # fmt: skip
+        if kind == at.STALLED:
+            return errors.StallError(
+                f"no completion for {self.timeout:g} s while waiting for {where}: the medium does not answer; "
+                "its command ids stay quarantined until it does",
+                array=name, lba=lba, page=local,
+            )  # fmt: skip
+        return errors.PinError(f"{where} could not be pinned: unpin other pages or enlarge the cache", array=name)
+
+    # -- maintenance ----------------------------------------------------------------------------------------
+
+    def flush(self, nsid: int | None = None) -> None:
+        """Write dirty pages back (of one array, or all) and make them durable."""
+        with self._lock:
+            self.require_open()
+            for space in [s for s in self._spaces.values() if nsid is None or s.nsid == nsid]:
+                owner = self._owners.get(space.nsid)
+                if owner is None or not getattr(owner, "writable", False):
+                    continue
+                self._until_none(
+                    maintenance.flush_frames,
+                    self.frames,
+                    lambda left, s=space: (
+                        self.core, s.base, s.base + s.pages, int(self._in_flight == 0), left),
+                    f"flushing {space.name!r}",
+                )  # fmt: skip
+                if not space.host:
+                    self.controller.medium(space.nsid).sync()
+
+    def evict(self, nsid: int, first: int, end: int) -> None:
+        """Write back and evict pages [first, end) of an array; pinned pages are an error."""
+        constants = self.constants(nsid)
+        self._until_none(
+            maintenance.evict_pages,
+            end - first,
+            lambda left: (self.core, constants["space"], constants["base"] + first, left),
+            f"evicting pages of {self._spaces[nsid].name!r}",
+        )
+
+    def prefetch(self, nsid: int, first: int, end: int) -> None:
+        """Start to bring pages [first, end) in."""
+        constants = self.constants(nsid)
+        end = min(end, first + self.pool_frames(nsid))
+        self.run(maintenance.prefetch_pages, end - first, self.core, constants["space"], constants["base"] + first)
+        self.settle()
+
+    def load(self, nsid: int, first: int, end: int, *, keep: bool) -> int:
+        """Bring pages [first, end) in and wait; keep them pinned where `keep` is set. Returns the number."""
+        constants = self.constants(nsid)
+        return self._counted(
+            maintenance.load_pages,
+            end - first,
+            lambda done: (self.core, constants["space"], constants["base"] + first, int(keep), done),
+        )
+
+    def unpin(self, nsid: int, first: int, end: int) -> int:
+        """Give back one long-held pin of each page in [first, end); return how many had one."""
+        constants = self.constants(nsid)
+        width = 32 if self.device == "cuda" else 1
+        return self._counted(
+            maintenance.unpin_pages,
+            -(-(end - first) // width),
+            lambda done: (self.core, constants["base"] + first, constants["base"] + end, done),
+        )
+
+    def settle(self) -> None:
+        """Publish prefetched pages whose data has come, and release what late completions held."""
+        self.run(maintenance.settle_queues, self.pairs.count, self.core)
+
+    def _until_none(self, kernel: Any, threads: int, args: Any, what: str) -> None:
+        """Run a kernel until it counts nothing left, a bounded number of times."""
+        left = 0
+        for _ in range(64):
+            left = self._counted(kernel, threads, args)
+            if left == 0:
+                return
+        raise errors.PinError(f"{what}: {left} pages are pinned or in use; unpin them first")
+
+    def _counted(self, kernel: Any, threads: int, args: Any) -> int:
+        """Run a kernel that counts in a word of shared memory; return the count."""
+        self._count.words[0] = 0
+        self.run(kernel, threads, *args(self._count.address))
+        return int(self._count.words[0])
+
+    @property
+    def stats(self) -> Statistics:
+        """What happened so far (host; after launches are done)."""
+        self.require_open()
+        n = self._stats.read(0, 8 * at.STATS_WORDS).view(np.int64)
+        return Statistics(
+            misses=int(n[at.N_MISSES]),
+            evictions=int(n[at.N_EVICTIONS]),
+            writebacks=int(n[at.N_WRITEBACKS]),
+            read_commands=int(n[at.N_READ_COMMANDS]),
+            write_commands=int(n[at.N_WRITE_COMMANDS]),
+            bytes_read=int(n[at.N_PAGES_READ]) * self.page_size,
+            bytes_written=int(n[at.N_WRITEBACKS]) * self.page_size,
+            prefetched=int(n[at.N_PREFETCHED]),
+            prefetch_dropped=int(n[at.N_PREFETCH_DROPPED]),
+            retries=int(n[at.N_RETRIES]),
+            hits=int(n[at.N_HITS]) if self.full else None,
+            bytes_wanted=int(n[at.N_WANTED]) if self.full else None,
+        )
+
+    # -- life -----------------------------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        """Raise `ClosedError` where the cache is closed."""
+        if self._closed:
+            raise errors.ClosedError("the cache is closed: open the array again")
+
+    def _require_idle(self, what: str) -> None:
+        if self._in_flight:
+            raise errors.SharingError(f"{self._in_flight} launches use the cache: wait for them, then {what}")
+
+    def close(self) -> None:
+        """Flush, stop the controller and drop the memory (idempotent)."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                if self._spaces:
+                    self.flush()
+            finally:
+                self._closed = True
+                self.controller.close()
+                if self.pairs.outstanding() == 0:
+                    self._core = None
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def words(self) -> NDArray[np.int64]:
+        """Return a copy of the page words (tests and debugging)."""
+        offset = int(self._words[at.C_TABLE]) - self.core
+        assert self._core is not None
+        return self._core.read(offset, self.table_bytes).view(np.int64)
+
+
+_SMALL_TABLE = 64 * 1024
+"""Bytes of page table that are not counted in the budget, so that a cache of one page is possible."""
+
+
+def _page_size(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < BLOCK or value & (value - 1):
+        raise errors.ArgumentError(
+            f"page_size {value!r} is not a power of two of at least {BLOCK} bytes (the block size): "
+            "take 512, 4096 or 8192"
+        )
+    if value > 1 << 20:
+        raise errors.ArgumentError(f"page_size {value} is above 1 MiB: take a smaller one")
+    return int(value)

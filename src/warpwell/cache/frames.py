@@ -1,0 +1,235 @@
+"""Frames: the clock with second chance, and the write-back of dirty victims."""
+
+from __future__ import annotations
+
+from warpwell.nvme import WRITE
+from warpwell.queues.submission import field, release_id, staging_of, take_id
+from warpwell.targets import (
+    DEVICE,
+    compare_exchange,
+    device,
+    fetch_add,
+    fetch_and,
+    load_acquire,
+    load_relaxed,
+    rem,
+    shfl,
+    store_relaxed,
+    store_release,
+    syncwarp,
+)
+
+from .core import count, latch, queue_of, space_of, word_address
+from .layout import (
+    C_HASH_MASK,
+    C_PAGE_SHIFT,
+    C_POOLS,
+    F_COUNT,
+    F_FIRST,
+    F_HAND,
+    FREE_FRAME,
+    HELD_FRAME,
+    N_EVICTIONS,
+    N_WRITEBACKS,
+    POOL_WORDS,
+    S_NSID,
+    S_POOL,
+    WRITE_ERROR,
+)
+from .transfer import copy, frame_address, host_page, leave_writeback, owner_address, start, unwritten, wait
+from .word import (
+    BUSY,
+    DIRTY,
+    INVALID,
+    PINS,
+    READABLE,
+    REF,
+    VALID,
+    WRITEBACK,
+    evicted,
+    frame_of,
+    state_of,
+    with_state,
+)
+
+NO_FRAME = -1
+DIRTY_VICTIM = -2
+"""`sweep` found a dirty page and put it in WRITEBACK."""
+
+
+@device
+def pool_of(core, space):
+    """Return the record of the pool whose frames a space uses (thread)."""
+    return field(core, C_POOLS) + field(space, S_POOL) * (8 * POOL_WORDS)
+
+
+@device
+def step(core, pool, clean_only):
+    """Move the clock hand by one frame (thread). Return the frame it won, NO_FRAME, or DIRTY_VICTIM - frame.
+
+    A won frame is HELD: it is in no page's word. A dirty victim's word is in WRITEBACK.
+    """
+    hand = fetch_add(pool + 8 * F_HAND, 1, DEVICE) & 0x7FFFFFFFFFFFFFFF
+    frame = field(pool, F_FIRST) + rem(hand, field(pool, F_COUNT))
+    owner = owner_address(core, frame)
+    page = load_acquire(owner, DEVICE) - 1
+    if page == FREE_FRAME - 1:
+        if compare_exchange(owner, FREE_FRAME, HELD_FRAME, DEVICE) == FREE_FRAME:
+            return frame
+        return NO_FRAME
+    if page < 0:
+        return NO_FRAME
+    address = word_address(core, page)
+    word = load_relaxed(address, DEVICE)
+    if state_of(word) != VALID or frame_of(word) != frame or word & PINS != 0:
+        return NO_FRAME
+    if word & REF != 0:
+        # the second chance: used since the hand was here, so it goes round once more
+        fetch_and(address, ~REF, DEVICE)
+        return NO_FRAME
+    if word & DIRTY != 0:
+        if not clean_only and compare_exchange(address, word, with_state(word, WRITEBACK), DEVICE) == word:
+            return DIRTY_VICTIM - frame
+        return NO_FRAME
+    if compare_exchange(address, word, evicted(word), DEVICE) != word:
+        return NO_FRAME
+    store_relaxed(owner, HELD_FRAME, DEVICE)
+    count(core, N_EVICTIONS, 1)
+    return frame
+
+
+@device
+def find_frame(core, space, mask, lane, leader):
+    """Win a frame, writing a dirty victim back first; return it HELD, or NO_FRAME (all lanes of `mask`).
+
+    Gives up after two rounds of the clock or a failed write, holding nothing.
+    """
+    pool = pool_of(core, space)
+    left = 2 * field(pool, F_COUNT) + 2
+    while True:
+        found = NO_FRAME
+        if lane == leader:
+            while left > 0 and found == NO_FRAME:
+                found = step(core, pool, False)
+                left -= 1
+        found = shfl(mask, found, leader)
+        if found > DIRTY_VICTIM:
+            return found
+        frame = DIRTY_VICTIM - found
+        page = 0
+        if lane == leader:
+            page = load_relaxed(owner_address(core, frame), DEVICE) - 1
+        page = shfl(mask, page, leader)
+        if not write_back(core, page, frame, mask, lane, leader):
+            return NO_FRAME
+        if lane == leader:
+            word = word_address(core, page)
+            old = load_relaxed(word, DEVICE)
+            while True:
+                seen = compare_exchange(word, old, evicted(old), DEVICE)
+                if seen == old:
+                    break
+                old = seen
+            store_relaxed(owner_address(core, frame), HELD_FRAME, DEVICE)
+            count(core, N_EVICTIONS, 1)
+        return frame
+
+
+@device
+def write_back(core, page, frame, mask, lane, leader):
+    """Write a page in WRITEBACK to storage and wait for it (all lanes of `mask`).
+
+    True: storage has it, and the word is still in WRITEBACK, for the caller to settle. False: the page is
+    VALID and DIRTY as before (or stays in WRITEBACK with an orphan until that settles it); an error was
+    latched, or no command id was free.
+    """
+    space = space_of(core, page)
+    shift = field(core, C_PAGE_SHIFT)
+    word = word_address(core, page)
+    target = host_page(space, page, shift)
+    if target != 0:
+        syncwarp(mask)
+        copy(target, frame_address(core, frame), 1 << shift, mask, lane)
+        syncwarp(mask)
+        if lane == leader:
+            count(core, N_WRITEBACKS, 1)
+        return True
+    queue = queue_of(core, page)
+    cid = -1
+    if lane == leader:
+        cid = take_id(queue, 0)
+        if cid < 0:
+            unwritten(word)
+    cid = shfl(mask, cid, leader)
+    if cid < 0:
+        return False
+    syncwarp(mask)
+    copy(staging_of(queue, cid), frame_address(core, frame), 1 << shift, mask, lane)
+    syncwarp(mask)
+    submitted = 0
+    if lane == leader and start(core, queue, cid, WRITE, page, 1, space):
+        submitted = 1
+    status = -1
+    if shfl(mask, submitted, leader) != 0:
+        status = wait(core, queue, cid, mask, lane, leader)
+        if status < 0:
+            return False
+    if lane == leader:
+        release_id(queue, cid)
+        if status != 0:
+            latch(core, WRITE_ERROR, field(space, S_NSID), page, status)
+            unwritten(word)
+        else:
+            count(core, N_WRITEBACKS, 1)
+    return status == 0
+
+
+@device
+def release_frame(core, frame):
+    """Put a HELD frame among the free ones (thread)."""
+    store_release(owner_address(core, frame), FREE_FRAME, DEVICE)
+
+
+@device
+def win_page(core, word):
+    """Turn an INVALID word BUSY; return whether this thread won it."""
+    old = load_relaxed(word, DEVICE)
+    if state_of(old) != INVALID:
+        return False
+    return compare_exchange(word, old, with_state(old, BUSY), DEVICE) == old
+
+
+@device
+def clean(core, page, pinned_too, mask, lane, leader):
+    """Write a page back if it is dirty and nobody writes to it (all lanes of `mask`); True where nothing is left.
+
+    The flush of one page: afterwards the page is VALID and clean. `pinned_too` takes pins for long-held
+    ones, under which nobody writes meanwhile: only the host knows that, when no launch is in flight.
+    """
+    word = word_address(core, page)
+    action = 0
+    frame = 0
+    if lane == leader:
+        old = load_acquire(word, DEVICE)
+        if field(core, C_HASH_MASK) != 0 and state_of(old) & READABLE != 0:
+            if load_relaxed(owner_address(core, frame_of(old)), DEVICE) != page + 1:
+                old = 0  # another page's word: this page is not in the cache
+        if state_of(old) == WRITEBACK or (state_of(old) == VALID and old & DIRTY != 0):
+            action = 1
+            if state_of(old) == VALID and (pinned_too or old & PINS == 0):
+                claimed = with_state(old, WRITEBACK)
+                if compare_exchange(word, old, claimed, DEVICE) == old:
+                    action = 2
+                    frame = frame_of(old)
+    action = shfl(mask, action, leader)
+    if action == 0:
+        return True
+    if action == 1:
+        return False
+    frame = shfl(mask, frame, leader)
+    if not write_back(core, page, frame, mask, lane, leader):
+        return False
+    if lane == leader:
+        leave_writeback(word, VALID)
+    return True
+

@@ -1,0 +1,93 @@
+"""Where the parts of a page cache lie, in 64-bit words of device memory.
+
+The *core record* is what a kernel's view of an array points to. *Space records* describe the arrays that
+share the cache; pages are numbered through all of them. *Pool records* split the frames into shares.
+"""
+
+from __future__ import annotations
+
+# -- core record ---------------------------------------------------------------------------------------------
+C_PAGE_SHIFT = 0
+C_TABLE = 1
+"""Address of the page words."""
+C_HASH_MASK = 2
+"""0: a word a page; else the table is hashed and has mask + 1 words."""
+C_FRAMES = 3
+"""Address of frame 0."""
+C_OWNERS = 4
+"""Address of the owner words, one a frame: page + 1, 0 free, -1 held by a group."""
+C_QUEUES = 5
+"""Address of the first queue record."""
+C_N_QUEUES = 6
+C_MERGE = 7
+"""Most pages of one command, a power of two up to `MERGE_MAX`."""
+C_STATS = 8
+"""Address of the statistics, `STATS_WORDS` words."""
+C_LATCH = 9
+"""Address of the latch record (shared memory)."""
+C_TIMEOUT = 10
+"""Nanoseconds without any completion after which a waiter gives up."""
+C_SPACES = 11
+C_N_SPACES = 12
+C_POOLS = 13
+CORE_WORDS = 16
+
+# -- space record --------------------------------------------------------------------------------------------
+S_BASE = 0
+"""First page of the array."""
+S_PAGES = 1
+S_NSID = 2
+S_POOL = 3
+"""Index of the pool whose frames the array uses."""
+S_HOST = 4
+"""Address of the data in pinned host memory ("host-cached" tier), or 0: behind the queues."""
+S_BYTES = 5
+"""Length of the file in bytes."""
+SPACE_WORDS = 8
+
+# -- pool record (128 bytes apart, they are raced for) -------------------------------------------------------
+F_FIRST = 0
+F_COUNT = 1
+F_HAND = 2
+F_PINNED = 3
+"""Long-held pins; at most `F_COUNT` - 1."""
+POOL_WORDS = 16
+
+FREE_FRAME = 0
+HELD_FRAME = -1
+
+# -- latch record (shared memory): the first error, for the host to raise -------------------------------------
+L_KIND = 0
+L_ARRAY = 1
+"""Array key."""
+L_PAGE = 2
+L_VALUE = 3
+"""Index, status field or nanoseconds, by kind."""
+LATCH_WORDS = 8
+
+CLEAR = 0
+INDEX_ERROR = 1
+"""An index out of range; L_VALUE is the index (flat)."""
+READ_ERROR = 2
+"""A read failed; L_VALUE is the status field."""
+WRITE_ERROR = 3
+READ_ONLY = 4
+STALLED = 5
+"""No completion for the time-out."""
+ABORTED = 6
+"""The host gave up (Ctrl-C)."""
+PIN_ERROR = 7
+
+# -- statistics (64-bit counters) ----------------------------------------------------------------------------
+N_MISSES = 0
+N_EVICTIONS = 1
+N_WRITEBACKS = 2
+N_READ_COMMANDS = 3
+N_WRITE_COMMANDS = 4
+N_PAGES_READ = 5
+N_PREFETCHED = 6
+N_PREFETCH_DROPPED = 7
+N_HITS = 8
+N_WANTED = 9
+N_RETRIES = 10
+STATS_WORDS = 16

@@ -1,0 +1,351 @@
+"""Bringing pages in: the miss path, pins and prefetch.
+
+No group waits while it holds something that another needs: a frame is won before the page's word, a dirty
+victim is written back before that, and where no frame or id is to be had everything goes back and the
+group backs off. A page is published pinned for its group, so each completed read serves at least one access
+however small the cache is.
+"""
+
+from __future__ import annotations
+
+from warpwell.nvme import READ
+from warpwell.queues.layout import ASYNC, ID_FRAMES, Q_N_IDS
+from warpwell.queues.submission import field, id_record, release_id, staging_of, take_id
+from warpwell.targets import (
+    DEVICE,
+    any_sync,
+    backoff,
+    clock_ns,
+    compare_exchange,
+    device,
+    load_acquire,
+    load_relaxed,
+    shfl,
+    store_relaxed,
+    store_release,
+    syncwarp,
+)
+
+from .core import count, expired, latch, latched, progress, queue_of, word_address
+from .frames import clean, find_frame, pool_of, release_frame, step, win_page
+from .layout import (
+    C_HASH_MASK,
+    C_MERGE,
+    C_PAGE_SHIFT,
+    CLEAR,
+    N_EVICTIONS,
+    N_MISSES,
+    N_PREFETCH_DROPPED,
+    N_PREFETCHED,
+    N_RETRIES,
+    READ_ERROR,
+    S_BASE,
+    S_NSID,
+    S_PAGES,
+    STALLED,
+)
+from .transfer import abandon, fill, host_page, owner_address, publish, serve, start, wait
+from .word import (
+    DIRTY,
+    INVALID,
+    PIN,
+    PINS,
+    PINS_MAX,
+    REF,
+    VALID,
+    evicted,
+    frame_of,
+    pins_of,
+    state_of,
+)
+
+RETRY = -1
+FAILED = -2
+
+SPARE_STEPS = 16
+"""Clock steps spent on a frame for each further page of a merged command."""
+
+
+@device
+def pin_page(core, space, page, wanted, mask, lane, leader):
+    """Pin a page for the group, bringing it in if need be (all lanes of `mask`, `page` the same in all).
+
+    Returns the page's frame, with one pin that the leader must give back by `unpin`; FAILED where an error
+    is latched. `wanted` is each lane's own page (or -1), for merging neighbours into one command. After the
+    call each lane must acquire the page's word itself before it reads the frame.
+    """
+    word = word_address(core, page)
+    attempt = 0
+    seen = 0
+    since = 0
+    merge = True
+    while True:
+        frame = RETRY
+        other = 0
+        tried = False
+        if lane == leader:
+            old = load_acquire(word, DEVICE)
+            state = state_of(old)
+            if state == VALID:
+                frame = try_pin(core, word, old, page)
+                if frame < RETRY:
+                    other = -frame
+            elif state == INVALID:
+                other = -1
+        frame = shfl(mask, frame, leader)
+        if frame >= 0:
+            return frame
+        other = shfl(mask, other, leader)
+        if other < 0:
+            tried = True
+            frame = load_page(core, space, page, word, wanted, merge, mask, lane, leader)
+            if frame >= 0:
+                return frame
+            merge = frame != FAILED
+        elif other > 0:
+            # the word is held by a dirty page of the same hash: write that back, then it can be evicted
+            clean(core, other - 2, False, mask, lane, leader)
+        stop = 0
+        if lane == leader and (tried or attempt & 7 == 7):
+            if latched(core) != CLEAR:
+                stop = 1
+            now = progress(core)
+            if attempt <= 7 or now != seen:
+                seen = now
+                since = clock_ns()
+            elif expired(core, since):
+                latch(core, STALLED, field(space, S_NSID), page, 0)
+                stop = 1
+        if shfl(mask, stop, leader) != 0:
+            return FAILED
+        serve(core, queue_of(core, page), mask, lane, leader)
+        backoff(attempt)
+        attempt += 1
+
+
+@device
+def try_pin(core, word, old, page):
+    """Pin the page of a VALID word (thread).
+
+    RETRY: the word changed or is full of pins. In a hashed table it may be another page's, which is evicted
+    if it is clean and unpinned (RETRY too); for a dirty one the result is -2 less that page.
+    """
+    frame = frame_of(old)
+    if field(core, C_HASH_MASK) != 0:
+        owner = load_relaxed(owner_address(core, frame), DEVICE)
+        if owner != page + 1:
+            if old & PINS != 0 or owner <= 0:
+                return RETRY
+            if old & DIRTY != 0:
+                return -1 - owner
+            if compare_exchange(word, old, evicted(old), DEVICE) == old:
+                count(core, N_EVICTIONS, 1)
+                release_frame(core, frame)
+            return RETRY
+    if pins_of(old) == PINS_MAX:
+        return RETRY
+    if compare_exchange(word, old, (old + PIN) | REF, DEVICE) == old:
+        return frame
+    return RETRY
+
+
+@device
+def unpin(word, dirty):
+    """Give a pin back (the leader; release order, after `syncwarp` where lanes stored under it).
+
+    `dirty` is DIRTY or 0; it is set on the same word by the same operation, after the stores.
+    """
+    old = load_relaxed(word, DEVICE)
+    while True:
+        seen = compare_exchange(word, old, (old - PIN) | dirty, DEVICE)
+        if seen == old:
+            return
+        old = seen
+
+
+@device
+def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
+    """Bring an INVALID page in; return its frame, pinned once, or RETRY, or FAILED for a failed merge.
+
+    A failed read of one page is latched; of a merged command it is not: the pages are read again one by
+    one, so that the error is found on its own page.
+    """
+    frame = find_frame(core, space, mask, lane, leader)
+    if frame < 0:
+        return RETRY
+    source = host_page(space, page, field(core, C_PAGE_SHIFT))
+    queue = queue_of(core, page)
+    cid = 0
+    if lane == leader:
+        if source == 0:
+            cid = take_id(queue, 0)
+        if cid >= 0 and not win_page(core, word):
+            if source == 0:
+                release_id(queue, cid)
+            cid = -1
+        if cid < 0:
+            release_frame(core, frame)
+        else:
+            count(core, N_MISSES, 1)
+    cid = shfl(mask, cid, leader)
+    if cid < 0:
+        return RETRY
+    if source != 0:
+        fill(core, frame, source, mask, lane)
+        if lane == leader:
+            publish(core, page, frame, 1)
+        return frame
+    pages = 1
+    if lane == leader:
+        store_relaxed(id_record(queue, cid) + 8 * ID_FRAMES, frame, DEVICE)
+    if merge:
+        pages = _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader)
+    submitted = 0
+    if lane == leader and start(core, queue, cid, READ, page, pages, space):
+        submitted = 1
+    if shfl(mask, submitted, leader) == 0:
+        status = 0x7FFF
+    else:
+        status = wait(core, queue, cid, mask, lane, leader)
+    if status < 0:
+        return RETRY  # waiting is over; the orphaned id keeps page and frame until its completion
+    if status == 0:
+        page_shift = field(core, C_PAGE_SHIFT)
+        for k in range(pages):
+            # frames were stored by the leader, and a shuffle orders nothing: it hands them out itself
+            into = frame
+            if k > 0:
+                if lane == leader:
+                    into = load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE)
+                into = shfl(mask, into, leader)
+            fill(core, into, staging_of(queue, cid) + (k << page_shift), mask, lane)
+            if lane == leader:
+                pins = 0
+                if k == 0:
+                    pins = 1
+                publish(core, page + k, into, pins)
+        if lane == leader:
+            release_id(queue, cid)
+        return frame
+    if lane == leader:
+        for k in range(pages):
+            abandon(core, page + k, load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE))
+        release_id(queue, cid)
+        if pages == 1:
+            latch(core, READ_ERROR, field(space, S_NSID), page, status)
+        else:
+            count(core, N_RETRIES, 1)
+    if pages > 1:
+        return FAILED
+    return RETRY
+
+
+@device
+def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader):
+    """Win the pages after `page` that lanes of the group want, for the same command; return all its pages.
+
+    Only what is to be had at once: nothing is waited for while the first page is BUSY.
+    """
+    most = field(core, C_MERGE)
+    end = field(space, S_BASE) + field(space, S_PAGES)
+    pages = 1
+    while pages < most:
+        following = page + pages
+        # neighbours of one queue lie in one aligned group of eight
+        if following >= end or following & 7 == 0:
+            break
+        if not any_sync(mask, wanted == following):
+            break
+        won = 0
+        if lane == leader:
+            frame = -1
+            pool = pool_of(core, space)
+            for _ in range(SPARE_STEPS):
+                if frame < 0:
+                    frame = step(core, pool, True)
+            if frame >= 0:
+                if win_page(core, word_address(core, following)):
+                    store_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + pages), frame, DEVICE)
+                    count(core, N_MISSES, 1)
+                    won = 1
+                else:
+                    release_frame(core, frame)
+        if shfl(mask, won, leader) == 0:
+            break
+        pages += 1
+    return pages
+
+
+@device
+def prefetch_page(core, space, page, mask, lane, leader):
+    """Start to bring a page in and return; dropped where ids or frames are short (all lanes of `mask`).
+
+    Whoever drains the completion publishes the page.
+    """
+    word = word_address(core, page)
+    queue = queue_of(core, page)
+    serve(core, queue, mask, lane, leader)
+    absent = 0
+    if lane == leader and state_of(load_relaxed(word, DEVICE)) == INVALID:
+        absent = 1
+    if shfl(mask, absent, leader) == 0:
+        return
+    source = host_page(space, page, field(core, C_PAGE_SHIFT))
+    frame = -1
+    dropped = 0
+    cid = -1
+    if lane == leader:
+        if source == 0:
+            cid = take_id(queue, field(queue, Q_N_IDS) >> 2)
+        if source != 0 or cid >= 0:
+            pool = pool_of(core, space)
+            for _ in range(4 * SPARE_STEPS):
+                if frame < 0:
+                    frame = step(core, pool, True)
+            if frame >= 0 and not win_page(core, word):
+                release_frame(core, frame)
+                frame = -1
+            if frame < 0 and cid >= 0:
+                release_id(queue, cid)
+        if frame < 0:
+            count(core, N_PREFETCH_DROPPED, 1)
+    frame = shfl(mask, frame, leader)
+    if frame < 0:
+        return
+    if source != 0:
+        fill(core, frame, source, mask, lane)
+        if lane == leader:
+            publish(core, page, frame, 0)
+            count(core, N_PREFETCHED, 1)
+        return
+    if lane == leader:
+        record = id_record(queue, cid)
+        store_relaxed(record + 8 * ID_FRAMES, frame, DEVICE)
+        # nobody else knows the id before it is submitted
+        store_release(record, ASYNC, DEVICE)
+        count(core, N_PREFETCHED, 1)
+        if not start(core, queue, cid, READ, page, 1, space):
+            abandon(core, page, frame)
+            release_id(queue, cid)
+    syncwarp(mask)
+
+
+@device
+def evict_page(core, space, page, mask, lane, leader):
+    """Evict a clean, unpinned page (the leader's work); returns True where the page is gone (all lanes)."""
+    gone = 0
+    if lane == leader:
+        word = word_address(core, page)
+        old = load_acquire(word, DEVICE)
+        state = state_of(old)
+        if state == INVALID:
+            gone = 1
+        elif state == VALID and old & (PINS | DIRTY) == 0:
+            frame = frame_of(old)
+            if load_relaxed(owner_address(core, frame), DEVICE) != page + 1:
+                gone = 1
+            elif compare_exchange(word, old, evicted(old), DEVICE) == old:
+                count(core, N_EVICTIONS, 1)
+                release_frame(core, frame)
+                gone = 1
+    return shfl(mask, gone, leader) != 0

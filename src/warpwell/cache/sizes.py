@@ -1,0 +1,42 @@
+"""Sizes in bytes, as people write them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from .. import errors
+
+_UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12,
+          "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}  # fmt: skip
+
+
+def parse_size(value: int | str, name: str = "size") -> int:
+    """Return a number of bytes from an integer or a string such as "256MiB", "1.5 GB" or "4096".
+
+    Raises
+    ------
+    ArgumentError
+        Not a size, or not positive.
+    """
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        nbytes = int(value)
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
+        unit = _UNITS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise errors.ArgumentError(f'{name} {value!r} is not a size: write bytes, or "256MiB", "2GB"')
+        nbytes = int(float(match[1]) * unit)
+    if nbytes <= 0:
+        raise errors.ArgumentError(f"{name} {value!r} is not a positive number of bytes")
+    return nbytes
+
+
+def format_size(nbytes: float) -> str:
+    """Return a size for people: "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

@@ -1,0 +1,235 @@
+"""Moving pages between frames and staging buffers, and settling commands that nobody waits for.
+
+All functions here are for a converged group: every lane of `mask` calls with the same arguments.
+"""
+
+from __future__ import annotations
+
+from warpwell.nvme import READ, WRITE, command_word0, command_word6
+from warpwell.queues.completion import drain, orphan, poll, take_ready
+from warpwell.queues.layout import ID_COUNT, ID_FRAMES, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, ORPHAN
+from warpwell.queues.submission import field, id_record, release_id, staging_of, submit
+from warpwell.targets import (
+    DEVICE,
+    backoff,
+    clock_ns,
+    compare_exchange,
+    copy_wide,
+    device,
+    fence,
+    load_relaxed,
+    popc,
+    shfl,
+    store_relaxed,
+    store_release,
+    syncwarp,
+)
+
+from .core import count, expired, gave_up, latch, nsid_of, progress, word_address
+from .layout import (
+    C_FRAMES,
+    C_OWNERS,
+    C_PAGE_SHIFT,
+    FREE_FRAME,
+    N_PAGES_READ,
+    N_READ_COMMANDS,
+    N_WRITE_COMMANDS,
+    S_BASE,
+    S_HOST,
+    S_NSID,
+    STALLED,
+)
+from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
+
+for _function in (command_word0, command_word6):
+    device(_function)
+
+BLOCK_SHIFT = 9
+"""log2 of the block size of commands: 512 bytes."""
+
+
+@device
+def frame_address(core, frame):
+    """Return the address of a frame (thread)."""
+    return field(core, C_FRAMES) + (frame << field(core, C_PAGE_SHIFT))
+
+
+@device
+def owner_address(core, frame):
+    """Return the address of a frame's owner word (thread)."""
+    return field(core, C_OWNERS) + 8 * frame
+
+
+@device
+def copy(dst, src, nbytes, mask, lane):
+    """Copy a page with all lanes of `mask`, 16 bytes a lane and four pieces in flight.
+
+    Nothing is ordered: the caller synchronizes the group before and after.
+    """
+    lanes = popc(mask)
+    stride = lanes << 4
+    at = popc(mask & ((1 << lane) - 1)) << 4
+    while at < nbytes:
+        pieces = 0
+        reach = at
+        while pieces < 4 and reach < nbytes:
+            pieces += 1
+            reach += stride
+        copy_wide(dst + at, src + at, stride, pieces)
+        at = reach
+
+
+@device
+def fill(core, frame, source, mask, lane):
+    """Copy a page from `source` into a frame that was evicted or free.
+
+    The caller's leader has won the frame. Every lane that writes into it first executes a fence: the word
+    of the page that lived there is INVALID before any of its bytes change, so a reader that saw new bytes
+    also sees the new word. On return all lanes' stores are ordered before what the leader does next.
+    """
+    syncwarp(mask)
+    fence(DEVICE)
+    copy(frame_address(core, frame), source, 1 << field(core, C_PAGE_SHIFT), mask, lane)
+    syncwarp(mask)
+
+
+@device
+def start(core, queue, cid, opcode, page, pages, space):
+    """Submit the command of an id for `pages` pages (the leader). Returns False if the ring is stuck."""
+    record = id_record(queue, cid)
+    store_relaxed(record + 8 * ID_PAGE, page, DEVICE)
+    store_relaxed(record + 8 * ID_COUNT, pages, DEVICE)
+    store_relaxed(record + 8 * ID_OPCODE, opcode, DEVICE)
+    blocks_shift = field(core, C_PAGE_SHIFT) - BLOCK_SHIFT
+    word0 = command_word0(opcode, cid, field(space, S_NSID))
+    slba = (page - field(space, S_BASE)) << blocks_shift
+    control = command_word6((pages << blocks_shift) - 1, 0)
+    if opcode == READ:
+        count(core, N_READ_COMMANDS, 1)
+        count(core, N_PAGES_READ, pages)
+    else:
+        count(core, N_WRITE_COMMANDS, 1)
+    return submit(queue, word0, staging_of(queue, cid), slba, control)
+
+
+@device
+def serve(core, queue, mask, lane, leader):
+    """Do a round of everybody's work on a queue: drain it, and settle one id that nobody waits for."""
+    drain(queue, mask, lane, leader)
+    settle_one(core, queue, mask, lane, leader)
+
+
+@device
+def wait(core, queue, cid, mask, lane, leader):
+    """Wait for a command; return its status, or -1 where waiting is over (the id is then an orphan)."""
+    attempt = 0
+    seen = 0
+    since = 0
+    while True:
+        status = 0
+        if lane == leader:
+            status = poll(queue, cid)
+            if status < 0 and attempt & 15 == 15:
+                now = progress(core)
+                if attempt == 15 or now != seen:
+                    seen = now
+                    since = clock_ns()
+                elif expired(core, since):
+                    page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
+                    latch(core, STALLED, nsid_of(core, page), page, 0)
+                if gave_up(core):
+                    status = orphan(queue, cid, ORPHAN)
+                    if status < 0:
+                        status = -2
+        status = shfl(mask, status, leader)
+        if status != -1:
+            syncwarp(mask)
+            if status == -2:
+                return -1
+            return status
+        serve(core, queue, mask, lane, leader)
+        backoff(attempt)
+        attempt += 1
+
+
+@device
+def settle_one(core, queue, mask, lane, leader):
+    """Publish a prefetched page, or release what an orphan held; does nothing where none is ready."""
+    cid = 0
+    if lane == leader:
+        cid = take_ready(queue)
+    cid = shfl(mask, cid, leader)
+    if cid < 0:
+        return
+    syncwarp(mask)
+    record = id_record(queue, cid)
+    page = load_relaxed(record + 8 * ID_PAGE, DEVICE)
+    pages = load_relaxed(record + 8 * ID_COUNT, DEVICE)
+    good = load_relaxed(record + 8 * ID_STATUS, DEVICE) == 0
+    if load_relaxed(record + 8 * ID_STATE, DEVICE) == ORPHAN:
+        good = False
+    if load_relaxed(record + 8 * ID_OPCODE, DEVICE) == WRITE:
+        # the page stayed in WRITEBACK, so nobody wrote to it: it goes back to be written again
+        if lane == leader:
+            unwritten(word_address(core, page))
+    else:
+        for k in range(pages):
+            frame = load_relaxed(record + 8 * (ID_FRAMES + k), DEVICE)
+            if good:
+                source = staging_of(queue, cid) + (k << field(core, C_PAGE_SHIFT))
+                fill(core, frame, source, mask, lane)
+            if lane == leader:
+                if good:
+                    publish(core, page + k, frame, 0)
+                else:
+                    abandon(core, page + k, frame)
+    syncwarp(mask)
+    if lane == leader:
+        release_id(queue, cid)
+
+
+@device
+def publish(core, page, frame, pins):
+    """Make a filled frame the page's (the leader, after `fill`; release order)."""
+    store_relaxed(owner_address(core, frame), page + 1, DEVICE)
+    word = word_address(core, page)
+    store_release(word, loaded(load_relaxed(word, DEVICE), frame, pins), DEVICE)
+
+
+@device
+def abandon(core, page, frame):
+    """Put a BUSY page back to INVALID and its frame among the free ones (the leader)."""
+    word = word_address(core, page)
+    busy = load_relaxed(word, DEVICE)
+    store_release(word, pack(0, generation_of(busy), INVALID), DEVICE)
+    store_release(owner_address(core, frame), FREE_FRAME, DEVICE)
+
+
+@device
+def unwritten(word):
+    """Put a page whose write-back did not succeed from WRITEBACK back to VALID and DIRTY (the leader)."""
+    leave_writeback(word, VALID | DIRTY)
+
+
+@device
+def leave_writeback(word, low):
+    """Replace state and DIRTY of a word in WRITEBACK; return the new word (the leader; release order).
+
+    Only REF bits change meanwhile, so each failed attempt is some reader's progress.
+    """
+    old = load_relaxed(word, DEVICE)
+    while True:
+        new = (old & ~(STATE | DIRTY)) | low
+        seen = compare_exchange(word, old, new, DEVICE)
+        if seen == old:
+            return new
+        old = seen
+
+
+@device
+def host_page(space, page, page_shift):
+    """Return where a page lies in pinned host memory, or 0 where it is behind the queues (thread)."""
+    base = field(space, S_HOST)
+    if base == 0:
+        return 0
+    return base + ((page - field(space, S_BASE)) << page_shift)

@@ -1,0 +1,176 @@
+"""Completion: one consumer at a time drains the ring and hands each entry to its waiter by command id.
+
+The consumer is a converged group of lanes: each lane looks at one entry, so that one round of reads over
+the bus serves up to 32 completions. Nobody scans for an entry of its own, and nobody waits behind another's.
+"""
+
+from __future__ import annotations
+
+from warpwell.nvme import word1_cid, word1_phase, word1_sqhd, word1_status
+from warpwell.targets import (
+    DEVICE,
+    SYSTEM,
+    ballot,
+    compare_exchange,
+    device,
+    exchange,
+    fetch_add,
+    ffs,
+    load_acquire,
+    load_relaxed,
+    popc,
+    shfl,
+    store_relaxed,
+    store_release,
+    syncwarp,
+)
+
+from .layout import (
+    DONE,
+    ID_STATE,
+    ID_STATUS,
+    Q_CQ,
+    Q_CQ_DOORBELL,
+    Q_CQ_HEAD,
+    Q_CQ_LOCK,
+    Q_DEPTH_SHIFT,
+    Q_N_IDS,
+    Q_PROGRESS,
+    Q_READY,
+    Q_READY_HEAD,
+    Q_READY_TAIL,
+    Q_SQ_HEAD,
+    Q_TURNS,
+    TAKEN,
+)
+from .submission import field, id_record
+
+for _function in (word1_cid, word1_phase, word1_sqhd, word1_status):
+    device(_function)
+
+ROUNDS = 8
+"""Most rounds of one drain, so that a consumer serves itself again soon."""
+
+
+@device
+def poll(queue, cid):
+    """Return -1 while a taken id is in flight, else the status field of its completion (thread).
+
+    Acquires the data that the controller wrote. Zero is success.
+    """
+    state = load_acquire(id_record(queue, cid) + 8 * ID_STATE, DEVICE)
+    if state < DONE:
+        return -1
+    return state >> 8
+
+
+@device
+def orphan(queue, cid, kind):
+    """Give up waiting: turn a taken id into `kind` (ORPHAN or ASYNC) and return -1 (thread).
+
+    If the completion came meanwhile nothing changes, and its status field is returned.
+    """
+    state = compare_exchange(id_record(queue, cid) + 8 * ID_STATE, TAKEN, kind, DEVICE)
+    if state >= DONE:
+        return state >> 8
+    return -1
+
+
+@device
+def drain(queue, mask, lane, leader):
+    """Consume what has completed, unless another group is at it (all lanes of `mask`, converged).
+
+    Publishes each status with release order after the entry was read with acquire order of system scope.
+    """
+    locked = 0
+    if lane == leader:
+        lock = queue + 8 * Q_CQ_LOCK
+        if load_relaxed(lock, DEVICE) == 0 and exchange(lock, 1, DEVICE) == 0:
+            locked = 1
+    if shfl(mask, locked, leader) == 0:
+        return
+    syncwarp(mask)
+    shift = field(queue, Q_DEPTH_SHIFT)
+    below = popc(mask & ((1 << lane) - 1))
+    lanes = popc(mask)
+    head = load_relaxed(queue + 8 * Q_CQ_HEAD, DEVICE)
+    total = 0
+    for _ in range(ROUNDS):
+        mine = head + below
+        entry = field(queue, Q_CQ) + 16 * (mine & ((1 << shift) - 1))
+        # the phase word first: its acquire covers the rest of the entry and the data
+        word1 = load_acquire(entry + 8, SYSTEM)
+        fresh = word1_phase(word1) != ((mine >> shift) & 1)
+        stale = ballot(mask, not fresh)
+        # entries count up to the first stale one in the order of the ring, which is the order of lanes
+        count = lanes
+        if stale != 0:
+            count = popc(mask & ((stale & -stale) - 1))
+        if count == 0:
+            break
+        taken = below < count
+        asynchronous = False
+        cid = word1_cid(word1)
+        if taken:
+            state = id_record(queue, cid) + 8 * ID_STATE
+            status = word1_status(word1)
+            if compare_exchange(state, TAKEN, DONE | (status << 8), DEVICE) != TAKEN:
+                store_relaxed(id_record(queue, cid) + 8 * ID_STATUS, status, DEVICE)
+                asynchronous = True
+        # the last entry knows best how far the controller has fetched
+        last = ballot(mask, below == count - 1)
+        fetched = shfl(mask, word1_sqhd(word1), ffs(last) - 1)
+        waiting = ballot(mask, asynchronous)
+        if waiting != 0:
+            _make_ready(queue, mask, waiting, asynchronous, cid, lane, leader)
+        if lane == leader:
+            _raise_turns(queue, fetched, shift)
+        head += count
+        total += count
+        if count < lanes:
+            break
+    if lane == leader and total > 0:
+        store_relaxed(queue + 8 * Q_CQ_HEAD, head, DEVICE)
+        store_release(field(queue, Q_CQ_DOORBELL), head & ((1 << shift) - 1), SYSTEM)
+        fetch_add(queue + 8 * Q_PROGRESS, total, DEVICE)
+    syncwarp(mask)
+    if lane == leader:
+        store_release(queue + 8 * Q_CQ_LOCK, 0, DEVICE)
+
+
+@device
+def _make_ready(queue, mask, waiting, mine, cid, lane, leader):
+    """Append ids that nobody waits for to the ready ring (all lanes of `mask`, holding the lock)."""
+    tail = load_relaxed(queue + 8 * Q_READY_TAIL, DEVICE)
+    count = field(queue, Q_N_IDS)
+    if mine:
+        slot = tail + popc(waiting & ((1 << lane) - 1))
+        store_release(field(queue, Q_READY) + 8 * (slot & (count - 1)), cid, DEVICE)
+    syncwarp(mask)
+    if lane == leader:
+        store_release(queue + 8 * Q_READY_TAIL, tail + popc(waiting), DEVICE)
+
+
+@device
+def take_ready(queue):
+    """Take one completed id that nobody waits for, or return -1 (thread; acquires its status and data)."""
+    head = load_relaxed(queue + 8 * Q_READY_HEAD, DEVICE)
+    while head < load_acquire(queue + 8 * Q_READY_TAIL, DEVICE):
+        slot = field(queue, Q_READY) + 8 * (head & (field(queue, Q_N_IDS) - 1))
+        cid = load_acquire(slot, DEVICE)
+        seen = compare_exchange(queue + 8 * Q_READY_HEAD, head, head + 1, DEVICE)
+        if seen == head:
+            return cid
+        head = seen
+    return -1
+
+
+@device
+def _raise_turns(queue, fetched, shift):
+    """Admit the next lap to every entry that the controller has fetched (the consumer's leader)."""
+    mask = (1 << shift) - 1
+    head = load_relaxed(queue + 8 * Q_SQ_HEAD, DEVICE)
+    while (head & mask) != fetched:
+        store_release(field(queue, Q_TURNS) + 8 * (head & mask), (head >> shift) + 1, DEVICE)
+        head += 1
+    store_relaxed(queue + 8 * Q_SQ_HEAD, head, DEVICE)

@@ -1,0 +1,94 @@
+"""Where the parts of a queue pair lie, in 64-bit words.
+
+A *queue record* in device memory holds what device threads share; a *port record* in shared host memory
+holds what the controller needs to serve the same pair. Both know the rings, which lie in shared memory
+with the sizes and bits of the NVMe specification.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+I8 = np.dtype(np.int64)
+
+# -- queue record (device memory). Fields that threads race for have a 128-byte line of their own. -----------
+
+Q_SQ = 0
+"""Address of the submission ring (64-byte Commands)."""
+Q_CQ = 1
+"""Address of the completion ring (16-byte Completions)."""
+Q_DEPTH_SHIFT = 2
+"""log2 of the entries of each ring."""
+Q_SQ_DOORBELL = 3
+"""Address of the submission tail doorbell."""
+Q_CQ_DOORBELL = 4
+"""Address of the completion head doorbell."""
+Q_TURNS = 5
+"""Address of the turn counters, one word for each submission entry."""
+Q_MARKS = 6
+"""Address of the marks, one word for each submission entry."""
+Q_IDS = 7
+"""Address of the id records."""
+Q_N_IDS = 8
+"""Number of command ids, a power of two, at most a quarter of the ring's entries (see `queues.submission`)."""
+Q_STAGING = 9
+"""Address of the staging arena, `Q_STAGING_BYTES` for each id."""
+Q_STAGING_BYTES = 10
+Q_READY = 11
+"""Address of the ring of completed asynchronous and orphaned ids (`Q_N_IDS` words)."""
+Q_TICKET = 16
+Q_TAIL = 32
+Q_CQ_LOCK = 48
+Q_CQ_HEAD = 49
+Q_SQ_HEAD = 50
+Q_READY_TAIL = 51
+Q_READY_HEAD = 64
+Q_IN_USE = 80
+Q_HINT = 96
+Q_PROGRESS = 112
+"""Completions drained so far; the watchdog's sign of life."""
+Q_WORDS = 128
+
+# -- id record (device memory) -------------------------------------------------------------------------------
+
+ID_STATE = 0
+ID_STATUS = 1
+"""Status field of the completion (asynchronous and orphaned ids)."""
+ID_PAGE = 2
+"""First page of the transfer."""
+ID_COUNT = 3
+"""Pages of the transfer."""
+ID_OPCODE = 4
+ID_FRAMES = 8
+"""Frames of the pages, `MERGE_MAX` words."""
+MERGE_MAX = 8
+"""Most pages of one command."""
+ID_WORDS = ID_FRAMES + MERGE_MAX
+
+FREE = 0
+"""Id state: nobody's."""
+TAKEN = 1
+"""Id state: a thread will wait for the completion."""
+ASYNC = 2
+"""Id state: whoever finds the completion publishes the page (prefetch)."""
+ORPHAN = 3
+"""Id state: quarantined, its waiter gave up; staging and frames stay reserved until the completion."""
+DONE = 4
+"""Id state: completed; the status field stands above bit 8 of the state."""
+
+# -- port record (shared host memory) ------------------------------------------------------------------------
+
+P_SQ = 0
+P_CQ = 1
+P_DEPTH_SHIFT = 2
+P_SQ_DOORBELL = 3
+P_CQ_DOORBELL = 4
+P_SQ_HEAD = 5
+"""Commands fetched so far (not reduced by the depth)."""
+P_CQ_TAIL = 6
+"""Completions posted so far."""
+P_POST_LOCK = 7
+P_SQID = 8
+P_OUTSTANDING = 9
+"""Commands fetched and not completed."""
+P_WORDS = 16

@@ -1,0 +1,111 @@
+"""QueuePairs: the host object that owns the rings of a cache or store."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import errors
+from ..targets import Block, Memory
+from . import layout as at
+
+LINE = 128
+"""Bytes between doorbells, so that no two share a line."""
+
+
+class QueuePairs:
+    """Submission and completion rings, command ids and staging of a number of queue pairs.
+
+    Everything is allocated once, here. Records, ids, marks and turns lie in device memory; rings, doorbells
+    and staging in shared host memory, where a controller serves them.
+
+    Parameters
+    ----------
+    memory : Memory
+        Allocator of the device whose threads submit.
+    count : int
+        Queue pairs.
+    depth : int
+        Entries of each ring, a power of two of at least 4. Half as many commands may be in flight.
+    staging_bytes : int
+        Bytes of the staging buffer of each command id, a multiple of 512.
+
+    Attributes
+    ----------
+    records : int
+        Address of the first queue record; they lie ``8 * Q_WORDS`` bytes apart.
+    ports : numpy.ndarray
+        ``(count, P_WORDS)`` int64, the port records, in shared memory.
+    ids : int
+        Command ids of each pair.
+    """
+
+    def __init__(self, memory: Memory, *, count: int, depth: int, staging_bytes: int) -> None:
+        if count < 1 or depth < 4 or depth & (depth - 1) or depth > 65536:
+            raise errors.ArgumentError(
+                f"{count} queue pairs of depth {depth}: need at least 1 pair and a power of two from 4 to 65536"
+            )
+        self.count = count
+        self.depth = depth
+        self.ids = depth // 2
+        self.staging_bytes = staging_bytes
+        per_pair = 2 * depth + self.ids * at.ID_WORDS + self.ids
+        self._device: Block = memory.allocate(8 * count * (at.Q_WORDS + per_pair))
+        ring_bytes = (64 + 16) * depth + 2 * LINE
+        ring_bytes = -(-ring_bytes // 4096) * 4096
+        staging_all = self.ids * staging_bytes
+        staging_all = -(-staging_all // 4096) * 4096
+        port_bytes = -(-8 * at.P_WORDS * count // 4096) * 4096
+        self._shared: Block = memory.allocate_shared(port_bytes + count * (ring_bytes + staging_all))
+        self.records = self._device.address
+        self.ports = self._shared.words[: count * at.P_WORDS].reshape(count, at.P_WORDS)
+        records = np.zeros((count, at.Q_WORDS), np.int64)
+        shift = depth.bit_length() - 1
+        for k in range(count):
+            rings = self._shared.address + port_bytes + k * (ring_bytes + staging_all)
+            completions = rings + 64 * depth
+            doorbells = completions + 16 * depth
+            area = self.records + 8 * (count * at.Q_WORDS + k * per_pair)
+            record = records[k]
+            record[at.Q_SQ], record[at.Q_CQ] = rings, completions
+            record[at.Q_DEPTH_SHIFT] = shift
+            record[at.Q_SQ_DOORBELL], record[at.Q_CQ_DOORBELL] = doorbells, doorbells + LINE
+            record[at.Q_TURNS], record[at.Q_MARKS] = area, area + 8 * depth
+            record[at.Q_IDS] = area + 16 * depth
+            record[at.Q_READY] = record[at.Q_IDS] + 8 * at.ID_WORDS * self.ids
+            record[at.Q_N_IDS] = self.ids
+            record[at.Q_STAGING], record[at.Q_STAGING_BYTES] = rings + ring_bytes, staging_bytes
+            port = self.ports[k]
+            port[at.P_SQ], port[at.P_CQ] = rings, completions
+            port[at.P_DEPTH_SHIFT] = shift
+            port[at.P_SQ_DOORBELL], port[at.P_CQ_DOORBELL] = doorbells, doorbells + LINE
+            port[at.P_SQID] = k + 1
+        self._device.write(0, records)
+
+    def port(self, index: int) -> int:
+        """Return the address of a port record."""
+        return self._shared.address + 8 * at.P_WORDS * index
+
+    def record(self, index: int) -> int:
+        """Return the address of a queue record."""
+        return self.records + 8 * at.Q_WORDS * index
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that records, ids and marks take."""
+        return self._device.nbytes
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Bytes of shared host memory that rings and staging take."""
+        return self._shared.nbytes
+
+    def outstanding(self) -> int:
+        """Return how many commands the controller has fetched and not completed (host; a snapshot)."""
+        return int(self.ports[:, at.P_OUTSTANDING].sum())
+
+    def in_use(self) -> int:
+        """Return how many command ids are taken (host; between launches)."""
+        return sum(
+            int(self._device.read(8 * (k * at.Q_WORDS + at.Q_IN_USE), 8).view(np.int64)[0])
+            for k in range(self.count)
+        )

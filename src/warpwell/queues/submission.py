@@ -1,0 +1,145 @@
+"""Submission: the lock-free ring of the paper (section III-C), and command ids.
+
+A ticket gives an entry and a turn; the turn counter admits the thread to its entry; it writes its 64 bytes
+and sets its mark. Whoever takes the mark at the tail is the mover: it takes all consecutive marks, rings the
+doorbell once for the batch, stores the tail, and looks at the new tail's mark once more. A thread that finds
+the tail's mark taken may leave, because marks change only by acquire-release exchange: either the mover's
+second look comes after the thread's mark and takes it, or it came before, and then the thread reads the
+mover's new tail. The doorbell is rung before the tail is stored, so that two movers cannot ring out of order.
+
+Ids are fewer than half of the entries and are freed only after the completion was drained, which also
+raised the turns of all entries the controller had fetched; so an admitted thread practically never waits.
+"""
+
+from __future__ import annotations
+
+from warpwell.targets import (
+    DEVICE,
+    SYSTEM,
+    backoff,
+    compare_exchange,
+    device,
+    exchange,
+    fetch_add,
+    load_acquire,
+    load_relaxed,
+    load_weak_as,
+    store_relaxed,
+    store_release,
+)
+
+from .layout import (
+    FREE,
+    I8,
+    ID_STATE,
+    ID_WORDS,
+    Q_DEPTH_SHIFT,
+    Q_HINT,
+    Q_IDS,
+    Q_IN_USE,
+    Q_MARKS,
+    Q_N_IDS,
+    Q_SQ,
+    Q_SQ_DOORBELL,
+    Q_STAGING,
+    Q_STAGING_BYTES,
+    Q_TAIL,
+    Q_TICKET,
+    Q_TURNS,
+    TAKEN,
+)
+
+TURN_ATTEMPTS = 100_000
+"""Bound of the wait for an entry; see the module's text on why it is not reached."""
+
+
+@device
+def field(record, index):
+    """Return a constant field of a record (thread; an ordinary load, the field never changes)."""
+    return load_weak_as(record + 8 * index, I8)
+
+
+@device
+def id_record(queue, cid):
+    """Return the address of an id's record (thread)."""
+    return field(queue, Q_IDS) + cid * (8 * ID_WORDS)
+
+
+@device
+def staging_of(queue, cid):
+    """Return the address of the staging buffer that an id owns (thread)."""
+    return field(queue, Q_STAGING) + cid * field(queue, Q_STAGING_BYTES)
+
+
+@device
+def take_id(queue, reserve):
+    """Take a command id, or return -1 (thread; never waits).
+
+    `reserve` ids are left for others: a prefetch passes a quarter of them. Acquires what the id's last
+    owner did before `release_id`.
+    """
+    count = field(queue, Q_N_IDS)
+    if fetch_add(queue + 8 * Q_IN_USE, 1, DEVICE) >= count - reserve:
+        fetch_add(queue + 8 * Q_IN_USE, -1, DEVICE)
+        return -1
+    start = fetch_add(queue + 8 * Q_HINT, 1, DEVICE)
+    for k in range(count):
+        cid = (start + k) & (count - 1)
+        state = id_record(queue, cid) + 8 * ID_STATE
+        if load_relaxed(state, DEVICE) == FREE and compare_exchange(state, FREE, TAKEN, DEVICE) == FREE:
+            return cid
+    fetch_add(queue + 8 * Q_IN_USE, -1, DEVICE)
+    return -1
+
+
+@device
+def release_id(queue, cid):
+    """Give an id and its staging buffer back (thread; releases what it did before)."""
+    store_release(id_record(queue, cid) + 8 * ID_STATE, FREE, DEVICE)
+    fetch_add(queue + 8 * Q_IN_USE, -1, DEVICE)
+
+
+@device
+def submit(queue, word0, prp1, slba, control):
+    """Put a Command in the ring and see to it that a doorbell is rung for it (thread).
+
+    Everything the thread did before is visible to the controller when it reads the command. `word0` holds
+    opcode, id and namespace, `prp1` the data address, `slba` the first block, `control` the block count.
+    Returns False, with nothing submitted, only if the ring made no progress for a long time.
+    """
+    shift = field(queue, Q_DEPTH_SHIFT)
+    mask = (1 << shift) - 1
+    ticket = fetch_add(queue + 8 * Q_TICKET, 1, DEVICE)
+    position = ticket & mask
+    turn = field(queue, Q_TURNS) + 8 * position
+    attempt = 0
+    while load_acquire(turn, DEVICE) != ticket >> shift:
+        backoff(attempt)
+        attempt += 1
+        if attempt > TURN_ATTEMPTS:
+            return False
+    entry = field(queue, Q_SQ) + 64 * position
+    store_relaxed(entry, word0, SYSTEM)
+    store_relaxed(entry + 8, 0, SYSTEM)
+    store_relaxed(entry + 16, 0, SYSTEM)
+    store_relaxed(entry + 24, prp1, SYSTEM)
+    store_relaxed(entry + 32, 0, SYSTEM)
+    store_relaxed(entry + 40, slba, SYSTEM)
+    store_relaxed(entry + 48, control, SYSTEM)
+    store_relaxed(entry + 56, 0, SYSTEM)
+    exchange(field(queue, Q_MARKS) + 8 * position, 1, DEVICE)
+    ring(queue, mask)
+    return True
+
+
+@device
+def ring(queue, mask):
+    """Move the tail over consecutive marks and ring one doorbell for each batch (thread; never waits)."""
+    marks = field(queue, Q_MARKS)
+    tail = load_acquire(queue + 8 * Q_TAIL, DEVICE)
+    while exchange(marks + 8 * (tail & mask), 0, DEVICE) == 1:
+        tail += 1
+        while exchange(marks + 8 * (tail & mask), 0, DEVICE) == 1:
+            tail += 1
+        store_release(field(queue, Q_SQ_DOORBELL), tail & mask, SYSTEM)
+        store_release(queue + 8 * Q_TAIL, tail, DEVICE)

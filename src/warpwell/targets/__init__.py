@@ -1,0 +1,58 @@
+"""Where device code runs: primitives, kernels and memory for `cuda`, `cpu` and `interp`.
+
+The only folder that imports a compiler. See ``docs/architecture.md``.
+"""
+
+from .atomics import (
+    BLOCK,
+    DEVICE,
+    SYSTEM,
+    activemask,
+    any_sync,
+    as_bits,
+    backoff,
+    ballot,
+    bits_as,
+    call_cold,
+    call_native,
+    clock_ns,
+    compare_exchange,
+    copy_bytes,
+    copy_wide,
+    div,
+    element_address,
+    exchange,
+    fence,
+    fetch_add,
+    fetch_add_as,
+    fetch_and,
+    fetch_or,
+    ffs,
+    grid,
+    i64,
+    lane_id,
+    load_acquire,
+    load_acquire_as,
+    load_relaxed,
+    load_relaxed_as,
+    load_weak_as,
+    popc,
+    pread,
+    pwrite,
+    rem,
+    shfl,
+    store_relaxed,
+    store_relaxed_as,
+    store_release,
+    store_weak_as,
+    syncwarp,
+    warp_size,
+)
+from .device import device, struct_function, struct_method
+from .fault import FAULT_PAGE, failed, fault_page
+from .kernel import Kernel, KernelArgument, Launch, default_device, device_of, has_cuda, kernel
+from .memory import ALIGNMENT, Block, Memory, memory_for
+from .native import NativeFunction, native
+from .struct import DeviceStruct
+
+__all__ = sorted(name for name in dir() if not name.startswith("_"))

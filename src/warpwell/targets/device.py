@@ -1,0 +1,57 @@
+"""`device`: marks plain Python functions as device code for every target."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What is registered, in order; a target's seam takes it over when the target is first used, so that
+# importing Warpwell compiles nothing and imports no compiler.
+_registered: list[tuple[str, tuple[Any, ...]]] = []
+_seams: dict[str, Any] = {}
+
+
+def device(function: F) -> F:
+    """Mark `function` as device code and return it unchanged.
+
+    Kernels and other device functions may then call it on every target. It must keep to what Numba
+    compiles, and to the primitives of `warpwell.targets` for memory that other threads touch.
+    """
+    _register("device", function)
+    return function
+
+
+def struct_method(name: str, *parameters: str) -> None:
+    """Make ``struct.name(...)`` available in device code (see `DeviceStruct.implementation`).
+
+    `parameters` are the names of the implementation's parameters, the struct first.
+    """
+    _register("method", name, parameters)
+
+
+def struct_function(stub: Callable[..., Any], name: str, other: Callable[..., Any]) -> None:
+    """Make ``stub(struct, ...)`` mean the struct's implementation of `name` in device code.
+
+    For NumPy and device arrays it means the device function `other`.
+    """
+    _register("device", other)
+    _register("function", stub, name, other)
+
+
+def seam_for(target: str) -> Any:
+    """Return the compiler hooks of "cpu" or "cuda", with everything registered so far."""
+    if target not in _seams:
+        module = importlib.import_module(f"{__package__}._{target}")
+        _seams[target] = module.seam
+        for kind, args in _registered:
+            getattr(module.seam, kind)(*args)
+    return _seams[target]
+
+
+def _register(kind: str, *args: Any) -> None:
+    _registered.append((kind, args))
+    for seam in _seams.values():
+        getattr(seam, kind)(*args)

@@ -1,0 +1,62 @@
+"""The process-wide fault page: one word that tells device code whether anything failed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .atomics import SYSTEM, load_relaxed
+from .device import device
+
+FAULT_PAGE = 0x5A5A_0000_0000
+"""Address of the fault page. Fixed, so that compiled code in the on-disk cache can name it."""
+
+_NBYTES = 4096
+
+_page: NDArray[np.int64] | None = None
+_pinned: Any = None
+
+
+@device
+def failed() -> bool:
+    """Tell whether an array has latched an error that was not raised yet, so that user loops can stop.
+
+    A thread calls it. It is one relaxed load of host memory: on a GPU, ask every so many iterations.
+    """
+    return load_relaxed(FAULT_PAGE, SYSTEM) != 0
+
+
+def fault_page() -> NDArray[np.int64]:
+    """Return the fault page (words); word 0 is the number of latched errors.
+
+    Raises
+    ------
+    OSError
+        Another library holds the address.
+    """
+    global _page
+    if _page is None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long]
+        fixed_noreplace = 0x100000
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed_noreplace
+        got = libc.mmap(FAULT_PAGE, _NBYTES, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if got != FAULT_PAGE:
+            raise OSError(ctypes.get_errno(), f"the address {FAULT_PAGE:#x} of Warpwell's fault page is taken")
+        raw = (ctypes.c_char * _NBYTES).from_address(FAULT_PAGE)
+        _page = np.frombuffer(raw, np.int64)
+    return _page
+
+
+def share_fault_page() -> None:
+    """Let the current GPU access the fault page (pins it; once a process)."""
+    global _pinned
+    if _pinned is None:
+        from numba import cuda
+
+        _pinned = cuda.current_context().mempin(fault_page(), FAULT_PAGE, _NBYTES, mapped=True)

@@ -1,0 +1,222 @@
+"""`kernel`: plain Python functions that run once for each index of a launch, on any target."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from .. import errors
+from .device import device as mark_device
+from .struct import DeviceStruct
+
+DEVICES = ("cpu", "cuda", "interp")
+
+
+@runtime_checkable
+class KernelArgument(Protocol):
+    """What a host object offers to be passed to a kernel (an `Array` does)."""
+
+    device: str
+
+    def kernel_struct(self) -> DeviceStruct:
+        """Return what device code receives in its place."""
+
+    def launch_begins(self) -> None:
+        """Prepare for a launch (raise what an earlier one left)."""
+
+    def launch_ended(self) -> None:
+        """Raise what device code latched during the launch."""
+
+    def abort(self) -> None:
+        """Make every wait of device code on this object end soon (Ctrl-C)."""
+
+
+class Kernel:
+    """A kernel: call it as ``kernel[n](*args)``.
+
+    Parameters
+    ----------
+    function : callable
+        Device code. It finds its index with ``ww.grid(1)`` (``ww.grid(2)`` and ``(3)`` for launch shapes).
+    """
+
+    def __init__(self, function: Callable[..., Any], *, max_registers: int | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.max_registers = max_registers
+        self.compiled: dict[Any, Any] = {}
+        mark_device(function)
+
+    def __getitem__(self, configuration: Any) -> Launch:
+        return Launch(self, *_parse(configuration))
+
+    def __call__(self, *args: Any) -> None:
+        raise errors.ArgumentError(
+            f"kernel {self.__name__!r} needs a number of threads: {self.__name__}[n](...)"  # type: ignore[attr-defined]
+        )
+
+
+class Launch:
+    """A kernel with its launch shape; calling it runs it.
+
+    The call returns when the kernel is done, unless a stream was given (`cuda`): then it returns at once,
+    and what device code latched is raised by the next operation on the array. NumPy arguments are copied
+    to a GPU and back; device arrays are not copied.
+    """
+
+    def __init__(self, kernel: Kernel, shape: tuple[int, ...], stream: Any = None) -> None:
+        self.kernel = kernel
+        self.shape = shape
+        self.stream = stream
+
+    def __call__(
+        self,
+        *args: Any,
+        device: str | None = None,
+        seed: int | None = None,
+        services: Sequence[Callable[[], object]] = (),
+    ) -> None:
+        """Run the kernel.
+
+        Parameters
+        ----------
+        *args
+            The kernel's arguments.
+        device : str, optional
+            Where to run; by default where the arguments are.
+        seed : int, optional
+            Seed of the scheduler (`interp`).
+        services : sequence of callables
+            Steps that an interpreted launch calls beside its threads.
+        """
+        target = device or device_of(args)
+        if target not in DEVICES:
+            raise errors.ArgumentError(f"device {target!r} is unknown: choose one of {', '.join(DEVICES)}")
+        participants = list({id(a): a for a in args if isinstance(a, KernelArgument)}.values())
+        for argument in participants:
+            if argument.device != target:
+                raise errors.ArgumentError(
+                    f"an array on {argument.device!r} cannot be used by a kernel on {target!r}: open it with device="
+                )
+            argument.launch_begins()
+        values = [a.kernel_struct() if isinstance(a, KernelArgument) else a for a in args]
+        total = math.prod(self.shape)
+        waited = True
+        try:
+            if total:
+                if target == "interp":
+                    _run_interp(self, values, participants, seed, services)
+                else:
+                    waited = _runner(target)(self, values, total, participants)
+        finally:
+            if waited:
+                _finish(participants)
+
+
+def _finish(participants: Sequence[KernelArgument]) -> None:
+    first: BaseException | None = None
+    for argument in participants:
+        try:
+            argument.launch_ended()
+        except Exception as error:
+            # every array must see the end of the launch; the first failure is the one to report
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _runner(target: str) -> Callable[..., bool]:
+    if target == "cpu":
+        from .run_cpu import run
+    else:
+        from .run_cuda import run
+    return run
+
+
+def _run_interp(
+    launch: Launch,
+    values: list[Any],
+    participants: Sequence[KernelArgument],
+    seed: int | None,
+    services: Sequence[Callable[[], object]],
+) -> None:
+    from . import interp
+
+    steps = [*services, *(step for a in participants for step in getattr(a, "interp_services", list)())]
+    chosen = int(os.environ.get("WARPWELL_SEED", "0")) if seed is None else seed
+    interp.launch(
+        launch.kernel.function, launch.shape, values, seed=chosen, services=steps,
+        coarse_copies=True, max_steps=1_000_000_000,
+    )  # fmt: skip
+
+
+def kernel(function: Callable[..., Any] | None = None, *, max_registers: int | None = None) -> Any:
+    """Make a kernel of a plain Python function (a decorator).
+
+    Parameters
+    ----------
+    function : callable
+        Device code; see `Kernel`.
+    max_registers : int, optional
+        Upper bound of registers a thread on `cuda`.
+
+    Examples
+    --------
+    >>> import numpy as np, warpwell as ww
+    >>> @ww.kernel
+    ... def double(x):
+    ...     i = ww.grid(1)
+    ...     x[i] = 2 * x[i]
+    >>> x = np.arange(4); double[4](x, device="cpu"); x.tolist()
+    [0, 2, 4, 6]
+    """
+    if function is None:
+        return functools.partial(kernel, max_registers=max_registers)
+    return Kernel(function, max_registers=max_registers)
+
+
+def device_of(args: Sequence[Any]) -> str:
+    """Return the device that a launch with these arguments runs on."""
+    for argument in args:
+        if isinstance(argument, KernelArgument):
+            return argument.device
+    if any(hasattr(a, "__cuda_array_interface__") for a in args):
+        return "cuda"
+    return default_device()
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Tell whether a GPU and numba-cuda are there."""
+    try:
+        from numba import cuda
+
+        return bool(cuda.is_available())
+    except Exception:  # a broken driver raises its own kinds; without a usable GPU the answer is no
+        return False
+
+
+def default_device() -> str:
+    """Return ``WARPWELL_DEVICE`` where it is set, else "cuda" where there is a GPU, else "cpu"."""
+    chosen = os.environ.get("WARPWELL_DEVICE")
+    if chosen:
+        return chosen
+    return "cuda" if has_cuda() else "cpu"
+
+
+def _parse(configuration: Any) -> tuple[tuple[int, ...], Any]:
+    parts = configuration if isinstance(configuration, tuple) else (configuration,)
+    stream = None
+    if len(parts) > 1 and not isinstance(parts[-1], int | np.integer):
+        *parts, stream = parts
+        parts = parts[0] if len(parts) == 1 and isinstance(parts[0], tuple) else tuple(parts)
+    if not 1 <= len(parts) <= 3 or not all(isinstance(n, int | np.integer) and n >= 0 for n in parts):
+        raise errors.ArgumentError(
+            f"launch shape {configuration!r} is not 1 to 3 non-negative integers (and a stream): use kernel[n](...)"
+        )
+    return tuple(int(n) for n in parts), stream

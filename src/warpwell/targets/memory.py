@@ -1,0 +1,122 @@
+"""Memory that device code reaches: device memory, and host memory that host and device share."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNMENT = 4096
+"""Bytes; every allocation starts at a multiple of it, so that O_DIRECT transfers may use it."""
+
+class Memory(ABC):
+    """Allocator of one device. Blocks are freed when their owner drops them or by `Block.free`."""
+
+    device: str
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Block:
+        """Return zeroed device memory of `nbytes` bytes."""
+
+    @abstractmethod
+    def allocate_shared(self, nbytes: int) -> Block:
+        """Return zeroed host memory (pinned on `cuda`) that both host and device address."""
+
+
+class Block:
+    """A piece of memory.
+
+    Attributes
+    ----------
+    address : int
+        Byte address, the same for the device and, in shared memory, the host.
+    nbytes : int
+    """
+
+    def __init__(self, address: int, nbytes: int, owner: Any, *, host: bool) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self._owner = owner
+        self._host = host
+
+    @property
+    def words(self) -> NDArray[np.int64]:
+        """The memory as 64-bit words, for the host (host memory only)."""
+        return self.view(np.dtype(np.int64))
+
+    def view(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the memory as a flat NumPy array (host memory only)."""
+        if not self._host:
+            raise TypeError("this block is in device memory: use read() and write()")
+        raw = (ctypes.c_char * self.nbytes).from_address(self.address)
+        return np.frombuffer(raw, dtype, self.nbytes // dtype.itemsize)
+
+    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return a copy of `nbytes` bytes from byte `offset`, whole launches before it included."""
+        if self._host:
+            return self.view(np.dtype(np.uint8))[offset : offset + nbytes].copy()
+        return np.asarray(self._owner[offset : offset + nbytes].copy_to_host())
+
+    def write(self, offset: int, data: NDArray[Any]) -> None:
+        """Copy `data` (C order) to byte `offset`."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if self._host:
+            self.view(np.dtype(np.uint8))[offset : offset + raw.nbytes] = raw
+        elif raw.nbytes:
+            self._owner[offset : offset + raw.nbytes].copy_to_device(raw)
+
+    def free(self) -> None:
+        """Drop the memory; the block must not be used again."""
+        self._owner = None
+
+
+class HostMemory(Memory):
+    """Memory of the `cpu` and `interp` targets: all of it is host memory."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def allocate(self, nbytes: int) -> Block:
+        size = max(nbytes, 8)
+        raw = mmap.mmap(-1, -(-size // ALIGNMENT) * ALIGNMENT)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(raw))
+        return Block(address, size, raw, host=True)
+
+    allocate_shared = allocate
+
+
+class CudaMemory(Memory):
+    """Device memory and pinned host memory of the current GPU."""
+
+    device = "cuda"
+
+    def allocate(self, nbytes: int) -> Block:
+        from numba import cuda
+        from numba.cuda.cudadrv.driver import device_memset
+
+        size = max(-(-nbytes // 16) * 16, 16)
+        array = cuda.device_array(size, np.uint8)
+        device_memset(array, 0, size)
+        return Block(int(_pointer(array)), size, array, host=False)
+
+    def allocate_shared(self, nbytes: int) -> Block:
+        from numba import cuda
+
+        size = max(nbytes, 16)
+        array = cuda.pinned_array(size + ALIGNMENT, np.uint8)
+        array[:] = 0
+        base = int(array.ctypes.data)
+        return Block(-(-base // ALIGNMENT) * ALIGNMENT, size, array, host=True)
+
+
+def memory_for(device: str) -> Memory:
+    """Return the allocator of "cpu", "cuda" or "interp"."""
+    return CudaMemory() if device == "cuda" else HostMemory(device)
+
+
+def _pointer(array: Any) -> Any:
+    return array.device_ctypes_pointer.value

@@ -1,0 +1,45 @@
+"""Native functions: compiled host code that other native code calls by address (media use them)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .device import device, seam_for
+
+_by_address: dict[int, NativeFunction] = {}
+
+
+class NativeFunction:
+    """A function ``(state, a, b, c, d, e) -> int`` of 64-bit words with a C address.
+
+    It runs in a service thread without the interpreter lock, so it must keep to device code: words,
+    `copy_bytes`, `pread`, `pwrite`, atomics and other `device` functions. The interpreter calls the
+    plain Python function instead.
+    """
+
+    def __init__(self, function: Callable[..., int]) -> None:
+        self.function = device(function)
+        self._compiled: Any = None
+
+    @property
+    def address(self) -> int:
+        """The C address (compiles on first use)."""
+        if self._compiled is None:
+            from numba import cfunc, types
+
+            seam_for("cpu")
+            signature = types.int64(*([types.int64] * 6))
+            self._compiled = cfunc(signature, nopython=True)(self.function)
+            _by_address[int(self._compiled.address)] = self
+        return int(self._compiled.address)
+
+
+def native(function: Callable[..., int]) -> NativeFunction:
+    """Make a native function of a plain Python one (a decorator); see `NativeFunction`."""
+    return NativeFunction(function)
+
+
+def python_of(address: int) -> Callable[..., int]:
+    """Return the plain Python function behind a native address (the interpreter's way to call it)."""
+    return _by_address[address].function

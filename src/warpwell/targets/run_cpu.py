@@ -1,0 +1,123 @@
+"""Launches on the `cpu` target: many more OS threads than cores, running compiled code without the GIL."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import atomics
+from .compiled import compile_host
+from .device import seam_for
+
+THREADS = int(os.environ.get("WARPWELL_THREADS", "64"))
+"""OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
+
+_DRIVER = """
+def driver(context, counter, total, chunk{parameters}):
+    set_context(context)
+    while True:
+        start = fetch_add(counter, chunk, DEVICE)
+        if start >= total:
+            return
+        for index in range(start, min(start + chunk, total)):
+            store_relaxed(context, index, BLOCK)
+            function({arguments})
+"""
+
+
+class _Workers:
+    """Threads that are started once and wait for work; daemons, so that a stuck one cannot hold the exit."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def submit(self, jobs: list[Callable[[], None]]) -> None:
+        with self._lock:
+            for _ in range(max(0, len(jobs) - self._idle)):
+                threading.Thread(target=self._work, name="warpwell-cpu", daemon=True).start()
+                self._idle += 1
+            self._idle -= len(jobs)
+        for job in jobs:
+            self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            with self._lock:
+                self._idle += 1
+
+
+_workers = _Workers()
+
+
+def run(launch: Any, values: list[Any], total: int, participants: Any) -> bool:
+    """Run a launch and wait for it. Ctrl-C aborts waits in device code, then is raised."""
+    driver = _driver(launch.kernel, len(values))
+    # small chunks balance the load, large ones spare the counter
+    chunk = max(1, min(1024, total // (THREADS * 8)))
+    threads = max(1, min(THREADS, -(-total // chunk)))
+    counter = np.zeros(8, np.int64)
+    contexts = np.zeros((threads, 8), np.int64)
+    contexts[:, 1 : 1 + len(launch.shape)] = launch.shape
+    if len(launch.shape) == 1:
+        contexts[:, 1] = total
+    done = threading.Semaphore(0)
+    failures: list[BaseException] = []
+    arguments = [np.asarray(v) if _foreign(v) else v for v in values]
+
+    def job(context: int) -> None:
+        try:
+            driver(context, counter.ctypes.data, total, chunk, *arguments)
+        except BaseException as error:  # handed to the caller below
+            failures.append(error)
+        finally:
+            done.release()
+
+    first = contexts[0].ctypes.data
+    _workers.submit([lambda k=k: job(first + 64 * k) for k in range(threads)])  # type: ignore[misc]
+    interrupted: BaseException | None = None
+    waiting = threads
+    while waiting:
+        try:
+            if done.acquire(timeout=0.2):
+                waiting -= 1
+        except KeyboardInterrupt as error:
+            interrupted = error
+            for participant in participants:
+                participant.abort()
+    if interrupted is not None:
+        raise interrupted
+    if failures:
+        raise failures[0]
+    return True
+
+
+def _foreign(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+
+
+def _driver(kernel: Any, count: int) -> Any:
+    key = ("cpu", count)
+    if key not in kernel.compiled:
+        seam_for("cpu")
+        from ._cpu import set_context
+
+        names = [f"argument{k}" for k in range(count)]
+        source = _DRIVER.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
+        scope = {
+            "function": kernel.function,
+            "set_context": set_context,
+            "fetch_add": atomics.fetch_add,
+            "store_relaxed": atomics.store_relaxed,
+            "DEVICE": atomics.DEVICE,
+            "BLOCK": atomics.BLOCK,
+        }
+        kernel.compiled[key] = compile_host(source, "driver", scope, kernel.function)
+    return kernel.compiled[key]

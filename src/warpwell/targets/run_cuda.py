@@ -1,0 +1,181 @@
+"""Launches on the `cuda` target, and PTX of kernels without a GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .device import seam_for
+from .fault import share_fault_page
+from .struct import DeviceStruct
+
+BLOCK_THREADS = 256
+"""Threads of a block for launches of one dimension."""
+
+_WRAPPER = """
+def {name}(extent0, extent1, extent2{parameters}):
+    index = grid({dims})
+    if {inside}:
+        function({arguments})
+"""
+
+_INSIDE = {
+    1: "index < extent0",
+    2: "index[0] < extent0 and index[1] < extent1",
+    3: "index[0] < extent0 and index[1] < extent1 and index[2] < extent2",
+}
+
+
+class NumbaCuda:
+    """The argument extension for plain ``@cuda.jit(extensions=[ww.numba_cuda])`` kernels."""
+
+    def prepare_args(self, ty: Any, val: Any, stream: Any, retr: Any) -> tuple[Any, Any]:
+        """Spread a `DeviceStruct` into its words, as the kernel's parameters expect them."""
+        if isinstance(val, DeviceStruct):
+            from numba.core import types
+
+            seam_for("cuda")
+            words = val.flat()
+            return types.UniTuple(types.int64, len(words)), words
+        return ty, val
+
+
+numba_cuda = NumbaCuda()
+
+
+def run(launch: Any, values: list[Any], total: int, participants: Any) -> bool:
+    """Run a launch; return whether it was waited for (no stream given)."""
+    from numba import cuda
+
+    share_fault_page()
+    dims = len(launch.shape)
+    kernel = compiled(launch.kernel, dims, len(values))
+    extents = (*launch.shape, 1, 1)[:3]
+    blocks, threads = _configuration(launch.shape)
+    stream = _stream(launch.stream)
+    kernel[blocks, threads, stream or 0](*extents, *values)
+    if launch.stream is not None:
+        return False
+    done = cuda.event(timing=False)
+    done.record()
+    wait(done, participants)
+    return True
+
+
+def wait(event: Any, participants: Any = ()) -> None:
+    """Wait for an event such that Ctrl-C works: it aborts waits in device code, then is raised."""
+    interrupted: BaseException | None = None
+    spins = 0
+    while not event.query():
+        try:
+            spins += 1
+            if spins > 200:
+                time.sleep(min(50e-6 * (spins - 200), 1e-3))
+        except KeyboardInterrupt as error:
+            interrupted = error
+            for participant in participants:
+                participant.abort()
+    event.synchronize()  # raises what the driver has to say
+    if interrupted is not None:
+        raise interrupted
+
+
+def compiled(kernel: Any, dims: int, count: int) -> Any:
+    """Return the numba-cuda dispatcher of a kernel for launches of `dims` dimensions."""
+    key = ("cuda", dims, count)
+    if key not in kernel.compiled:
+        from numba import cuda
+
+        options: dict[str, Any] = {"extensions": [numba_cuda]}
+        if kernel.max_registers is not None:
+            options["max_registers"] = kernel.max_registers
+        kernel.compiled[key] = cuda.jit(**options)(_wrapper(kernel, dims, count))
+    return kernel.compiled[key]
+
+
+def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (9, 0), dims: int = 1) -> str:
+    """Return the PTX of a kernel for Numba types or example arguments; no GPU is needed.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    argument_types : tuple
+        A Numba type or an example value (a `DeviceStruct`, a NumPy array, a number) for each argument.
+    cc : (int, int)
+        Compute capability.
+    """
+    from numba import cuda, types
+    from numba.cuda import compiler, dispatcher
+    from numba.cuda.typing.typeof import typeof
+
+    seam_for("cuda")
+    signature = [types.int64] * 3
+    for example in argument_types:
+        signature.append(example if isinstance(example, types.Type) else typeof(example))
+
+    class Device:
+        compute_capability = cc
+
+    # numba-cuda asks the current GPU when it compiles nested functions, although the caller said cc
+    asked = [(module, module.get_current_device) for module in (compiler, dispatcher)]
+    try:
+        for module, _ in asked:
+            module.get_current_device = lambda: Device
+        text, _result = cuda.compile(
+            _wrapper(kernel, dims, len(argument_types)),
+            types.void(*signature),
+            cc=cc,
+            device=False,
+            abi="numba",
+        )
+    finally:
+        for module, function in asked:
+            module.get_current_device = function
+    return str(text)
+
+
+def _wrapper(kernel: Any, dims: int, count: int) -> Any:
+    from . import atomics
+
+    seam_for("cuda")
+    names = [f"argument{k}" for k in range(count)]
+    name = f"warpwell_{kernel.__name__}"
+    source = _WRAPPER.format(
+        name=name,
+        dims=dims,
+        inside=_INSIDE[dims],
+        parameters="".join(f", {n}" for n in names),
+        arguments=", ".join(names),
+    )
+    scope = {"function": kernel.function, "grid": atomics.grid, "__name__": "warpwell.generated"}
+    exec(compile(source, f"<warpwell {kernel.__name__}>", "exec"), scope)
+    return scope[name]
+
+
+def _configuration(shape: tuple[int, ...]) -> tuple[Any, Any]:
+    if len(shape) == 1:
+        return -(-shape[0] // BLOCK_THREADS), BLOCK_THREADS
+    threads = (32, 8) if len(shape) == 2 else (32, 4, 2)
+    extents = shape[::-1]  # the last axis is CUDA's x
+    return tuple(-(-n // t) for n, t in zip(extents, threads, strict=True)), threads
+
+
+def _stream(stream: Any) -> Any:
+    from numba import cuda
+
+    if stream is None:
+        return None
+    if hasattr(stream, "__cuda_stream__"):
+        return cuda.external_stream(int(stream.__cuda_stream__()[1]))
+    if hasattr(stream, "cuda_stream"):
+        return cuda.external_stream(int(stream.cuda_stream))
+    return stream
+
+
+def synchronize(participants: Any = ()) -> None:
+    """Wait for everything on the current stream, as `wait` does."""
+    from numba import cuda
+
+    done = cuda.event(timing=False)
+    done.record()
+    wait(done, participants)

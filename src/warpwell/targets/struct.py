@@ -1,0 +1,100 @@
+"""DeviceStruct: a host object that passes into kernels by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+
+class DeviceStruct:
+    """Base of host objects that device code receives as a struct of 64-bit integers.
+
+    A subclass names its members in `layout`; each is one integer or a tuple of them. The `static`
+    parameters (hashable, small, with a stable ``repr``) are compile-time constants: a kernel is compiled
+    once for each. `implementation` chooses, by them, the plain Python device function behind ``s[i]``,
+    ``s[i] = v``, ``len(s)`` and methods, and every target calls that same function.
+
+    Parameters
+    ----------
+    static : hashable
+        Compile-time parameters.
+    values : dict of str to int or tuple of int
+        A value for every member of the layout.
+    """
+
+    static: Any
+
+    _methods: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, static: Any, values: dict[str, int | tuple[int, ...]]) -> None:
+        self.static = static
+        self._values = values
+
+    @classmethod
+    def layout(cls, static: Any) -> Sequence[tuple[str, int | None]]:
+        """Return the members in order: a name, and None for an integer or the length of a tuple."""
+        raise NotImplementedError
+
+    @classmethod
+    def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
+        """Return the device function for `name` ("getitem", "setitem", "len", or a method), or None.
+
+        `ndim` is the number of integers in the index; None where the first argument is no integer index.
+        """
+        raise NotImplementedError
+
+    def flat(self) -> tuple[int, ...]:
+        """Return the values in the order of the layout, tuples spread out."""
+        out: list[int] = []
+        for name, count in self.layout(self.static):
+            value = self._values[name]
+            out.extend([value] if count is None else value)  # type: ignore[arg-type,list-item]
+        return tuple(out)
+
+    @property
+    def address(self) -> int:
+        """Where the flat words lie, for compiled `cpu` code to read them."""
+        words = self.__dict__.get("_words")
+        if words is None:
+            words = np.array(self.flat(), np.int64)
+            self._words = words
+        return int(words.ctypes.data)
+
+    # The interpreter runs device code on the object itself.
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        function = None if name.startswith("__") else self._bound(name)
+        if function is None:
+            raise AttributeError(f"{type(self).__name__} has no member {name!r} in device code")
+        return function
+
+    def _bound(self, name: str) -> Callable[..., Any] | None:
+        if name not in type(self)._methods:
+            return None
+
+        def call(*args: Any) -> Any:
+            return self._call(name, *args)
+
+        return call
+
+    def _call(self, name: str, *args: Any) -> Any:
+        index = args[0] if args else None
+        ndim = len(index) if isinstance(index, tuple) else (1 if args else None)
+        function = self.implementation(name, self.static, ndim)
+        if function is None:
+            raise TypeError(f"{type(self).__name__} does not support {name} with these arguments")
+        return function(self, *args)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._call("getitem", index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._call("setitem", index, value)
+
+    def __len__(self) -> int:
+        return int(self._call("len"))
