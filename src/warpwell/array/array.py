@@ -168,10 +168,10 @@ class Array:
             writable=self.writable,
             full=cached and self.cache.full,
             aligned=aligned,
+            stride=self._strides[0] if self.ndim == 1 else 0,
         )
         values: dict[str, int | tuple[int, ...]] = {
-            "shape": self.shape, "strides": self._strides, "nsid": self._nsid, "size": self.size,
-            "core": constants["core"],
+            "shape": self.shape, "strides": self._strides, "size": self.size, "space": constants["space"],
         }  # fmt: skip
         if cached:
             values |= constants

@@ -16,18 +16,19 @@ from .. import errors
 from ..cache import access as slow
 from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
 from ..cache.core import count, hashed, latch
-from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY
+from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_CORE, S_NSID
 from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
+from ..queues.submission import field
 from ..targets import (
     DEVICE,
     as_bits,
     bits_as,
-    call_cold,
     device,
     element_address,
     fetch_add_as,
     fetch_or,
     i64,
+    linked,
     load_acquire,
     load_acquire_as,
     load_relaxed,
@@ -36,11 +37,11 @@ from ..targets import (
 )
 
 CACHED_MEMBERS = (
-    "core", "space", "base", "table", "frames", "owners", "hash_mask", "shift", "origin", "nsid", "once", "size",
+    "core", "space", "base", "table", "frames", "owners", "hash_mask", "shift", "origin", "once", "size",
 )  # fmt: skip
 """Members of a view behind a cache; `origin` is the byte of item 0 in the file."""
-DIRECT_MEMBERS = ("data", "core", "nsid", "size")
-"""Members of a view of memory; `core` is where errors are latched."""
+DIRECT_MEMBERS = ("data", "space", "size")
+"""Members of a view of memory; `space` is where errors are latched."""
 MAX_NDIM = 4
 
 I8 = np.dtype(np.int64)
@@ -56,13 +57,17 @@ def length(view):
 # -- where an item lies: byte offset from item 0, or -1 -------------------------------------------------------
 
 
-@device
-def locate1(view, index):
-    """Return the byte offset of an item of a 1-d view, -1 where out of range (thread)."""
-    i = i64(index)
-    if i < 0 or i >= view.shape[0]:
-        return -1
-    return i * view.strides[0]
+def locate_by(stride: int) -> Callable[..., Any]:
+    """Return the locator of a 1-d view whose stride is known when the kernel is compiled."""
+
+    @device
+    def locate1(view, index):
+        i = i64(index)
+        if i < 0 or i >= view.shape[0]:
+            return -1
+        return i * stride
+
+    return locate1
 
 
 @device
@@ -99,19 +104,21 @@ def locate4(view, index):
     return outer + k * view.strides[3]
 
 
-LOCATE = {1: locate1, 2: locate2, 3: locate3, 4: locate4}
+LOCATE = {2: locate2, 3: locate3, 4: locate4}
 
 
-@device
-def out_of_range(core, nsid, index):
+@linked
+def out_of_range(space, index):
     """Latch an index out of range (thread)."""
-    latch(core, INDEX_ERROR, nsid, 0, index)
+    latch(field(space, S_CORE), INDEX_ERROR, field(space, S_NSID), field(space, S_BASE), index)
+    return 0
 
 
-@device
-def read_only(core, nsid):
+@linked
+def read_only(space):
     """Latch a write to a read-only array (thread)."""
-    latch(core, READ_ONLY, nsid, 0, 0)
+    latch(field(space, S_CORE), READ_ONLY, field(space, S_NSID), field(space, S_BASE), 0)
+    return 0
 
 
 # -- items of a page -------------------------------------------------------------------------------------------
@@ -126,9 +133,10 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
         @device
         def read(view, offset):
-            page = view.base + (offset >> view.shift)
+            page = offset >> view.shift
+            inside = offset - (page << view.shift)
+            page += view.base
             word = view.table + 8 * hashed(page, view.hash_mask)
-            inside = offset & ((1 << view.shift) - 1)
             seen = load_acquire(word, DEVICE)
             if seen & READABLE != 0:
                 frame = (seen >> FRAME_SHIFT) & FRAME_MAX
@@ -143,7 +151,8 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
                     return item
             if full:
                 count(view.core, N_WANTED, nbytes)
-            return bits_as(call_cold(slow.access, view.core, view.space, page, inside, 0, nbytes, LOAD), dtype)
+            item = slow.item_of(inside, nbytes, LOAD)
+            return bits_as(slow.access(view.space, page - view.base, item, 0), dtype)
 
         return read
 
@@ -151,7 +160,8 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
     def read(view, offset):
         page = offset >> view.shift
         word = view.table + 8 * page
-        inside = offset & ((1 << view.shift) - 1)
+        # not by a mask, which would be hoisted out of loops into a register of its own
+        inside = offset - (page << view.shift)
         seen = load_acquire(word, DEVICE)
         if seen & READABLE != 0:
             frame = (seen >> FRAME_SHIFT) & FRAME_MAX
@@ -166,8 +176,7 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
                 return item
         if full:
             count(view.core, N_WANTED, nbytes)
-        page += view.base
-        return bits_as(call_cold(slow.access, view.core, view.space, page, inside, 0, nbytes, LOAD), dtype)
+        return bits_as(slow.access(view.space, page, slow.item_of(inside, nbytes, LOAD), 0), dtype)
 
     return read
 
@@ -177,9 +186,9 @@ def _change(operation: int, nbytes: int) -> Callable[..., Any]:
 
     @device
     def change(view, offset, bits):
-        page = view.base + (offset >> view.shift)
-        inside = offset & ((1 << view.shift) - 1)
-        return call_cold(slow.access, view.core, view.space, page, inside, bits, nbytes, operation)
+        page = offset >> view.shift
+        inside = offset - (page << view.shift)
+        return slow.access(view.space, page, slow.item_of(inside, nbytes, operation), bits)
 
     return change
 
@@ -284,9 +293,9 @@ def reader(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
         offset = locate(view, index)
         if offset < 0:
             if several:
-                call_cold(out_of_range, view.core, view.nsid, i64(index[0]))
+                out_of_range(view.space, i64(index[0]))
             else:
-                call_cold(out_of_range, view.core, view.nsid, i64(index))
+                out_of_range(view.space, i64(index))
             return zero
         return read(view, offset)
 
@@ -301,7 +310,7 @@ def writer(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
 
         @device
         def refuse(view, index, value):
-            call_cold(read_only, view.core, view.nsid)
+            read_only(view.space)
 
         return refuse
     write = _item_writer(dtype, static)
@@ -311,9 +320,9 @@ def writer(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
         offset = locate(view, index)
         if offset < 0:
             if several:
-                call_cold(out_of_range, view.core, view.nsid, i64(index[0]))
+                out_of_range(view.space, i64(index[0]))
             else:
-                call_cold(out_of_range, view.core, view.nsid, i64(index))
+                out_of_range(view.space, i64(index))
             return
         write(view, offset, value)
 
@@ -335,7 +344,7 @@ def adder(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any
 
         @device
         def refuse(view, index, value):
-            call_cold(read_only, view.core, view.nsid)
+            read_only(view.space)
             return zero
 
         return refuse
@@ -348,9 +357,9 @@ def adder(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any
         offset = locate(view, index)
         if offset < 0:
             if several:
-                call_cold(out_of_range, view.core, view.nsid, i64(index[0]))
+                out_of_range(view.space, i64(index[0]))
             else:
-                call_cold(out_of_range, view.core, view.nsid, i64(index))
+                out_of_range(view.space, i64(index))
             return zero
         return _add(view, offset, value)
 
@@ -384,8 +393,8 @@ def residency(name: str, locate: Maker, static: Any) -> Callable[..., Any]:
             offset = locate(view, index)
             page = -1
             if offset >= 0:
-                page = view.base + ((view.origin + offset) >> view.shift)
-            call_cold(slow.prefetch, view.core, view.space, page)
+                page = (view.origin + offset) >> view.shift
+            slow.prefetch(view.space, page)
             return offset >= 0
 
         return prefetch
@@ -396,8 +405,8 @@ def residency(name: str, locate: Maker, static: Any) -> Callable[..., Any]:
             offset = locate(view, index)
             if offset < 0:
                 return False
-            page = view.base + ((view.origin + offset) >> view.shift)
-            return call_cold(slow.hold, view.core, view.space, page)
+            page = (view.origin + offset) >> view.shift
+            return slow.hold(view.space, page) != 0
 
         return pin
 
@@ -405,8 +414,8 @@ def residency(name: str, locate: Maker, static: Any) -> Callable[..., Any]:
     def unpin(view, index):
         offset = locate(view, index)
         if offset >= 0:
-            page = view.base + ((view.origin + offset) >> view.shift)
-            call_cold(slow.let_go, view.core, view.space, page)
+            page = (view.origin + offset) >> view.shift
+            slow.let_go(view.space, page)
         return offset >= 0
 
     return unpin

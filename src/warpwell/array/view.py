@@ -31,6 +31,8 @@ class ViewStatic:
     writable: bool
     full: bool
     aligned: bool
+    stride: int
+    """Bytes between the items of a 1-d view; 0 for more dimensions."""
 
 
 class ArrayView(DeviceStruct):
@@ -63,7 +65,7 @@ def _implementation(name: str, static: ViewStatic) -> Callable[..., Any] | None:
     if not 1 <= static.ndim <= elements.MAX_NDIM:
         raise errors.DTypeError(f"kernels subscript arrays of 1 to {elements.MAX_NDIM} dimensions: use a.reshape(...)")
     dtype = np.dtype(static.dtype)
-    locate = elements.LOCATE[static.ndim]
+    locate = elements.locate_by(static.stride) if static.ndim == 1 else elements.LOCATE[static.ndim]
     if name in ("prefetch", "pin", "unpin"):
         return elements.residency(name, locate, static)
     maker = {"getitem": elements.reader, "setitem": elements.writer, "atomic_add": elements.adder}[name]

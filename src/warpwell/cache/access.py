@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
     activemask,
     as_bits,
     ballot,
     bits_as,
+    call_cold,
     device,
     fetch_add_as,
     ffs,
     lane_id,
+    linked,
     load_acquire,
     load_relaxed_as,
     shfl,
@@ -26,8 +29,8 @@ from warpwell.targets import (
 )
 
 from .core import latched, word_address
-from .layout import CLEAR
-from .paging import evict_page, pin_page, prefetch_page, unpin
+from .layout import CLEAR, S_BASE, S_CORE
+from .paging import pin_page, prefetch_page, unpin
 from .transfer import frame_address
 from .word import DIRTY
 
@@ -46,24 +49,33 @@ F4 = np.dtype(np.float32)
 F8 = np.dtype(np.float64)
 
 
-@device
-def access(core, space, page, offset, bits, size, operation):
-    """Do `operation` on the item of `size` bytes at byte `offset` of a page; return the old bits.
+@linked
+def access(space, page, item, bits):
+    """Do an operation on an item of a page; return the item's old bits.
+
+    Few parameters, because each is a register that every caller's hot loop must spare.
 
     Parameters
     ----------
+    space : int
+        Address of the array's space record.
+    page : int
+        Page, counted from the array's first.
+    item : int
+        Where and what, see `item_of`.
     bits : int
         The value (bit pattern) of a STORE or an addition.
-    size : int
-        1, 2, 4 or 8; the item is aligned to it.
-    operation : int
-        LOAD, STORE or an addition.
 
     Notes
     -----
     0 is returned where an error is latched. The pin is held by the leader of each group; each lane acquires
     the page's word itself, because the shuffle that tells it the frame orders nothing.
     """
+    core = field(space, S_CORE)
+    page += field(space, S_BASE)
+    offset = item & 0xFFFFFFFF
+    size = (item >> 32) & 0xFF
+    operation = item >> 40
     mask = activemask()
     lane = lane_id()
     out = 0
@@ -84,7 +96,7 @@ def access(core, space, page, offset, bits, size, operation):
         wanted = -1
         if open_ and space == home:
             wanted = page
-        frame = pin_page(core, home, current, wanted, mask, lane, leader)
+        frame = call_cold(pin_page, core, home, current, wanted, mask, lane, leader)
         word = word_address(core, current)
         mine = open_ and page == current
         if mine:
@@ -99,6 +111,12 @@ def access(core, space, page, offset, bits, size, operation):
             if changed != 0:
                 dirty = DIRTY
             unpin(word, dirty)
+
+
+@device
+def item_of(offset, size, operation):
+    """Pack what `access` does: a byte offset in the page, 1, 2, 4 or 8 bytes (aligned), an operation (thread)."""
+    return offset | (size << 32) | (operation << 40)
 
 
 @device
@@ -131,64 +149,50 @@ def apply(address, bits, size, operation):
     return as_bits(fetch_add_as(address, bits_as(bits, F8), F8), F8)
 
 
-@device
-def hold(core, space, page):
-    """Pin a page for long (all converged lanes, each its own page); return whether this lane's page is held."""
+@linked
+def hold(space, page):
+    """Pin a page for long (all converged lanes, each its own page); return 1 if this lane's page is held."""
+    core = field(space, S_CORE)
+    page += field(space, S_BASE)
     mask = activemask()
     lane = lane_id()
     open_ = True
-    held = False
+    held = 0
     while True:
         todo = ballot(mask, open_)
         if todo == 0:
             return held
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
-        frame = pin_page(core, space, current, -1, mask, lane, leader)
+        frame = call_cold(pin_page, core, space, current, -1, mask, lane, leader)
         # one lane, one pin: lanes that name the same page come round again
         if lane == leader:
             open_ = False
-            held = frame >= 0
+            if frame >= 0:
+                held = 1
 
 
-@device
-def let_go(core, page):
+@linked
+def let_go(space, page):
     """Give back a long-held pin (thread)."""
-    unpin(word_address(core, page), 0)
+    unpin(word_address(field(space, S_CORE), field(space, S_BASE) + page), 0)
+    return 0
 
 
-@device
-def prefetch(core, space, page):
+@linked
+def prefetch(space, page):
     """Start to bring pages in (all converged lanes, each its own page; lanes with no page pass -1)."""
+    core = field(space, S_CORE)
     mask = activemask()
     lane = lane_id()
     open_ = page >= 0
+    page += field(space, S_BASE)
     while True:
         todo = ballot(mask, open_)
         if todo == 0:
-            return
+            return 0
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
-        prefetch_page(core, space, current, mask, lane, leader)
+        call_cold(prefetch_page, core, space, current, mask, lane, leader)
         if page == current:
             open_ = False
-
-
-@device
-def evict(core, space, page):
-    """Evict pages that are clean and unpinned (all converged lanes, each its own page); True where gone."""
-    mask = activemask()
-    lane = lane_id()
-    open_ = True
-    gone = False
-    while True:
-        todo = ballot(mask, open_)
-        if todo == 0:
-            return gone
-        leader = ffs(todo) - 1
-        current = shfl(mask, page, leader)
-        done = evict_page(core, space, current, mask, lane, leader)
-        if page == current:
-            open_ = False
-            gone = done
-

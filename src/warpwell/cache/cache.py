@@ -222,6 +222,7 @@ class Cache:
             record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
             record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool
             record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
+            record[at.S_CORE] = address
         for k, (first, number) in enumerate(pools):
             record = core[pools_at + k * at.POOL_WORDS :]
             record[at.F_FIRST], record[at.F_COUNT] = first, number

@@ -6,6 +6,7 @@ from warpwell.nvme import WRITE
 from warpwell.queues.submission import field, release_id, staging_of, take_id
 from warpwell.targets import (
     DEVICE,
+    call_cold,
     compare_exchange,
     device,
     fetch_add,
@@ -120,7 +121,7 @@ def find_frame(core, space, mask, lane, leader):
         if lane == leader:
             page = load_relaxed(owner_address(core, frame), DEVICE) - 1
         page = shfl(mask, page, leader)
-        if not write_back(core, page, frame, mask, lane, leader):
+        if not call_cold(write_back, core, page, frame, mask, lane, leader):
             return NO_FRAME
         if lane == leader:
             word = word_address(core, page)
@@ -171,7 +172,7 @@ def write_back(core, page, frame, mask, lane, leader):
         submitted = 1
     status = -1
     if shfl(mask, submitted, leader) != 0:
-        status = wait(core, queue, cid, mask, lane, leader)
+        status = call_cold(wait, core, queue, cid, mask, lane, leader)
         if status < 0:
             return False
     if lane == leader:
@@ -227,7 +228,7 @@ def clean(core, page, pinned_too, mask, lane, leader):
     if action == 1:
         return False
     frame = shfl(mask, frame, leader)
-    if not write_back(core, page, frame, mask, lane, leader):
+    if not call_cold(write_back, core, page, frame, mask, lane, leader):
         return False
     if lane == leader:
         leave_writeback(word, VALID)

@@ -43,6 +43,8 @@ S_HOST = 4
 """Address of the data in pinned host memory ("host-cached" tier), or 0: behind the queues."""
 S_BYTES = 5
 """Length of the file in bytes."""
+S_CORE = 6
+"""Address of the core record."""
 SPACE_WORDS = 8
 
 # -- pool record (128 bytes apart, they are raced for) -------------------------------------------------------

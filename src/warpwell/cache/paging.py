@@ -15,6 +15,7 @@ from warpwell.targets import (
     DEVICE,
     any_sync,
     backoff,
+    call_cold,
     clock_ns,
     compare_exchange,
     device,
@@ -98,13 +99,13 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
         other = shfl(mask, other, leader)
         if other < 0:
             tried = True
-            frame = load_page(core, space, page, word, wanted, merge, mask, lane, leader)
+            frame = call_cold(load_page, core, space, page, word, wanted, merge, mask, lane, leader)
             if frame >= 0:
                 return frame
             merge = frame != FAILED
         elif other > 0:
             # the word is held by a dirty page of the same hash: write that back, then it can be evicted
-            clean(core, other - 2, False, mask, lane, leader)
+            call_cold(clean, core, other - 2, False, mask, lane, leader)
         stop = 0
         if lane == leader and (tried or attempt & 7 == 7):
             if latched(core) != CLEAR:
@@ -118,7 +119,7 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
                 stop = 1
         if shfl(mask, stop, leader) != 0:
             return FAILED
-        serve(core, queue_of(core, page), mask, lane, leader)
+        call_cold(serve, core, queue_of(core, page), mask, lane, leader)
         backoff(attempt)
         attempt += 1
 
@@ -170,7 +171,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     A failed read of one page is latched; of a merged command it is not: the pages are read again one by
     one, so that the error is found on its own page.
     """
-    frame = find_frame(core, space, mask, lane, leader)
+    frame = call_cold(find_frame, core, space, mask, lane, leader)
     if frame < 0:
         return RETRY
     source = host_page(space, page, field(core, C_PAGE_SHIFT))
@@ -206,7 +207,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     if shfl(mask, submitted, leader) == 0:
         status = 0x7FFF
     else:
-        status = wait(core, queue, cid, mask, lane, leader)
+        status = call_cold(wait, core, queue, cid, mask, lane, leader)
     if status < 0:
         return RETRY  # waiting is over; the orphaned id keeps page and frame until its completion
     if status == 0:
@@ -284,7 +285,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
     """
     word = word_address(core, page)
     queue = queue_of(core, page)
-    serve(core, queue, mask, lane, leader)
+    call_cold(serve, core, queue, mask, lane, leader)
     absent = 0
     if lane == leader and state_of(load_relaxed(word, DEVICE)) == INVALID:
         absent = 1

@@ -12,6 +12,7 @@ from warpwell.queues.submission import field, id_record, release_id, staging_of,
 from warpwell.targets import (
     DEVICE,
     backoff,
+    call_cold,
     clock_ns,
     compare_exchange,
     copy_wide,
@@ -147,7 +148,7 @@ def wait(core, queue, cid, mask, lane, leader):
             if status == -2:
                 return -1
             return status
-        serve(core, queue, mask, lane, leader)
+        call_cold(serve, core, queue, mask, lane, leader)
         backoff(attempt)
         attempt += 1
 

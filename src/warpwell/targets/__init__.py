@@ -48,7 +48,7 @@ from .atomics import (
     syncwarp,
     warp_size,
 )
-from .device import device, struct_function, struct_method
+from .device import device, linked, struct_function, struct_method
 from .fault import FAULT_PAGE, failed, fault_page
 from .kernel import Kernel, KernelArgument, Launch, default_device, device_of, has_cuda, kernel
 from .memory import ALIGNMENT, Block, Memory, memory_for

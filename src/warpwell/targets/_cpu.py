@@ -13,10 +13,40 @@ from numba.core import cgutils, types
 from numba.core.typing import templates
 
 from . import atomics as a
-from ._seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, scalar_of, to_bits
+from ._seam import (
+    I8,
+    I32,
+    I64,
+    Seam,
+    StructType,
+    from_bits,
+    item_bits,
+    literal,
+    scalar_of,
+    symbol_of,
+    to_bits,
+)
+from .compiled import compile_native
+from .device import linked_functions
 from .struct import DeviceStruct
 
-seam = Seam(
+
+
+class CpuSeam(Seam):
+    """The hooks of the `cpu` target."""
+
+    def link(self, context: Any, function: Callable[..., int]) -> str:
+        """Compile `function` (or load it) and name its address."""
+        name = symbol_of(function)
+        if name not in _linked:
+            _linked[name] = compile_native(function)
+            llvm.add_symbol(name, _linked[name].address)
+        return name
+
+
+_linked: dict[str, Any] = {}
+
+seam = CpuSeam(
     extending=extending,
     templates=templates,
     register_model=extending.register_model,
@@ -420,6 +450,12 @@ def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
         value = model.set(c.builder, value, packed, name)
         position += count
     return extending.NativeValue(value)
+
+
+def link_all() -> None:
+    """Compile or load every linked function: code from the on-disk cache names them by symbol."""
+    for function in linked_functions():
+        seam.link(None, function)
 
 
 __all__ = ["CONTEXT_WORDS", "DeviceStruct", "define_arithmetic", "define_bits", "seam", "set_context"]

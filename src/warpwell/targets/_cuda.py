@@ -6,21 +6,59 @@ would be weak, and weak accesses synchronize nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.cuda import extending
+from numba import cuda
+from numba.cuda import compiler, extending
 from numba.cuda.models import register_model
 from numba.cuda.typing import templates
 from numba.cuda.typing.typeof import typeof_impl
 
 from . import atomics as a
 from ._cpu import define_arithmetic, define_bits
-from ._seam import I16, I32, I64, Seam, from_bits, item_bits, literal, scalar_of, to_bits
+from ._seam import I16, I32, I64, Seam, from_bits, item_bits, literal, scalar_of, symbol_of, to_bits
 
-seam = Seam(extending=extending, templates=templates, register_model=register_model, typeof_impl=typeof_impl)
+
+
+class CudaSeam(Seam):
+    """The hooks of the `cuda` target."""
+
+    def __init__(self, **hooks: Any) -> None:
+        super().__init__(**hooks)
+        self._objects: dict[tuple[str, Any], Any] = {}
+
+    def link(self, context: Any, function: Callable[..., int]) -> str:
+        """Compile `function` to PTX once for a compute capability, and have the kernel link it."""
+        name = symbol_of(function)
+        cc = compiler.get_current_device().compute_capability
+        key = name, cc
+        if key not in self._objects:
+            self._objects[key] = cuda.PTXSource(self.ptx_of(function, cc).encode(), name=f"{name}.ptx")
+        context.active_code_library.add_linking_file(self._objects[key])
+        return name
+
+    @staticmethod
+    def ptx_of(function: Callable[..., int], cc: Any) -> str:
+        """Return the PTX of a linked function."""
+        words = len(inspect.signature(function).parameters)
+        text, _ = cuda.compile(
+            function,
+            types.int64(*([types.int64] * words)),
+            cc=tuple(cc),
+            device=True,
+            abi="c",
+            abi_info={"abi_name": symbol_of(function)},
+        )
+        return str(text)
+
+
+seam = CudaSeam(
+    extending=extending, templates=templates, register_model=register_model, typeof_impl=typeof_impl
+)
 
 SCOPES = ("cta", "gpu", "sys")
 VOID = ir.VoidType()

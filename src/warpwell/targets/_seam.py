@@ -83,6 +83,24 @@ class Seam:
 
         return wrap
 
+    def linked(self, function: Callable[..., int]) -> None:
+        """Let compiled code call a function of words that is compiled once, by itself (see `device.linked`)."""
+        words = len(inspect.signature(function).parameters)
+
+        def definition(typingctx: Any, *args: Any) -> Any:
+            def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+                name = self.link(context, function)
+                signature = ir.FunctionType(I64, [I64] * words)
+                return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), values)
+
+            return types.int64(*([types.int64] * words)), codegen
+
+        self.primitive(function)(definition)
+
+    def link(self, context: Any, function: Callable[..., int]) -> str:
+        """Make the compiled `function` known to what is being compiled; return its symbol (C convention)."""
+        raise NotImplementedError
+
     def cold_call(self, stub: Callable[..., Any]) -> None:
         """Give ``stub(function, *args)`` a body that calls `function` and keeps LLVM from inlining it."""
 
@@ -94,10 +112,12 @@ class Seam:
 
             def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
                 call = context.get_function(function, resolved)
-                before = _calls(builder)
+                entry = builder.function.entry_basic_block
+                calls, prologue = _calls(builder), set(entry.instructions)
                 out = call(builder, values[1:])
-                for made in _calls(builder) - before:
+                for made in _calls(builder) - calls:
                     made.attributes.add("noinline")
+                _drop_zero_fill([i for i in entry.instructions if i not in prologue])
                 return out
 
             return resolved.return_type(function, *resolved.args), codegen
@@ -199,6 +219,24 @@ def _dimensions(index: Any) -> int | None:
     if isinstance(index, types.BaseTuple) and all(isinstance(t, types.Integer) for t in index):
         return len(index)
     return None
+
+
+def symbol_of(function: Callable[..., Any]) -> str:
+    """Return the linker symbol of a linked function."""
+    return f"{function.__module__}.{function.__qualname__}".replace(".", "_")
+
+
+def _drop_zero_fill(added: list[Any]) -> None:
+    """Remove the stores with which Numba clears a result slot when the function is entered.
+
+    The slot is cleared once more before the call. Inlined into a loop, the first store would run in every
+    round of it, call or no call.
+    """
+    slots = {id(i) for i in added if isinstance(i, ir.AllocaInstr)}
+    for instruction in added:
+        if isinstance(instruction, ir.StoreInstr) and id(instruction.operands[1]) in slots:
+            instruction.parent.instructions.remove(instruction)
+            slots.remove(id(instruction.operands[1]))
 
 
 def _name_parameters(definition: Callable[..., Any], names: list[str]) -> None:

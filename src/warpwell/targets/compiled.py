@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import os
 import pathlib
 import sys
@@ -11,10 +13,9 @@ import types as python_types
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit
+from numba import njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
-
-from .. import errors
+from numba.core.ccallback import CFunc
 
 
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
@@ -34,12 +35,26 @@ def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None 
     key = cache_key(user if user is not None else function, salt)
     if key is not None:
         folder = cache_folder() / key
-        try:
+        with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
             compiled._cache = _cache_in(folder, function)
-        except OSError as error:
-            # no home or a read-only one: compile each time
-            del error
     return compiled
+
+
+def compile_native(function: Callable[..., int]) -> Any:
+    """Compile a device function of 64-bit words to a C function; return Numba's object with its `address`."""
+    words = len(inspect.signature(function).parameters)
+    result = CFunc(
+        function,
+        ((types.int64,) * words, types.int64),
+        locals={},
+        options={"nopython": True, "nogil": True, "error_model": "numpy"},
+    )
+    key = cache_key(function)
+    if key is not None:
+        with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
+            result._cache = _cache_in(cache_folder() / key, function)
+    result.compile()
+    return result
 
 
 def cache_folder() -> pathlib.Path:

@@ -24,6 +24,22 @@ def device(function: F) -> F:
     return function
 
 
+def linked(function: F) -> F:
+    """Mark a device function of 64-bit words, returning one, that is compiled once and linked to its callers.
+
+    Kernels that call it are compiled faster, and where the call is rare their hot loops keep their registers:
+    a caller of a function in its own module saves all of its live values, a linked call follows the ABI and
+    costs a few.
+    """
+    _register("linked", function)
+    return function
+
+
+def linked_functions() -> list[Callable[..., int]]:
+    """Return all functions marked by `linked` so far."""
+    return [args[0] for kind, args in _registered if kind == "linked"]
+
+
 def struct_method(name: str, *parameters: str) -> None:
     """Make ``struct.name(...)`` available in device code (see `DeviceStruct.implementation`).
 

@@ -26,11 +26,10 @@ class NativeFunction:
     def address(self) -> int:
         """The C address (compiles on first use)."""
         if self._compiled is None:
-            from numba import cfunc, types
-
             seam_for("cpu")
-            signature = types.int64(*([types.int64] * 6))
-            self._compiled = cfunc(signature, nopython=True)(self.function)
+            from .compiled import compile_native
+
+            self._compiled = compile_native(self.function)
             _by_address[int(self._compiled.address)] = self
         return int(self._compiled.address)
 

@@ -107,7 +107,9 @@ def _driver(kernel: Any, count: int) -> Any:
     key = ("cpu", count)
     if key not in kernel.compiled:
         seam_for("cpu")
-        from ._cpu import set_context
+        from ._cpu import link_all, set_context
+
+        link_all()
 
         names = [f"argument{k}" for k in range(count)]
         source = _DRIVER.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
