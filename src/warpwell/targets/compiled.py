@@ -17,6 +17,8 @@ from numba import njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
 
+from . import generated
+
 
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
     """Return a Numba dispatcher (no GIL) for the function `name` of the generated `source`.
@@ -24,7 +26,7 @@ def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[.
     `user` is the function whose source decides, besides Warpwell's own, whether cached code is still good;
     None where there is only Warpwell's.
     """
-    namespace = dict(scope, __name__=f"warpwell.generated.{name}")
+    namespace = dict(scope, __name__=generated.__name__)
     exec(compile(source, f"<warpwell {name}>", "exec"), namespace)
     return dispatcher(namespace[name], user=user, salt=source)
 

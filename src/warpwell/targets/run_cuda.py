@@ -147,7 +147,7 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
         parameters="".join(f", {n}" for n in names),
         arguments=", ".join(names),
     )
-    scope = {"function": kernel.function, "grid": atomics.grid, "__name__": "warpwell.generated"}
+    scope = {"function": kernel.function, "grid": atomics.grid, "__name__": "warpwell.targets.generated"}
     exec(compile(source, f"<warpwell {kernel.__name__}>", "exec"), scope)
     return scope[name]
 
