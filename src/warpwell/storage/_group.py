@@ -1,0 +1,301 @@
+"""Native code of `Striped` and `Replicated`: commands over several media, split and joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import errors
+from ..nvme import (
+    COMMAND_INTERRUPTED,
+    FLUSH,
+    INVALID_OPCODE,
+    LBA_OUT_OF_RANGE,
+    NAMESPACE_WRITE_PROTECTED,
+    READ,
+    WRITE,
+)
+from ..targets import (
+    SYSTEM,
+    call_native,
+    compare_exchange,
+    device,
+    div,
+    fetch_add,
+    fetch_or,
+    memory_for,
+    native,
+    rem,
+)
+from ._words import (
+    R_BUFFER,
+    R_EXTRA,
+    R_NBYTES,
+    R_OFFSET,
+    R_OP,
+    R_REMAINING,
+    R_STATUS,
+    R_TAG,
+    SlotTable,
+    record_of,
+    release_slot,
+    set_word,
+    take_slot,
+    word,
+    zero_fill,
+)
+from .medium import PENDING, Medium, NativeMedium, media_description
+
+STRIPED = 0
+REPLICATED = 1
+
+KIND = 0
+COUNT = 1
+STRIPE = 2
+NBYTES = 3
+TABLE = 4
+"""Address of the slot table, or 0 where no medium is ever pending."""
+WRITABLE = 5
+TURN = 6
+"""Replica of the next read."""
+STALE = 7
+"""Bit of each replica that missed a write."""
+POLL = 8
+MEDIA = 16
+M_START = 0
+M_COMPLETE = 1
+M_STATE = 2
+M_WORDS = 4
+
+MAX_MEDIA = 60
+MANY = 1 << 40
+"""More than the parts of a command: what a starter holds so that nobody finishes it meanwhile."""
+
+
+class Group(Medium):
+    """A medium of several others."""
+
+    def __init__(self, media: list[Medium], kind: int, nbytes: int, stripe: int) -> None:
+        if not 1 <= len(media) <= MAX_MEDIA:
+            raise errors.ArgumentError(f"{len(media)} media: 1 to {MAX_MEDIA}", name="media")
+        self.media = media
+        self.nbytes = nbytes
+        self.writable = all(m.writable for m in media)
+        self.emulated = any(m.emulated for m in media)
+        verb = "striped" if kind == STRIPED else "replicated"
+        self.name = f"{verb} over {len(media)}"
+        self.description = f"{verb} over {media_description(media)}"
+        self._kind = kind
+        self._stripe = stripe
+        self._native: NativeMedium | None = None
+        self._keep: Any = None
+
+    def native(self) -> NativeMedium | None:
+        """Return the native functions."""
+        if self._native is None:
+            natives = [m.native() for m in self.media]
+            if any(n is None for n in natives):
+                return None
+            block = memory_for("cpu").allocate(8 * (MEDIA + M_WORDS * len(natives)))
+            words = block.words
+            pending = any(n is not None and n.complete for n in natives)
+            table = SlotTable() if pending else None
+            words[KIND], words[COUNT], words[STRIPE] = self._kind, len(natives), self._stripe
+            words[NBYTES], words[WRITABLE] = self.nbytes, self.writable
+            words[TABLE] = 0 if table is None else table.address
+            for k, n in enumerate(natives):
+                if n is not None:
+                    words[MEDIA + M_WORDS * k :][:3] = (n.start, n.complete, n.state)
+            self._keep = (block, table)
+            complete = group_complete.address if pending else 0
+            self._native = NativeMedium(group_start.address, complete, block.address)
+        return self._native
+
+    def sync(self) -> None:
+        """Make everything durable; see `Medium.sync`."""
+        for m in self.media:
+            m.sync()
+
+    def close(self) -> None:
+        """Give everything back; see `Medium.close`."""
+        for m in self.media:
+            m.close()
+
+    def last_error(self) -> str | None:
+        """Return what is known of the last failure."""
+        return next((text for m in self.media if (text := m.last_error()) is not None), None)
+
+
+@device
+def call_start(state: int, k: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+    """Start a part on medium `k`."""
+    at = MEDIA + M_WORDS * k
+    return call_native(word(state, at), word(state, at + M_STATE), op, offset, nbytes, buffer, tag)
+
+
+@native
+def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+    """Start all parts; PENDING where one is."""
+    if op != READ and op != WRITE and op != FLUSH:
+        return INVALID_OPCODE
+    if offset < 0 or nbytes < 0:
+        return LBA_OUT_OF_RANGE
+    if op == WRITE and word(state, WRITABLE) == 0:
+        return NAMESPACE_WRITE_PROTECTED
+    table = word(state, TABLE)
+    slot = -1
+    record = 0
+    if table != 0:
+        slot = take_slot(table)
+        if slot < 0:
+            return COMMAND_INTERRUPTED
+        record = record_of(table, slot)
+        set_word(record, R_TAG, tag)
+        set_word(record, R_OP, op)
+        set_word(record, R_OFFSET, offset)
+        set_word(record, R_NBYTES, nbytes)
+        set_word(record, R_BUFFER, buffer)
+        set_word(record, R_STATUS, 0)
+        set_word(record, R_REMAINING, MANY)
+    if op == READ and word(state, KIND) == REPLICATED:
+        first = rem(fetch_add(state + 8 * TURN, 1, SYSTEM), word(state, COUNT))
+        status = read_replica(state, record, slot, offset, nbytes, buffer, first, 0)
+        if status != PENDING and slot >= 0:
+            release_slot(table, slot)
+        return status
+    made = start_parts(state, op, offset, nbytes, buffer, slot)
+    status = made & 0xFFFF
+    if slot < 0:
+        return status
+    if status != 0:
+        compare_exchange(record + 8 * R_STATUS, 0, status, SYSTEM)
+    settled = (made >> 16) - MANY
+    if fetch_add(record + 8 * R_REMAINING, settled, SYSTEM) + settled != 0:
+        return PENDING
+    status = word(record, R_STATUS)
+    release_slot(table, slot)
+    return status
+
+
+@device
+def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot: int) -> int:
+    """Start every part of a command; return the number of pending ones << 16 | the first error."""
+    count = word(state, COUNT)
+    pending = 0
+    status = 0
+    if op == FLUSH or word(state, KIND) == REPLICATED:
+        for k in range(count):
+            got = call_start(state, k, op, offset, nbytes, buffer, (slot << 6) | k)
+            if got == PENDING:
+                pending += 1
+            elif got != 0:
+                part_failed(state, op, k)
+                if status == 0:
+                    status = got
+        return (pending << 16) | status
+    stripe = word(state, STRIPE)
+    done = 0
+    while done < nbytes:
+        at = offset + done
+        if at >= word(state, NBYTES):
+            # media of several sizes: bytes that one has beyond belong to nobody
+            if op == READ:
+                zero_fill(buffer + done, nbytes - done)
+            break
+        index = div(at, stripe)
+        inside = rem(at, stripe)
+        size = min(nbytes - done, stripe - inside)
+        k = rem(index, count)
+        got = call_start(
+            state, k, op, div(index, count) * stripe + inside, size, buffer + done, (slot << 6) | k
+        )
+        if got == PENDING:
+            pending += 1
+        elif got != 0 and status == 0:
+            status = got
+        done += size
+    return (pending << 16) | status
+
+
+@device
+def part_failed(state: int, op: int, k: int) -> None:
+    """A replica that missed a write must not answer reads while another has it."""
+    if op == WRITE and word(state, KIND) == REPLICATED:
+        fetch_or(state + 8 * STALE, 1 << k, SYSTEM)
+
+
+@device
+def read_replica(
+    state: int, record: int, slot: int, offset: int, nbytes: int, buffer: int, first: int, tried: int
+) -> int:
+    """Read from the replica at `first` plus `tried`, then from others; return PENDING or the last status."""
+    count = word(state, COUNT)
+    stale = word(state, STALE)
+    if stale == (1 << count) - 1:
+        stale = 0
+    status = -2
+    for attempt in range(tried, count):
+        k = rem(first + attempt, count)
+        if (stale >> k) & 1 != 0:
+            continue
+        if record != 0:
+            # before the start: once pending, the record is another thread's
+            set_word(record, R_EXTRA, (first << 8) | (attempt + 1))
+        status = call_start(state, k, READ, offset, nbytes, buffer, (slot << 6) | k)
+        if status == PENDING or status == 0:
+            return status
+    return status
+
+
+@native
+def group_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
+    """Take completions of the media until one finishes a command."""
+    count = word(state, COUNT)
+    begin = fetch_add(state + 8 * POLL, 1, SYSTEM)
+    for i in range(count):
+        k = rem(begin + i, count)
+        at = MEDIA + M_WORDS * k
+        function = word(state, at + M_COMPLETE)
+        while function != 0:
+            got = call_native(function, word(state, at + M_STATE), 0, 0, 0, 0, 0)
+            if got < 0:
+                break
+            finished = part_done(state, got >> 22, got & 0xFFFF, k)
+            if finished >= 0:
+                return finished
+    return -1
+
+
+@device
+def part_done(state: int, slot: int, status: int, k: int) -> int:
+    """Count a part that completed; return tag << 16 | status where it was the last, else -1."""
+    table = word(state, TABLE)
+    record = record_of(table, slot)
+    op = word(record, R_OP)
+    result = status
+    if op == READ and word(state, KIND) == REPLICATED:
+        if status != 0:
+            extra = word(record, R_EXTRA)
+            again = read_replica(
+                state,
+                record,
+                slot,
+                word(record, R_OFFSET),
+                word(record, R_NBYTES),
+                word(record, R_BUFFER),
+                extra >> 8,
+                extra & 0xFF,
+            )
+            if again == PENDING:
+                return -1
+            if again >= 0:  # else there was no other replica
+                result = again
+    else:
+        if status != 0:
+            part_failed(state, op, k)
+            compare_exchange(record + 8 * R_STATUS, 0, status, SYSTEM)
+        if fetch_add(record + 8 * R_REMAINING, -1, SYSTEM) != 1:
+            return -1
+        result = word(record, R_STATUS)
+    tag = word(record, R_TAG)
+    release_slot(table, slot)
+    return (tag << 16) | result

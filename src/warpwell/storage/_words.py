@@ -1,0 +1,135 @@
+"""Device code that the native media share: words, locks, zeros, and a table of commands in flight."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..targets import (
+    SYSTEM,
+    backoff,
+    device,
+    exchange,
+    load_relaxed,
+    memory_for,
+    store_relaxed,
+    store_relaxed_as,
+    store_release,
+)
+
+U1 = np.dtype(np.uint8)
+
+# -- slot table: a lock, the number of free slots, the stack of free slots, then the records -----------------
+T_LOCK = 0
+T_FREE = 1
+T_CAPACITY = 2
+T_STACK = 8
+
+# -- record of a command in flight ---------------------------------------------------------------------------
+R_TAG = 0
+R_OP = 1
+R_OFFSET = 2
+R_NBYTES = 3
+R_BUFFER = 4
+R_STATUS = 5
+"""First error of its parts."""
+R_REMAINING = 6
+"""Parts that are not done."""
+R_EXTRA = 7
+"""First replica and number tried, or a deadline."""
+RECORD_WORDS = 8
+
+SLOTS = 16384
+"""More than the command ids that all queues of a controller have."""
+
+
+@device
+def word(state: int, index: int) -> int:
+    """Load a state word."""
+    return load_relaxed(state + 8 * index, SYSTEM)
+
+
+@device
+def set_word(state: int, index: int, value: int) -> None:
+    """Store a state word."""
+    store_relaxed(state + 8 * index, value, SYSTEM)
+
+
+@device
+def lock(address: int) -> None:
+    """Take a spin lock. Hold it for a few instructions only."""
+    attempt = 0
+    while exchange(address, 1, SYSTEM) != 0:
+        backoff(attempt)
+        attempt += 1
+
+
+@device
+def unlock(address: int) -> None:
+    """Give a spin lock back."""
+    store_release(address, 0, SYSTEM)
+
+
+@device
+def zero_fill(address: int, nbytes: int) -> None:
+    """Zero a buffer."""
+    at = address
+    end = address + nbytes
+    while at < end and at & 7 != 0:
+        store_relaxed_as(at, 0, U1)
+        at += 1
+    while at + 8 <= end:
+        store_relaxed(at, 0, SYSTEM)
+        at += 8
+    while at < end:
+        store_relaxed_as(at, 0, U1)
+        at += 1
+
+
+@device
+def take_slot(table: int) -> int:
+    """Take a free slot; wait for one up to about a second, then return -1."""
+    for attempt in range(1500):
+        lock(table)
+        count = word(table, T_FREE)
+        slot = -1
+        if count > 0:
+            slot = word(table, T_STACK + count - 1)
+            set_word(table, T_FREE, count - 1)
+        unlock(table)
+        if slot >= 0:
+            return slot
+        backoff(attempt)
+    return -1
+
+
+@device
+def release_slot(table: int, slot: int) -> None:
+    """Give a slot back."""
+    lock(table)
+    count = word(table, T_FREE)
+    set_word(table, T_STACK + count, slot)
+    set_word(table, T_FREE, count + 1)
+    unlock(table)
+
+
+@device
+def record_of(table: int, slot: int) -> int:
+    """Return the address of a slot's record."""
+    return table + 8 * (T_STACK + word(table, T_CAPACITY) + slot * RECORD_WORDS)
+
+
+class SlotTable:
+    """Host side of a slot table.
+
+    Parameters
+    ----------
+    capacity : int
+        Commands that can be in flight.
+    """
+
+    def __init__(self, capacity: int = SLOTS) -> None:
+        self._block = memory_for("cpu").allocate(8 * (T_STACK + capacity * (1 + RECORD_WORDS)))
+        words = self._block.words
+        words[T_FREE] = words[T_CAPACITY] = capacity
+        words[T_STACK : T_STACK + capacity] = np.arange(capacity)
+        self.address = self._block.address

@@ -1,0 +1,359 @@
+"""FileMedium: a file or block device, read and written by the service threads with pread and pwrite."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import stat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..nvme import (
+    CAPACITY_EXCEEDED,
+    DATA_TRANSFER_ERROR,
+    FLUSH,
+    INVALID_OPCODE,
+    LBA_OUT_OF_RANGE,
+    NAMESPACE_NOT_READY,
+    NAMESPACE_WRITE_PROTECTED,
+    READ,
+    UNRECOVERED_READ_ERROR,
+    WRITE,
+    WRITE_FAULT,
+)
+from ..targets import (
+    SYSTEM,
+    call_native,
+    device,
+    fetch_add,
+    load_relaxed_as,
+    memory_for,
+    native,
+    pread,
+    pwrite,
+)
+from ._words import set_word, word, zero_fill
+from .medium import Medium, NativeMedium, raw_bytes
+
+FD = 0
+DIRECT_FD = 1
+ALIGNMENT = 2
+NBYTES = 3
+WRITABLE = 4
+LAST_ERRNO = 5
+"""0 none, `SHORT` for a file that ended too early."""
+FAILURES = 6
+FDATASYNC = 7
+ERRNO_LOCATION = 8
+PROBE = 9
+"""A byte that nobody wants."""
+
+SHORT = -1
+I4 = np.dtype(np.int32)
+
+
+class FileMedium(Medium):
+    """A file or block device.
+
+    The kernel's page cache is passed by (O_DIRECT) where the file system allows; the tail of the file and
+    transfers that are not aligned go through it.
+
+    Parameters
+    ----------
+    path : path-like
+        It must exist; its size never changes.
+    writable : bool
+    direct : bool, optional
+        False: use the page cache. True: refuse a file system without O_DIRECT. Left out: what is possible.
+    nbytes : int, optional
+        Size that the file must have at least, and the capacity then.
+
+    Attributes
+    ----------
+    direct : bool
+        Whether O_DIRECT is in use.
+    alignment : int
+        Bytes that direct transfers are multiples of; 1 without.
+
+    Raises
+    ------
+    MissingFileError
+        There is no such file.
+    FormatError
+        It is a directory or a pipe, or shorter than `nbytes`.
+    ArgumentError
+        `direct` was asked for and is not possible.
+    OSError
+        The system refuses to open it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        writable: bool = False,
+        direct: bool | None = None,
+        *,
+        nbytes: int | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.name = self.path
+        self.writable = writable
+        self._fd = self._direct_fd = -1
+        try:
+            self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise errors.MissingFileError(
+                f"{self.path} does not exist: create it first, or check the path", path=self.path
+            ) from None
+        except IsADirectoryError:
+            raise errors.FormatError(
+                f"{self.path} is a directory: name a file in it", path=self.path
+            ) from None
+        try:
+            mode = os.fstat(self._fd).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+                raise errors.FormatError(
+                    f"{self.path} is neither a file nor a block device: name one", path=self.path
+                )
+            size = self._size()
+            if nbytes is not None and size < nbytes:
+                raise errors.FormatError(
+                    f"{self.path} has {size} bytes where {nbytes} are expected: it is truncated",
+                    path=self.path,
+                )
+            self.nbytes = size if nbytes is None else nbytes
+            self.alignment = 1 if direct is False else self._open_direct()
+            self.direct = self._direct_fd >= 0
+            if direct and not self.direct:
+                raise errors.ArgumentError(
+                    f"{self.path}: no O_DIRECT on its file system, or it is too small: leave direct out",
+                    name="direct",
+                )
+        except BaseException:
+            self.close()
+            raise
+        self.description = f"file {self.path} ({'O_DIRECT' if self.direct else 'page cache'})"
+        libc = ctypes.CDLL(None)
+        self._state = memory_for("cpu").allocate(128)
+        words = self._state.words
+        words[FD], words[DIRECT_FD], words[ALIGNMENT] = self._fd, self._direct_fd, self.alignment
+        words[NBYTES], words[WRITABLE] = self.nbytes, writable
+        words[FDATASYNC] = ctypes.cast(libc["fdatasync"], ctypes.c_void_p).value or 0
+        words[ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
+
+    def native(self) -> NativeMedium:
+        """Return the native functions."""
+        return NativeMedium(file_start.address, 0, self._state.address)
+
+    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return bytes; see `Medium.read`."""
+        self._check_open()
+        inside = self._inside(offset, nbytes)
+        out = np.zeros(nbytes, np.uint8)
+        done = 0
+        while done < inside:
+            try:
+                got = os.preadv(self._fd, [out[done:inside].data], offset + done)
+            except OSError as error:
+                raise self._failed(READ, offset, error.errno or errno.EIO) from error
+            if got == 0:
+                raise self._failed(READ, offset, SHORT)
+            done += got
+        return out
+
+    def write(self, offset: int, data: NDArray[Any]) -> None:
+        """Write bytes; see `Medium.write`."""
+        self._check_open()
+        self._check_writable()
+        raw = raw_bytes(data)
+        raw = raw[: self._inside(offset, raw.nbytes)]
+        if raw.nbytes and self._size() < self.nbytes:
+            raise self._failed(WRITE, offset, SHORT)
+        done = 0
+        while done < raw.nbytes:
+            try:
+                done += os.pwritev(self._fd, [raw[done:].data], offset + done)
+            except OSError as error:
+                raise self._failed(WRITE, offset, error.errno or errno.EIO) from error
+
+    def sync(self) -> None:
+        """Make everything durable; see `Medium.sync`."""
+        self._check_open()
+        if self.writable:
+            try:
+                os.fdatasync(self._fd)
+            except OSError as error:
+                raise self._failed(WRITE, 0, error.errno or errno.EIO) from error
+            self._check_place()
+        size = self._size()
+        if size < self.nbytes:
+            raise errors.FormatError(
+                f"{self.path} was cut from {self.nbytes} to {size} bytes while it was open: restore it",
+                path=self.path,
+            )
+
+    def close(self) -> None:
+        """Give everything back; see `Medium.close`."""
+        for name, index in (("_fd", FD), ("_direct_fd", DIRECT_FD)):
+            fd = getattr(self, name)
+            if fd >= 0:
+                setattr(self, name, -1)
+                if hasattr(self, "_state"):
+                    # before the number can mean another file
+                    self._state.words[index] = -1
+                os.close(fd)
+
+    def last_error(self) -> str | None:
+        """Return what is known of the last failure."""
+        code = int(self._state.words[LAST_ERRNO])
+        if code == 0:
+            return None
+        if code == SHORT:
+            return f"{self.path} ended before byte {self.nbytes}: it was cut while it was open, restore it"
+        advice = ": free some space" if code in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"{self.path}: {os.strerror(code)}{advice}"
+
+    @property
+    def failures(self) -> int:
+        """How many native commands failed so far."""
+        return int(self._state.words[FAILURES])
+
+    def _size(self) -> int:
+        # Unlike fstat, right for block devices too; nobody uses the file's position.
+        return os.lseek(self._fd, 0, os.SEEK_END)
+
+    def _check_open(self) -> None:
+        if self._fd < 0:
+            raise errors.ClosedError(f"{self.path} is closed: open it again")
+
+    def _check_place(self) -> None:
+        """A file that was replaced under its name gets our writes no more."""
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return
+        ours = os.fstat(self._fd)
+        if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
+            raise errors.FormatError(
+                f"another file took the place of {self.path} while it was open: what was written is lost"
+                " when this one is closed; copy it first",
+                path=self.path,
+            )
+
+    def _open_direct(self) -> int:
+        """Open for O_DIRECT and return the alignment that it takes; 1 where there is none."""
+        try:
+            mode = os.O_RDWR if self.writable else os.O_RDONLY
+            fd = os.open(self.path, mode | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError:
+            return 1
+        with mmap.mmap(-1, 8192) as raw, memoryview(raw) as page:
+            for alignment in (512, 4096):
+                if self.nbytes < 2 * alignment:
+                    break
+                try:
+                    got = os.preadv(fd, [page[alignment : 2 * alignment]], alignment)
+                except OSError:
+                    continue
+                if got == alignment:
+                    self._direct_fd = fd
+                    return alignment
+        os.close(fd)
+        return 1
+
+    def _failed(self, op: int, offset: int, code: int) -> Exception:
+        self._state.words[LAST_ERRNO] = code
+        status = file_status(op, code)
+        text = self.last_error() or ""
+        if status == CAPACITY_EXCEEDED:
+            return errors.StorageFullError(text, path=self.path)
+        return errors.MediumError(text, lba=offset // 512, status=status)
+
+
+@device
+def file_status(op: int, code: int) -> int:
+    """Return the NVMe status for an errno (or `SHORT`)."""
+    if code == 28 or code == 122 or code == 27:  # ENOSPC, EDQUOT, EFBIG
+        return CAPACITY_EXCEEDED
+    if code == 9 or code == 19 or code == 6:  # EBADF, ENODEV, ENXIO: closed, or the drive is gone
+        return NAMESPACE_NOT_READY
+    if code == 14:  # EFAULT
+        return DATA_TRANSFER_ERROR
+    if op == READ:
+        return UNRECOVERED_READ_ERROR
+    if code == 1 or code == 13 or code == 30:  # EPERM, EACCES, EROFS
+        return NAMESPACE_WRITE_PROTECTED
+    return WRITE_FAULT
+
+
+@device
+def file_failed(state: int, op: int, code: int) -> int:
+    """Keep the errno for the host and return the status."""
+    set_word(state, LAST_ERRNO, code)
+    fetch_add(state + 8 * FAILURES, 1, SYSTEM)
+    return file_status(op, code)
+
+
+@device
+def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int) -> int:
+    """Move all bytes; return 0, minus errno, or 1 where the file ends too early."""
+    direct = word(state, DIRECT_FD)
+    mask = word(state, ALIGNMENT) - 1
+    done = 0
+    while done < nbytes:
+        fd = word(state, FD)
+        count = nbytes - done
+        aligned = ((offset + done) | (buffer + done)) & mask == 0 and count > mask
+        if direct >= 0 and aligned:
+            fd = direct
+            count = count & ~mask
+        got = 0
+        if op == READ:
+            got = pread(fd, buffer + done, count, offset + done)
+        else:
+            got = pwrite(fd, buffer + done, count, offset + done)
+        if got > 0:
+            done += got
+        elif got == -22 and fd == direct:  # EINVAL: more alignment than the probe showed
+            direct = -1
+        elif got == 0:
+            return 1
+        elif got != -4:  # EINTR
+            return got
+    return 0
+
+
+@native
+def file_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+    """Transfer before returning."""
+    if op == FLUSH:
+        if word(state, WRITABLE) == 0:
+            return 0
+        # a C int: the upper half of the register means nothing
+        if call_native(word(state, FDATASYNC), word(state, FD), 0, 0, 0, 0, 0) & 0xFFFFFFFF == 0:
+            return 0
+        code = int(load_relaxed_as(call_native(word(state, ERRNO_LOCATION), 0, 0, 0, 0, 0, 0), I4))
+        return file_failed(state, WRITE, code if code > 0 else 5)
+    if op != READ and op != WRITE:
+        return INVALID_OPCODE
+    if offset < 0 or nbytes < 0:
+        return LBA_OUT_OF_RANGE
+    size = word(state, NBYTES)
+    inside = max(0, min(nbytes, size - offset))
+    if op == WRITE:
+        if word(state, WRITABLE) == 0:
+            return NAMESPACE_WRITE_PROTECTED
+        # Writing to a file that was cut would give it back its length, with zeros where data was.
+        if inside > 0 and pread(word(state, FD), state + 8 * PROBE, 1, size - 1) == 0:
+            return file_failed(state, op, SHORT)
+    got = transfer(state, op, buffer, inside, offset)
+    if got != 0:
+        return file_failed(state, op, SHORT if got > 0 else -got)
+    if op == READ:
+        zero_fill(buffer + inside, nbytes - inside)
+    return 0

@@ -1,0 +1,371 @@
+"""MediumConformance: tests that every medium passes; a subclass says how to make one.
+
+Needs pytest. A subclass in a test module is collected as it is::
+
+    class TestMine(MediumConformance):
+        def make(self, content, folder, writable):
+            return MyMedium(content)
+"""
+# ruff: noqa: D102 (the name of a test says what holds)
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ..nvme import FLUSH, READ, WRITE
+from ..storage.medium import PENDING, Medium
+from ..targets import (
+    SYSTEM,
+    backoff,
+    call_native,
+    clock_ns,
+    device,
+    exchange,
+    fetch_add,
+    load_relaxed,
+    memory_for,
+)
+from ..targets.compiled import dispatcher
+from ..targets.device import seam_for
+
+BLOCK = 512
+UNANSWERED = -9
+"""Status of a command that was not answered in time."""
+
+# -- a request: six words -----------------------------------------------------------------------------------
+Q_OP = 0
+Q_OFFSET = 8
+Q_NBYTES = 16
+Q_BUFFER = 24
+Q_STATUS = 32
+Q_ANSWERS = 40
+REQUEST_BYTES = 48
+
+
+class MediumConformance:
+    """Tests that hold for every medium. A subclass implements `make`.
+
+    Attributes
+    ----------
+    NBYTES : int
+        Capacity to test with: no multiple of a block, so that there is a tail.
+    TAG : int
+        Added to every tag that a medium gets: tags are opaque.
+    """
+
+    NBYTES = 5 * 4096 + 777
+    TAG = 0x5_0000
+
+    def make(self, content: NDArray[np.uint8], folder: Path, writable: bool) -> Medium:
+        """Return a medium that holds `content`, uint8 of shape ``(NBYTES,)``; `folder` is empty."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def content(self) -> NDArray[np.uint8]:
+        """Bytes that differ everywhere."""
+        return np.random.default_rng(7).integers(1, 256, self.NBYTES, np.uint8)
+
+    @pytest.fixture
+    def medium(self, content: NDArray[np.uint8], tmp_path: Path) -> Iterator[Medium]:
+        """A writable medium."""
+        made = self.make(content.copy(), tmp_path, True)
+        yield made
+        made.close()
+
+    def run(self, medium: Medium, *requests: tuple[int, int, int, int], threads: int = 1) -> list[int]:
+        """Run commands ``(opcode, offset, nbytes, buffer)`` and return their statuses."""
+        return drive(medium, list(requests), threads=threads, tag=self.TAG)
+
+    def test_says_what_it_is(self, medium: Medium) -> None:
+        assert medium.nbytes == self.NBYTES
+        assert medium.name and medium.description and "\n" not in medium.description
+        assert ("emulated" in medium.description) <= medium.emulated
+        assert medium.native() == medium.native()
+
+    @pytest.mark.parametrize("offset", [0, 512, 4096, 4608, 5 * 4096])
+    @pytest.mark.parametrize("nbytes", [512, 4096, 12800])
+    def test_reads_every_place(
+        self, medium: Medium, content: NDArray[np.uint8], offset: int, nbytes: int
+    ) -> None:
+        want = _padded(content, offset, nbytes)
+        buffer = Buffer(nbytes)
+        assert self.run(medium, (READ, offset, nbytes, buffer.address)) == [0]
+        assert np.array_equal(buffer.bytes, want)
+        assert np.array_equal(medium.read(offset, nbytes), want)
+
+    def test_reads_into_buffers_that_are_not_aligned(
+        self, medium: Medium, content: NDArray[np.uint8]
+    ) -> None:
+        buffer = Buffer(8192)
+        assert self.run(medium, (READ, 4096, 4096, buffer.address + 520)) == [0]
+        assert np.array_equal(buffer.bytes[520 : 520 + 4096], content[4096:8192])
+        assert (buffer.bytes[:520] == FILL).all() and (buffer.bytes[520 + 4096 :] == FILL).all()
+
+    def test_zeros_past_the_end(self, medium: Medium) -> None:
+        past = -(-self.NBYTES // BLOCK) * BLOCK
+        buffer = Buffer(4096)
+        assert self.run(medium, (READ, past, 4096, buffer.address)) == [0]
+        assert not buffer.bytes.any()
+        assert not medium.read(past, 100).any()
+
+    def test_reads_what_was_written(self, medium: Medium, content: NDArray[np.uint8]) -> None:
+        want = content.copy()
+        for offset, nbytes in ((0, 512), (4096, 8192), (3584, 1024), (12288, 4096)):
+            data = Buffer(nbytes, seed=offset + 1)
+            want[offset : offset + nbytes] = data.bytes
+            assert self.run(medium, (WRITE, offset, nbytes, data.address)) == [0]
+        buffer = Buffer(6 * 4096)
+        assert self.run(medium, (READ, 0, 6 * 4096, buffer.address)) == [0]
+        assert np.array_equal(buffer.bytes, _padded(want, 0, 6 * 4096))
+        assert np.array_equal(medium.read(0, self.NBYTES), want)
+
+    def test_the_host_writes_too(self, medium: Medium, content: NDArray[np.uint8]) -> None:
+        medium.write(1000, np.arange(1000, dtype=np.int64))
+        content[1000:9000] = np.arange(1000, dtype=np.int64).view(np.uint8)
+        buffer = Buffer(12288)
+        assert self.run(medium, (READ, 0, 12288, buffer.address)) == [0]
+        assert np.array_equal(buffer.bytes, content[:12288])
+
+    def test_a_write_past_the_end_is_cut(self, medium: Medium, content: NDArray[np.uint8]) -> None:
+        data = Buffer(4096, seed=3)
+        assert self.run(medium, (WRITE, 5 * 4096, 4096, data.address)) == [0]
+        medium.write(self.NBYTES - 10, np.full(100, 9, np.uint8))
+        assert medium.nbytes == self.NBYTES
+        content[5 * 4096 :] = data.bytes[:777]
+        content[-10:] = 9
+        buffer = Buffer(8192)
+        assert self.run(medium, (READ, 5 * 4096, 8192, buffer.address)) == [0]
+        assert np.array_equal(buffer.bytes, _padded(content, 5 * 4096, 8192))
+
+    def test_read_only(self, content: NDArray[np.uint8], tmp_path: Path) -> None:
+        medium = self.make(content.copy(), tmp_path, False)
+        try:
+            data = Buffer(512, seed=1)
+            assert not medium.writable
+            assert self.run(medium, (WRITE, 0, 512, data.address))[0] > 0
+            with pytest.raises(ValueError, match=r"writable|write"):
+                medium.write(0, data.bytes)
+            assert np.array_equal(medium.read(0, self.NBYTES), content)
+        finally:
+            medium.close()
+
+    def test_errors_have_a_status(self, medium: Medium) -> None:
+        buffer = Buffer(512)
+        statuses = self.run(medium, (0x7F, 0, 512, buffer.address), (READ, -512, 512, buffer.address))
+        assert all(0 < s < 0x8000 for s in statuses)
+
+    def test_flush_and_sync(self, medium: Medium) -> None:
+        data = Buffer(512, seed=2)
+        assert self.run(medium, (WRITE, 512, 512, data.address)) == [0]
+        assert self.run(medium, (FLUSH, 0, 0, 0)) == [0]
+        medium.sync()
+
+    def test_threads_at_the_same_time(self, medium: Medium, content: NDArray[np.uint8]) -> None:
+        # Even blocks are read again and again while odd ones are written.
+        blocks = self.NBYTES // BLOCK
+        buffers, requests = [], []
+        for number in range(320):
+            block = number % blocks
+            buffer = Buffer(BLOCK, seed=block + 1)
+            buffers.append(buffer)
+            requests.append((WRITE if block % 2 else READ, block * BLOCK, BLOCK, buffer.address))
+        assert self.run(medium, *requests, threads=4) == [0] * len(requests)
+        want = content[: blocks * BLOCK].reshape(blocks, BLOCK).copy()
+        for number, buffer in enumerate(buffers):
+            if number % blocks % 2:
+                want[number % blocks] = buffer.bytes
+        for number, buffer in enumerate(buffers):
+            assert np.array_equal(buffer.bytes, want[number % blocks]), number
+        assert np.array_equal(medium.read(0, blocks * BLOCK), want.reshape(-1))
+
+    def test_close_twice(self, medium: Medium) -> None:
+        medium.close()
+        medium.close()
+        with pytest.raises(ValueError, match="closed"):
+            medium.read(0, 1)
+        with pytest.raises(ValueError, match="closed"):
+            medium.sync()
+
+
+FILL = 0xA5
+
+
+class Buffer:
+    """Aligned memory as service threads get it.
+
+    Parameters
+    ----------
+    nbytes : int
+    seed : int, optional
+        Of random bytes; left out, all are `FILL`.
+
+    Attributes
+    ----------
+    address : int
+    bytes : numpy.ndarray
+        uint8, shape ``(nbytes,)``.
+    """
+
+    def __init__(self, nbytes: int, seed: int | None = None) -> None:
+        self._block = memory_for("cpu").allocate(nbytes)
+        self.address = self._block.address
+        self.bytes = self._block.view(np.dtype(np.uint8))[:nbytes]
+        self.bytes[:] = (
+            FILL if seed is None else np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+        )
+
+
+def drive(
+    medium: Medium,
+    requests: list[tuple[int, int, int, int]],
+    *,
+    threads: int = 1,
+    seconds: float = 20.0,
+    tag: int = 0,
+) -> list[int]:
+    """Run commands on a medium as a controller does, all in flight at once.
+
+    Parameters
+    ----------
+    medium : Medium
+    requests : list of (int, int, int, int)
+        Opcode, offset, bytes, and host address of the buffer.
+    threads : int
+        OS threads that start commands and take completions.
+    seconds : float
+        How long to wait for completions.
+    tag : int
+        Added to the tags, which are the requests' positions.
+
+    Returns
+    -------
+    list of int
+        NVMe statuses; `UNANSWERED` where none came in time.
+
+    Raises
+    ------
+    AssertionError
+        A command was answered more than once, or a completion has a tag that no command has.
+    """
+    native = medium.native()
+    if native is None:
+        return [_in_python(medium, *request) for request in requests]
+    block = memory_for("cpu").allocate(8 + REQUEST_BYTES * len(requests))
+    table = block.words[1:].reshape(len(requests), 6)
+    table[:, :4] = requests
+    table[:, 4] = UNANSWERED
+    block.words[0] = len(requests)
+    loop = _compiled()
+    until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(seconds * 1e9)
+    arguments = (native.start, native.complete, native.state, block.address, len(requests), tag, until)
+    strays: list[int] = []
+
+    def work(first: int) -> None:
+        strays.append(loop(*arguments, first, threads))
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert strays == [0] * threads, "a completion with an unknown tag"
+    assert table[:, 5].max(initial=0) <= 1, "a command was answered more than once"
+    return [int(s) for s in table[:, 4]]
+
+
+@device
+def drive_part(
+    start: int,
+    complete: int,
+    state: int,
+    table: int,
+    count: int,
+    tag: int,
+    until: int,
+    first: int,
+    stride: int,
+) -> int:
+    """Start every `stride`-th request from `first`, then take completions until none is missing."""
+    strays = 0
+    for number in range(first, count, stride):
+        request = table + 8 + REQUEST_BYTES * number
+        status = call_native(
+            start,
+            state,
+            load_relaxed(request + Q_OP, SYSTEM),
+            load_relaxed(request + Q_OFFSET, SYSTEM),
+            load_relaxed(request + Q_NBYTES, SYSTEM),
+            load_relaxed(request + Q_BUFFER, SYSTEM),
+            tag + number,
+        )
+        if status != PENDING:
+            answer(table, number, status)
+    idle = 0
+    while load_relaxed(table, SYSTEM) > 0 and clock_ns() < until:
+        got = -1
+        if complete != 0:
+            got = call_native(complete, state, 0, 0, 0, 0, 0)
+        if got < 0:
+            backoff(idle)
+            idle = min(idle + 1, 30)
+            continue
+        idle = 0
+        number = (got >> 16) - tag
+        if number < 0 or number >= count:
+            strays += 1
+        else:
+            answer(table, number, got & 0xFFFF)
+    return strays
+
+
+@device
+def answer(table: int, number: int, status: int) -> None:
+    """Note the answer to a request."""
+    request = table + 8 + REQUEST_BYTES * number
+    exchange(request + Q_STATUS, status, SYSTEM)
+    fetch_add(request + Q_ANSWERS, 1, SYSTEM)
+    fetch_add(table, -1, SYSTEM)
+
+
+_loop: Any = None
+
+
+def _compiled() -> Any:
+    global _loop
+    if _loop is None:
+        seam_for("cpu")
+        _loop = dispatcher(drive_part)
+    return _loop
+
+
+def _in_python(medium: Medium, op: int, offset: int, nbytes: int, address: int) -> int:
+    try:
+        if op == FLUSH:
+            medium.sync()
+            return 0
+        view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+        if op == READ:
+            view[:] = medium.read(offset, nbytes)
+        elif op == WRITE:
+            medium.write(offset, view)
+        else:
+            return 0x001
+        return 0
+    except Exception as error:
+        return int(getattr(error, "status", None) or 0x281)
+
+
+def _padded(content: NDArray[np.uint8], offset: int, nbytes: int) -> NDArray[np.uint8]:
+    out = np.zeros(nbytes, np.uint8)
+    part = content[offset : offset + nbytes]
+    out[: part.size] = part
+    return out

@@ -1,0 +1,122 @@
+"""Native media under the seeded interpreter: each command answered once, whatever the interleaving."""
+
+import numpy as np
+import pytest
+
+from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
+from warpwell.storage.faulty import Faulty
+from warpwell.storage.latency import Latency
+from warpwell.storage.medium import Medium
+from warpwell.storage.ram import RamMedium
+from warpwell.storage.replicated import Replicated
+from warpwell.storage.striped import Striped
+from warpwell.targets import call_native, grid, memory_for
+from warpwell.targets.interp import launch
+from warpwell.testing.media import Buffer, drive_part
+
+SEEDS = 12
+THREADS = 3
+FOREVER = 1 << 62
+
+
+def interpreted(medium: Medium, requests: list[tuple[int, int, int, int]], seed: int) -> list[int]:
+    """Statuses of the requests, started and completed by interpreted threads."""
+    native = medium.native()
+    assert native is not None
+    block = memory_for("interp").allocate(8 + 48 * len(requests))
+    table = block.words[1:].reshape(len(requests), 6)
+    table[:, :4] = requests
+    block.words[0] = len(requests)
+    arguments = (native.start, native.complete, native.state, block.address, len(requests), 1 << 16, FOREVER)
+    strays = []
+
+    def thread() -> None:
+        strays.append(drive_part(*arguments, grid(1), THREADS))
+
+    launch(thread, THREADS, seed=seed, coarse_copies=True, max_steps=300_000)
+    assert strays == [0] * THREADS
+    assert (table[:, 5] == 1).all()
+    return [int(s) for s in table[:, 4]]
+
+
+def content() -> np.ndarray:
+    return np.random.default_rng(3).integers(1, 256, 2048 + 100, np.uint8)
+
+
+def striped() -> Medium:
+    bytes_ = content()
+    parts = [np.concatenate([bytes_[k * 512 : k * 512 + 512] for k in ks]) for ks in ((0, 2, 4), (1, 3))]
+    return Striped([Latency(RamMedium(parts[0]), latency_us=20), RamMedium(parts[1])], 512)
+
+
+def replicated() -> Medium:
+    bad = Latency(Faulty(RamMedium(content()), fail_every=2), latency_us=30)
+    return Latency(Replicated([bad, Latency(RamMedium(content()), latency_us=5)]), latency_us=60)
+
+
+def ram() -> Medium:
+    return RamMedium(content())
+
+
+def faulty() -> Medium:
+    return Faulty(striped())
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("make", [ram, striped, replicated, faulty])
+def test_reads(make, seed: int) -> None:
+    buffers = [Buffer(1536) for _ in range(6)]
+    requests = [(READ, 512 * k, 1536, b.address) for k, b in enumerate(buffers)]
+    assert interpreted(make(), requests, seed) == [0] * 6
+    padded = np.concatenate([content(), np.zeros(4096, np.uint8)])
+    for k, buffer in enumerate(buffers):
+        assert np.array_equal(buffer.bytes, padded[512 * k : 512 * k + 1536]), k
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_writes(seed: int) -> None:
+    medium = striped()
+    buffers = [Buffer(512, seed=k) for k in range(5)]
+    requests = [(WRITE, 512 * k, 512, b.address) for k, b in enumerate(buffers)]
+    assert interpreted(medium, requests, seed) == [0] * 5
+    want = np.concatenate([b.bytes for b in buffers])[: medium.nbytes]
+    assert np.array_equal(medium.read(0, medium.nbytes), want)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_as_many_faults_as_ordered(seed: int) -> None:
+    buffer = Buffer(512)
+    medium = Faulty(RamMedium(512), fail_every=3)
+    statuses = interpreted(medium, [(READ, 0, 512, buffer.address)] * 9, seed)
+    assert sorted(statuses) == [0] * 6 + [UNRECOVERED_READ_ERROR] * 3
+    medium.configure(fail_reads=4)
+    statuses = interpreted(medium, [(READ, 0, 512, buffer.address)] * 9, seed)
+    assert sorted(statuses) == [0] * 5 + [UNRECOVERED_READ_ERROR] * 4
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_withheld_commands_run_once(seed: int) -> None:
+    medium = Faulty(striped())
+    medium.stop()
+    buffers = [Buffer(512) for _ in range(4)]
+    native = medium.native()
+    assert native is not None
+
+    def start() -> None:
+        k = grid(1)
+        assert call_native(native.start, native.state, READ, 512 * k, 512, buffers[k].address, k) == -1
+
+    done = []
+
+    def complete() -> None:
+        for _ in range(200):
+            got = call_native(native.complete, native.state, 0, 0, 0, 0, 0)
+            if got >= 0:
+                done.append(got)
+
+    launch(start, 4, seed=seed, coarse_copies=True)
+    assert medium.withheld == 4
+    medium.resume()
+    launch(complete, 2, seed=seed, coarse_copies=True)
+    assert sorted(done) == [k << 16 for k in range(4)]
+    assert np.array_equal(np.concatenate([b.bytes for b in buffers]), content()[:2048])
