@@ -28,8 +28,8 @@ from warpwell.targets import (
     syncwarp,
 )
 
-from .core import latched, word_address
-from .layout import CLEAR, S_BASE, S_CORE
+from .core import failed_before, word_address
+from .layout import S_BASE, S_CORE
 from .paging import pin_page, prefetch_page, unpin
 from .transfer import frame_address
 from .word import DIRTY
@@ -81,7 +81,7 @@ def access(space, page, item, bits):
     out = 0
     open_ = True
     first = 0
-    if lane == ffs(mask) - 1 and latched(core) != CLEAR:
+    if lane == ffs(mask) - 1 and failed_before(core):
         first = 1
     if shfl(mask, first, ffs(mask) - 1) != 0:
         return out

@@ -245,7 +245,7 @@ class Cache:
                 pools.append((first, number))
                 first += number
         common = [space for space in spaces if space.share is None]
-        if common and first >= frames or first > frames:
+        if (common and first >= frames) or first > frames:
             raise errors.ArgumentError(
                 f"{frames} frames are too few for these shares: enlarge cache or take a smaller page_size"
             )
@@ -328,6 +328,8 @@ class Cache:
         nsid, page, value = (int(record[k]) for k in (at.L_ARRAY, at.L_PAGE, at.L_VALUE))
         record[: at.LATCH_WORDS] = 0
         fault_page()[0] = 0
+        if self._core is not None:
+            self._core.write(8 * at.C_FAILED, np.zeros(1, np.int64))
         if kind == at.ABORTED:
             return  # whoever aborted raises by itself
         raise self._error(kind, nsid, page, value)
@@ -361,8 +363,8 @@ class Cache:
             return errors.StallError(
                 f"no completion for {self.timeout:g} s while waiting for {where}: the medium does not answer; "
                 "its command ids stay quarantined until it does",
-                array=name, lba=lba, page=local,
-            )  # fmt: skip
+                array=name,
+            )
         return errors.PinError(f"{where} could not be pinned: unpin other pages or enlarge the cache", array=name)
 
     # -- maintenance ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from warpwell.targets import (
 
 from .layout import (
     ABORTED,
+    C_FAILED,
     C_HASH_MASK,
     C_LATCH,
     C_N_QUEUES,
@@ -110,6 +111,13 @@ def latch(core, kind, array, page, value):
         store_relaxed(record + 8 * L_PAGE, page, SYSTEM)
         store_relaxed(record + 8 * L_VALUE, value, SYSTEM)
         fetch_add(FAULT_PAGE, 1, SYSTEM)
+        store_relaxed(core + 8 * C_FAILED, 1, DEVICE)
+
+
+@device
+def failed_before(core):
+    """Tell whether device code latched an error (thread; device memory only, so the host's abort is not seen)."""
+    return load_relaxed(core + 8 * C_FAILED, DEVICE) != 0
 
 
 @device
@@ -128,11 +136,7 @@ def gave_up(core):
 @device
 def progress(core):
     """Return the completions drained from all queues (thread; changes while anything progresses)."""
-    total = 0
-    queues = field(core, C_QUEUES)
-    for k in range(field(core, C_N_QUEUES)):
-        total += load_relaxed(queues + k * (8 * Q_WORDS) + 8 * Q_PROGRESS, DEVICE)
-    return total
+    return load_relaxed(field(field(core, C_QUEUES), Q_PROGRESS), DEVICE)
 
 
 @device

@@ -30,6 +30,8 @@ C_TIMEOUT = 10
 C_SPACES = 11
 C_N_SPACES = 12
 C_POOLS = 13
+C_FAILED = 14
+"""1 after device code latched an error, until the host has raised it."""
 CORE_WORDS = 16
 
 # -- space record --------------------------------------------------------------------------------------------

@@ -293,7 +293,6 @@ def prefetch_page(core, space, page, mask, lane, leader):
         return
     source = host_page(space, page, field(core, C_PAGE_SHIFT))
     frame = -1
-    dropped = 0
     cid = -1
     if lane == leader:
         if source == 0:

@@ -116,6 +116,7 @@ def start(core, queue, cid, opcode, page, pages, space):
 @device
 def serve(core, queue, mask, lane, leader):
     """Do a round of everybody's work on a queue: drain it, and settle one id that nobody waits for."""
+    syncwarp(mask)
     drain(queue, mask, lane, leader)
     settle_one(core, queue, mask, lane, leader)
 

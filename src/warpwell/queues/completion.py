@@ -132,7 +132,7 @@ def drain(queue, mask, lane, leader):
     if lane == leader and total > 0:
         store_relaxed(queue + 8 * Q_CQ_HEAD, head, DEVICE)
         store_release(field(queue, Q_CQ_DOORBELL), head & ((1 << shift) - 1), SYSTEM)
-        fetch_add(queue + 8 * Q_PROGRESS, total, DEVICE)
+        fetch_add(field(queue, Q_PROGRESS), total, DEVICE)
     syncwarp(mask)
     if lane == leader:
         store_release(queue + 8 * Q_CQ_LOCK, 0, DEVICE)

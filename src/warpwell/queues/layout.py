@@ -45,9 +45,9 @@ Q_READY_TAIL = 51
 Q_READY_HEAD = 64
 Q_IN_USE = 80
 Q_HINT = 96
-Q_PROGRESS = 112
-"""Completions drained so far; the watchdog's sign of life."""
-Q_WORDS = 128
+Q_PROGRESS = 12
+"""Address of the count of completions drained from all pairs: the watchdog's sign of life."""
+Q_WORDS = 112
 
 # -- id record (device memory) -------------------------------------------------------------------------------
 
@@ -91,4 +91,6 @@ P_POST_LOCK = 7
 P_SQID = 8
 P_OUTSTANDING = 9
 """Commands fetched and not completed."""
+P_COMMANDS = 10
+"""Commands fetched so far that named a namespace."""
 P_WORDS = 16

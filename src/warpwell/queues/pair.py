@@ -37,6 +37,8 @@ class QueuePairs:
         ``(count, P_WORDS)`` int64, the port records, in shared memory.
     ids : int
         Command ids of each pair.
+    progress : int
+        Address of the count of completions drained from all pairs.
     """
 
     def __init__(self, memory: Memory, *, count: int, depth: int, staging_bytes: int) -> None:
@@ -49,7 +51,7 @@ class QueuePairs:
         self.ids = depth // 2
         self.staging_bytes = staging_bytes
         per_pair = 2 * depth + self.ids * at.ID_WORDS + self.ids
-        self._device: Block = memory.allocate(8 * count * (at.Q_WORDS + per_pair))
+        self._device: Block = memory.allocate(8 * count * (at.Q_WORDS + per_pair) + LINE)
         ring_bytes = (64 + 16) * depth + 2 * LINE
         ring_bytes = -(-ring_bytes // 4096) * 4096
         staging_all = self.ids * staging_bytes
@@ -57,6 +59,7 @@ class QueuePairs:
         port_bytes = -(-8 * at.P_WORDS * count // 4096) * 4096
         self._shared: Block = memory.allocate_shared(port_bytes + count * (ring_bytes + staging_all))
         self.records = self._device.address
+        self.progress = self.records + 8 * count * (at.Q_WORDS + per_pair)
         self.ports = self._shared.words[: count * at.P_WORDS].reshape(count, at.P_WORDS)
         records = np.zeros((count, at.Q_WORDS), np.int64)
         shift = depth.bit_length() - 1
@@ -73,6 +76,7 @@ class QueuePairs:
             record[at.Q_IDS] = area + 16 * depth
             record[at.Q_READY] = record[at.Q_IDS] + 8 * at.ID_WORDS * self.ids
             record[at.Q_N_IDS] = self.ids
+            record[at.Q_PROGRESS] = self.progress
             record[at.Q_STAGING], record[at.Q_STAGING_BYTES] = rings + ring_bytes, staging_bytes
             port = self.ports[k]
             port[at.P_SQ], port[at.P_CQ] = rings, completions

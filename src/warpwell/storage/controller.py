@@ -15,6 +15,7 @@ import numpy as np
 from .. import errors
 from ..nvme import READ, WRITE
 from ..queues import QueuePairs
+from ..queues.layout import P_COMMANDS
 from ..targets import memory_for
 from ..targets.compiled import dispatcher
 from ..targets.device import seam_for
@@ -78,7 +79,7 @@ class Controller:
                 functions.start, functions.complete, functions.state)  # fmt: skip
             record[native.NS_STATE] = state
             record[native.NS_BYTES] = -(-medium.nbytes // unit) * unit
-            record[native.NS_COMMANDS] = record[native.NS_ERRORS] = 0
+            record[native.NS_ERRORS] = 0
             record[native.NS_COMPLETE] = complete
             record[native.NS_START] = start
             self._media[nsid] = medium
@@ -96,9 +97,10 @@ class Controller:
         """Return the medium of a namespace."""
         return self._media[nsid]
 
-    def commands(self, nsid: int) -> int:
-        """Return how many commands a namespace has received."""
-        return int(self._records[nsid, native.NS_COMMANDS])
+    @property
+    def commands(self) -> int:
+        """Commands received so far, of all namespaces."""
+        return int(self.pairs.ports[:, P_COMMANDS].sum())
 
     @property
     def python_served(self) -> list[str]:

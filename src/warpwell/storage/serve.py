@@ -15,6 +15,7 @@ from warpwell.nvme import (
     word6_nlb,
 )
 from warpwell.queues.layout import (
+    P_COMMANDS,
     P_CQ,
     P_CQ_TAIL,
     P_DEPTH_SHIFT,
@@ -54,9 +55,7 @@ NS_COMPLETE = 1
 NS_STATE = 2
 NS_BYTES = 3
 """Capacity in bytes, rounded up to blocks."""
-NS_COMMANDS = 4
-"""Commands received."""
-NS_ERRORS = 5
+NS_ERRORS = 4
 NS_WORDS = 8
 
 PENDING = -1
@@ -91,6 +90,8 @@ def serve_port(port, index, namespaces):
         if status != PENDING:
             post(port, cid, status)
         done += 1
+    if done > 0:
+        store_relaxed(port + 8 * P_COMMANDS, load_relaxed(port + 8 * P_COMMANDS, SYSTEM) + done, SYSTEM)
     return done
 
 
@@ -104,7 +105,6 @@ def begin(namespaces, word0, buffer, slba, blocks, index):
     function = load_acquire(record + 8 * NS_START, SYSTEM)
     if function == 0:
         return INVALID_NAMESPACE
-    fetch_add(record + 8 * NS_COMMANDS, 1, SYSTEM)
     opcode = word0_opc(word0)
     status = 0
     if opcode != READ and opcode != WRITE and opcode != FLUSH:

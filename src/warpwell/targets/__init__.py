@@ -36,6 +36,7 @@ from .atomics import (
     load_relaxed,
     load_relaxed_as,
     load_weak_as,
+    match_any,
     popc,
     pread,
     pwrite,

@@ -31,7 +31,6 @@ from .device import linked_functions
 from .struct import DeviceStruct
 
 
-
 class CpuSeam(Seam):
     """The hooks of the `cpu` target."""
 
@@ -299,6 +298,7 @@ _define(a.lane_id, types.int64, 0, _constant(0))
 _define(a.warp_size, types.int64, 0, _constant(1))
 _define(a.activemask, types.int64, 0, _constant(1))
 _define(a.shfl, types.int64, 3, lambda context, builder, sig, args: args[1])
+_define(a.match_any, types.int64, 2, _constant(1))
 _define(a.syncwarp, types.void, 1, lambda context, builder, sig, args: context.get_dummy_value())
 
 

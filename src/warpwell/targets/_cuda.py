@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
 from numba import cuda
+from numba.core import cgutils, types
 from numba.cuda import compiler, extending
 from numba.cuda.models import register_model
 from numba.cuda.typing import templates
@@ -21,7 +21,6 @@ from numba.cuda.typing.typeof import typeof_impl
 from . import atomics as a
 from ._cpu import define_arithmetic, define_bits
 from ._seam import I16, I32, I64, Seam, from_bits, item_bits, literal, scalar_of, symbol_of, to_bits
-
 
 
 class CudaSeam(Seam):
@@ -67,8 +66,12 @@ Codegen = Callable[[Any, Any, Any, Any], Any]
 
 
 def _asm(builder: Any, result: Any, text: str, constraints: str, args: list[Any]) -> Any:
+    """Emit one statement; convergent, so that the optimizer moves it into no branch and out of none."""
     signature = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(ir.InlineAsm(signature, text, constraints, side_effect=True), args)
+    builder.function.attributes.add("convergent")  # or calls of the function could be moved
+    return builder.call(
+        ir.InlineAsm(signature, text, constraints, side_effect=True), args, attrs=("convergent",)
+    )
 
 
 def _define(stub: Any, result: types.Type, count: int, text: str, constraints: str, *, scope: bool = True) -> None:
@@ -244,6 +247,14 @@ _word(
     lambda b, v: _asm(b, VOID, "bar.warp.sync $0;", "r" + _MEMORY, [_narrow(b, v[0])]),
     void=True,
 )
+
+
+def _match_any(builder: Any, values: Any) -> Any:
+    text = "match.any.sync.b64 $0, $1, $2;"
+    return _widen(builder, _asm(builder, I32, text, "=r,l,r" + _MEMORY, [values[1], _narrow(builder, values[0])]))
+
+
+_word(a.match_any, 2, _match_any)
 
 
 def _shfl(builder: Any, values: Any) -> Any:

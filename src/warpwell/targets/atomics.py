@@ -162,6 +162,11 @@ def shfl(mask: int, value: int, lane: int) -> int:
     return current().shfl(mask, value, lane)
 
 
+def match_any(mask: int, value: int) -> int:
+    """Return the lanes of `mask` that have the caller's `value`. Every lane of `mask` must call it."""
+    return current().activemask()
+
+
 def syncwarp(mask: int) -> None:
     """Wait for the lanes of `mask`; their accesses before it are ordered before all of theirs after it."""
     current().syncwarp(mask)

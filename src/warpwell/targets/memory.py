@@ -81,6 +81,7 @@ class HostMemory(Memory):
         self.device = device
 
     def allocate(self, nbytes: int) -> Block:
+        """See `Memory`."""
         size = max(nbytes, 8)
         raw = mmap.mmap(-1, -(-size // ALIGNMENT) * ALIGNMENT)
         address = ctypes.addressof(ctypes.c_char.from_buffer(raw))
@@ -95,6 +96,7 @@ class CudaMemory(Memory):
     device = "cuda"
 
     def allocate(self, nbytes: int) -> Block:
+        """See `Memory`."""
         from numba import cuda
         from numba.cuda.cudadrv.driver import device_memset
 
@@ -104,6 +106,7 @@ class CudaMemory(Memory):
         return Block(int(_pointer(array)), size, array, host=False)
 
     def allocate_shared(self, nbytes: int) -> Block:
+        """See `Memory`."""
         from numba import cuda
 
         size = max(nbytes, 16)
