@@ -17,7 +17,6 @@ from ..nvme import READ, WRITE
 from ..queues import QueuePairs
 from ..queues.layout import P_COMMANDS
 from ..targets import memory_for
-from ..targets.compiled import dispatcher
 from ..targets.device import seam_for
 from . import serve as native
 from .medium import Medium
@@ -217,6 +216,8 @@ def _native_loop() -> Any:
     """Return the compiled service loop (compiled or loaded once a process)."""
     global _loop
     if _loop is None:
+        from ..targets.compiled import dispatcher  # imports the compiler: not before the first launch
+
         seam_for("cpu")
         _loop = dispatcher(native.serve)
     return _loop
