@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from .device import seam_for
@@ -110,7 +112,6 @@ def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
         Compute capability.
     """
     from numba import cuda, types
-    from numba.cuda import compiler, dispatcher
     from numba.cuda.typing.typeof import typeof
 
     seam_for("cuda")
@@ -118,25 +119,29 @@ def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
     for example in argument_types:
         signature.append(example if isinstance(example, types.Type) else typeof(example))
 
+    with without_gpu(cc):
+        text, _result = cuda.compile(
+            _wrapper(kernel, dims, len(argument_types)), types.void(*signature), cc=cc, device=False, abi="numba"
+        )
+    return str(text)
+
+
+@contextlib.contextmanager
+def without_gpu(cc: tuple[int, int]) -> Iterator[None]:
+    """Let numba-cuda compile nested functions for `cc`, where it would ask the GPU that is not there."""
+    from numba.cuda import compiler, dispatcher
+
     class Device:
         compute_capability = cc
 
-    # numba-cuda asks the current GPU when it compiles nested functions, although the caller said cc
     asked = [(module, module.get_current_device) for module in (compiler, dispatcher)]
     try:
         for module, _ in asked:
             module.get_current_device = lambda: Device
-        text, _result = cuda.compile(
-            _wrapper(kernel, dims, len(argument_types)),
-            types.void(*signature),
-            cc=cc,
-            device=False,
-            abi="numba",
-        )
+        yield
     finally:
         for module, function in asked:
             module.get_current_device = function
-    return str(text)
 
 
 def _wrapper(kernel: Any, dims: int, count: int) -> Any:

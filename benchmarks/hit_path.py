@@ -1,0 +1,164 @@
+"""How fast are reads that the cache answers, against raw reads of the same frames?
+
+Raw with L1, raw past L1, Warpwell's accessor as shipped (miss path linked in), and BaM's reference counts, for
+random, hot and sequential access, with and without a store for each read. Ratios are to raw past L1 in this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+
+import numpy as np
+from bam_baseline import bam_read
+from measure import kernel_seconds, machine, registers_and_occupancy, save, table
+
+import warpwell as ww
+from warpwell.cache import parse_size
+from warpwell.storage import RamMedium
+from warpwell.targets import device, grid, kernel, load_relaxed_as, load_weak_as, memory_for, store_weak_as
+
+I8 = np.dtype(np.int64)
+
+
+@device
+def index_of(pattern, i, k, state, items, hot, stride):
+    """Return the item that thread i reads in round k: 0 random, 1 hot pages, 2 sequential."""
+    if pattern == 0:
+        return (state >> 13) & (items - 1)
+    if pattern == 1:
+        return (state >> 13) & (hot - 1)
+    return (i + k * stride) & (items - 1)
+
+
+@functools.cache
+def make(reader, stores, pattern):
+    """Make a kernel that reads `rounds` items a thread by `reader(args, index)`."""
+
+    def body(a, b, c, d, items, hot, rounds, sink):
+        i = grid(1)
+        total = 0
+        state = i * 0x9E3779B97F4A7 + 12345
+        stride = 1 << 18
+        for k in range(rounds):
+            state = state * 6364136223846793005 + 1442695040888963407
+            item = reader(a, b, c, d, index_of(pattern, i, k, state, items, hot, stride))
+            total += item
+            if stores:
+                store_weak_as(sink + 8 * ((i + k * stride) & 0xFFFFFF), item, I8)
+        if not stores:
+            store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
+
+    body.__name__ = f"hit_{reader.__name__}_{pattern}_{int(stores)}"
+    return kernel(body)
+
+
+@device
+def raw_l1(a, b, c, d, index):
+    """Read past no cache."""
+    return load_weak_as(a + 8 * index, I8)
+
+
+@device
+def raw(a, b, c, d, index):
+    """Read past L1."""
+    return load_relaxed_as(a + 8 * index, I8)
+
+
+@device
+def warpwell(a, b, c, d, index):
+    """Read by subscript."""
+    return a[index]
+
+
+@device
+def bam(a, b, c, d, index):
+    """Read by BaM's protocol."""
+    return bam_read(a, b, c, d, 8 * index)
+
+
+READERS = {"raw L1": raw_l1, "raw": raw, "warpwell": warpwell, "BaM": bam}
+PATTERNS = ("random", "hot", "sequential")
+
+
+def run(data: np.ndarray, page_size: int, target: str, rounds: int, threads: int, stores: list[bool]) -> dict:
+    """Bring all of `data` into a cache and time every reader."""
+    items, nbytes = data.size, data.nbytes
+    medium = RamMedium(data)
+    table_bytes = 16 * (nbytes // page_size) + (64 << 20)
+    a = ww.open(
+        medium, dtype=np.int64, device=target, cache=nbytes + table_bytes, page_size=page_size, merge=1,
+        name="resident", timeout=60,
+    )  # fmt: skip
+    memory = memory_for(target)
+    try:
+        pages = nbytes // page_size
+        a.cache.load(a._nsid, 0, pages, keep=False)
+        misses = a.stats.misses
+        constants = a.cache.constants(a._nsid)
+        words = a.cache.words()[constants["base"] : constants["base"] + pages]
+        slots = memory.allocate(8 * pages)
+        slots.write(0, (words >> 36) & 0xFFFFFFF)
+        states = memory.allocate(8 * pages)
+        sink = memory.allocate(8 << 24)
+        hot = 4 * page_size // 8
+        shift = page_size.bit_length() - 1
+        results: dict = {"page_size": page_size, "frame_bytes": a.cache.frames * page_size, "rows": []}
+        rows = []
+        for store in stores:
+            for p, pattern in enumerate(PATTERNS):
+                rates = {}
+                for name, reader in READERS.items():
+                    k = make(reader, store, p)
+                    if name == "warpwell":
+                        args = (a, 0, 0, 0)
+                    elif name == "BaM":
+                        args = (states.address, slots.address, constants["frames"], shift)
+                    else:
+                        args = (constants["frames"], 0, 0, 0)
+                    args = (*args, items, hot, rounds, sink.address)
+                    seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
+                    rates[name] = threads * rounds / seconds / 1e9
+                    if target == "cuda":
+                        rates[name + " regs"], rates[name + " occupancy"] = registers_and_occupancy(k, len(args))
+                row = [pattern, "yes" if store else "no"]
+                row += [rates[n] for n in READERS]
+                row += [rates[n] / rates["raw"] for n in ("raw L1", "warpwell", "BaM")]
+                if target == "cuda":
+                    row += [rates["warpwell regs"], rates["warpwell occupancy"], rates["raw regs"]]
+                rows.append(row)
+                results["rows"].append({"pattern": pattern, "store": store, **rates})
+        head = ["pattern", "store", *(f"{n} G/s" for n in READERS), "L1/raw", "warpwell/raw", "BaM/raw"]
+        if target == "cuda":
+            head += ["regs", "occupancy", "raw regs"]
+        table(f"hit path, pages of {page_size} B, {a.cache.frames * page_size / 2**30:.3g} GiB of frames", head, rows)
+        if a.stats.misses != misses:
+            raise SystemExit(f"{a.stats.misses - misses} reads missed: these are no hit figures")
+        return results
+    finally:
+        a.close()
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default=ww.default_device())
+    parser.add_argument("--frames", default=None, help="bytes of frames (8GiB on cuda, 64MiB on cpu)")
+    parser.add_argument("--page-size", type=int, nargs="+", default=[4096, 512])
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--no-stores", action="store_true")
+    parser.add_argument("--json", default=None, metavar="FILE")
+    options = parser.parse_args()
+    on_gpu = options.device == "cuda"
+    nbytes = parse_size(options.frames or ("8GiB" if on_gpu else "64MiB"))
+    threads = 1 << 18 if on_gpu else 64
+    rounds = options.rounds or (1024 if on_gpu else 20000)
+    stores = [False] if options.no_stores else [False, True]
+    results = machine(options.device)
+    data = np.arange(1 << (nbytes // 8).bit_length() - 1, dtype=np.int64)
+    results["pages"] = [run(data, p, options.device, rounds, threads, stores) for p in options.page_size]
+    save(options.json, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What only a GPU can show: many resident warps on a tiny cache, streams, plain kernels, DLPack, faults."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.storage import Faulty, RamMedium
+
+if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it on NumPy 2.5
+    np.row_stack = np.vstack
+
+ITEMS = 1 << 14
+THREADS = 1024
+
+
+@ww.kernel
+def mixed(a, order, reads, sums, rounds):
+    """Read at random, write the thread's own items, add everywhere."""
+    i = ww.grid(1)
+    for k in range(rounds):
+        at = order[(i * 31 + k * 977) % order.size]
+        reads[i] += a[at % 4096]
+        a[8192 + i * 4 + (k & 3)] = i * 1000 + k
+        ww.atomic_add(a, 4096 + at % 4096, 1)
+        ww.atomic_add(sums, at % 4096, 1)
+
+
+@ww.kernel
+def strided(a, out, step):
+    """Every lane of a warp misses another page at once."""
+    i = ww.grid(1)
+    out[i] = a[i * step]
+
+
+@ww.kernel
+def read_all(a, out):
+    i = ww.grid(1)
+    out[i] = a[i]
+
+
+def medium(n=ITEMS, **faults):
+    inner = RamMedium(np.arange(n, dtype=np.int64), writable=True)
+    return Faulty(inner, **faults) if faults else inner
+
+
+def opened(source, **options):
+    options = {"page_size": 512, "cache": 512, "timeout": 20, **options}
+    return ww.open(source, "r+", dtype=np.int64, device="cuda", **options)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7])
+def test_1024_resident_threads_on_a_tiny_cache_equal_the_model(frames):
+    from numba import cuda
+
+    source = medium()
+    rounds = 8
+    order = np.random.default_rng(frames).integers(0, ITEMS, 4096)
+    reads = cuda.to_device(np.zeros(THREADS, np.int64))
+    sums = cuda.to_device(np.zeros(4096, np.int64))
+    with opened(source, cache=frames * 520) as a:
+        assert a.cache.frames == frames
+        mixed[THREADS](a, cuda.to_device(order), reads, sums, rounds)
+        a.flush()
+        got = a[:].copy_to_host()
+        assert a.stats.evictions > 0
+    model = np.arange(ITEMS)
+    expected = np.zeros(THREADS, np.int64)
+    i = np.arange(THREADS)
+    for k in range(rounds):
+        at = order[(i * 31 + k * 977) % order.size]
+        expected += at % 4096
+        np.add.at(model, 4096 + at % 4096, 1)
+        model[8192 + i * 4 + (k & 3)] = i * 1000 + k
+    assert (reads.copy_to_host() == expected).all()
+    assert (got == model).all()
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("merge", [1, 4])
+def test_one_warp_that_misses_32_pages_with_one_frame_finishes(frames, merge):
+    from numba import cuda
+
+    out = cuda.to_device(np.zeros(32, np.int64))
+    with opened(medium(), cache=frames * 520, merge=merge) as a:
+        strided[32](a, out, 64)
+    assert (out.copy_to_host() == np.arange(32) * 64).all()
+
+
+def test_many_warps_missing_everywhere():
+    from numba import cuda
+
+    out = cuda.to_device(np.zeros(ITEMS, np.int64))
+    for tier in ("storage", "host-cached", "host", "device"):
+        with opened(medium(), cache="16KiB", tier=tier) as a:
+            read_all[ITEMS](a, out)
+            assert (out.copy_to_host() == np.arange(ITEMS)).all(), tier
+
+
+def test_adjacent_pages_of_a_warp_travel_in_one_command():
+    from numba import cuda
+
+    out = cuda.to_device(np.zeros(32, np.int64))
+    with opened(medium(), cache="64KiB", merge=8) as a:
+        strided[32](a, out, 64)
+        stats = a.stats
+    assert stats.misses == 32 and stats.read_commands < 32
+    assert (out.copy_to_host() == np.arange(32) * 64).all()
+
+
+def test_a_medium_that_fails_every_100th_read_raises_and_names_array_and_block():
+    from numba import cuda
+
+    out = cuda.to_device(np.zeros(ITEMS, np.int64))
+    with opened(medium(fail_every=100), cache="4KiB", name="faulty") as a:
+        begun = time.monotonic()
+        with pytest.raises(errors.MediumError, match=r"faulty.*LBA"):
+            read_all[ITEMS](a, out)
+        assert time.monotonic() - begun < 30
+
+
+def test_a_medium_that_stops_answering_raises_in_bounded_time():
+    from numba import cuda
+
+    out = cuda.to_device(np.zeros(ITEMS, np.int64))
+    source = medium(silent_after=20)
+    with opened(source, cache="4KiB", name="silent", timeout=2) as a:
+        begun = time.monotonic()
+        with pytest.raises(errors.StallError, match=r"silent.*LBA"):
+            read_all[ITEMS](a, out)
+        assert time.monotonic() - begun < 30
+        source.resume()
+        read_all[ITEMS](a, out)  # late completions are released, and the array works again
+        assert (out.copy_to_host() == np.arange(ITEMS)).all()
+
+
+def test_an_index_out_of_range_raises_after_the_launch():
+    from numba import cuda
+
+    out = cuda.to_device(np.zeros(ITEMS + 32, np.int64))
+    with opened(medium(), cache="64KiB", name="short") as a:
+        with pytest.raises(errors.IndexRangeError, match="short"):
+            read_all[ITEMS + 32](a, out)
+        read_all[ITEMS](a, out)
+        assert (out.copy_to_host()[:ITEMS] == np.arange(ITEMS)).all()
+
+
+def test_a_plain_numba_cuda_kernel_takes_a_view():
+    from numba import cuda
+
+    @cuda.jit(extensions=[ww.numba_cuda], max_registers=64)
+    def plain(a, out):
+        i = cuda.grid(1)
+        if i < a.size:
+            out[i] = a[i] + len(a)
+
+    out = cuda.to_device(np.zeros(ITEMS, np.int64))
+    with opened(medium(), cache="16KiB") as a:
+        with a.active() as view:
+            plain[-(-ITEMS // 128), 128](view, out)
+        assert (out.copy_to_host() == np.arange(ITEMS) + ITEMS).all()
+
+
+def test_a_stream_makes_the_launch_asynchronous():
+    from numba import cuda
+
+    stream = cuda.stream()
+    out = cuda.to_device(np.zeros(ITEMS, np.int64))
+    with opened(medium(), cache="16KiB") as a:
+        read_all[ITEMS, stream](a, out)
+        stream.synchronize()
+        assert (out.copy_to_host() == np.arange(ITEMS)).all()
+
+
+def test_gather_results_go_out_by_dlpack_without_a_copy():
+    torch = pytest.importorskip("torch")
+    cupy = pytest.importorskip("cupy")
+    index = np.random.default_rng(0).integers(0, ITEMS, 1000)
+    with opened(medium(), cache="64KiB") as a:
+        rows = a[index]
+        assert (torch.from_dlpack(rows).cpu().numpy() == index).all()
+        assert (cupy.from_dlpack(rows).get() == index).all()
+        assert (cupy.asarray(rows).get() == index).all()
+
+
+def test_prefetch_pin_and_evict():
+    from numba import cuda
+
+    out = cuda.to_device(np.zeros(ITEMS, np.int64))
+    with opened(medium(), cache="64KiB") as a:
+        a.pin(0, 256)
+        before = a.stats.misses
+        read_all[256](a, out)
+        assert a.stats.misses == before
+        a.unpin(0, 256)
+        a.evict(0, 256)
+        a.prefetch(0, 256)
+        read_all[ITEMS](a, out)
+        assert a.stats.prefetched > 0
+        assert (out.copy_to_host() == np.arange(ITEMS)).all()

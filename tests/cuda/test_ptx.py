@@ -1,0 +1,171 @@
+"""Every kernel compiles to PTX without a GPU, and the hit loop has its loads in the right order."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell.array import bulk
+from warpwell.array.view import ArrayView, ViewStatic
+from warpwell.cache import maintenance
+from warpwell.targets import run_cuda
+from warpwell.targets.device import linked_functions, seam_for
+
+pytestmark = pytest.mark.ptx
+
+
+def view(dtype="<i8", ndim=1, *, cached=True, hashed=False, writable=False, full=False, aligned=True):
+    stride = np.dtype(dtype).itemsize if ndim == 1 else 0
+    static = ViewStatic(dtype, ndim, cached, hashed, writable, full, aligned, stride)
+    return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
+
+
+@ww.kernel
+def read_one(a, out):
+    i = ww.grid(1)
+    out[i] = a[out[i]]
+
+
+@ww.kernel
+def read_many(a, out, rounds):
+    i = ww.grid(1)
+    total = 0
+    for k in range(rounds):
+        total += a[i + k * 4096]
+    out[i] = total
+
+
+@ww.kernel
+def write_all(a, out):
+    i = ww.grid(1)
+    a[i] = out[i]
+    ww.atomic_add(a, i, out[i])
+    a.prefetch(i)
+    if a.pin(i):
+        a.unpin(i)
+
+
+@ww.kernel
+def read_two(a, out):
+    i, j = ww.grid(2)
+    out[i] = a[i, j] + a.shape[1] + len(a)
+
+
+@ww.kernel
+def histogram(a, counts):
+    i = ww.grid(1)
+    if i < a.size and not ww.failed():
+        ww.atomic_add(counts, a[i], 1)
+
+
+OUT = np.zeros(4, np.int64)
+FOUR = np.zeros(4, np.float32)
+WORD = np.int64(0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "dims"),
+    [
+        (read_one, (view(), OUT), 1),
+        (read_one, (view("<u2"), OUT), 1),
+        (read_one, (view("|b1"), OUT), 1),
+        (read_one, (view(aligned=False), OUT), 1),
+        (read_one, (view(full=True), OUT), 1),
+        (read_one, (view(hashed=True), OUT), 1),
+        (read_one, (view(cached=False), OUT), 1),
+        (write_all, (view("<f4", writable=True), FOUR), 1),
+        (write_all, (view(writable=True, hashed=True, full=True), OUT), 1),
+        (write_all, (view(writable=True, cached=False), OUT), 1),
+        (write_all, (view(), OUT), 1),
+        (read_two, (view(ndim=2), OUT), 2),
+        (histogram, (view(), OUT), 1),
+        (maintenance.flush_frames, (WORD,) * 5, 1),
+        (maintenance.settle_queues, (WORD,), 1),
+        (maintenance.prefetch_pages, (WORD,) * 3, 1),
+        (maintenance.load_pages, (WORD,) * 5, 1),
+        (maintenance.unpin_pages, (WORD,) * 4, 1),
+        (maintenance.evict_pages, (WORD,) * 4, 1),
+        (bulk.gather_units, (view("<u8", ndim=2), OUT, WORD, np.zeros(4, np.uint64)), 1),
+        (bulk.scatter_units, (view("<u8", ndim=2, writable=True), OUT, WORD, np.zeros(4, np.uint64)), 1),
+    ],
+)
+def test_kernels_compile_to_ptx(kernel, arguments, dims):
+    text = run_cuda.ptx(kernel, arguments, dims=dims)
+    assert ".visible .entry" in text and "sm_90" in text
+
+
+def test_linked_functions_compile_to_ptx_under_their_symbol():
+    seam_for("cuda")
+    from warpwell.targets._cuda import CudaSeam
+    from warpwell.targets._seam import symbol_of
+
+    functions = linked_functions()
+    assert {f.__name__ for f in functions} >= {"access", "hold", "let_go", "prefetch", "out_of_range"}
+    for function in functions:
+        with run_cuda.without_gpu((9, 0)):
+            text = CudaSeam.ptx_of(function, (9, 0))
+        assert re.search(rf"\.visible \.func .*\b{symbol_of(function)}\b", text), function
+
+
+def _instructions(text: str) -> list[str]:
+    """Return the statements of the entry."""
+    entry = text[text.index(".visible .entry") :]
+    body = entry[entry.index("{") :]
+    return [line.strip() for line in body.splitlines()]
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(hashed):
+    lines = _instructions(run_cuda.ptx(read_many, (view(hashed=hashed), OUT, WORD)))
+    acquires = [(k, *m.groups()) for k, line in enumerate(lines)
+                if (m := re.match(r"ld\.acquire\.gpu\.global\.u64 (%\w+), \[(%\w+)\];", line))]  # fmt: skip
+    relaxed = [(k, *m.groups()) for k, line in enumerate(lines)
+               if (m := re.match(r"ld\.relaxed\.gpu\.global\.u64 (%\w+), \[(%\w+)\];", line))]  # fmt: skip
+    hits = 0
+    for at, _, address in acquires:
+        # the reload: the first relaxed load of the same address after the acquire of the word
+        reload = next((k for k, _, other in relaxed if k > at and other == address), None)
+        if reload is None:
+            continue
+        items = [k for k, _, other in acquires if at < k < reload and other != address]
+        assert len(items) == 1, "exactly the item is acquired between the word and its reload"
+        between = lines[at + 1 : reload]
+        assert not any(line.startswith(("call", "st.", "atom")) for line in between)
+        hits += 1
+    assert hits >= 1
+    # the word is acquired inside of the loop: a branch back stands after the reload, to a label before the word
+    labels = {line[:-1]: k for k, line in enumerate(lines) if re.fullmatch(r"\$L\w+:", line)}
+    backward = [k for k, line in enumerate(lines)
+                if (m := re.search(r"bra(?:\.uni)?\s+(\$L\w+);", line)) and labels.get(m[1], k) < k]  # fmt: skip
+    assert any(labels[re.search(r"(\$L\w+);", lines[k])[1]] <= acquires[0][0] for k in backward)
+    # the slow path is a call and nothing else: no local memory is touched
+    assert not any("local" in line for line in lines)
+
+
+def test_warp_statements_are_convergent():
+    seam_for("cuda")
+    from warpwell.targets._cuda import CudaSeam
+
+    with run_cuda.without_gpu((9, 0)):
+        text = CudaSeam.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
+    for statement in ("vote.sync.ballot", "shfl.sync.idx", "bar.warp.sync", "activemask", "fence.acq_rel.gpu"):
+        assert statement in text
+
+
+def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
+    seam_for("cuda")
+    from warpwell.targets._cuda import CudaSeam
+
+    with run_cuda.without_gpu((9, 0)):
+        text = CudaSeam.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
+    lines = [line.strip() for line in text.splitlines()]
+    fences = [k for k, line in enumerate(lines) if line.startswith("fence.acq_rel.gpu")]
+    assert fences
+    for k in fences:
+        before = next(i for i in range(k - 1, -1, -1) if lines[i].startswith(("bar.warp.sync", "st.", "atom.")))
+        assert lines[before].startswith("bar.warp.sync")
+        after = next(i for i in range(k + 1, len(lines)) if lines[i].startswith(("st.relaxed", "st.release", "atom.")))
+        assert "v2" in lines[after], "the first store after the fence is the copy into the frame"
