@@ -1,0 +1,188 @@
+"""Breadth-first search over a graph on storage: ``bfs``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..array import atomic_add
+from ..cache import Statistics
+from ..errors import ArgumentError
+from ..targets import (
+    DEVICE,
+    activemask,
+    compare_exchange,
+    device,
+    div,
+    element_address,
+    grid,
+    kernel,
+    lane_id,
+    load_relaxed,
+    syncwarp,
+    warp_size,
+)
+from ..targets.arrays import to_device, to_host, zeros
+from .graph import Graph
+from .loaded import LoadedGraph, Progress, borrowed
+from .work import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
+
+
+@dataclass(frozen=True)
+class BFSResult:
+    """What a breadth-first search found.
+
+    Attributes
+    ----------
+    source : int
+        The vertex it started from, level 0.
+    levels : ndarray of int64, shape (vertices,)
+        Edges on a shortest path from the source; -1 where there is none.
+    reached : int
+        Vertices with a level, the source included.
+    depth : int
+        The largest level.
+    seconds : float
+        Time of the search, without opening the graph and compiling kernels.
+    stats : Statistics
+        What the cache did meanwhile.
+    """
+
+    source: int
+    levels: NDArray[np.int64]
+    reached: int
+    depth: int
+    seconds: float
+    stats: Statistics
+
+
+@device
+def _visit(vertex, level, offsets, levels, items, counters):
+    """Give a vertex its level and append its items, if no other thread was faster (thread)."""
+    address = element_address(levels, vertex)
+    if load_relaxed(address, DEVICE) == -1 and compare_exchange(address, -1, level, DEVICE) == -1:
+        append(vertex, offsets[vertex], offsets[vertex + 1], items, counters)
+
+
+@kernel
+def _begin(source, offsets, levels, items, counters):
+    _visit(source, 0, offsets, levels, items, counters)
+
+
+@kernel
+def _advance(edges, offsets, levels, items, begin, end, level, counters):
+    """Visit the neighbours of items [begin, end); a warp takes one item, its lanes neighbouring edges."""
+    index = begin + div(grid(1), warp_size())
+    if index < end:
+        item = items[index]
+        vertex = vertex_of(item)
+        at = start_of(item, offsets[vertex])
+        stop = min(at + PIECE, offsets[vertex + 1])
+        mask = activemask()
+        lane = lane_id()
+        while at < stop:
+            if at + lane < stop:
+                neighbour = edges[at + lane]
+                if neighbour < 0 or neighbour >= levels.size:
+                    atomic_add(counters, BAD, 1)
+                else:
+                    _visit(neighbour, level, offsets, levels, items, counters)
+            # together again, so that the lanes' next edges are read as one
+            syncwarp(mask)
+            at += warp_size()
+
+
+def bfs(
+    graph: Graph | LoadedGraph | str | Path,
+    source: int,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> BFSResult:
+    """Search a graph breadth-first, reading its edges on demand.
+
+    Each level is one kernel: a warp takes a vertex of the frontier (or a piece of a large one) and its lanes
+    read neighbouring edges, so their pages are fetched together. Levels, offsets and frontier are in device
+    memory: about 24 bytes a vertex.
+
+    Parameters
+    ----------
+    graph : Graph, LoadedGraph or path-like
+        The graph; edges are followed in their direction.
+    source : int
+        The vertex to start from.
+    progress : callable, optional
+        Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"search"`` with the
+        level that is being visited and a total of 0, as it is not known.
+    **options
+        ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; none where
+        `graph` is a `LoadedGraph`.
+
+    Returns
+    -------
+    BFSResult
+
+    Raises
+    ------
+    ArgumentError
+        `source` is no vertex of the graph, or an option cannot be.
+    FormatError
+        The files of the graph contradict each other.
+    KernelError
+        The medium failed.
+
+    Examples
+    --------
+    >>> result = bfs("cnr.ww", 10000, cache="2MiB")  # doctest: +SKIP
+    >>> result.reached, result.depth  # doctest: +SKIP
+    (325557, 37)
+    """
+    report = progress or (lambda stage, done, total: None)
+    if isinstance(graph, str | Path):
+        graph = Graph.open(graph)
+    _check_source(source, (graph if isinstance(graph, Graph) else graph.graph).vertices)
+    with borrowed(graph, options) as loaded:
+        edges, offsets, where = loaded.edges, loaded.offsets, loaded.device
+        vertices = loaded.graph.vertices
+        levels = to_device(where, np.full(vertices, -1, np.int64))
+        items = zeros(where, most_items(vertices, loaded.graph.edges))
+        counters = zeros(where, N_COUNTERS)
+
+        report("compile", 0, 1)
+        _begin[1](source, offsets, levels, items, counters, device=where)
+        _advance[loaded.warp](edges, offsets, levels, items, 0, 0, 0, counters)
+        report("compile", 1, 1)
+
+        before, started = edges.stats, time.perf_counter()
+        begin, end, level = 0, int(to_host(counters)[ITEMS]), 0
+        # the work list is never reused: each vertex enters it once, so levels are consecutive parts of it
+        while begin < end:
+            level += 1
+            report("search", level, 0)
+            _advance[(end - begin) * loaded.warp](edges, offsets, levels, items, begin, end, level, counters)
+            begin, end = end, int(to_host(counters)[ITEMS])
+        seconds = time.perf_counter() - started
+        loaded.require_destinations(counters)
+        found = to_host(levels)
+        return BFSResult(
+            source=int(source),
+            levels=found,
+            reached=int(np.count_nonzero(found >= 0)),
+            depth=int(found.max()),
+            seconds=seconds,
+            stats=edges.stats - before,
+        )
+
+
+def _check_source(source: int, vertices: int) -> None:
+    if isinstance(source, bool) or not isinstance(source, int | np.integer):
+        raise ArgumentError(f"source {source!r} is not an integer: give the number of a vertex", name="source")
+    if not 0 <= source < vertices:
+        raise ArgumentError(
+            f"source {source} is no vertex of this graph: give a number from 0 to {vertices - 1}", name="source"
+        )
