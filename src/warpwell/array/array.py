@@ -195,6 +195,10 @@ class Array:
         """See `warpwell.targets.KernelArgument`."""
         self.cache.end()
 
+    def launch_continues(self, done: Callable[[], bool]) -> None:
+        """See `warpwell.targets.KernelArgument`."""
+        self.cache.continues(done)
+
     def abort(self) -> None:
         """Make every wait of device code on this array end soon."""
         self.cache.abort()

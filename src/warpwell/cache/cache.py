@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +101,7 @@ class Cache:
         self.memory = memory_for(self.device)
         fault_page()
         on_gpu = self.device == "cuda"
-        self._queues = queues or (64 if on_gpu else 1 if self.device == "interp" else 4)
+        self._queues = queues or (64 if on_gpu else 1 if self.device == "interp" else 8)
         self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
         self._threads = threads or service_threads(self.device)
         self.pairs = QueuePairs(
@@ -115,6 +117,7 @@ class Cache:
         self._stats = self.memory.allocate(8 * at.STATS_WORDS)
         self._core: Block | None = None
         self._in_flight = 0
+        self._streams: list[Callable[[], bool]] = []
         self._lock = threading.RLock()
         self.hashed = False
         self.frames = 0
@@ -291,6 +294,7 @@ class Cache:
         """A launch on one of the arrays starts."""
         with self._lock:
             self.require_open()
+            self._reap()
             self.raise_latched()
             self.controller.begin()
             self._in_flight += 1
@@ -302,6 +306,25 @@ class Cache:
                 self._in_flight -= 1
                 self.controller.end()
             self.raise_latched()
+
+    def continues(self, done: Callable[[], bool]) -> None:
+        """Note that a launch goes on in a stream: `end` is for later, when `done` says True."""
+        with self._lock:
+            self._streams.append(done)
+
+    def _reap(self, seconds: float = 0.0) -> None:
+        """End the launches in streams that are done, waiting for them up to `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            left = [done for done in self._streams if not done()]
+            ended = len(self._streams) - len(left)
+            self._streams = left
+            self._in_flight -= ended
+            for _ in range(ended):
+                self.controller.end()
+            if not left or time.monotonic() >= deadline:
+                return
+            time.sleep(1e-3)
 
     def abort(self) -> None:
         """Make every wait of device code on this cache end soon."""
@@ -470,6 +493,7 @@ class Cache:
             raise errors.ClosedError("the cache is closed: open the array again")
 
     def _require_idle(self, what: str) -> None:
+        self._reap()
         if self._in_flight:
             raise errors.SharingError(f"{self._in_flight} launches use the cache: wait for them, then {what}")
 
@@ -479,6 +503,8 @@ class Cache:
             if self._closed:
                 return
             try:
+                # launches in streams end by themselves: each of their waits is bounded by the time-out
+                self._reap(2 * self.timeout)
                 if self._spaces:
                     self.flush()
             finally:

@@ -224,7 +224,7 @@ def _native_loop() -> Any:
 
 
 def service_threads(device: str) -> int:
-    """Return the default number of service threads: few beside 64 worker threads, many beside a GPU."""
+    """Return the default number of service threads: they mostly wait for the drive, beside a GPU they also copy."""
     cores = os.cpu_count() or 2
-    return max(2, min(14, cores - 2)) if device == "cuda" else max(2, min(4, cores))
+    return max(2, min(14, cores - 2)) if device == "cuda" else 8
 

@@ -32,6 +32,9 @@ class KernelArgument(Protocol):
     def launch_ended(self) -> None:
         """Raise what device code latched during the launch."""
 
+    def launch_continues(self, done: Callable[[], bool]) -> None:
+        """Note that the launch goes on in a stream until `done` says True (in place of `launch_ended`)."""
+
     def abort(self) -> None:
         """Make every wait of device code on this object end soon (Ctrl-C)."""
 
@@ -106,16 +109,18 @@ class Launch:
             argument.launch_begins()
         values = [a.kernel_struct() if isinstance(a, KernelArgument) else a for a in args]
         total = math.prod(self.shape)
-        waited = True
+        done: Callable[[], bool] | None = None
         try:
-            if total:
-                if target == "interp":
-                    _run_interp(self, values, participants, seed, services)
-                else:
-                    waited = _runner(target)(self, values, total, participants)
+            if total and target == "interp":
+                _run_interp(self, values, participants, seed, services)
+            elif total:
+                done = _runner(target)(self, values, total, participants)
         finally:
-            if waited:
+            if done is None:
                 _finish(participants)
+        if done is not None:
+            for argument in participants:
+                argument.launch_continues(done)
 
 
 def _finish(participants: Sequence[KernelArgument]) -> None:
@@ -130,7 +135,7 @@ def _finish(participants: Sequence[KernelArgument]) -> None:
         raise first
 
 
-def _runner(target: str) -> Callable[..., bool]:
+def _runner(target: str) -> Callable[..., Callable[[], bool] | None]:
     if target == "cpu":
         from .run_cpu import run
     else:

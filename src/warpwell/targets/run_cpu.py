@@ -57,7 +57,7 @@ class _Workers:
 _workers = _Workers()
 
 
-def run(launch: Any, values: list[Any], total: int, participants: Any) -> bool:
+def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     """Run a launch and wait for it. Ctrl-C aborts waits in device code, then is raised."""
     driver = _driver(launch.kernel, len(values))
     # small chunks balance the load, large ones spare the counter
@@ -96,7 +96,6 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> bool:
         raise interrupted
     if failures:
         raise failures[0]
-    return True
 
 
 def _foreign(value: Any) -> bool:

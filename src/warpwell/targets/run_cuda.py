@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .device import seam_for
@@ -49,8 +49,8 @@ class NumbaCuda:
 numba_cuda = NumbaCuda()
 
 
-def run(launch: Any, values: list[Any], total: int, participants: Any) -> bool:
-    """Run a launch; return whether it was waited for (no stream given)."""
+def run(launch: Any, values: list[Any], total: int, participants: Any) -> Callable[[], bool] | None:
+    """Run a launch and wait for it; with a stream return at once, with what tells whether it is done."""
     from numba import cuda
 
     share_fault_page()
@@ -60,12 +60,12 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> bool:
     blocks, threads = _configuration(launch.shape)
     stream = _stream(launch.stream)
     kernel[blocks, threads, stream or 0](*extents, *values)
-    if launch.stream is not None:
-        return False
     done = cuda.event(timing=False)
-    done.record()
+    done.record(stream or 0)
+    if launch.stream is not None:
+        return lambda: bool(done.query())
     wait(done, participants)
-    return True
+    return None
 
 
 def wait(event: Any, participants: Any = ()) -> None:
