@@ -11,9 +11,6 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.storage import Faulty, RamMedium
 
-if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it on NumPy 2.5
-    np.row_stack = np.vstack
-
 ITEMS = 1 << 14
 THREADS = 1024
 

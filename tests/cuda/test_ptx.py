@@ -86,7 +86,7 @@ WORD = np.int64(0)
         (maintenance.settle_queues, (WORD,), 1),
         (maintenance.prefetch_pages, (WORD,) * 3, 1),
         (maintenance.load_pages, (WORD,) * 5, 1),
-        (maintenance.unpin_pages, (WORD,) * 4, 1),
+        (maintenance.unpin_pages, (WORD,) * 5, 1),
         (maintenance.evict_pages, (WORD,) * 4, 1),
         (bulk.gather_units, (view("<u8", ndim=2), OUT, WORD, np.zeros(4, np.uint64)), 1),
         (bulk.scatter_units, (view("<u8", ndim=2, writable=True), OUT, WORD, np.zeros(4, np.uint64)), 1),

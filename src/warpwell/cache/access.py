@@ -17,11 +17,13 @@ from warpwell.targets import (
     bits_as,
     call_cold,
     device,
+    fetch_add,
     fetch_add_as,
     ffs,
     lane_id,
     linked,
     load_acquire,
+    load_relaxed,
     load_relaxed_as,
     shfl,
     store_relaxed_as,
@@ -29,10 +31,11 @@ from warpwell.targets import (
 )
 
 from .core import failed_before, word_address
-from .layout import S_BASE, S_CORE
+from .frames import pool_of
+from .layout import C_HASH_MASK, F_COUNT, F_PINNED, S_BASE, S_CORE
 from .paging import pin_page, prefetch_page, unpin
 from .transfer import frame_address
-from .word import DIRTY
+from .word import DIRTY, READABLE, pins_of, state_of
 
 LOAD = 0
 STORE = 1
@@ -71,7 +74,6 @@ def access(space, page, item, bits):
     0 is returned where an error is latched. The pin is held by the leader of each group; each lane acquires
     the page's word itself, because the shuffle that tells it the frame orders nothing.
     """
-    core = field(space, S_CORE)
     page += field(space, S_BASE)
     offset = item & 0xFFFFFFFF
     size = (item >> 32) & 0xFF
@@ -81,7 +83,7 @@ def access(space, page, item, bits):
     out = 0
     open_ = True
     first = 0
-    if lane == ffs(mask) - 1 and failed_before(core):
+    if lane == ffs(mask) - 1 and failed_before(field(space, S_CORE)):
         first = 1
     if shfl(mask, first, ffs(mask) - 1) != 0:
         return out
@@ -91,14 +93,15 @@ def access(space, page, item, bits):
             return out
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
-        # groups may hold lanes of several arrays of one cache, so the space is the leader's
+        # lanes of a group may hold different arrays, even of different caches: space and core are the leader's
         home = shfl(mask, space, leader)
+        core = field(home, S_CORE)
         wanted = -1
         if open_ and space == home:
             wanted = page
         frame = call_cold(pin_page, core, home, current, wanted, mask, lane, leader)
         word = word_address(core, current)
-        mine = open_ and page == current
+        mine = open_ and page == current and space == home
         if mine:
             open_ = False
             if frame >= 0:
@@ -151,8 +154,10 @@ def apply(address, bits, size, operation):
 
 @linked
 def hold(space, page):
-    """Pin a page for long (all converged lanes, each its own page); return 1 if this lane's page is held."""
-    core = field(space, S_CORE)
+    """Try to pin a page for long (all converged lanes, each its own page); return 1 if this lane's is held.
+
+    A try, because at most the array's frames less one may be held: one stays for everybody's misses.
+    """
     page += field(space, S_BASE)
     mask = activemask()
     lane = lane_id()
@@ -164,25 +169,49 @@ def hold(space, page):
             return held
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
-        frame = call_cold(pin_page, core, space, current, -1, mask, lane, leader)
+        home = shfl(mask, space, leader)
+        core = field(home, S_CORE)
+        room = 0
+        if lane == leader and field(core, C_HASH_MASK) == 0 and reserve_pin(core, home):
+            room = 1
+        if shfl(mask, room, leader) != 0:
+            frame = call_cold(pin_page, core, home, current, -1, mask, lane, leader)
+            if lane == leader:
+                if frame >= 0:
+                    held = 1
+                else:
+                    fetch_add(pool_of(core, home) + 8 * F_PINNED, -1, DEVICE)
         # one lane, one pin: lanes that name the same page come round again
         if lane == leader:
             open_ = False
-            if frame >= 0:
-                held = 1
+
+
+@device
+def reserve_pin(core, space):
+    """Count one more long-held pin of a pool, unless only one frame would be left (thread)."""
+    pool = pool_of(core, space)
+    if fetch_add(pool + 8 * F_PINNED, 1, DEVICE) >= field(pool, F_COUNT) - 1:
+        fetch_add(pool + 8 * F_PINNED, -1, DEVICE)
+        return False
+    return True
 
 
 @linked
 def let_go(space, page):
-    """Give back a long-held pin (thread)."""
-    unpin(word_address(field(space, S_CORE), field(space, S_BASE) + page), 0)
-    return 0
+    """Give back a long-held pin (thread); return 0 where the page has none."""
+    core = field(space, S_CORE)
+    word = word_address(core, field(space, S_BASE) + page)
+    old = load_relaxed(word, DEVICE)
+    if state_of(old) & READABLE == 0 or pins_of(old) == 0:
+        return 0
+    unpin(word, 0)
+    fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
+    return 1
 
 
 @linked
 def prefetch(space, page):
     """Start to bring pages in (all converged lanes, each its own page; lanes with no page pass -1)."""
-    core = field(space, S_CORE)
     mask = activemask()
     lane = lane_id()
     open_ = page >= 0
@@ -193,6 +222,7 @@ def prefetch(space, page):
             return 0
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
-        call_cold(prefetch_page, core, space, current, mask, lane, leader)
-        if page == current:
+        home = shfl(mask, space, leader)
+        call_cold(prefetch_page, field(home, S_CORE), home, current, mask, lane, leader)
+        if page == current and space == home:
             open_ = False

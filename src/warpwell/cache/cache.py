@@ -26,6 +26,8 @@ from .statistics import Statistics
 from .word import FRAME_MAX
 
 BLOCK = 512
+MAX_STAGING = 256 << 20
+"""Bytes of staging that a cache takes at most, unless it is given a depth."""
 
 
 @dataclass
@@ -102,8 +104,11 @@ class Cache:
         fault_page()
         on_gpu = self.device == "cuda"
         self._queues = queues or (64 if on_gpu else 1 if self.device == "interp" else 8)
-        self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
+        self._depth = depth or (256 if on_gpu else 16 if self.device == "interp" else 128)
         self._threads = threads or service_threads(self.device)
+        # staging is pinned memory, set aside for every command id
+        while depth is None and self._depth > 8 and self._staging_bytes(merge) > MAX_STAGING:
+            self._depth //= 2
         self.pairs = QueuePairs(
             self.memory, count=self._queues, depth=self._depth, staging_bytes=self.page_size * merge
         )
@@ -122,6 +127,9 @@ class Cache:
         self.hashed = False
         self.frames = 0
         self._closed = False
+
+    def _staging_bytes(self, merge: int) -> int:
+        return self._queues * (self._depth // 2) * self.page_size * merge
 
     # -- arrays ---------------------------------------------------------------------------------------------
 
@@ -443,7 +451,7 @@ class Cache:
         return self._counted(
             maintenance.unpin_pages,
             -(-(end - first) // width),
-            lambda done: (self.core, constants["base"] + first, constants["base"] + end, done),
+            lambda done: (self.core, constants["space"], constants["base"] + first, constants["base"] + end, done),
         )
 
     def settle(self) -> None:

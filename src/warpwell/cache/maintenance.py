@@ -22,8 +22,8 @@ from warpwell.targets import (
 )
 
 from .core import word_address
-from .frames import clean
-from .layout import C_N_QUEUES, C_OWNERS, C_QUEUES
+from .frames import clean, pool_of
+from .layout import C_N_QUEUES, C_OWNERS, C_QUEUES, F_PINNED
 from .paging import FAILED, evict_page, pin_page, prefetch_page, unpin
 from .transfer import serve
 from .word import VALID, pins_of, state_of
@@ -76,11 +76,13 @@ def load_pages(core, space, first_page, keep, done):
     if frame != FAILED and lane == leader:
         if keep == 0:
             unpin(word_address(core, page), 0)
+        else:
+            fetch_add(pool_of(core, space) + 8 * F_PINNED, 1, DEVICE)
         fetch_add(done, 1, SYSTEM)
 
 
 @kernel
-def unpin_pages(core, first_page, end_page, done):
+def unpin_pages(core, space, first_page, end_page, done):
     """Give one long-held pin of each page back; pages without one are left alone. Counts in ``[done]``."""
     page = first_page + grid(1)
     if page < end_page:
@@ -88,6 +90,7 @@ def unpin_pages(core, first_page, end_page, done):
         old = load_relaxed(word, DEVICE)
         if state_of(old) & VALID != 0 and pins_of(old) > 0:
             unpin(word, 0)
+            fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
             fetch_add(done, 1, SYSTEM)
 
 

@@ -123,6 +123,7 @@ def drain(queue, mask, lane, leader):
         waiting = ballot(mask, asynchronous)
         if waiting != 0:
             _make_ready(queue, mask, waiting, asynchronous, cid, lane, leader)
+        syncwarp(mask)  # the lane that read the entry acquired for all
         if lane == leader:
             _raise_turns(queue, fetched, shift)
         head += count
@@ -141,7 +142,8 @@ def drain(queue, mask, lane, leader):
 @device
 def _make_ready(queue, mask, waiting, mine, cid, lane, leader):
     """Append ids that nobody waits for to the ready ring (all lanes of `mask`, holding the lock)."""
-    tail = load_relaxed(queue + 8 * Q_READY_TAIL, DEVICE)
+    # the leader stored it in the round before, and a vote orders nothing: it reads its own store
+    tail = shfl(mask, load_relaxed(queue + 8 * Q_READY_TAIL, DEVICE), leader)
     count = field(queue, Q_N_IDS)
     if mine:
         slot = tail + popc(waiting & ((1 << lane) - 1))

@@ -1,7 +1,7 @@
 """Submission: the lock-free ring of the paper (section III-C), and command ids.
 
 A ticket gives an entry and a turn; the turn counter admits the thread to its entry; it writes its 64 bytes
-and sets its mark. Whoever takes the mark at the tail is the mover: it takes all consecutive marks, rings the
+and sets its mark (its ticket + 1). Whoever takes the mark at the tail is the mover: it takes all consecutive marks, rings the
 doorbell once for the batch, stores the tail, and looks at the new tail's mark once more. A thread that finds
 the tail's mark taken may leave, because marks change only by acquire-release exchange: either the mover's
 second look comes after the thread's mark and takes it, or it came before, and then the thread reads the
@@ -17,6 +17,7 @@ from warpwell.targets import (
     DEVICE,
     SYSTEM,
     backoff,
+    clock_ns,
     compare_exchange,
     device,
     exchange,
@@ -49,7 +50,7 @@ from .layout import (
     TAKEN,
 )
 
-TURN_ATTEMPTS = 100_000
+TURN_NS = 60 * 10**9
 """Bound of the wait for an entry; see the module's text on why it is not reached."""
 
 
@@ -113,10 +114,13 @@ def submit(queue, word0, prp1, slba, control):
     position = ticket & mask
     turn = field(queue, Q_TURNS) + 8 * position
     attempt = 0
+    since = 0
     while load_acquire(turn, DEVICE) != ticket >> shift:
         backoff(attempt)
+        if attempt == 0:
+            since = clock_ns()
         attempt += 1
-        if attempt > TURN_ATTEMPTS:
+        if attempt & 255 == 0 and clock_ns() - since > TURN_NS:
             return False
     entry = field(queue, Q_SQ) + 64 * position
     store_relaxed(entry, word0, SYSTEM)
@@ -127,7 +131,7 @@ def submit(queue, word0, prp1, slba, control):
     store_relaxed(entry + 40, slba, SYSTEM)
     store_relaxed(entry + 48, control, SYSTEM)
     store_relaxed(entry + 56, 0, SYSTEM)
-    exchange(field(queue, Q_MARKS) + 8 * position, 1, DEVICE)
+    exchange(field(queue, Q_MARKS) + 8 * position, ticket + 1, DEVICE)
     ring(queue, mask)
     return True
 
@@ -137,9 +141,21 @@ def ring(queue, mask):
     """Move the tail over consecutive marks and ring one doorbell for each batch (thread; never waits)."""
     marks = field(queue, Q_MARKS)
     tail = load_acquire(queue + 8 * Q_TAIL, DEVICE)
-    while exchange(marks + 8 * (tail & mask), 0, DEVICE) == 1:
-        tail += 1
-        while exchange(marks + 8 * (tail & mask), 0, DEVICE) == 1:
+    moved = False
+    while True:
+        mark = marks + 8 * (tail & mask)
+        found = exchange(mark, 0, DEVICE)
+        if found == tail + 1:
             tail += 1
-        store_release(field(queue, Q_SQ_DOORBELL), tail & mask, SYSTEM)
-        store_release(queue + 8 * Q_TAIL, tail, DEVICE)
+            moved = True
+        elif found != 0:
+            # this thread slept for a lap and took a later one's mark: put it back, and move from today's
+            # tail, because a mover may have seen the hole meanwhile and left
+            exchange(mark, found, DEVICE)
+            tail = load_acquire(queue + 8 * Q_TAIL, DEVICE)
+        elif moved:
+            store_release(field(queue, Q_SQ_DOORBELL), tail & mask, SYSTEM)
+            store_release(queue + 8 * Q_TAIL, tail, DEVICE)
+            moved = False
+        else:
+            return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .. import errors
 from .device import seam_for
 from .fault import share_fault_page
 from .struct import DeviceStruct
@@ -58,6 +60,10 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> Callab
     kernel = compiled(launch.kernel, dims, len(values))
     extents = (*launch.shape, 1, 1)[:3]
     blocks, threads = _configuration(launch.shape)
+    if not isinstance(blocks, int) and max(blocks[1:]) > 65535:
+        raise errors.ArgumentError(
+            f"launch shape {launch.shape} has too many outer blocks for a GPU: put the longest dimension last"
+        )
     stream = _stream(launch.stream)
     kernel[blocks, threads, stream or 0](*extents, *values)
     done = cuda.event(timing=False)
@@ -70,6 +76,8 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> Callab
 
 def wait(event: Any, participants: Any = ()) -> None:
     """Wait for an event such that Ctrl-C works: it aborts waits in device code, then is raised."""
+    # asking whether an event is done is no failure to log
+    logging.getLogger("numba.cuda.cudadrv.driver").setLevel(logging.CRITICAL)
     interrupted: BaseException | None = None
     spins = 0
     while not event.query():
