@@ -187,7 +187,7 @@ def connected_components(
     report = progress or (lambda stage, done, total: None)
     if isinstance(graph, str | Path):
         graph = Graph.open(graph)
-    _check_undirected(graph if isinstance(graph, Graph) else graph.graph)
+    require_undirected(graph if isinstance(graph, Graph) else graph.graph)
     with borrowed(graph, options) as loaded:
         edges, offsets, where = loaded.edges, loaded.offsets, loaded.device
         vertices = loaded.graph.vertices
@@ -233,7 +233,8 @@ def _most_frequent(labels: NDArray[np.int64]) -> int:
     return int(values[np.argmax(counts)])
 
 
-def _check_undirected(graph: Graph) -> None:
+def require_undirected(graph: Graph) -> None:
+    """Raise ArgumentError where the edges of a graph are stored in one direction only."""
     if not graph.undirected:
         raise ArgumentError(
             f"{graph.path} is directed, and components are those of an undirected graph: convert its edges "

@@ -33,6 +33,10 @@ from .loaded import LoadedGraph, Progress, borrowed
 from .work import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
 
 
+LARGE_FRONTIER = 16
+"""A frontier of more than one in so many vertices is put into vertex order before it is visited."""
+
+
 @dataclass(frozen=True)
 class BFSResult:
     """What a breadth-first search found.
@@ -97,6 +101,19 @@ def _advance(edges, offsets, levels, items, begin, end, level, counters):
             at += warp_size()
 
 
+@kernel
+def _rewind(counters, items):
+    counters[ITEMS] = items
+
+
+@kernel
+def _collect(offsets, levels, level, items, counters):
+    """Append the items of vertices on a level, nearly in vertex order (thread a vertex)."""
+    v = grid(1)
+    if levels[v] == level:
+        append(v, offsets[v], offsets[v + 1], items, counters)
+
+
 def bfs(
     graph: Graph | LoadedGraph | str | Path,
     source: int,
@@ -107,8 +124,9 @@ def bfs(
     """Search a graph breadth-first, reading its edges on demand.
 
     Each level is one kernel: a warp takes a vertex of the frontier (or a piece of a large one) and its lanes
-    read neighbouring edges, so their pages are fetched together. Levels, offsets and frontier are in device
-    memory: about 24 bytes a vertex.
+    read neighbouring edges, so their pages are fetched together; a large frontier is visited in vertex order,
+    so that its vertices share the pages. Levels, offsets and frontier are in device memory: about 24 bytes a
+    vertex.
 
     Parameters
     ----------
@@ -145,7 +163,7 @@ def bfs(
     report = progress or (lambda stage, done, total: None)
     if isinstance(graph, str | Path):
         graph = Graph.open(graph)
-    _check_source(source, (graph if isinstance(graph, Graph) else graph.graph).vertices)
+    require_vertex(source, (graph if isinstance(graph, Graph) else graph.graph).vertices)
     with borrowed(graph, options) as loaded:
         edges, offsets, where = loaded.edges, loaded.offsets, loaded.device
         vertices = loaded.graph.vertices
@@ -156,6 +174,8 @@ def bfs(
         report("compile", 0, 1)
         _begin[1](source, offsets, levels, items, counters, device=where)
         _advance[loaded.warp](edges, offsets, levels, items, 0, 0, 0, counters)
+        _collect[1](offsets, levels, -2, items, counters, device=where)
+        _rewind[1](counters, int(to_host(counters)[ITEMS]), device=where)
         report("compile", 1, 1)
 
         before, started = edges.stats, time.perf_counter()
@@ -166,6 +186,10 @@ def bfs(
             report("search", level, 0)
             _advance[(end - begin) * loaded.warp](edges, offsets, levels, items, begin, end, level, counters)
             begin, end = end, int(to_host(counters)[ITEMS])
+            if (end - begin) * LARGE_FRONTIER > vertices:
+                # in vertex order, so that a page is read once for all the vertices whose edges it holds
+                _rewind[1](counters, begin, device=where)
+                _collect[vertices](offsets, levels, level, items, counters, device=where)
         seconds = time.perf_counter() - started
         loaded.require_destinations(counters)
         found = to_host(levels)
@@ -179,7 +203,8 @@ def bfs(
         )
 
 
-def _check_source(source: int, vertices: int) -> None:
+def require_vertex(source: int, vertices: int) -> None:
+    """Raise ArgumentError unless `source` is a vertex of a graph with so many."""
     if isinstance(source, bool) or not isinstance(source, int | np.integer):
         raise ArgumentError(f"source {source!r} is not an integer: give the number of a vertex", name="source")
     if not 0 <= source < vertices:

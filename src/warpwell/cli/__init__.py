@@ -1,0 +1,5 @@
+"""The ``warpwell`` command."""
+
+from .main import main
+
+__all__ = ["main"]

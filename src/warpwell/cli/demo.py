@@ -1,0 +1,183 @@
+"""``warpwell demo``: a graph much larger than the cache, traversed on demand and checked against SciPy."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.syntax import Syntax
+from rich.table import Table
+
+from ..cache import Statistics
+from ..cache.sizes import format_size
+from ..errors import ArgumentError, MissingFileError, WarpwellError
+from ..graph import Graph, LoadedGraph, bfs, connected_components, generate
+from .graph_run import describe, open_graph
+from .output import Output
+
+_CODE = '''\
+import numpy as np
+import warpwell as ww
+
+@ww.kernel
+def in_degree(edges, degree):
+    i = ww.grid(1)
+    if i < edges.size:
+        ww.atomic_add(degree, edges[i], 1)
+
+with ww.open(path, cache=cache, device=device) as edges:  # nothing is loaded
+    degree = np.zeros(vertices, np.int64)
+    in_degree[edges.size](edges, degree)
+'''
+"""What the demo shows is what it runs."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo."""
+    output = Output(arguments.json)
+    picture = _picture_path(arguments.out)
+    missing = [name for name in ("scipy", "matplotlib") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ArgumentError(f"the demo needs {' and '.join(missing)}: pip install 'warpwell[demo]'")
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="warpwell-demo-") as folder:
+        with output.progress() as report:
+            graph = generate("kron", arguments.scale, Path(folder) / "kron.ww", progress=report)
+        _say(output, f"made {graph.source}: {graph.vertices:,} vertices, {graph.edges:,} edges "
+             f"({format_size(8 * graph.edges)})")  # fmt: skip
+        offsets, destinations = graph.load()
+        source = int(np.argmax(np.diff(offsets)))
+        runs: dict[str, dict[str, Any]] = {}
+        with output.progress() as report, open_graph(graph, arguments) as loaded:
+            search = bfs(loaded, source, progress=report)
+            runs["bfs"] = _run_values(loaded, search.seconds, search.stats)
+            loaded.edges.evict()
+            components = connected_components(loaded, progress=report)
+            runs["cc"] = _run_values(loaded, components.seconds, components.stats)
+            device = loaded.device
+        runs["bfs"] |= {"source": source, "reached": search.reached, "depth": search.depth}
+        runs["cc"] |= {"components": components.components}
+        _say(output, "checking both against SciPy ...")
+        _check(graph, source, search.levels, components.labels)
+        degree = _run_code(graph, arguments.cache, device)
+        if not np.array_equal(degree, np.bincount(destinations, minlength=graph.vertices)):
+            raise WarpwellError("the in-degrees differ from NumPy's: please report this with `warpwell info`")
+        _draw(picture, runs, search.levels)
+    values = {"command": "demo", "verified": True, "picture": str(picture),
+              "total_seconds": time.perf_counter() - started, "bfs": runs["bfs"], "cc": runs["cc"]}  # fmt: skip
+    if arguments.json:
+        output.result("demo", values)
+        return 0
+    _print(output, runs)
+    output.screen.print("\nLevels and components equal SciPy's. The same for arrays of your own, in a few lines:\n")
+    output.screen.print(Syntax(_CODE, "python", background_color="default"))
+    output.screen.print(f"picture: {picture} ({values['total_seconds']:.0f} s in all)")
+    return 0
+
+
+def _say(output: Output, text: str) -> None:
+    if not output.as_json:
+        output.screen.print(text)
+
+
+def _picture_path(name: str) -> Path:
+    path = Path(name)
+    if not path.parent.is_dir():
+        raise MissingFileError(f"--out {name}: the folder {path.parent} does not exist: make it first", path=name)
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ArgumentError(f"--out {name}: give a name that ends in .png, .svg or .pdf")
+    return path
+
+
+def _run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
+    values = describe(loaded, seconds, stats)
+    del values["graph"]  # a temporary folder
+    return values
+
+
+def _check(graph: Graph, source: int, levels: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+    """Compare with SciPy."""
+    from scipy.sparse import csgraph, csr_matrix
+
+    offsets, destinations = graph.load()
+    matrix = csr_matrix((np.ones(graph.edges, np.int8), destinations, offsets), shape=(graph.vertices,) * 2)
+    distances = csgraph.shortest_path(matrix, unweighted=True, indices=source)
+    expected = np.where(np.isinf(distances), -1, distances).astype(np.int64)
+    count, groups = csgraph.connected_components(matrix, directed=False)
+    smallest = np.full(count, graph.vertices)
+    np.minimum.at(smallest, groups, np.arange(graph.vertices))
+    for name, mine, theirs in (("levels", levels, expected), ("components", labels, smallest[groups])):
+        if not np.array_equal(mine, theirs):
+            raise WarpwellError(f"the {name} differ from SciPy's: please report this with `warpwell info`")
+
+
+def _run_code(graph: Graph, cache: str, device: str) -> NDArray[np.int64]:
+    names: dict[str, Any] = {"path": graph.edges_path, "cache": cache, "device": device, "vertices": graph.vertices}
+    exec(compile(_CODE, "<demo>", "exec"), names)
+    degree: NDArray[np.int64] = names["degree"]
+    return degree
+
+
+def _print(output: Output, runs: dict[str, dict[str, Any]]) -> None:
+    first = runs["bfs"]
+    table = Table(title=f"{first['medium'].split()[0]} -> cache of {format_size(first['cache_bytes'])}, pages of "
+                  f"{first['page_size']} B -> kernels on {first['device']}, tier {first['tier']}",
+                  title_justify="left")  # fmt: skip
+    table.add_column("")
+    for name in ("breadth-first search", "components"):
+        table.add_column(name, justify="right")
+    rows = {
+        "found": lambda r: f"{r['reached']:,} reached, depth {r['depth']}" if "depth" in r else f"{r['components']:,}",
+        "time": lambda r: f"{r['seconds']:.2f} s",
+        "edges on storage": lambda r: format_size(r["edge_bytes"]),
+        "edges over cache": lambda r: f"{r['edge_bytes'] / r['cache_bytes']:.0f} times",
+        "wanted": lambda r: _size(r["bytes_wanted"]),
+        "read": lambda r: _size(r["bytes_read"]),
+        "read over wanted": lambda r: _number(r["io_amplification"], ".2f"),
+        "hits": lambda r: _number(r["hits"], ","),
+        "misses": lambda r: _number(r["misses"], ","),
+        "evictions": lambda r: _number(r["evictions"], ","),
+    }
+    for name, cell in rows.items():
+        table.add_row(name, *(cell(runs[key]) for key in ("bfs", "cc")))
+    output.screen.print(table)
+
+
+def _size(nbytes: int | None) -> str:
+    return "not counted" if nbytes is None else format_size(nbytes)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "not counted" if value is None else format(value, form)
+
+
+def _draw(path: Path, runs: dict[str, dict[str, Any]], levels: NDArray[np.int64]) -> None:
+    """Draw the vertices of each level, and bytes on storage, wanted and read."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    counts = np.bincount(levels[levels >= 0])
+    left.bar(np.arange(counts.size), counts, color="#4477aa")
+    left.set(xlabel="level", ylabel="vertices", title="breadth-first search", yscale="log")
+    left.set_xticks(np.arange(counts.size))
+    bars = [("edges on storage", runs["bfs"]["edge_bytes"], "#999999"),
+            ("cache", runs["bfs"]["cache_bytes"], "#999999")]  # fmt: skip
+    for key, name in (("bfs", "BFS"), ("cc", "components")):
+        bars.append((f"{name}: wanted", runs[key]["bytes_wanted"] or 0, "#228833"))
+        bars.append((f"{name}: read", runs[key]["bytes_read"], "#ee6677"))
+    names, sizes, colours = zip(*reversed(bars), strict=True)
+    drawn = right.barh(names, [n / 2**20 for n in sizes], color=colours)
+    right.bar_label(drawn, [format_size(n) for n in sizes], padding=3)
+    right.margins(x=0.25)
+    right.set(xlabel="MiB", title="what was read on demand")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,43 @@
+"""``warpwell graph convert`` and ``warpwell graph generate``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from ..cache.sizes import parse_size
+from ..graph import convert, generate
+from .output import Output
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make a graph on disk."""
+    output = Output(arguments.json)
+    memory = None if arguments.memory is None else parse_size(arguments.memory, "memory")
+    started = time.perf_counter()
+    with output.progress() as report:
+        if arguments.command == "convert":
+            graph = convert(
+                arguments.edges, arguments.out, undirected=arguments.undirected, vertices=arguments.vertices,
+                memory_bytes=memory, progress=report, overwrite=arguments.overwrite,
+            )  # fmt: skip
+        else:
+            graph = generate(
+                arguments.kind, arguments.scale, arguments.out, degree=arguments.degree, seed=arguments.seed,
+                undirected=not arguments.directed, memory_bytes=memory, progress=report,
+                overwrite=arguments.overwrite,
+            )  # fmt: skip
+    output.result(
+        str(graph.path),
+        {
+            "command": arguments.command,
+            "graph": str(graph.path),
+            "source": graph.source,
+            "vertices": graph.vertices,
+            "edges": graph.edges,
+            "undirected": graph.undirected,
+            "bytes_on_disk": graph.offsets_path.stat().st_size + graph.edges_path.stat().st_size,
+            "seconds": time.perf_counter() - started,
+        },
+    )
+    return 0

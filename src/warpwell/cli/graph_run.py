@@ -1,0 +1,111 @@
+"""``warpwell graph bfs`` and ``warpwell graph cc``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache import Statistics
+from ..errors import ArgumentError, MissingFileError
+from ..graph import Graph, LoadedGraph, bfs, connected_components
+from ..graph.components import require_undirected
+from ..graph.npy import storage_full
+from ..graph.search import require_vertex
+from .output import Output
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Traverse a graph and report what was read."""
+    output = Output(arguments.json)
+    graph = Graph.open(arguments.graph)
+    if arguments.command == "bfs":
+        require_vertex(arguments.source, graph.vertices)
+    else:
+        require_undirected(graph)
+    target = None if arguments.out is None else _target(arguments.out)
+    with output.progress() as report, open_graph(graph, arguments) as loaded:
+        found: dict[str, Any]
+        if arguments.command == "bfs":
+            search = bfs(loaded, arguments.source, progress=report)
+            seconds, stats, vertex_data = search.seconds, search.stats, search.levels
+            found = {"source": search.source, "reached": search.reached, "depth": search.depth}
+        else:
+            components = connected_components(loaded, progress=report)
+            seconds, stats, vertex_data = components.seconds, components.stats, components.labels
+            found = {"components": components.components}
+        values = {"command": arguments.command, **found, **describe(loaded, seconds, stats)}
+    if target is not None:
+        _save(target, vertex_data)
+        values["out"] = str(target)
+    output.result(f"{arguments.command} of {graph.path}", values)
+    return 0
+
+
+def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
+    """Open a graph with the options that all runs have."""
+    # a small frontier makes a small grid, which is no mistake of the user's
+    warnings.filterwarnings("ignore", message="Grid size")
+    return LoadedGraph(
+        graph, device=arguments.device, tier=arguments.tier, cache=arguments.cache,
+        page_size=arguments.page_size, stats="full",
+    )  # fmt: skip
+
+
+def describe(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
+    """Return what every run reports: how it ran and what was read."""
+    edges = loaded.edges
+    cached = edges.tier in ("storage", "host-cached")
+    return {
+        "graph": str(loaded.graph.path),
+        "vertices": loaded.graph.vertices,
+        "edges": loaded.graph.edges,
+        "seconds": seconds,
+        "device": loaded.device,
+        "tier": edges.tier,
+        "medium": edges.medium.description,
+        "emulated": edges.medium.emulated,
+        "page_size": edges.cache.page_size,
+        "cache_bytes": edges.cache.cache_bytes,
+        "edge_bytes": edges.nbytes,
+        # what was read before the run: offsets, and for the tiers in memory all edges
+        "loaded_bytes": 8 * (loaded.graph.vertices + 1) + (0 if edges.tier == "storage" else edges.nbytes),
+        "hits": stats.hits if cached else None,
+        "misses": stats.misses,
+        "evictions": stats.evictions,
+        "bytes_read": stats.bytes_read,
+        "bytes_wanted": stats.bytes_wanted if cached else None,
+        "io_amplification": stats.io_amplification if cached else None,
+    }
+
+
+def _target(name: str) -> Path:
+    """Return where results go, checked before any work is done."""
+    path = Path(name)
+    if path.suffix != ".npy":
+        raise ArgumentError(f"--out {name}: results are written as NumPy arrays: give a name that ends in .npy")
+    if not path.parent.is_dir():
+        raise MissingFileError(f"--out {name}: the folder {path.parent} does not exist: make it first", path=name)
+    if path.is_dir():
+        raise ArgumentError(f"--out {name} is a folder: give the name of a file")
+    return path
+
+
+def _save(path: Path, values: NDArray[Any]) -> None:
+    """Write an array such that `path` is whole or not there."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with storage_full(path):
+            with part.open("wb") as file:
+                np.save(file, values)
+            part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+

@@ -1,0 +1,106 @@
+"""``Output``: results on stdout as a table or JSON, progress and notes on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..cache.sizes import format_size
+
+_COMPILE_NOTICE_SECONDS = 1.0
+_STAGES = {"read": "reading", "generate": "generating", "write": "writing", "compile": "compiling",
+           "search": "level", "link": "linking"}  # fmt: skip
+
+Report = Callable[[str, int, int], None]
+
+
+class Output:
+    """Where a command prints.
+
+    Parameters
+    ----------
+    as_json : bool
+        One JSON object instead of tables; no progress and no notes.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.screen = Console(highlight=False, soft_wrap=True)
+        self.notes = Console(stderr=True, highlight=False)
+
+    def result(self, title: str, values: dict[str, Any]) -> None:
+        """Print the result of a command."""
+        if self.as_json:
+            json.dump(values, sys.stdout)
+            sys.stdout.write("\n")
+            return
+        table = Table(title=title, show_header=False, title_justify="left")
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        for key, value in values.items():
+            table.add_row(key.replace("_", " "), readable(key, value))
+        self.screen.print(table)
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Report]:
+        """Give a function that shows progress: ``report(stage, done, total)``, 0 where a total is not known.
+
+        Nothing is shown for JSON, or where stderr is no terminal; except that a compilation of over a
+        second is announced, because nothing else would explain the wait.
+        """
+        notice: threading.Timer | None = None
+        bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+                       console=self.notes, transient=True,
+                       disable=self.as_json or not self.notes.is_terminal)  # fmt: skip
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal notice
+            if stage == "compile":
+                if notice is not None:
+                    notice.cancel()
+                    notice = None
+                if done == 0 and not self.as_json:
+                    notice = threading.Timer(_COMPILE_NOTICE_SECONDS, self._announce)
+                    notice.daemon = True
+                    notice.start()
+            name = _STAGES.get(stage, stage)
+            text = name if total else f"{name} {done:,}"
+            if stage not in tasks:
+                for task in tasks.values():
+                    bar.update(task, visible=False)
+                tasks[stage] = bar.add_task(text, total=total or None)
+            bar.update(tasks[stage], completed=done if total else None, total=total or None, description=text)
+
+        try:
+            with bar:
+                yield report
+        finally:
+            if notice is not None:
+                notice.cancel()
+
+    def _announce(self) -> None:
+        self.notes.print("compiling kernels for this machine; they are kept for the next time ...")
+
+
+def readable(key: str, value: Any) -> str:
+    """Return a value of a result for people; its key tells the unit."""
+    if value is None:
+        return "not counted"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and "bytes" in key.split("_"):
+        return f"{format_size(value)} ({value:,})"
+    if isinstance(value, int) and key != "source":
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return str(value)
