@@ -131,7 +131,10 @@ class Array:
         if self.dtype.fields is None or name not in self.dtype.fields:
             raise errors.ArgumentError(f"array {self.name!r} of {self.dtype} has no field {name!r}")
         dtype, offset = self.dtype.fields[name][:2]
-        return self._derive(self.shape, dtype, self._strides, offset)
+        inner: tuple[int, ...] = ()
+        if dtype.subdtype is not None:
+            dtype, inner = dtype.subdtype
+        return self._derive(self.shape + inner, dtype, self._strides + _c_strides(inner, dtype.itemsize), offset)
 
     def _derive(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int) -> Array:
         self._require_open()
@@ -139,8 +142,14 @@ class Array:
         other.__dict__.update(self.__dict__)
         other.shape, other.dtype, other._strides = shape, dtype, strides
         other._origin = self._origin + offset
-        other._base = self
+        # the root, not an array between: closing, pins and the note of changes are the root's
+        other._base = self._root
         return other
+
+    @property
+    def _root(self) -> Array:
+        # not `or`: an array of length 0 counts as false, one without dimensions as an error
+        return self if self._base is None else self._base
 
     # -- kernels --------------------------------------------------------------------------------------------
 
@@ -189,7 +198,7 @@ class Array:
         self._require_open()
         self.cache.begin()
         if self.writable:
-            (self._base or self)._changed = True
+            self._root._changed = True
 
     def launch_ended(self) -> None:
         """See `warpwell.targets.KernelArgument`."""
@@ -259,15 +268,21 @@ class Array:
             raise errors.PinError(
                 f"array {self.name!r} is too large for its cache to pin pages: enlarge cache or page_size"
             )
-        held = (self._base or self).__dict__.setdefault("_pinned", {})
-        room = self.cache.pool_frames(self._nsid) - 1 - len(held)
+        held = self._root.__dict__.setdefault("_pinned", {})
+        # pins of kernels and of arrays that share the frames count, those on pages held here do not
+        others = self.cache.pinned(self._nsid) - sum(held.values())
+        room = self.cache.pool_frames(self._nsid) - 1 - others - len(held)
         fresh = [p for p in range(first, end) if p not in held]
-        if len(fresh) > room:
+        if fresh and len(fresh) > room:
             raise errors.PinError(
                 f"pinning {len(fresh)} pages of array {self.name!r}: only {max(room, 0)} more fit beside one free "
                 "frame; pin less, enlarge the cache or the array's share"
             )
-        done = self.cache.load(self._nsid, first, end, keep=True)
+        try:
+            done = self.cache.load(self._nsid, first, end, keep=True)
+        except BaseException:
+            self.cache.unpin(self._nsid, first, end)
+            raise
         if done != end - first:
             self.cache.unpin(self._nsid, first, end)
             raise errors.PinError(f"{end - first - done} pages of array {self.name!r} could not be brought in")
@@ -277,7 +292,7 @@ class Array:
     def unpin(self, start: int | None = None, stop: int | None = None) -> None:
         """Give back what `pin` with the same rows holds; rows that are not pinned are an error."""
         first, end = self._residency(start, stop)
-        held = (self._base or self).__dict__.setdefault("_pinned", {})
+        held = self._root.__dict__.setdefault("_pinned", {})
         missing = [p for p in range(first, end) if p not in held]
         if missing:
             raise errors.PinError(f"page {missing[0]} of array {self.name!r} is not pinned")
@@ -321,7 +336,7 @@ class Array:
             return
         if self.tier in ("storage", "host-cached"):
             self.cache.flush(self._nsid)
-        root = self._base or self
+        root = self._root
         if self.tier != "storage" and root._changed and self._data is not None:
             step = 64 << 20
             end = self._header.origin + self._header.nbytes
@@ -335,6 +350,8 @@ class Array:
         """Flush and release everything (idempotent). A derived array closes nothing."""
         if self._closed or self._base is not None:
             return
+        if self._owns_cache:
+            self.cache.require_ended("close the array")
         try:
             if not self.cache._closed:
                 self.flush()

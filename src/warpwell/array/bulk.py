@@ -52,7 +52,11 @@ def put(array: Any, index: Any, value: Any) -> None:
     """Do ``array[index] = value``."""
     first, rest = _split(array, index)
     if first is None:
-        raise errors.ArgumentError("assigning to an array without dimensions is not supported: reshape it to (1,)")
+        one = _one(array)
+        current = np.asarray(_host(_gather(one, np.zeros(1, np.int64)))).reshape(())
+        current[rest] = value
+        _scatter(one, np.zeros(1, np.int64), current.reshape(1))
+        return
     rows, scalar, shape = first
     if len(rows) == 0:
         return
@@ -80,6 +84,12 @@ def _split(array: Any, index: Any) -> tuple[Any, tuple[Any, ...]]:
     if len(parts) > array.ndim:
         raise IndexError(f"{len(parts)} indices for array {array.name!r} of {array.ndim} dimensions")
     first, rest = (parts[0], tuple(parts[1:])) if parts else (slice(None), ())
+    if not isinstance(first, slice) and not all(isinstance(p, slice | int | np.integer) for p in rest):
+        # NumPy pairs index arrays with one another; rows are gathered first here, which would cross them
+        raise errors.ArgumentError(
+            f"array {array.name!r} takes an index array in its first dimension alone: gather a[idx] first, "
+            "then index the result"
+        )
     extent = array.shape[0]
     if isinstance(first, slice):
         rows = np.arange(*first.indices(extent), dtype=np.int64)
@@ -138,7 +148,28 @@ def _as_units(array: Any) -> tuple[Any, np.dtype[Any], int]:
     return array._derive(shape, unit, (array._strides[0], unit.itemsize), 0), unit, units
 
 
+def _contiguous_rows(array: Any, rows: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
+    """Return an array whose rows lie in one piece, and its rows that make up `rows`.
+
+    The fields of records with several dimensions do not: there each item, or inner array, is a row.
+    """
+    wanted = array.dtype.itemsize
+    split = array.ndim
+    while split > 1 and array._strides[split - 1] == wanted:
+        wanted *= array.shape[split - 1]
+        split -= 1
+    if split == 1:
+        return array, rows
+    each = math.prod(array.shape[1:split])
+    shape = (array.shape[0] * each, *array.shape[split:])
+    strides = (array._strides[split - 1], *array._strides[split:])
+    flat = rows[:, np.newaxis] * each + np.arange(each)
+    return array._derive(shape, array.dtype, strides, 0), flat.ravel()
+
+
 def _gather(array: Any, rows: NDArray[np.int64]) -> Any:
+    result = (len(rows), *array.shape[1:])
+    array, rows = _contiguous_rows(array, rows)
     source, unit, units = _as_units(array)
     total = len(rows) * units
     if array.device == "cuda":
@@ -147,15 +178,15 @@ def _gather(array: Any, rows: NDArray[np.int64]) -> Any:
         out = cuda.device_array(max(total, 1), unit)
         if total:
             gather_units[total](source, cuda.to_device(rows), units, out)
-        return DeviceArray(out, (len(rows), *array.shape[1:]), array.dtype)
+        return DeviceArray(out, result, array.dtype)
     out = np.empty(total, unit)
     if total:
         gather_units[total](source, rows, units, out)
-    return out.view(array.dtype).reshape(len(rows), *array.shape[1:]) if total else np.empty(
-        (len(rows), *array.shape[1:]), array.dtype)  # fmt: skip
+    return out.view(array.dtype).reshape(result) if total else np.empty(result, array.dtype)
 
 
 def _scatter(array: Any, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
+    array, rows = _contiguous_rows(array, rows)
     target, unit, units = _as_units(array)
     flat = values.reshape(-1).view(np.uint8).view(unit)
     if flat.size:
@@ -164,7 +195,11 @@ def _scatter(array: Any, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
 
 def _gather_all(array: Any, rest: tuple[Any, ...]) -> Any:
     """Return the item of an array without dimensions."""
-    one = array._derive((1,), array.dtype, (array.dtype.itemsize,), 0)
-    return np.asarray(_host(_gather(one, np.zeros(1, np.int64))))[0][rest]
+    return np.asarray(_host(_gather(_one(array), np.zeros(1, np.int64))))[0][rest]
+
+
+def _one(array: Any) -> Any:
+    """Return an array without dimensions as one of shape (1,)."""
+    return array._derive((1,), array.dtype, (array.dtype.itemsize,), 0)
 
 

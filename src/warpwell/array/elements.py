@@ -108,10 +108,49 @@ LOCATE = {2: locate2, 3: locate3, 4: locate4}
 
 
 @linked
-def out_of_range(space, index):
-    """Latch an index out of range (thread)."""
-    latch(field(space, S_CORE), INDEX_ERROR, field(space, S_NSID), field(space, S_BASE), index)
+def out_of_range(space, index, extent):
+    """Latch an index out of range of a dimension (thread)."""
+    latch(field(space, S_CORE), INDEX_ERROR, field(space, S_NSID), extent, index)
     return 0
+
+
+@device
+def outside1(view, index):
+    """Latch the index of a 1-d view (thread)."""
+    out_of_range(view.space, i64(index), view.shape[0])
+
+
+@device
+def outside2(view, index):
+    """Latch the first index that is out of its range (thread)."""
+    i = i64(index[0])
+    if i < 0 or i >= view.shape[0]:
+        out_of_range(view.space, i, view.shape[0])
+    else:
+        out_of_range(view.space, i64(index[1]), view.shape[1])
+
+
+@device
+def outside3(view, index):
+    """Latch an index that is out of its range (thread)."""
+    k = i64(index[2])
+    if k < 0 or k >= view.shape[2]:
+        out_of_range(view.space, k, view.shape[2])
+    else:
+        outside2(view, (index[0], index[1]))
+
+
+@device
+def outside4(view, index):
+    """Latch an index that is out of its range (thread)."""
+    k = i64(index[3])
+    if k < 0 or k >= view.shape[3]:
+        out_of_range(view.space, k, view.shape[3])
+    else:
+        outside3(view, (index[0], index[1], index[2]))
+
+
+OUTSIDE = {1: outside1, 2: outside2, 3: outside3, 4: outside4}
 
 
 @linked
@@ -286,16 +325,13 @@ def reader(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
     dtype = kernel_dtype(dtype)
     read = _item_reader(dtype, static)
     zero = np.zeros((), dtype)[()]
-    several = static.ndim > 1
+    outside = OUTSIDE[static.ndim]
 
     @device
     def getitem(view, index):
         offset = locate(view, index)
         if offset < 0:
-            if several:
-                out_of_range(view.space, i64(index[0]))
-            else:
-                out_of_range(view.space, i64(index))
+            outside(view, index)
             return zero
         return read(view, offset)
 
@@ -305,7 +341,7 @@ def reader(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
 def writer(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any]:
     """Return ``a[index] = value`` for a view."""
     dtype = kernel_dtype(dtype)
-    several = static.ndim > 1
+    outside = OUTSIDE[static.ndim]
     if not static.writable:
 
         @device
@@ -319,10 +355,7 @@ def writer(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
     def setitem(view, index, value):
         offset = locate(view, index)
         if offset < 0:
-            if several:
-                out_of_range(view.space, i64(index[0]))
-            else:
-                out_of_range(view.space, i64(index))
+            outside(view, index)
             return
         write(view, offset, value)
 
@@ -349,17 +382,14 @@ def adder(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any
 
         return refuse
     change = _change(operation, dtype.itemsize)
-    several = static.ndim > 1
+    outside = OUTSIDE[static.ndim]
     cached = static.cached
 
     @device
     def add(view, index, value):
         offset = locate(view, index)
         if offset < 0:
-            if several:
-                out_of_range(view.space, i64(index[0]))
-            else:
-                out_of_range(view.space, i64(index))
+            outside(view, index)
             return zero
         return _add(view, offset, value)
 
@@ -431,7 +461,8 @@ def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """
     if dtype.kind in "mM":
         return I8
-    if dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype != np.dtype(np.float16):
+    widest = 16 if dtype.kind == "c" else 8
+    if dtype.kind in "biufc" and dtype.itemsize <= widest and dtype != np.dtype(np.float16):
         return dtype.newbyteorder("=")
     raise errors.DTypeError(
         f"kernels cannot subscript items of {dtype}: use a field view (a['field']), gather them (a[idx]), "

@@ -84,7 +84,17 @@ def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
         raise errors.DTypeError(
             f"{name}: items of {checked} have no fixed size: convert them to numbers or fixed-size records"
         )
-    parts = [checked] if checked.fields is None else [field[0] for field in checked.fields.values()]
-    if any(not part.isnative for part in parts):
+    if checked.subdtype is not None:
+        raise errors.DTypeError(f"{name}: items of {checked} are arrays: pass their dtype, and a longer shape")
+    if not _little_endian(checked):
         raise errors.DTypeError(f"{name}: {checked} is big-endian: save array.astype(dtype.newbyteorder('<')) instead")
     return checked
+
+
+def _little_endian(dtype: np.dtype[Any]) -> bool:
+    """Tell whether all numbers in a dtype are, records and arrays within records included."""
+    if dtype.subdtype is not None:
+        return _little_endian(dtype.subdtype[0])
+    if dtype.fields is not None:
+        return all(_little_endian(field[0]) for field in dtype.fields.values())
+    return bool(dtype.isnative)
