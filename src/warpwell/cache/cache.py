@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -155,7 +156,14 @@ class Cache:
             if total > 1:
                 raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
             self._require_idle("open another array on it")
+            # arrays that were dropped without close have lost what they had not flushed, and their share
+            for gone in [k for k in self._spaces if self._owners.get(k) is None]:
+                self._forget(gone)
+            if any(self.pinned(k) for k in self._spaces):
+                raise errors.SharingError("arrays of this cache have pinned pages: unpin them, then open another on it")
             self.flush()
+            if not self._drain():
+                raise self._silence("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
             pages = -(-medium.nbytes // self.page_size)
             self._spaces[nsid] = Space(name, nsid, pages, medium.nbytes, share, host)
@@ -163,8 +171,9 @@ class Cache:
             try:
                 self._lay_out()
             except BaseException:
-                del self._spaces[nsid]
-                self.controller.detach(nsid)
+                self._forget(nsid)
+                if self._spaces:
+                    self._lay_out()
                 raise
             return nsid
 
@@ -173,12 +182,42 @@ class Cache:
         with self._lock:
             if self._closed or nsid not in self._spaces:
                 return
-            self.flush(nsid)
-            del self._spaces[nsid]
-            self.controller.detach(nsid)
-            if self._spaces:
-                self.flush()
-                self._lay_out()
+            self._reap()
+            try:
+                self.flush(nsid)
+            finally:
+                # while others use the cache, or hold pages in it, its frames stay where they are
+                settled = self._in_flight == 0 and self._drain()
+                held = any(self.pinned(k) for k in self._spaces)
+                self._forget(nsid)
+                if self._spaces and settled and not held:
+                    with contextlib.suppress(errors.KernelError):  # theirs, and kept for their own flush
+                        self.flush()
+                        self._lay_out()
+
+    def _forget(self, nsid: int) -> None:
+        del self._spaces[nsid]
+        self.controller.detach(nsid)
+
+    def _drain(self) -> bool:
+        """Wait until no command is in flight; return False where the medium does not answer in time.
+
+        Commands name frames: whatever lays the frames out anew comes after.
+        """
+        deadline = None
+        while self._core is not None and self.pairs.in_use():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            self.settle()
+            deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
+            time.sleep(1e-3)
+        return True
+
+    def _silence(self, what: str) -> errors.StallError:
+        return errors.StallError(
+            f"{what}: {self.pairs.in_use()} commands had no answer for {self.timeout:g} s: the medium does not answer",
+            seconds=self.timeout,
+        )
 
     def space(self, nsid: int) -> Space:
         """Return an array's part."""
@@ -296,6 +335,13 @@ class Cache:
         pools = self._split(list(self._spaces.values()), self.frames)
         return pools[space.pool][1]
 
+    def pinned(self, nsid: int) -> int:
+        """Return how many long-held pins there are on the frames that an array can use."""
+        if self._core is None or nsid not in self._order:
+            return 0
+        pool = int(self._words[at.C_POOLS]) - self.core + 8 * at.POOL_WORDS * self._spaces[nsid].pool
+        return int(self._core.read(pool + 8 * at.F_PINNED, 8).view(np.int64)[0])
+
     # -- launches -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -337,6 +383,7 @@ class Cache:
     def abort(self) -> None:
         """Make every wait of device code on this cache end soon."""
         self._latch.words[at.L_KIND] = at.ABORTED
+        fault_page()[0] += 1  # for user loops that ask `failed`
 
     def run(self, kernel: Any, threads: int, *args: int) -> None:
         """Run a maintenance kernel: `threads` warps of work."""
@@ -346,7 +393,7 @@ class Cache:
         self.begin()
         try:
             launch = kernel[threads * width]
-            launch(*args, device=self.device, services=self.controller.services())
+            launch(*args, device=self.device, services=self.controller.services(), aborts=(self,))
         finally:
             self.end()
 
@@ -372,13 +419,12 @@ class Cache:
         lba = local * (self.page_size // BLOCK)
         where = f"array {name!r}, page {local} (LBA {lba})"
         if kind == at.INDEX_ERROR:
-            owner = self._owners.get(nsid)
-            shape = getattr(owner, "shape", ())
             return errors.IndexRangeError(
-                f"a kernel used index {value} of array {name!r}, which has shape {shape}: compare the index "
-                "with its size first (negative indices do not wrap in kernels)",
+                f"a kernel used index {value} of array {name!r} in a dimension of size {page}: compare the index "
+                "with the size first (negative indices do not wrap in kernels)",
                 array=name,
                 index=value,
+                size=page,
             )
         if kind == at.READ_ONLY:
             return errors.ReadOnlyError(f'a kernel wrote to array {name!r}, which is read-only: open it with mode="r+"')
@@ -461,10 +507,21 @@ class Cache:
     def _until_none(self, kernel: Any, threads: int, args: Any, what: str) -> None:
         """Run a kernel until it counts nothing left, a bounded number of times."""
         left = 0
-        for _ in range(64):
+        attempts = 0
+        deadline = None
+        while attempts < 64:
             left = self._counted(kernel, threads, args)
             if left == 0:
                 return
+            deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
+            if not self.pairs.in_use():
+                attempts += 1
+                continue
+            # prefetched pages, and pages of commands that were given up, may be among them
+            if time.monotonic() > deadline:
+                raise self._silence(what)
+            self.settle()
+            time.sleep(1e-3)
         raise errors.PinError(f"{what}: {left} pages are pinned or in use; unpin them first")
 
     def _counted(self, kernel: Any, threads: int, args: Any) -> int:
@@ -500,6 +557,12 @@ class Cache:
         if self._closed:
             raise errors.ClosedError("the cache is closed: open the array again")
 
+    def require_ended(self, what: str) -> None:
+        """Raise where another thread's launch uses the cache; launches in streams are waited for."""
+        with self._lock:
+            if self._in_flight > len(self._streams):
+                raise errors.SharingError(f"a launch uses the cache: wait for it, then {what}")
+
     def _require_idle(self, what: str) -> None:
         self._reap()
         if self._in_flight:
@@ -510,6 +573,7 @@ class Cache:
         with self._lock:
             if self._closed:
                 return
+            self.require_ended("close it")
             try:
                 # launches in streams end by themselves: each of their waits is bounded by the time-out
                 self._reap(2 * self.timeout)
