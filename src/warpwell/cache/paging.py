@@ -9,7 +9,7 @@ however small the cache is.
 from __future__ import annotations
 
 from warpwell.nvme import READ
-from warpwell.queues.layout import ASYNC, ID_FRAMES, Q_N_IDS
+from warpwell.queues.layout import ASYNC, ID_FRAMES, Q_N_IDS, Q_WORDS
 from warpwell.queues.submission import field, id_record, release_id, staging_of, take_id
 from warpwell.targets import (
     DEVICE,
@@ -21,6 +21,7 @@ from warpwell.targets import (
     device,
     load_acquire,
     load_relaxed,
+    rem,
     shfl,
     store_relaxed,
     store_release,
@@ -32,7 +33,9 @@ from .frames import clean, find_frame, pool_of, release_frame, step, win_page
 from .layout import (
     C_HASH_MASK,
     C_MERGE,
+    C_N_QUEUES,
     C_PAGE_SHIFT,
+    C_QUEUES,
     CLEAR,
     N_EVICTIONS,
     N_MISSES,
@@ -120,6 +123,10 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
         if shfl(mask, stop, leader) != 0:
             return FAILED
         call_cold(serve, core, queue_of(core, page), mask, lane, leader)
+        if attempt & 1 == 1:
+            # frames, and words of a hashed table, may be held by prefetches of other queues
+            other = rem(attempt >> 1, field(core, C_N_QUEUES)) * (8 * Q_WORDS)
+            call_cold(serve, core, field(core, C_QUEUES) + other, mask, lane, leader)
         backoff(attempt)
         attempt += 1
 
