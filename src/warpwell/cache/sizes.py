@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def parse_size(value: int | str, name: str = "size") -> int:
         unit = _UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None:
             raise errors.ArgumentError(f'{name} {value!r} is not a size: write bytes, or "256MiB", "2GB"')
-        nbytes = int(float(match[1]) * unit)
+        nbytes = int(Fraction(match[1]) * unit)  # exact, and without the overflow of a float
     if nbytes <= 0:
         raise errors.ArgumentError(f"{name} {value!r} is not a positive number of bytes")
     return nbytes
