@@ -83,6 +83,7 @@ class Launch:
         device: str | None = None,
         seed: int | None = None,
         services: Sequence[Callable[[], object]] = (),
+        aborts: Sequence[Any] = (),
     ) -> None:
         """Run the kernel.
 
@@ -96,6 +97,8 @@ class Launch:
             Seed of the scheduler (`interp`).
         services : sequence of callables
             Steps that an interpreted launch calls beside its threads.
+        aborts : sequence of objects
+            Their ``abort()`` is called on Ctrl-C, as the arguments' is.
         """
         target = device or device_of(args)
         if target not in DEVICES:
@@ -106,18 +109,21 @@ class Launch:
                 raise errors.ArgumentError(
                     f"an array on {argument.device!r} cannot be used by a kernel on {target!r}: open it with device="
                 )
-            argument.launch_begins()
-        values = [a.kernel_struct() if isinstance(a, KernelArgument) else a for a in args]
         total = math.prod(self.shape)
         done: Callable[[], bool] | None = None
+        begun: list[Any] = []
         try:
+            for argument in participants:
+                argument.launch_begins()
+                begun.append(argument)
+            values = [a.kernel_struct() if isinstance(a, KernelArgument) else a for a in args]
             if total and target == "interp":
                 _run_interp(self, values, participants, seed, services)
             elif total:
-                done = _runner(target)(self, values, total, participants)
+                done = _runner(target)(self, values, total, [*participants, *aborts])
         finally:
             if done is None:
-                _finish(participants)
+                _finish(begun)
         if done is not None:
             for argument in participants:
                 argument.launch_continues(done)

@@ -70,6 +70,7 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
         contexts[:, 1] = total
     done = threading.Semaphore(0)
     failures: list[BaseException] = []
+    ended: list[int] = []
     arguments = [np.asarray(v) if _foreign(v) else v for v in values]
 
     def job(context: int) -> None:
@@ -78,16 +79,16 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
         except BaseException as error:  # handed to the caller below
             failures.append(error)
         finally:
+            ended.append(context)
             done.release()
 
     first = contexts[0].ctypes.data
     _workers.submit([lambda k=k: job(first + 64 * k) for k in range(threads)])  # type: ignore[misc]
     interrupted: BaseException | None = None
-    waiting = threads
-    while waiting:
+    # the list counts, because Ctrl-C may come between an acquire and a note of it
+    while len(ended) < threads:
         try:
-            if done.acquire(timeout=0.2):
-                waiting -= 1
+            done.acquire(timeout=0.2)
         except KeyboardInterrupt as error:
             interrupted = error
             for participant in participants:
