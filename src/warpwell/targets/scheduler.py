@@ -19,6 +19,8 @@ NS_PER_STEP = 1000
 _OWN_NAMES = ("scheduler.py", "_accesses.py", "_primitives.py", "interp.py", "atomics.py")
 _OWN_FILES = {str(Path(__file__).with_name(name)) for name in _OWN_NAMES}
 _LONGEST_GAP = 2000
+_LAST_STEPS = 20_000
+_NEVER = 1 << 62
 
 
 class InterpStallError(RuntimeError):
@@ -31,7 +33,7 @@ class InterpStallError(RuntimeError):
 class Thread:
     """One thread of a run."""
 
-    __slots__ = ("body", "daemon", "fiber", "index", "name", "place", "priority", "view")
+    __slots__ = ("body", "busy", "daemon", "fiber", "index", "name", "place", "priority", "view")
 
     def __init__(self, name: str, body: Callable[[], object], index: int, daemon: bool) -> None:
         self.name = name
@@ -39,6 +41,8 @@ class Thread:
         self.fiber = greenlet(body)
         self.index = index
         self.daemon = daemon
+        # In the middle of something that the next run relies on (daemons).
+        self.busy = False
         self.place = 0
         self.priority = 0
         self.view = ThreadView(0, 1)
@@ -92,6 +96,8 @@ class Scheduler:
         self._stores_at_jump = -1
         self._running = False
         self._stopping = False
+        self._ending = False
+        self._end_by = _NEVER
 
     def _stores(self) -> int:
         return 0
@@ -109,7 +115,8 @@ class Scheduler:
     ) -> Thread:
         """Add a thread that calls ``fn(*args)`` in the next `run`.
 
-        A daemon (a controller) is stopped when all others have ended.  Raises RuntimeError during a run.
+        A daemon (a controller) is stopped when all others have ended; where it is `busy` it has some
+        thousand steps more to come to an end.  Raises RuntimeError during a run.
         """
         if self._running:
             raise RuntimeError("spawn() before run(), not from a running thread")
@@ -128,7 +135,7 @@ class Scheduler:
     def _pause(self, steps: int) -> None:
         # Puts the running thread to sleep for about so many steps.
         self.steps += 1
-        if steps and not self._stopping:
+        if steps and not self._stopping and self.steps <= self._end_by:
             self._remove(self.thread)
             wake = self.now + 1 + int(self.random.random() * 2 * steps)
             heapq.heappush(self._asleep, (wake, self.steps, self.thread))
@@ -137,6 +144,8 @@ class Scheduler:
     def _switch(self) -> None:
         if self._stopping:
             return
+        if self.steps > self._end_by:
+            raise GreenletExit
         if self.steps > self.max_steps:
             raise InterpStallError(self._stall_report())
         chosen = self._pick()
@@ -198,25 +207,37 @@ class Scheduler:
         """Run all threads; stops the daemons and forgets all threads in the end."""
         hub = getcurrent()
         threads = self.threads
+
+        def begin(thread: Thread) -> None:
+            # A fiber counts its recursion from where it is first switched to: from here, not from inside of
+            # another thread, or many threads would add up to Python's limit.
+            hub.switch()
+            thread.body()
+
         order = self.random.sample(range(len(threads)), len(threads))
         for slot, thread in enumerate(threads):
-            thread.fiber = greenlet(thread.body, hub)
+            thread.fiber = greenlet(begin, hub)
+            thread.fiber.switch(thread)
             thread.view = ThreadView(slot, len(threads))
             thread.place = slot
             thread.priority = order[slot]
         self._awake, self._asleep = list(threads), []
         self._next_change = self.steps + self._gap()
         self._lowest = 0
-        self._stopping, self._running = False, True
+        self._stopping, self._running, self._ending = False, True, False
+        self._end_by = _NEVER
         waiting = sum(not t.daemon for t in threads)
         self.thread = threads[0] if threads else Thread("none", lambda: None, 0, False)
         try:
-            while waiting:
+            while waiting or any(t.busy and not t.fiber.dead for t in threads):
                 self.thread = self._pick()
                 self.thread.fiber.switch()
                 # Only a thread that has ended comes back here.
                 self._remove(self.thread)
                 waiting -= not self.thread.daemon
+                if not waiting and not self._ending:
+                    self._ending = True
+                    self._end_by = min(self.steps + _LAST_STEPS, self.max_steps)
         except BaseException as error:
             error.add_note(f"interp: seed {self.seed}, step {self.steps}, thread {self.thread.name!r}")
             raise
