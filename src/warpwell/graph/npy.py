@@ -55,11 +55,11 @@ class NpyWriter:
         text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({self.length},), }}"
         header = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
         header += text.encode().ljust(HEADER_BYTES - 11) + b"\n"
-        self._file.seek(0)
-        write_array(self._file, np.frombuffer(header, np.uint8), self.path)
-        with storage_full(self.path):
-            os.fsync(self._file.fileno())
-            self._file.close()
+        with self._file:
+            self._file.seek(0)
+            write_array(self._file, np.frombuffer(header, np.uint8), self.path)
+            with storage_full(self.path):
+                os.fsync(self._file.fileno())
 
     def __enter__(self) -> "NpyWriter":
         return self
