@@ -32,7 +32,6 @@ from .graph import Graph
 from .loaded import LoadedGraph, Progress, borrowed
 from .work import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
 
-
 LARGE_FRONTIER = 16
 """A frontier of more than one in so many vertices is put into vertex order before it is visited."""
 
