@@ -142,8 +142,13 @@ class Interpreter(Primitives):
 
     def _serve(self, step: Callable[[], object]) -> None:
         attempt = 0
-        while True:
-            attempt = 0 if step() else attempt + 1
+        thread = self.thread
+        while not self._ending:
+            # A step that began is also finished: half a step would leave a ring or a lock unusable.
+            thread.busy = True
+            worked = step()
+            thread.busy = False
+            attempt = 0 if worked else attempt + 1
             self.backoff(attempt)
 
     def _logical(self, fn: Callable[..., object], args: Sequence[Any], indices: Iterator[int]) -> None:
