@@ -1,0 +1,85 @@
+"""Adversary: an interpreter whose threads also nap at any access, and which tells a model of stores."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from ..targets import FAULT_PAGE, Block
+from ..targets.interp import Interpreter
+from ..targets.scheduler import Thread
+
+Watch = Callable[[int], None]
+
+
+class Violation(AssertionError):  # noqa: N818 (a finding, not an error of the program)
+    """An invariant did not hold in an interleaving."""
+
+
+class Adversary(Interpreter):
+    """An `Interpreter` made for finding violations.
+
+    In half of the seeds a thread is put to sleep, at any access, for as long as others need for many
+    operations: what an operating system does to a thread, and what random switches alone rarely do.
+
+    Parameters
+    ----------
+    seed : int
+    max_steps : int
+    trace : int
+        As for `Interpreter`.
+
+    Attributes
+    ----------
+    watched : dict of int to callable
+        Called with the new value after each store to that word by a 64-bit access.
+    """
+
+    def __init__(self, seed: int, *, max_steps: int, trace: int = 0) -> None:
+        super().__init__(seed, max_steps=max_steps, coarse_copies=True, trace=trace)
+        self.watched: dict[int, Watch] = {}
+        self._every = self.random.choice((0, 0, 200, 1000))
+        self._nap_at = self._next_nap() if self._every else 1 << 62
+
+    def announce_blocks(self, *blocks: Block) -> None:
+        """Name the blocks, and the fault page, as the only memory there is."""
+        self.announce(FAULT_PAGE, 4096)
+        for block in blocks:
+            self.announce(block.address, block.nbytes)
+
+    def _next_nap(self) -> int:
+        return self.steps + 1 + int(self.random.random() * 2 * self._every)
+
+    def _switch(self) -> None:
+        thread = self.thread
+        if self.steps >= self._nap_at and not (self._stopping or self._ending) and self._is_awake(thread):
+            self._nap_at = self._next_nap()
+            self._remove(thread)
+            length = int(self.random.choice((50, 500, 3000)) * (0.5 + self.random.random()))
+            heapq.heappush(self._asleep, (self.now + length, self.steps, thread))
+        super()._switch()
+
+    def _is_awake(self, thread: Thread) -> bool:
+        return thread.place < len(self._awake) and self._awake[thread.place] is thread
+
+    def _pick(self) -> Thread:
+        chosen = super()._pick()
+        self._next_switch = min(self._next_switch, self._nap_at)
+        return chosen
+
+    def _store(self, addr: int, value: int, scope: int, order: int) -> None:
+        super()._store(addr, value, scope, order)
+        if addr in self.watched:
+            self.watched[addr](int(value))
+
+    def _finish(self, op: str, addr: int, old: int, value: int) -> int:
+        result = super()._finish(op, addr, old, value)
+        if addr in self.watched:
+            self.watched[addr](int(value))
+        return result
+
+    def serve(self, *steps: Callable[[], Any]) -> None:
+        """Call each of `steps` again and again beside the threads of the next `run`."""
+        for number, step in enumerate(steps):
+            self.spawn(self._serve, step, name=f"service-{number}", daemon=True)

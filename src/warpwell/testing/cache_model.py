@@ -1,0 +1,296 @@
+"""Cache scenario: kernels' reads, writes and additions on a few frames under one interleaving.
+
+Each item holds its page and number beside a version, so that bytes of another page, values that nobody wrote
+and versions that go backwards are noticed when they are read; the file in the end must hold every write and
+the sum of all additions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from ..array import atomic_add
+from ..array.array import Array
+from ..array.header import Header
+from ..cache import Cache
+from ..cache import layout as at
+from ..cache.core import hashed, word_address
+from ..cache.frames import clean
+from ..cache.maintenance import flush_frames
+from ..cache.paging import evict_page
+from ..cache.transfer import serve
+from ..cache.word import DIRTY, PINS, READABLE, VALID, frame_of, pins_of, state_of
+from ..queues.layout import Q_IN_USE
+from ..storage.serve import serve_media
+from ..targets import DEVICE, backoff, load_acquire
+from .adversary import Adversary, Violation
+from .scripted_medium import ScriptedMedium
+
+MAX_STEPS = 400_000
+PAGE = 512
+ITEMS = PAGE // 8
+OWNED = 16
+"""Item ``OWNED + t`` of each page is written by thread t alone; the first ones are never written."""
+COUNTERS = 40
+"""Items from here are added to by all."""
+MANY_PAGES = 9000
+"""So many that the page table of a small cache is hashed."""
+
+
+@dataclass(frozen=True)
+class Focus:
+    """What a run is narrowed to, for faults that need it; None leaves it to the seed."""
+
+    frames: int | None = None
+    pages: int | None = None
+    hashed: bool | None = None
+
+
+def base_value(page: int, item: int) -> int:
+    """Return version 0 of an item."""
+    return ((page + 1) << 40) | (item << 32)
+
+
+class CacheModel:
+    """One run of the cache scenario.
+
+    Parameters
+    ----------
+    seed : int
+        Decides the scenario and the interleaving.
+    trace : int
+        Accesses to keep for the report.
+    focus : Focus, optional
+    """
+
+    def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
+        focus = focus or Focus()
+        random = Random(seed * 2 + 1)
+        self.seed, self.trace = seed, trace
+        self.random = random
+        many = random.random() < 0.2
+        many = many if focus.hashed is None else focus.hashed
+        frames = focus.frames or random.choice((1, 1, 1, 2, 2, 3, 4))
+        self.cache = Cache(
+            frames * (PAGE + 8), page_size=PAGE, device="interp", depth=random.choice((4, 8, 16)),
+            queues=random.choice((1, 1, 2)), merge=1, timeout=1.0,
+        )  # fmt: skip
+        total = MANY_PAGES if many else random.randint(8, 20)
+        self.pages = self._choose_pages(total, many, focus.pages or random.choice((2, 3, 5, 8)))
+        self.medium = ScriptedMedium(total * PAGE, seed)
+        for page in self.pages:
+            items = [base_value(page, k) for k in range(ITEMS)]
+            self.medium.block(page)[:] = np.array(items, np.int64).tobytes()
+        header = Header(np.dtype(np.int64), (total * ITEMS,), 0)
+        self.array = Array(
+            self.medium, header, cache=self.cache, owns_cache=False, tier="storage", writable=True, name="model"
+        )
+        self.view = self.array.kernel_struct()
+        self.frames = self.cache.frames
+        self.held: dict[int, int] = defaultdict(int)
+        self.holding = 0
+        self.begun: dict[tuple[int, int], int] = defaultdict(int)
+        self.returned: set[tuple[int, int, int]] = set()
+        self.threads = random.randint(3, 6)
+        self.where: dict[int, int] = {}
+
+    def _choose_pages(self, total: int, many: bool, number: int) -> list[int]:
+        if not many:
+            return self.random.sample(range(total), min(number, total))
+        mask = 63
+        classes: dict[int, list[int]] = defaultdict(list)
+        for page in range(1000):
+            classes[hashed(page, mask)].append(page)
+        chosen = self.random.sample(sorted(classes), 2)
+        return [page for k in chosen for page in classes[k][: max(1, number // 2)]]
+
+    # -- threads --------------------------------------------------------------------------------------------
+
+    def _interpreter(self, seed: int) -> Adversary:
+        run = Adversary(seed, max_steps=MAX_STEPS, trace=self.trace)
+        cache = self.cache
+        assert cache._core is not None
+        run.announce_blocks(
+            cache._core, cache._latch, cache._count, cache._stats, cache.pairs._device, cache.pairs._shared,
+            cache.controller._table, cache.controller._control_block, self.medium.order,
+        )  # fmt: skip
+        table = cache.controller._table.address
+        run.serve(*cache.controller.services(), lambda: serve_media(cache.pairs.port(0), table))
+        for address in range(cache.table_bytes // 8):
+            word = self.view.table + 8 * address
+            run.watched[word] = lambda value, w=word: self._word_changed(w, value)
+        return run
+
+    def _word_changed(self, word: int, value: int) -> None:
+        frame = frame_of(value) if state_of(value) & READABLE else -1
+        before = self.where.get(word, -1)
+        if pins_of(value) > self.threads + len(self.held) + 8:
+            raise Violation(f"a page word has {pins_of(value)} pins")
+        if frame == before:
+            return
+        if before >= 0 and self.held.get(word):
+            raise Violation(f"the page of frame {before} was evicted while it was pinned for long")
+        self.where.pop(word, None)
+        if frame < 0:
+            return
+        if frame >= self.frames or frame in self.where.values():
+            raise Violation(f"frame {frame} of {self.frames} belongs to two pages")
+        self.where[word] = frame
+
+    def _worker(self, thread: int, seed: int) -> None:
+        random = Random(seed)
+        view, seen = self.view, defaultdict(int)
+        for _ in range(random.randint(4, 12)):
+            page = random.choice(self.pages)
+            action = random.random()
+            if action < 0.45:
+                for _ in range(random.randint(1, 4)):
+                    kinds = (random.randrange(OWNED), OWNED + random.randrange(self.threads), COUNTERS)
+                    self._read(thread, page, random.choice(kinds), seen)
+            elif action < 0.65:
+                item = OWNED + thread
+                self.begun[page, item] += 1
+                seen[page, item] = self.begun[page, item]
+                view[page * ITEMS + item] = base_value(page, item) + seen[page, item]
+            elif action < 0.8:
+                self._add(page, COUNTERS, seen)
+            elif action < 0.86:
+                view.prefetch(page * ITEMS)
+            elif action < 0.92:
+                self._hold(thread, page, seen)
+            else:
+                self._clean(page, action < 0.96)
+
+    def _read(self, thread: int, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
+        value = self.view[page * ITEMS + item]
+        version = value - base_value(page, item)
+        least, most = seen[page, item], self.begun[page, item]
+        if item == OWNED + thread:
+            least = most
+        if not least <= version <= most:
+            raise Violation(
+                f"page {page}, item {item}: read {value:#x}, page {(value >> 40) - 1} item {(value >> 32) & 255} "
+                f"version {value & 0xFFFFFFFF}, not a version from {least} to {most}"
+            )
+        seen[page, item] = version
+
+    def _add(self, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
+        self.begun[page, item] += 1
+        old = atomic_add(self.view, page * ITEMS + item, 1) - base_value(page, item)
+        if not seen[page, item] <= old < self.begun[page, item] or (page, item, old) in self.returned:
+            raise Violation(f"page {page}, item {item}: an addition returned {old:#x} or returned it twice")
+        self.returned.add((page, item, old))
+        seen[page, item] = old + 1
+
+    def _hold(self, thread: int, page: int, seen: dict[tuple[int, int], int]) -> None:
+        # all but one frame at most: device code that holds more must deadlock
+        if self.cache.hashed or self.holding >= self.frames - 1:
+            return
+        self.holding += 1
+        word = word_address(self.cache.core, page)
+        if self.view.pin(page * ITEMS):
+            self.held[word] += 1
+            self._read(thread, page, OWNED + thread, seen)
+            self._read(thread, page, 0, seen)
+            self.held[word] -= 1
+            self.view.unpin(page * ITEMS)
+        self.holding -= 1
+
+    def _clean(self, page: int, evict: bool) -> None:
+        core, space = self.cache.core, self.view.space
+        if clean(core, page, False, 1, 0, 0) and evict:
+            evict_page(core, space, page, 1, 0, 0)
+
+    # -- the whole ------------------------------------------------------------------------------------------
+
+    def check(self) -> int:
+        """Run the interleaving, then settle and flush in a second one; return the steps of both.
+
+        Raises `Violation` or what device code raised or latched.
+        """
+        cache = self.cache
+        try:
+            run = self._interpreter(self.seed)
+            for thread in range(self.threads):
+                run.spawn(self._worker, thread, self.random.getrandbits(32), name=f"worker-{thread}")
+            cache.begin()
+            run.run()
+            cache.end()
+            cache.begin()
+            self._check_words(settled=False)
+            rest = self._interpreter(self.seed + (1 << 40))
+            rest.spawn(self._settle, name="settle")
+            rest.run()
+            cache.end()
+            self._flush()
+            self._check_words(settled=True)
+            self._check_file()
+        finally:
+            self._discard()
+        return run.steps + rest.steps
+
+    def _settle(self) -> None:
+        core, attempt = self.cache.core, 0
+        for index in range(self.cache.pairs.count):
+            queue = self.cache.pairs.record(index)
+            while load_acquire(queue + 8 * Q_IN_USE, DEVICE) > 0:
+                serve(core, queue, 1, 0, 0)
+                backoff(attempt)
+                attempt += 1
+
+    def _flush(self) -> None:
+        cache = self.cache
+        base = cache.space(self.array._nsid).base
+        count = cache._count.words
+        arguments = (cache.core, base, base + MANY_PAGES, 0, cache._count.address)
+        # once more where command ids were short
+        for attempt in range(4):
+            count[0] = 0
+            run = self._interpreter(self.seed + ((attempt + 1) << 41))
+            cache.begin()
+            run.launch(flush_frames.function, self.frames, arguments)
+            cache.end()
+            if not count[0]:
+                return
+        raise Violation(f"{count[0]} pages could not be flushed when all was done")
+
+    def _check_words(self, *, settled: bool) -> None:
+        words = self.cache.words()
+        owners = np.array(self._owners())
+        for number, word in enumerate(int(w) for w in words):
+            if word & PINS:
+                raise Violation(f"page word {number} has {pins_of(word)} pins when all was done")
+            if settled and state_of(word) not in (0, VALID) or settled and word & DIRTY and state_of(word) == VALID:
+                raise Violation(f"page word {number} is {word:#x} when all was done")
+            if state_of(word) == VALID and owners[frame_of(word)] <= 0:
+                raise Violation(f"frame {frame_of(word)} of page word {number} is nobody's")
+        valid = sum(state_of(int(w)) == VALID for w in words)
+        if settled and (valid != int((owners > 0).sum()) or (owners < 0).any() or self.cache.pairs.in_use()):
+            raise Violation(f"{valid} valid pages, owners {owners.tolist()}, {self.cache.pairs.in_use()} ids taken")
+
+    def _owners(self) -> list[int]:
+        assert self.cache._core is not None
+        offset = self.view.owners - self.cache.core
+        return [int(n) for n in self.cache._core.read(offset, 8 * self.frames).view(np.int64)]
+
+    def _check_file(self) -> None:
+        for page in self.pages:
+            items = np.frombuffer(bytes(self.medium.block(page)), np.int64)
+            for item in range(ITEMS):
+                if int(items[item]) != base_value(page, item) + self.begun[page, item]:
+                    raise Violation(
+                        f"page {page}, item {item}: the file holds {int(items[item]):#x}, "
+                        f"not version {self.begun[page, item]}"
+                    )
+
+    def _discard(self) -> None:
+        """Forget array and cache without the flush that closing would do."""
+        self.cache._latch.words[: at.LATCH_WORDS] = 0
+        self.array._finalizer.detach()
+        self.array._closed = self.cache._closed = True
+        self.cache.controller.close()
+        self.medium.close()

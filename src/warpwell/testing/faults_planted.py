@@ -1,0 +1,201 @@
+"""Planted faults: small changes of device code, each of which the scenarios must find.
+
+A fault swaps the code of functions for that of a changed source, so every module that has imported the
+function runs the changed code, and nothing is registered twice. The old text must stand in the module exactly
+once: a fault whose text is gone is an error, not a fault that is silently absent.
+
+Two faults of the design's list are harmless in this protocol as they are named, so the nearest harmful one
+is planted:
+
+*DIRTY set before the store.* The page is pinned while the group stores, and neither a write-back nor a flush
+takes a pinned page, so DIRTY may be set at any time before the unpinning; `HARMLESS` has that change, and
+nothing is found. Harmful is to give the pin back, with DIRTY, before the store.
+
+*Mark cleared early.* The mover may clear marks long before it rings the doorbell, because nobody takes a
+cleared mark for a rung doorbell. Harmful is to clear a mark whose turn at the tail has not come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+from .cache_model import Focus
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one function of ``warpwell.<module>``: `old`, which stands there once, becomes `new`."""
+
+    module: str
+    function: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: its name, the scenario that finds it, what is wrong, and the edits that plant it."""
+
+    name: str
+    scenario: str
+    what: str
+    edits: tuple[Edit, ...]
+    focus: Focus = field(default_factory=Focus)
+
+
+_SUBMIT = "queues.submission"
+_DRAIN = "queues.completion"
+
+_PULL = """        page_shift = field(core, C_PAGE_SHIFT)
+        for k in range(pages):
+            # frames"""
+_FREED = """            release_id(queue, cid)
+        return frame
+    if lane == leader:
+        for k"""
+_ENTRY = """    entry = field(queue, Q_SQ) + 64 * position
+"""
+_MARK = """    exchange(field(queue, Q_MARKS) + 8 * position, ticket + 1, DEVICE)
+"""
+_BELL = """            store_release(field(queue, Q_SQ_DOORBELL), tail & mask, SYSTEM)
+"""
+_TAIL = """            store_release(queue + 8 * Q_TAIL, tail, DEVICE)
+"""
+_STORE = """            if frame >= 0:
+                load_acquire(word, DEVICE)
+                out = apply(frame_address(core, frame) + offset, bits, size, operation)
+"""
+_UNPIN = """            dirty = 0
+            if changed != 0:
+                dirty = DIRTY
+            unpin(word, dirty)
+"""
+
+FAULTS = (
+    Fault(
+        "recheck-removed", "cache", "a reader does not look at the page's word again",
+        (Edit("array.elements", "_hit", "            if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
+              "            if True:"),),
+        Focus(hashed=False),
+    ),
+    Fault(
+        "recheck-removed-hashed", "cache", "a reader of a hashed table compares only the owner of the frame",
+        (Edit("array.elements", "_hit",
+              "if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
+              "if owner == page + 1:"),),
+        Focus(hashed=True),
+    ),
+    Fault(
+        "owner-check-removed", "cache", "a reader of a hashed table takes any page of its word for its own",
+        (Edit("array.elements", "_hit", "if owner == page + 1 and (seen", "if (seen"),),
+        Focus(hashed=True),
+    ),
+    Fault(
+        "fence-removed", "cache", "nothing orders INVALID before the new bytes of the frame",
+        (Edit("cache.transfer", "fill", "    syncwarp(mask)\n    fence(DEVICE)\n", "    syncwarp(mask)\n"),),
+    ),
+    Fault(
+        "mark-cleared-early", "queue", "the mover clears the mark after the tail's before its turn has come",
+        (Edit(_SUBMIT, "ring", _TAIL, _TAIL + "            exchange(marks + 8 * ((tail + 1) & mask), 0, DEVICE)\n"),),
+    ),
+    Fault(
+        "mark-set-early", "queue", "the mark is set before the 64 bytes are written",
+        (Edit(_SUBMIT, "submit", _ENTRY, _ENTRY + _MARK),
+         Edit(_SUBMIT, "submit", _MARK + "    ring(", "    ring(")),
+    ),
+    Fault(
+        "second-look-removed", "queue", "the mover does not look at the new tail's mark again",
+        (Edit(_SUBMIT, "ring", _TAIL + "            moved = False\n", _TAIL + "            return\n"),),
+    ),
+    Fault(
+        "tail-before-doorbell", "queue", "the tail is stored first, so two movers ring out of order",
+        (Edit(_SUBMIT, "ring", _BELL + _TAIL, _TAIL + _BELL),),
+    ),
+    Fault(
+        "doorbell-relaxed", "queue", "the doorbell does not release the ring entries",
+        (Edit(_SUBMIT, "ring", "store_release(field(queue, Q_SQ_DOORBELL)", "store_relaxed(field(queue, Q_SQ_DOORBELL)"),),
+    ),
+    Fault(
+        "phase-relaxed", "queue", "the consumer reads the phase word without acquire",
+        (Edit(_DRAIN, "drain", "word1 = load_acquire(entry + 8, SYSTEM)", "word1 = load_relaxed(entry + 8, SYSTEM)"),),
+    ),
+    Fault(
+        "staging-freed-at-sqhd", "cache", "the id and its staging buffer are free before the page is pulled",
+        (Edit("cache.paging", "load_page", _PULL, "        if lane == leader:\n            release_id(queue, cid)\n" + _PULL),
+         Edit("cache.paging", "load_page", _FREED, _FREED.replace("release_id(queue, cid)", "pass", 1))),
+    ),
+    Fault(
+        "unpinned-before-store", "cache", "pin and DIRTY are settled before the store (see the module's text)",
+        (Edit("cache.access", "access", _STORE,
+              "            if frame >= 0:\n"
+              "                unpin(word, DIRTY if operation != LOAD else 0)\n"
+              "                out = apply(frame_address(core, frame) + offset, bits, size, operation)\n"),
+         Edit("cache.access", "access", _UNPIN, "            pass\n")),
+    ),
+    Fault(
+        "filler-pin-removed", "cache", "a page is published without the pin of the group that brought it in",
+        (Edit("cache.paging", "load_page", "                if k == 0:\n                    pins = 1\n", ""),
+         Edit("cache.paging", "unpin", "(old - PIN) | dirty", "(old - PIN if old & PINS else old) | dirty")),
+    ),
+    Fault(
+        "generation-of-2-bits", "cache", "the generation is the same again after four evictions",
+        (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
+        Focus(frames=1, pages=2, hashed=False),
+    ),
+)  # fmt: skip
+
+HARMLESS = (
+    Fault(
+        "dirty-before-store", "cache", "DIRTY is set before the store, under the same pin",
+        (Edit("cache.access", "access", _STORE, _STORE.replace(
+            "                out =",
+            "                if operation != LOAD:\n"
+            "                    fetch_or(word, DIRTY, DEVICE)\n"
+            "                out =")),
+         Edit("cache.access", "access", _UNPIN, "            unpin(word, 0)\n")),
+    ),
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Run the block with a fault in the device code (interpreted runs of this process only)."""
+    changed: dict[FunctionType, CodeType] = {}
+    sources: dict[str, str] = {}
+    for edit in fault.edits:
+        module = importlib.import_module(f"warpwell.{edit.module}")
+        source = sources.get(edit.module) or inspect.getsource(module)
+        if source.count(edit.old) != 1:
+            raise LookupError(f"fault {fault.name}: {source.count(edit.old)} places in {edit.module}:\n{edit.old}")
+        sources[edit.module] = source.replace(edit.old, edit.new)
+    for edit in fault.edits:
+        module = importlib.import_module(f"warpwell.{edit.module}")
+        function = getattr(module, edit.function)
+        changed[function] = _code(sources[edit.module], edit.function, str(module.__file__))
+    _swap(changed)
+    try:
+        yield
+    finally:
+        _swap(changed)
+
+
+def _code(source: str, function: str, filename: str) -> CodeType:
+    # annotations stay text, as in the module itself
+    for constant in compile(source, filename, "exec").co_consts:
+        if isinstance(constant, CodeType) and constant.co_name == function:
+            return constant
+    raise LookupError(f"no function {function} in {filename}")
+
+
+def _swap(changed: dict[FunctionType, CodeType]) -> None:
+    """Exchange the functions' code with the given one; views made before are made again."""
+    for function, code in changed.items():
+        function.__code__, changed[function] = code, function.__code__
+    view: Any = importlib.import_module("warpwell.array.view")
+    view._implementation.cache_clear()

@@ -1,0 +1,288 @@
+"""Queue scenario: many submitters on a tiny ring under one interleaving, checked against a model.
+
+Every command has a block of its own with a pattern of its own, and often a status of its own, so that a
+command that is lost, doubled, mangled, or answered with another's completion or data is noticed at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from ..nvme import READ, WRITE, command_word0, command_word6
+from ..queues import QueuePairs
+from ..queues.completion import drain, orphan, poll, take_ready
+from ..queues.layout import (
+    ASYNC,
+    FREE,
+    ID_STATE,
+    ID_STATUS,
+    ID_WORDS,
+    ORPHAN,
+    P_SQ_HEAD,
+    Q_IDS,
+    Q_MARKS,
+    Q_READY_HEAD,
+    Q_READY_TAIL,
+    Q_SQ,
+    Q_SQ_DOORBELL,
+    Q_TAIL,
+    Q_TICKET,
+)
+from ..queues.submission import id_record, release_id, staging_of, submit, take_id
+from ..storage.controller import Controller
+from ..storage.serve import serve_media
+from ..targets import DEVICE, backoff, load_relaxed, memory_for, store_relaxed, store_release
+from .adversary import Adversary, Violation
+from .scripted_medium import BLOCK, ScriptedMedium
+
+MAX_STEPS = 200_000
+WORDS = 8
+"""Words of data that each command moves."""
+
+
+@dataclass
+class Request:
+    """A command of the scenario and what has happened to it."""
+
+    serial: int
+    opcode: int
+    kind: str
+    """wait, async, or orphan (the submitter gives up after some looks)."""
+    status: int
+    looks: int
+    cid: int = -1
+    started: bool = False
+    moved: bool = False
+    completed: bool = False
+
+    def word(self, index: int) -> int:
+        """Return word `index` of its data."""
+        return ((self.serial + 1) << 20) | (self.opcode << 8) | index
+
+
+class QueueModel:
+    """One run of the queue scenario.
+
+    Parameters
+    ----------
+    seed : int
+        Decides the scenario and the interleaving.
+    trace : int
+        Accesses to keep for the report.
+    """
+
+    def __init__(self, seed: int, trace: int = 0) -> None:
+        random = Random(seed * 2 + 1)
+        self.run = Adversary(seed, max_steps=MAX_STEPS, trace=trace)
+        self.depth = random.choice((4, 4, 8))
+        self.pairs = QueuePairs(memory_for("interp"), count=1, depth=self.depth, staging_bytes=BLOCK)
+        self.controller = Controller(self.pairs, threads=1, interpreted=True)
+        self.queue, self.port = self.pairs.record(0), self.pairs.port(0)
+        self.bound: dict[int, Request] = {}
+        self.entered = 0
+        threads = random.randint(3, 6)
+        each = random.randint(2, 7)
+        self.requests = [self._request(random, n) for n in range(threads * each)]
+        self.medium = ScriptedMedium(
+            BLOCK * len(self.requests), seed, moved=8 * WORDS, on_start=self._started, on_move=self._moved
+        )
+        for request in self.requests:
+            if request.opcode == READ:
+                self.medium.block(request.serial)[: 8 * WORDS] = self._bytes(request)
+        self.nsid = self.controller.attach(self.medium)
+        for k in range(threads):
+            mine = self.requests[k * each : (k + 1) * each]
+            self.run.spawn(self._submitter, mine, random.choice((1, 1, 2, 3)), name=f"submitter-{k}")
+        self._services(random)
+        self._watch()
+
+    def _request(self, random: Random, serial: int) -> Request:
+        kind = random.choice(("wait", "wait", "wait", "async", "orphan"))
+        status = random.choice((0, 0, serial + 1))
+        return Request(serial, random.choice((READ, READ, WRITE)), kind, status, random.randint(0, 3))
+
+    @staticmethod
+    def _bytes(request: Request) -> bytes:
+        return b"".join(request.word(k).to_bytes(8, "little") for k in range(WORDS))
+
+    def _services(self, random: Random) -> None:
+        steps = list(self.controller.services())
+        if random.random() < 0.5:
+            table = self.controller._table.address
+            steps.append(lambda: serve_media(self.port, table))
+        self.run.serve(*steps)
+        self.run.announce_blocks(
+            self.pairs._device, self.pairs._shared, self.controller._table, self.controller._control_block,
+            self.medium.order,
+        )  # fmt: skip
+
+    def _watch(self) -> None:
+        watched = self.run.watched
+        words = self.pairs._device.words
+        mask = self.depth - 1
+        rung = [0]
+        unread = [False] * self.depth
+
+        def doorbell(value: int) -> None:
+            step = (value - rung[0]) & mask
+            rung[0] += step
+            if not 0 < step <= self.pairs.ids or rung[0] > self.entered:
+                raise Violation(f"the doorbell moved by {step} entries to {rung[0]} of {self.entered} submitted")
+
+        def entry(position: int) -> None:
+            if unread[position]:
+                raise Violation(f"ring entry {position} was overwritten before it was read")
+            unread[position] = True
+
+        def fetched(value: int) -> None:
+            unread[(value - 1) & mask] = False
+
+        watched[int(words[Q_SQ_DOORBELL])] = doorbell
+        for position in range(self.depth):
+            watched[int(words[Q_SQ]) + 64 * position] = lambda _, p=position: entry(p)
+        watched[self.port + 8 * P_SQ_HEAD] = fetched
+
+    # -- the medium's side ----------------------------------------------------------------------------------
+
+    def _started(self, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+        request = self._of(tag & 0xFFFF, "a command arrived")
+        if request.started:
+            raise Violation(f"command {request.serial} was fetched twice")
+        request.started = True
+        expected = (request.opcode, request.serial * BLOCK, BLOCK, staging_of(self.queue, request.cid))
+        if (opcode, offset, nbytes, buffer) != expected:
+            raise Violation(f"command {request.serial} arrived as {opcode, offset, nbytes, buffer}, not {expected}")
+        return request.status
+
+    def _moved(self, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+        request = self._of(tag & 0xFFFF, "data moved")
+        if request.serial != offset // BLOCK or request.moved:
+            raise Violation(f"data of block {offset // BLOCK} moved for command {request.serial}")
+        request.moved = True
+        return 0
+
+    def _of(self, cid: int, what: str) -> Request:
+        if cid not in self.bound:
+            raise Violation(f"{what} for id {cid}, which is nobody's")
+        return self.bound[cid]
+
+    # -- the submitters' side -------------------------------------------------------------------------------
+
+    def _submitter(self, mine: list[Request], most: int) -> None:
+        held: list[Request] = []
+        for request in mine:
+            attempt = 0
+            # nobody waits for an id while it holds one: that would be a deadlock of its own
+            while not self._submit(request):
+                if held:
+                    self._wait(held.pop(0))
+                else:
+                    self._serve()
+                    backoff(attempt)
+                    attempt += 1
+            if request.kind != "async":
+                held.append(request)
+            if len(held) >= most:
+                self._wait(held.pop(0))
+        for request in held:
+            self._wait(request)
+        attempt = 0
+        while not all(request.completed for request in mine):
+            self._serve()
+            backoff(attempt)
+            attempt += 1
+
+    def _submit(self, request: Request) -> bool:
+        queue = self.queue
+        cid = take_id(queue, 1 if request.kind == "async" and self.depth > 4 else 0)
+        if cid < 0:
+            return False
+        if cid in self.bound:
+            raise Violation(f"id {cid} was handed out twice")
+        self.bound[cid] = request
+        request.cid = cid
+        staging = staging_of(queue, cid)
+        for k in range(WORDS):
+            # a read finds its buffer full of something that is not its data
+            store_relaxed(staging + 8 * k, request.word(k) if request.opcode == WRITE else -1, DEVICE)
+        if request.kind == "async":
+            store_release(id_record(queue, cid) + 8 * ID_STATE, ASYNC, DEVICE)
+        self.entered += 1
+        word0 = command_word0(request.opcode, cid, self.nsid)
+        if not submit(queue, word0, staging, request.serial, command_word6(0, 0)):
+            raise Violation(f"command {request.serial} found no room in the ring")
+        return True
+
+    def _wait(self, request: Request) -> None:
+        attempt = 0
+        while True:
+            status = poll(self.queue, request.cid)
+            if status < 0 and request.kind == "orphan" and attempt >= request.looks:
+                status = orphan(self.queue, request.cid, ORPHAN)
+                if status < 0:
+                    return
+            if status >= 0:
+                self._finish(request, status)
+                return
+            self._serve()
+            backoff(attempt)
+            attempt += 1
+
+    def _serve(self) -> None:
+        drain(self.queue, 1, 0, 0)
+        cid = take_ready(self.queue)
+        if cid >= 0:
+            request = self._of(cid, "a completion was ready")
+            if request.kind == "wait":
+                raise Violation(f"command {request.serial} has a waiter, but its completion was handed out")
+            self._finish(request, load_relaxed(id_record(self.queue, cid) + 8 * ID_STATUS, DEVICE))
+
+    def _finish(self, request: Request, status: int) -> None:
+        if request.completed:
+            raise Violation(f"command {request.serial} completed twice")
+        if not request.moved:
+            raise Violation(f"command {request.serial} completed before the medium was done")
+        if status != request.status:
+            raise Violation(f"command {request.serial} got status {status}, not its own {request.status}")
+        staging = staging_of(self.queue, request.cid)
+        if status == 0 and request.opcode == READ:
+            for k in range(WORDS):
+                word = load_relaxed(staging + 8 * k, DEVICE)
+                if word != request.word(k):
+                    raise Violation(f"command {request.serial} read {word:#x}, not {request.word(k):#x}")
+        request.completed = True
+        del self.bound[request.cid]
+        release_id(self.queue, request.cid)
+
+    # -- the whole ------------------------------------------------------------------------------------------
+
+    def check(self) -> int:
+        """Run the interleaving; return its steps. Raises `Violation` or what device code raised."""
+        try:
+            self.run.run()
+            self._check_end()
+        finally:
+            self.medium.close()
+        return self.run.steps
+
+    def _check_end(self) -> None:
+        total = len(self.requests)
+        queue = self.pairs._device.words
+        port = self.pairs.ports[0]
+        counts = (int(queue[Q_TICKET]), int(queue[Q_TAIL]), int(port[P_SQ_HEAD]))
+        if counts != (total,) * 3:
+            raise Violation(f"{total} commands, but ticket, tail and fetched are {counts}")
+        if self.pairs.in_use() or self.bound:
+            raise Violation(f"{self.pairs.in_use()} ids are still taken")
+        first = (int(queue[Q_IDS]) - self.queue) // 8 + ID_STATE
+        states = queue[first : first + ID_WORDS * self.pairs.ids : ID_WORDS]
+        marks = (int(queue[Q_MARKS]) - self.queue) // 8
+        if (states != FREE).any() or queue[marks : marks + self.depth].any() or queue[Q_READY_HEAD] != queue[Q_READY_TAIL]:
+            raise Violation("an id, a mark or a ready completion was left over")
+        for request in self.requests:
+            data = bytes(self.medium.block(request.serial)[: 8 * WORDS])
+            kept = request.opcode == READ or request.status == 0
+            if data != (self._bytes(request) if kept else bytes(8 * WORDS)):
+                raise Violation(f"block {request.serial} holds other data than command {request.serial} wrote")
+

@@ -1,0 +1,139 @@
+"""ScriptedMedium: a medium inside the interpreter that completes commands late and out of order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..nvme import READ, WRITE
+from ..storage.medium import PENDING, Medium, NativeMedium
+from ..targets import SYSTEM, fetch_add, memory_for
+from ..targets.interp import current, native_handle
+
+BLOCK = 512
+PIECE = 128
+"""Bytes moved between two switch points."""
+Hook = Callable[[int, int, int, int, int], int]
+
+_media: dict[int, ScriptedMedium] = {}
+_keys = itertools.count(1)
+
+
+class ScriptedMedium(Medium):
+    """Blocks in a dict, all zero until written; only for interpreted runs.
+
+    Parameters
+    ----------
+    nbytes : int
+        Capacity, a multiple of 512.
+    seed : int
+        Decides which commands are pending, when they move their data and when they complete.
+    moved : int
+        Bytes of each block that are moved at all; less is faster.
+    on_start, on_move : callable, optional
+        Called as ``f(opcode, offset, nbytes, buffer, tag)`` when a command arrives and before its data
+        moves; `on_start` returns the status it shall complete with (0: done well).
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        seed: int,
+        *,
+        moved: int = BLOCK,
+        on_start: Hook | None = None,
+        on_move: Hook | None = None,
+    ) -> None:
+        self.nbytes = nbytes
+        self.writable = True
+        self.name = self.description = "scripted"
+        self.blocks: dict[int, bytearray] = {}
+        self.waiting: list[tuple[int, int, int, int, int, int, bool]] = []
+        self._moved = moved
+        self._random = Random(seed)
+        self._late = self._random.choice((0.0, 0.5, 1.0, 1.0))
+        self._lazy = self._random.choice((0.0, 0.5, 0.9))
+        self._on_start, self._on_move = on_start, on_move
+        # what a medium's own queue does between threads: who takes a command knows what its starter knew
+        self.order = memory_for("interp").allocate(8)
+        self._key = next(_keys)
+        _media[self._key] = self
+
+    def native(self) -> NativeMedium:
+        """Return interpreted functions; compiled code cannot call them."""
+        return NativeMedium(native_handle(_start), native_handle(_complete), self._key)
+
+    def start(self, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+        """Begin a command, as `NativeMedium` says."""
+        command = (opcode, offset, nbytes, buffer, tag)
+        status = self._on_start(*command) if self._on_start else 0
+        if self._random.random() >= self._late:
+            self._move(status, command)
+            return status
+        early = self._random.random() < 0.3
+        if early:
+            self._move(status, command)
+        fetch_add(self.order.address, 1, SYSTEM)
+        self.waiting.append((*command, status, early))
+        return PENDING
+
+    def complete(self) -> int:
+        """Return a finished command, as `NativeMedium` says."""
+        if not self.waiting or self._random.random() < self._lazy:
+            return -1
+        *command, status, early = self.waiting.pop(int(self._random.random() * len(self.waiting)))
+        fetch_add(self.order.address, 1, SYSTEM)
+        if not early:
+            self._move(status, (command[0], command[1], command[2], command[3], command[4]))
+        return (command[4] << 16) | status
+
+    def _move(self, status: int, command: tuple[int, int, int, int, int]) -> None:
+        opcode, offset, nbytes, buffer, _tag = command
+        if self._on_move:
+            self._on_move(*command)
+        if status:
+            return
+        for start in range(0, nbytes, BLOCK):
+            block = self.block((offset + start) // BLOCK)
+            for at in range(0, self._moved, PIECE):
+                end = min(at + PIECE, self._moved)
+                if opcode == READ:
+                    current().write_bytes(buffer + start + at, bytes(block[at:end]))
+                elif opcode == WRITE:
+                    block[at:end] = current().read_bytes(buffer + start + at, end - at)
+
+    def block(self, number: int) -> bytearray:
+        """Return the bytes of a block, to read and to change."""
+        return self.blocks.setdefault(number, bytearray(BLOCK))
+
+    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return whole blocks."""
+        first, end = offset // BLOCK, -(-(offset + nbytes) // BLOCK)
+        raw = b"".join(bytes(self.block(k)) for k in range(first, end))
+        return np.frombuffer(raw, np.uint8)[offset - first * BLOCK :][:nbytes]
+
+    def write(self, offset: int, data: NDArray[Any]) -> None:
+        """Write whole blocks."""
+        raw = np.ascontiguousarray(data).tobytes()
+        for at in range(0, len(raw), BLOCK):
+            self.block((offset + at) // BLOCK)[:] = raw[at : at + BLOCK]
+
+    def sync(self) -> None:
+        """Do nothing: there is nothing below."""
+
+    def close(self) -> None:
+        """Forget the medium."""
+        _media.pop(self._key, None)
+
+
+def _start(state: int, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+    return _media[state].start(opcode, offset, nbytes, buffer, tag)
+
+
+def _complete(state: int, _a: int, _b: int, _c: int, _d: int, _e: int) -> int:
+    return _media[state].complete()
