@@ -1,0 +1,125 @@
+"""The command line, running on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell.cli import main
+from warpwell.graph import generate
+
+KEYS = {
+    "device", "tier", "page_size", "cache_bytes", "vertices", "edges", "seconds", "hits", "misses", "evictions",
+    "bytes_read", "bytes_wanted", "io_amplification", "medium", "emulated",
+}  # fmt: skip
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    """Run a command with --json; return the one object that it prints."""
+    assert main([*(str(a) for a in arguments), "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    values: dict[str, Any] = json.loads(said.out)
+    return values
+
+
+@pytest.fixture
+def ring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Two rings, of 1,000 and of 200 vertices."""
+    lines = [f"{v} {(v + 1) % 1000}" for v in range(1000)]
+    lines += [f"{1000 + v} {1000 + (v + 1) % 200}" for v in range(200)]
+    (tmp_path / "edges.txt").write_text("\n".join(lines))
+    graph = tmp_path / "ring.ww"
+    answer(capsys, "graph", "convert", tmp_path / "edges.txt", graph, "--undirected")
+    return graph
+
+
+def test_bfs(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    levels = ring.with_name("levels.npy")
+    options = ("--device", "cpu", "--cache", "4KiB", "--page-size", 512, "--out", levels)
+    said = answer(capsys, "graph", "bfs", ring, "--source", 990, *options)
+    assert said.keys() >= KEYS | {"source", "reached", "depth"}
+    assert (said["source"], said["reached"], said["depth"]) == (990, 1000, 500)
+    assert (said["device"], said["tier"], said["page_size"], said["cache_bytes"]) == ("cpu", "storage", 512, 4096)
+    assert (said["vertices"], said["edges"], said["emulated"]) == (1200, 2400, False)
+    assert said["bytes_wanted"] == 2000 * 8
+    assert said["misses"] > 0
+    assert said["evictions"] > 0
+    assert said["io_amplification"] == said["bytes_read"] / said["bytes_wanted"]
+    around = np.abs(np.arange(1000) - 990)
+    assert np.array_equal(np.load(levels), np.concatenate([np.minimum(around, 1000 - around), np.full(200, -1)]))
+    assert [p.name for p in ring.parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_cc(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ring.with_name("labels.npy")
+    said = answer(capsys, "graph", "cc", ring, "--device", "cpu", "--cache", "8KiB", "--out", labels)
+    assert said.keys() >= KEYS | {"components"}
+    assert said["components"] == 2
+    assert np.array_equal(np.load(labels), np.repeat([0, 1000], [1000, 200]))
+
+
+@pytest.mark.parametrize("tier", ["host-cached", "host", "device"])
+def test_other_tiers(ring: Path, capsys: pytest.CaptureFixture[str], tier: str) -> None:
+    said = answer(capsys, "graph", "bfs", ring, "--source", 1100, "--device", "cpu", "--tier", tier)
+    assert (said["tier"], said["reached"], said["depth"]) == (tier, 200, 100)
+    assert (said["hits"] is None) == (tier != "host-cached")
+    assert said["loaded_bytes"] == 8 * 1201 + 8 * 2400
+
+
+def test_interpreted(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "graph", "bfs", ring, "--source", 1100, "--device", "interp", "--cache", "8KiB")
+    assert (said["device"], said["reached"], said["depth"]) == ("interp", 200, 100)
+
+
+def test_a_table(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", "cc", str(ring), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    for word in ("components", "misses", "bytes wanted", "io amplification"):
+        assert word in said
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "info")
+    assert said["numpy"] == np.__version__
+    assert "cpu" in said["devices"]
+    assert main(["info"]) == 0
+    assert "default device" in capsys.readouterr().out
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "demo.png"
+    options = ("--device", "cpu", "--scale", 11, "--cache", "16KiB", "--out", picture)
+    said = answer(capsys, "demo", *options)
+    assert said["verified"]
+    assert said["bfs"]["edge_bytes"] > 8 * said["bfs"]["cache_bytes"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["demo", *map(str, options)]) == 0
+    text = capsys.readouterr().out
+    assert "ww.atomic_add(degree, edges[i], 1)" in text
+    assert "read over wanted" in text
+
+
+def test_an_interrupt_ends_a_run(tmp_path: Path) -> None:
+    graph = generate("kron", 17, tmp_path / "kron.ww")
+    source = int(np.argmax(np.diff(graph.load()[0])))
+    # one frame for all threads: minutes of work
+    command = [sys.executable, "-m", "warpwell", "graph", "bfs", str(graph.path), "--source", str(source),
+               "--device", "cpu", "--cache", "512", "--page-size", "512",
+               "--out", str(tmp_path / "levels.npy")]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    time.sleep(5)
+    assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not (tmp_path / "levels.npy").exists()

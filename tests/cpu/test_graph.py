@@ -1,0 +1,199 @@
+"""Breadth-first search and connected components: equal to SciPy's, however small the cache."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.sparse import csgraph, csr_matrix
+
+from warpwell.cache import Cache
+from warpwell.errors import ArgumentError, DeviceNotFoundError, FormatError
+from warpwell.graph import Graph, LoadedGraph, bfs, build, connected_components, convert, generate
+from warpwell.graph.work import PIECE
+
+CNR = Path(__file__).parents[3] / "shared" / "data" / "cnr-2000.txt.gz"
+Vertices = npt.NDArray[np.int64]
+
+
+def matrix(graph: Graph) -> csr_matrix:
+    offsets, edges = graph.load()
+    return csr_matrix((np.ones(graph.edges, np.int8), edges, offsets), shape=(graph.vertices,) * 2)
+
+
+def expected_levels(graph: Graph, source: int) -> Vertices:
+    distances = csgraph.shortest_path(matrix(graph), unweighted=True, indices=source)
+    return np.where(np.isinf(distances), -1, distances).astype(np.int64)
+
+
+def expected_labels(graph: Graph) -> Vertices:
+    count, groups = csgraph.connected_components(matrix(graph), directed=False)
+    smallest = np.full(count, graph.vertices)
+    np.minimum.at(smallest, groups, np.arange(graph.vertices))
+    return smallest[groups]
+
+
+def made(folder: Path, pairs: list[tuple[int, int]], *, undirected: bool = True, vertices: int | None = None) -> Graph:
+    array = np.array(pairs, np.int64).reshape(-1, 2)
+    chunk = (array[:, 0].copy(), array[:, 1].copy())
+    return build([chunk], folder / "made.ww", undirected=undirected, vertices=vertices)
+
+
+@pytest.fixture(scope="module")
+def kron(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    # 66 KB of edges, many components
+    return generate("kron", 10, tmp_path_factory.mktemp("kron") / "kron.ww", degree=6)
+
+
+@pytest.fixture(scope="module")
+def directed(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return generate("urand", 10, tmp_path_factory.mktemp("urand") / "urand.ww", degree=3, undirected=False)
+
+
+@pytest.mark.parametrize(
+    ("cache", "page_size"),
+    [(4096, 4096), (8192, 4096), (512, 512), (1024, 512), ("16KiB", 4096), ("1MiB", 8192)],
+    ids=["one page", "two pages", "one of 512", "two of 512", "four pages", "all"],
+)
+def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
+    options = {"device": "cpu", "cache": cache, "page_size": page_size, "stats": "full"}
+    source = int(np.argmax(np.diff(kron.load()[0])))
+    found = bfs(kron, source, **options)
+    levels = expected_levels(kron, source)
+    assert found.source == source
+    assert found.levels.dtype == np.int64
+    assert np.array_equal(found.levels, levels)
+    assert found.reached == np.count_nonzero(levels >= 0)
+    assert found.depth == levels.max()
+    assert found.stats.bytes_wanted == 8 * np.diff(kron.load()[0])[levels >= 0].sum()
+    assert found.stats.misses > 0
+    components = connected_components(kron, **options)
+    labels = expected_labels(kron)
+    assert np.array_equal(components.labels, labels)
+    assert components.components == np.unique(labels).size
+    if cache != "1MiB":
+        assert found.stats.evictions > 0
+        assert components.stats.evictions > 0
+
+
+@pytest.mark.parametrize("tier", ["storage", "host-cached", "host", "device"])
+def test_every_tier(kron: Graph, tier: str) -> None:
+    source = int(np.argmax(np.diff(kron.load()[0])))
+    with LoadedGraph(kron, device="cpu", tier=tier, cache="16KiB") as loaded:
+        assert np.array_equal(bfs(loaded, source).levels, expected_levels(kron, source))
+        assert np.array_equal(connected_components(loaded).labels, expected_labels(kron))
+
+
+def test_edges_are_followed_in_their_direction(directed: Graph) -> None:
+    for source in range(0, 1024, 256):
+        levels = bfs(directed, source, device="cpu", cache="8KiB").levels
+        assert np.array_equal(levels, expected_levels(directed, source))
+
+
+def test_components_of_a_directed_graph_are_refused(directed: Graph) -> None:
+    with pytest.raises(ArgumentError, match="--undirected"):
+        connected_components(directed, device="cpu")
+
+
+def test_a_vertex_with_many_neighbours_is_split(tmp_path: Path) -> None:
+    leaves = 5 * PIECE + 7
+    star = made(tmp_path, [(leaves, leaf) for leaf in range(leaves)])
+    found = bfs(star, 3, device="cpu", cache="8KiB")
+    assert found.depth == 2
+    assert np.array_equal(found.levels, expected_levels(star, 3))
+    assert connected_components(star, device="cpu", cache="8KiB").components == 1
+
+
+def test_a_long_path(tmp_path: Path) -> None:
+    path = made(tmp_path, [(v, v + 1) for v in range(300)])
+    found = bfs(path, 0, device="cpu", cache="4KiB", page_size=512)
+    assert found.depth == 300
+    assert np.array_equal(found.levels, np.arange(301))
+    assert not connected_components(path, device="cpu", cache="4KiB", page_size=512).labels.any()
+
+
+def test_components_that_the_sample_misses(tmp_path: Path) -> None:
+    """Many components of four vertices, linked in full only by their third neighbours."""
+    pairs = [(4 * k + i, 4 * k + j) for k in range(500) for i in range(4) for j in range(i + 1, 4)]
+    graph = made(tmp_path, [*pairs, *((v, v) for v in range(50))], vertices=2010)
+    found = connected_components(graph, device="cpu", cache="8KiB", page_size=512)
+    assert found.components == 510
+    assert np.array_equal(found.labels, expected_labels(graph))
+
+
+def test_a_graph_without_edges(tmp_path: Path) -> None:
+    graph = made(tmp_path, [], vertices=5)
+    found = bfs(graph, 2, device="cpu")
+    assert found.levels.tolist() == [-1, -1, 0, -1, -1]
+    assert (found.reached, found.depth) == (1, 0)
+    assert connected_components(made_again(tmp_path), device="cpu").labels.tolist() == [0, 1, 2]
+
+
+def made_again(folder: Path) -> Graph:
+    return build([], folder / "again.ww", undirected=True, vertices=3)
+
+
+@pytest.mark.parametrize("source", [-1, 1024, 1.5, True, "1"])
+def test_a_source_that_is_no_vertex(kron: Graph, source: object) -> None:
+    with pytest.raises(ArgumentError, match="source"):
+        bfs(kron, source, device="cpu")  # type: ignore[arg-type]
+
+
+def test_one_cache_for_several_runs(kron: Graph) -> None:
+    with Cache("32KiB", device="cpu", stats="full") as cache, LoadedGraph(kron, cache=cache) as loaded:
+        first, second = (bfs(loaded, source).stats for source in (0, 1))
+        assert cache.stats.misses == first.misses + second.misses
+        with pytest.raises(ArgumentError, match="loaded already"):
+            bfs(loaded, 0, cache="1MiB")
+
+
+def test_progress(kron: Graph) -> None:
+    seen: list[tuple[str, int, int]] = []
+    source = int(np.argmax(np.diff(kron.load()[0])))
+    depth = bfs(kron, source, device="cpu", progress=lambda *step: seen.append(step)).depth
+    assert seen[:2] == [("compile", 0, 1), ("compile", 1, 1)]
+    # the last level that is tried finds nothing, unless its vertices have no edges left
+    assert seen[-1][0] == "search"
+    assert seen[-1][1] in (depth, depth + 1)
+
+
+def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:
+    graph = made(tmp_path, [(v, v + 1) for v in range(20)])
+    edges = np.load(graph.edges_path)
+    edges[[3, 9]] = -7, 1 << 40
+    np.save(graph.edges_path, edges)
+    for run in (lambda: bfs(graph, 0, device="cpu"), lambda: connected_components(graph, device="cpu")):
+        with pytest.raises(FormatError, match="outside of 0 to 20"):
+            run()
+
+
+def test_offsets_that_fall(tmp_path: Path) -> None:
+    graph = made(tmp_path, [(v, v + 1) for v in range(20)])
+    offsets = np.load(graph.offsets_path)
+    offsets[7] = 0
+    np.save(graph.offsets_path, offsets)
+    with pytest.raises(FormatError, match="offset 7 is smaller"):
+        bfs(graph, 0, device="cpu")
+
+
+def test_no_gpu(kron: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.array.opening.has_cuda", lambda: False)
+    with pytest.raises(DeviceNotFoundError, match="cpu"):
+        bfs(kron, 0, device="cuda")
+
+
+@pytest.mark.skipif(not CNR.exists(), reason="the web crawl is not part of the repository")
+def test_a_web_crawl(tmp_path: Path) -> None:
+    crawl = convert(CNR, tmp_path / "cnr.ww")
+    found = bfs(crawl, 10000, device="cpu", cache="2MiB", stats="full")
+    assert found.reached == 325557
+    assert np.array_equal(found.levels, expected_levels(crawl, 10000))
+    assert found.stats.bytes_wanted == 8 * crawl.edges
+    both = convert(CNR, tmp_path / "both.ww", undirected=True)
+    assert json.loads((both.path / "graph.json").read_text())["undirected"]
+    components = connected_components(both, device="cpu", cache="2MiB", stats="full")
+    assert np.array_equal(components.labels, expected_labels(both))
+    for stats in (found.stats, components.stats):
+        assert stats.evictions > 1000
+        assert stats.io_amplification is not None

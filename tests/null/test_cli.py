@@ -1,0 +1,164 @@
+"""The command line: what needs no compiler."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from warpwell.cli import main
+from warpwell.graph import build
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["graph", "bfs", "--help"], ["graph", "nothing"]])
+def test_help_imports_no_compiler(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from warpwell.cli import main
+try:
+    main({arguments!r})
+except SystemExit as end:
+    code = end.code
+slow = {{"numba", "llvmlite", "scipy", "matplotlib", "rich"}} & set(sys.modules)
+assert not slow, slow
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == (2 if arguments[-1] == "nothing" else 0), done.stderr
+    assert "warpwell" in done.stdout + done.stderr
+
+
+def test_run_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "warpwell", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "warpwell")
+
+
+def failing(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a command that must fail for its input; return what it says."""
+    assert main([str(a) for a in arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("warpwell: error: ")
+    assert "Traceback" not in said.err
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("0 1\n1 two\n", "line 2"), ("0 1\n\n3 -1\n", "line 3"), ("0\n", "line 1"), ("1.5 2\n", "line 1"), ("", "no edge")],
+)
+def test_edges_that_are_malformed(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str) -> None:
+    (tmp_path / "edges.txt").write_text(text)
+    assert says in failing(capsys, "graph", "convert", tmp_path / "edges.txt", tmp_path / "out.ww")
+    assert [p.name for p in tmp_path.iterdir()] == ["edges.txt"]
+
+
+def test_places_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edges = tmp_path / "edges.txt"
+    edges.write_text("0 1\n")
+    assert "none.txt" in failing(capsys, "graph", "convert", tmp_path / "none.txt", tmp_path / "out.ww")
+    assert "Create it" in failing(capsys, "graph", "convert", edges, tmp_path / "none" / "out.ww")
+    assert "convert" in failing(capsys, "graph", "bfs", tmp_path / "none.ww", "--source", 0)
+    assert "folder" in failing(capsys, "graph", "cc", edges)
+    assert "graph.json" in failing(capsys, "graph", "cc", tmp_path)
+    assert main(["graph", "convert", str(edges), str(tmp_path / "out.ww")]) == 0
+    capsys.readouterr()
+    assert "--overwrite" in failing(capsys, "graph", "convert", edges, tmp_path / "out.ww")
+
+
+def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "edges.txt").write_text("0 1\n")
+    monkeypatch.setattr("os.fsync", full)
+    assert "space" in failing(capsys, "graph", "convert", tmp_path / "edges.txt", tmp_path / "out.ww")
+    assert [p.name for p in tmp_path.iterdir()] == ["edges.txt"]
+
+
+def test_files_of_a_graph_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = build([(np.array([0, 1]), np.array([1, 2]))], tmp_path / "g.ww")
+    whole = graph.edges_path.read_bytes()
+    for content, says in (
+        (whole[:-3], "copied whole"),
+        (b"no array at all", "not a .npy file"),
+        (whole.replace(b"<i8", b"<f8"), "float64"),
+    ):
+        graph.edges_path.write_bytes(content)
+        assert says in failing(capsys, "graph", "bfs", graph.path, "--source", 0)
+    graph.edges_path.unlink()
+    assert "missing" in failing(capsys, "graph", "bfs", graph.path, "--source", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--source", 3], "0 to 2"),
+        (["--source", -1], "0 to 2"),
+        (["--source", 0, "--page-size", 1000], "power of two"),
+        (["--source", 0, "--page-size", 256], "power of two"),
+        (["--source", 0, "--cache", 100], "smaller than one page"),
+        (["--source", 0, "--cache", "much"], "not a size"),
+        (["--source", 0, "--cache", "0"], "positive"),
+        (["--source", 0, "--out", "levels.txt"], ".npy"),
+        (["--source", 0, "--out", "no/such/folder/levels.npy"], "does not exist"),
+    ],
+)
+def test_options_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], says: str
+) -> None:
+    graph = build([(np.array([0, 1]), np.array([1, 2]))], tmp_path / "g.ww")
+    assert says in failing(capsys, "graph", "bfs", graph.path, "--device", "cpu", *options)
+
+
+@pytest.mark.parametrize("options", [["--source", "x"], ["--source", "1.5"], ["--device", "tpu"], []])
+def test_options_that_do_not_parse(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["graph", "bfs", "g.ww", *options])
+    assert end.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_components_of_a_directed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = build([(np.array([0, 1]), np.array([1, 2]))], tmp_path / "g.ww")
+    assert "--undirected" in failing(capsys, "graph", "cc", graph.path)
+
+
+def test_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = build([(np.array([0, 1]), np.array([1, 2]))], tmp_path / "g.ww")
+    monkeypatch.setattr("warpwell.array.opening.has_cuda", lambda: False)
+    assert "cpu" in failing(capsys, "graph", "bfs", graph.path, "--source", 0, "--device", "cuda")
+
+
+def test_convert_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edges, out = tmp_path / "edges.txt", tmp_path / "out.ww"
+    edges.write_text("# comment\n0\t1\n1\t2\n2\t1\n")
+    assert main(["graph", "convert", str(edges), str(out), "--undirected", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["vertices"], said["edges"], said["undirected"]) == (3, 4, True)
+    assert main(["graph", "convert", str(edges), str(out), "--overwrite", "--vertices", "9"]) == 0
+    assert "out.ww" in capsys.readouterr().out
+    command = ["graph", "generate", "kron", str(tmp_path / "kron.ww"), "--scale", "6", "--degree", "4", "--seed", "3"]
+    assert main([*command, "--json", "--memory", "1MiB"]) == 0
+    assert json.loads(capsys.readouterr().out)["vertices"] == 64
+    assert "scale" in failing(capsys, "graph", "generate", "urand", tmp_path / "u.ww", "--scale", 40)
+
+
+def test_an_interrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("warpwell.cli.graph_make.convert", interrupted)
+    assert main(["graph", "convert", "a", "b"]) == 130
+    assert capsys.readouterr().err == "warpwell: interrupted\n"
+
+
+def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["bench", "--list"]) == 0
+    assert "hit_path" in capsys.readouterr().out
+    assert "hit_path" in failing(capsys, "bench", "no_such_benchmark")
+    monkeypatch.setattr("warpwell.cli.bench.FOLDER", Path("/no/such/folder"))
+    assert "sources" in failing(capsys, "bench")
