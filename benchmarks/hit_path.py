@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import time
 
 import numpy as np
 from bam_baseline import bam_read
@@ -15,42 +16,48 @@ from measure import kernel_seconds, machine, registers_and_occupancy, save, tabl
 
 import warpwell as ww
 from warpwell.cache import parse_size
-from warpwell.storage import RamMedium
-from warpwell.targets import device, grid, kernel, load_relaxed_as, load_weak_as, memory_for, store_weak_as
+from warpwell.storage import Medium, NativeMedium
+from warpwell.targets import (
+    device,
+    grid,
+    kernel,
+    load_relaxed_as,
+    load_weak_as,
+    memory_for,
+    native,
+    store_weak_as,
+)
 
 I8 = np.dtype(np.int64)
 
 
 @device
-def index_of(pattern, i, k, state, items, hot, stride):
+def index_of(pattern, i, k, state, mask):
     """Return the item that thread i reads in round k: 0 random, 1 hot pages, 2 sequential."""
-    if pattern == 0:
-        return (state >> 13) & (items - 1)
-    if pattern == 1:
-        return (state >> 13) & (hot - 1)
-    return (i + k * stride) & (items - 1)
+    if pattern == 2:
+        return (i + (k << 18)) & mask
+    return (state >> 13) & mask
 
 
 @functools.cache
-def make(reader, stores, pattern):
-    """Make a kernel that reads `rounds` items a thread by `reader(args, index)`."""
+def make(reader, stores, pattern, registers=32):
+    """Make a kernel that reads `rounds` items a thread by `reader(args, index)`; items beyond `mask` are not read."""
 
-    def body(a, b, c, d, items, hot, rounds, sink):
+    def body(a, b, c, d, mask, rounds, sink):
         i = grid(1)
         total = 0
         state = i * 0x9E3779B97F4A7 + 12345
-        stride = 1 << 18
         for k in range(rounds):
             state = state * 6364136223846793005 + 1442695040888963407
-            item = reader(a, b, c, d, index_of(pattern, i, k, state, items, hot, stride))
+            item = reader(a, b, c, d, index_of(pattern, i, k, state, mask))
             total += item
             if stores:
-                store_weak_as(sink + 8 * ((i + k * stride) & 0xFFFFFF), item, I8)
+                store_weak_as(sink + 8 * ((i + (k << 18)) & 0xFFFFFF), item, I8)
         if not stores:
             store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
 
     body.__name__ = f"hit_{reader.__name__}_{pattern}_{int(stores)}"
-    return kernel(body)
+    return kernel(body, max_registers=registers)
 
 
 @device
@@ -77,23 +84,61 @@ def bam(a, b, c, d, index):
     return bam_read(a, b, c, d, 8 * index)
 
 
-READERS = {"raw L1": raw_l1, "raw": raw, "warpwell": warpwell, "BaM": bam}
+READERS = {"raw L1": (raw_l1, 32), "raw": (raw, 32), "warpwell": (warpwell, 32), "at 40 regs": (warpwell, 40),
+           "BaM": (bam, 32)}  # fmt: skip
 PATTERNS = ("random", "hot", "sequential")
 
 
-def run(data: np.ndarray, page_size: int, target: str, rounds: int, threads: int, stores: list[bool]) -> dict:
-    """Bring all of `data` into a cache and time every reader."""
-    items, nbytes = data.size, data.nbytes
-    medium = RamMedium(data)
+class Sequence(Medium):
+    """Items that are their own index, made when they are read: data of any size that takes no memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.writable, self.name = nbytes, False, "sequence"
+        self.emulated, self.description = True, "sequence (emulated)"
+
+    def native(self) -> NativeMedium:
+        """Return the function that makes items."""
+        return NativeMedium(sequence.address, 0, 0)
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """Return items."""
+        return np.arange(offset // 8, (offset + nbytes) // 8, dtype=np.int64).view(np.uint8)
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Refuse."""
+        raise OSError("a sequence is not written")
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@native
+def sequence(state, opcode, offset, nbytes, buffer, tag):
+    """Fill a buffer with the indices of its items."""
+    for k in range(nbytes >> 3):
+        store_weak_as(buffer + 8 * k, (offset >> 3) + k, I8)
+    return 0
+
+
+def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, stores: list[bool]) -> dict:
+    """Fill a cache and time every reader."""
+    begun = time.perf_counter()
+    items = nbytes // 8
     table_bytes = 16 * (nbytes // page_size) + (64 << 20)
     a = ww.open(
-        medium, dtype=np.int64, device=target, cache=nbytes + table_bytes, page_size=page_size, merge=1,
+        Sequence(nbytes), dtype=np.int64, device=target, cache=nbytes + table_bytes, page_size=page_size, merge=1,
         name="resident", timeout=60,
     )  # fmt: skip
     memory = memory_for(target)
     try:
         pages = nbytes // page_size
+        opened = time.perf_counter()
         a.cache.load(a._nsid, 0, pages, keep=False)
+        filled = time.perf_counter()
+        print(f"opened in {opened - begun:.1f} s, {pages} pages of {page_size} B filled in {filled - opened:.1f} s")
         misses = a.stats.misses
         constants = a.cache.constants(a._nsid)
         words = a.cache.words()[constants["base"] : constants["base"] + pages]
@@ -101,36 +146,35 @@ def run(data: np.ndarray, page_size: int, target: str, rounds: int, threads: int
         slots.write(0, (words >> 36) & 0xFFFFFFF)
         states = memory.allocate(8 * pages)
         sink = memory.allocate(8 << 24)
-        hot = 4 * page_size // 8
         shift = page_size.bit_length() - 1
         results: dict = {"page_size": page_size, "frame_bytes": a.cache.frames * page_size, "rows": []}
         rows = []
         for store in stores:
             for p, pattern in enumerate(PATTERNS):
+                mask = 4 * page_size // 8 - 1 if pattern == "hot" else items - 1
                 rates = {}
-                for name, reader in READERS.items():
-                    k = make(reader, store, p)
-                    if name == "warpwell":
-                        args = (a, 0, 0, 0)
-                    elif name == "BaM":
-                        args = (states.address, slots.address, constants["frames"], shift)
-                    else:
-                        args = (constants["frames"], 0, 0, 0)
-                    args = (*args, items, hot, rounds, sink.address)
+                for name, (reader, registers) in READERS.items():
+                    k = make(reader, store, p, registers)
+                    args = {
+                        warpwell: (a, 0, 0, 0),
+                        bam: (states.address, slots.address, constants["frames"], shift),
+                    }.get(reader, (constants["frames"], 0, 0, 0))
+                    args = (*args, mask, rounds, sink.address)
                     seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
                     rates[name] = threads * rounds / seconds / 1e9
                     if target == "cuda":
                         rates[name + " regs"], rates[name + " occupancy"] = registers_and_occupancy(k, len(args))
                 row = [pattern, "yes" if store else "no"]
                 row += [rates[n] for n in READERS]
-                row += [rates[n] / rates["raw"] for n in ("raw L1", "warpwell", "BaM")]
+                row += [rates[n] / rates["raw"] for n in READERS if n != "raw"]
                 if target == "cuda":
-                    row += [rates["warpwell regs"], rates["warpwell occupancy"], rates["raw regs"]]
+                    row += [f"{rates['warpwell regs']}/{rates['at 40 regs regs']}",
+                            f"{rates['warpwell occupancy']:.2f}/{rates['at 40 regs occupancy']:.2f}"]  # fmt: skip
                 rows.append(row)
                 results["rows"].append({"pattern": pattern, "store": store, **rates})
-        head = ["pattern", "store", *(f"{n} G/s" for n in READERS), "L1/raw", "warpwell/raw", "BaM/raw"]
+        head = ["pattern", "store", *(f"{n} G/s" for n in READERS), *(f"{n}/raw" for n in READERS if n != "raw")]
         if target == "cuda":
-            head += ["regs", "occupancy", "raw regs"]
+            head += ["regs", "occupancy"]
         table(f"hit path, pages of {page_size} B, {a.cache.frames * page_size / 2**30:.3g} GiB of frames", head, rows)
         if a.stats.misses != misses:
             raise SystemExit(f"{a.stats.misses - misses} reads missed: these are no hit figures")
@@ -155,8 +199,8 @@ def main() -> None:
     rounds = options.rounds or (1024 if on_gpu else 20000)
     stores = [False] if options.no_stores else [False, True]
     results = machine(options.device)
-    data = np.arange(1 << (nbytes // 8).bit_length() - 1, dtype=np.int64)
-    results["pages"] = [run(data, p, options.device, rounds, threads, stores) for p in options.page_size]
+    nbytes = 1 << nbytes.bit_length() - 1
+    results["pages"] = [run(nbytes, p, options.device, rounds, threads, stores) for p in options.page_size]
     save(options.json, results)
 
 

@@ -63,7 +63,7 @@ def registers_and_occupancy(kernel: Any, count: int) -> tuple[int, float]:
     compiled = run_cuda.compiled(kernel, 1, count)
     definition = next(iter(compiled.overloads.values()))
     registers = int(definition.regs_per_thread)
-    limit = cuda.get_current_device().MAX_THREADS_PER_MULTI_PROCESSOR
+    limit = cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR
     context = cuda.current_context()
     function = definition._codelibrary.get_cufunc()
     blocks = context.get_active_blocks_per_multiprocessor(function, run_cuda.BLOCK_THREADS, 0)

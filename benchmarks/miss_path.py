@@ -122,7 +122,7 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default=ww.default_device())
-    parser.add_argument("--data", default=None, help="bytes of data (8GiB on cuda, 64MiB on cpu)")
+    parser.add_argument("--data", default=None, help="bytes of data (2GiB on cuda, 64MiB on cpu)")
     parser.add_argument("--page-size", type=int, nargs="+", default=[512, 4096])
     parser.add_argument("--threads", type=int, default=None, help="service threads (14 on cuda)")
     parser.add_argument("--queues", type=int, default=None)
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
-    nbytes = parse_size(options.data or ("8GiB" if on_gpu else "64MiB"))
+    nbytes = parse_size(options.data or ("2GiB" if on_gpu else "64MiB"))
     data = np.arange(nbytes // 8, dtype=np.int64)
     pages = 1 << 23 if on_gpu else 1 << 15
     chosen = {k: getattr(options, k) for k in ("threads", "queues", "depth") if getattr(options, k)}

@@ -196,6 +196,11 @@ def serve(control, ports, first, stride, n_ports, namespaces):
 
 @device
 def relax(control, idle):
-    """Wait between two looks at the doorbells, some 60 us at most; ``control[2]`` set means: spin."""
+    """Wait between two looks at the doorbells, some 60 us at most; ``control[2]`` set means: spin first.
+
+    Spinning ends after a while, because other controllers, idle or not, may want the same cores.
+    """
     if load_relaxed(control + 16, SYSTEM) == 0:
         backoff(min(idle, 26))
+    elif idle > 1000:
+        backoff(min((idle - 1000) >> 7, 26))
