@@ -152,13 +152,14 @@ class Cache:
             self.require_open()
             if share is not None and not 0 < share <= 1:
                 raise errors.ArgumentError(f"share is a fraction above 0 and up to 1, not {share!r}")
+            # arrays that were dropped without close have lost what they had not flushed, and their share
+            if not self._in_flight:
+                for gone in [k for k in self._spaces if self._owners.get(k) is None]:
+                    self._forget(gone)
             total = (share or 0.0) + sum(s.share or 0.0 for s in self._spaces.values())
             if total > 1:
                 raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
             self._require_idle("open another array on it")
-            # arrays that were dropped without close have lost what they had not flushed, and their share
-            for gone in [k for k in self._spaces if self._owners.get(k) is None]:
-                self._forget(gone)
             if any(self.pinned(k) for k in self._spaces):
                 raise errors.SharingError("arrays of this cache have pinned pages: unpin them, then open another on it")
             self.flush()

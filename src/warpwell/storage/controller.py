@@ -59,6 +59,7 @@ class Controller:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._workers: list[threading.Thread] = []
+        self._services: list[Callable[[], int]] = []
         self._closed = False
 
     # -- namespaces -----------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class Controller:
             self.end()
 
     def services(self) -> list[Callable[[], int]]:
-        """Return the steps that an interpreted launch must call beside its threads."""
+        """Return the steps that an interpreted launch must call beside its threads (always the same ones)."""
 
         def step() -> int:
             work = 0
@@ -172,7 +173,9 @@ class Controller:
             work += native.serve_media(self.pairs.port(0), self._table.address)
             return work
 
-        return [step]
+        if not self._services:
+            self._services.append(step)
+        return list(self._services)
 
     def close(self) -> None:
         """Stop the threads (bounded wait). Commands in flight are never completed after this."""

@@ -158,7 +158,9 @@ def _run_interp(
 ) -> None:
     from . import interp
 
-    steps = [*services, *(step for a in participants for step in getattr(a, "interp_services", list)())]
+    # arrays of one cache have the same steps, and one thread at a time may serve a port
+    offered = (step for a in participants for step in getattr(a, "interp_services", list)())
+    steps = list(dict.fromkeys([*services, *offered]))
     chosen = int(os.environ.get("WARPWELL_SEED", "0")) if seed is None else seed
     interp.launch(
         launch.kernel.function, launch.shape, values, seed=chosen, services=steps,
