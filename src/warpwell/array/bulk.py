@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..targets import div, grid, kernel, rem
+from ..targets.arrays import empty, to_device, to_host
 from .device_array import DeviceArray
 
 
@@ -53,7 +54,7 @@ def put(array: Any, index: Any, value: Any) -> None:
     first, rest = _split(array, index)
     if first is None:
         one = _one(array)
-        current = np.asarray(_host(_gather(one, np.zeros(1, np.int64)))).reshape(())
+        current = np.asarray(to_host(_gather(one, np.zeros(1, np.int64)))).reshape(())
         current[rest] = value
         _scatter(one, np.zeros(1, np.int64), current.reshape(1))
         return
@@ -62,7 +63,7 @@ def put(array: Any, index: Any, value: Any) -> None:
         return
     row_shape = array.shape[1:]
     if rest:
-        current = np.asarray(_host(_gather(array, rows)))
+        current = np.asarray(to_host(_gather(array, rows)))
         target = current[0] if scalar else current.reshape(shape + row_shape)
         target[rest if scalar else (slice(None),) * len(shape) + rest] = value
         values = current
@@ -101,7 +102,7 @@ def _split(array: Any, index: Any) -> tuple[Any, tuple[Any, ...]]:
                 array=array.name, index=int(first),
             )  # fmt: skip
         return (np.array([int(first) % extent], np.int64), True, ()), rest
-    indices = _host(first)
+    indices = to_host(first)
     if indices.dtype == np.bool_:
         if indices.shape != (extent,):
             raise errors.ArgumentError(f"a mask of shape {indices.shape} for {extent} rows")
@@ -119,16 +120,6 @@ def _split(array: Any, index: Any) -> tuple[Any, tuple[Any, ...]]:
             array=array.name, index=bad,
         )  # fmt: skip
     return (np.where(rows < 0, rows + extent, rows), False, indices.shape), rest
-
-
-def _host(values: Any) -> NDArray[Any]:
-    if hasattr(values, "copy_to_host"):
-        return np.asarray(values.copy_to_host())
-    if hasattr(values, "__cuda_array_interface__"):
-        from numba import cuda
-
-        return np.asarray(cuda.as_cuda_array(values).copy_to_host())
-    return np.asarray(values)
 
 
 def _unit(array: Any, row_bytes: int) -> np.dtype[Any]:
@@ -173,11 +164,9 @@ def _gather(array: Any, rows: NDArray[np.int64]) -> Any:
     source, unit, units = _as_units(array)
     total = len(rows) * units
     if array.device == "cuda":
-        from numba import cuda
-
-        out = cuda.device_array(max(total, 1), unit)
+        out = empty(array.device, max(total, 1), unit)
         if total:
-            gather_units[total](source, cuda.to_device(rows), units, out)
+            gather_units[total](source, to_device(array.device, rows), units, out)
         return DeviceArray(out, result, array.dtype)
     out = np.empty(total, unit)
     if total:
@@ -195,7 +184,7 @@ def _scatter(array: Any, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
 
 def _gather_all(array: Any, rest: tuple[Any, ...]) -> Any:
     """Return the item of an array without dimensions."""
-    return np.asarray(_host(_gather(_one(array), np.zeros(1, np.int64))))[0][rest]
+    return np.asarray(to_host(_gather(_one(array), np.zeros(1, np.int64))))[0][rest]
 
 
 def _one(array: Any) -> Any:

@@ -47,9 +47,20 @@ def zeros(device: str, shape: int | tuple[int, ...], dtype: DTypeLike = np.int64
     return array
 
 
+def empty(device: str, shape: int | tuple[int, ...], dtype: DTypeLike = np.int64) -> Any:
+    """Return an array in device memory whose items are not set (as `to_device`)."""
+    return _allocate(shape, np.dtype(dtype)) if device == "cuda" else np.empty(shape, dtype)
+
+
 def to_host(array: Any) -> NDArray[Any]:
-    """Return an array of `to_device` or `zeros` as a NumPy array; on `cpu` and `interp` the very same one."""
-    return np.asarray(array.copy_to_host() if hasattr(array, "copy_to_host") else array)
+    """Return an array of any device as a NumPy array; one that is in host memory is not copied."""
+    if hasattr(array, "copy_to_host"):
+        return np.asarray(array.copy_to_host())
+    if hasattr(array, "__cuda_array_interface__"):
+        from numba import cuda
+
+        return np.asarray(cuda.as_cuda_array(array).copy_to_host())
+    return np.asarray(array)
 
 
 def _allocate(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
