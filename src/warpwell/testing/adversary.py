@@ -13,7 +13,7 @@ from ..targets.scheduler import Thread
 Watch = Callable[[int], None]
 
 
-class Violation(AssertionError):  # noqa: N818 (a finding, not an error of the program)
+class Violation(AssertionError):
     """An invariant did not hold in an interleaving."""
 
 
@@ -21,7 +21,8 @@ class Adversary(Interpreter):
     """An `Interpreter` made for finding violations.
 
     In half of the seeds a thread is put to sleep, at any access, for as long as others need for many
-    operations: what an operating system does to a thread, and what random switches alone rarely do.
+    operations, in some of them preferably after it has read a watched word: what an operating system does to
+    a thread, and what random switches alone rarely do.
 
     Parameters
     ----------
@@ -40,6 +41,7 @@ class Adversary(Interpreter):
         super().__init__(seed, max_steps=max_steps, coarse_copies=True, trace=trace)
         self.watched: dict[int, Watch] = {}
         self._every = self.random.choice((0, 0, 200, 1000))
+        self._after_load = self.random.choice((0.0, 0.01, 0.05))
         self._nap_at = self._next_nap() if self._every else 1 << 62
 
     def announce_blocks(self, *blocks: Block) -> None:
@@ -67,6 +69,13 @@ class Adversary(Interpreter):
         chosen = super()._pick()
         self._next_switch = min(self._next_switch, self._nap_at)
         return chosen
+
+    def _load(self, addr: int, scope: int, order: int) -> int:
+        value = super()._load(addr, scope, order)
+        # what was read of a word that matters is old by the time it is used
+        if addr in self.watched and self._every and self.random.random() < self._after_load:
+            self._next_switch = self._nap_at = self.steps
+        return value
 
     def _store(self, addr: int, value: int, scope: int, order: int) -> None:
         super()._store(addr, value, scope, order)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..cache.frames import clean
 from ..cache.maintenance import flush_frames
 from ..cache.paging import evict_page
 from ..cache.transfer import serve
-from ..cache.word import DIRTY, PINS, READABLE, VALID, frame_of, pins_of, state_of
+from ..cache.word import DIRTY, INVALID, PINS, READABLE, VALID, frame_of, pins_of, state_of
 from ..queues.layout import Q_IN_USE
 from ..storage.serve import serve_media
 from ..targets import DEVICE, backoff, load_acquire
@@ -48,6 +49,8 @@ class Focus:
     frames: int | None = None
     pages: int | None = None
     hashed: bool | None = None
+    readers: bool | None = None
+    """Some threads only read one page while the others make the frames change hands."""
 
 
 def base_value(page: int, item: int) -> int:
@@ -92,11 +95,14 @@ class CacheModel:
         self.view = self.array.kernel_struct()
         self.frames = self.cache.frames
         self.held: dict[int, int] = defaultdict(int)
-        self.holding = 0
         self.begun: dict[tuple[int, int], int] = defaultdict(int)
         self.returned: set[tuple[int, int, int]] = set()
         self.threads = random.randint(3, 6)
+        self.readers = 0
+        if random.random() < 0.25 if focus.readers is None else focus.readers:
+            self.readers = random.choice((1, self.threads - 2))
         self.where: dict[int, int] = {}
+        self.run = self._interpreter(seed)
 
     def _choose_pages(self, total: int, many: bool, number: int) -> list[int]:
         if not many:
@@ -122,7 +128,7 @@ class CacheModel:
         run.serve(*cache.controller.services(), lambda: serve_media(cache.pairs.port(0), table))
         for address in range(cache.table_bytes // 8):
             word = self.view.table + 8 * address
-            run.watched[word] = lambda value, w=word: self._word_changed(w, value)
+            run.watched[word] = partial(self._word_changed, word)
         return run
 
     def _word_changed(self, word: int, value: int) -> None:
@@ -143,7 +149,14 @@ class CacheModel:
 
     def _worker(self, thread: int, seed: int) -> None:
         random = Random(seed)
-        view, seen = self.view, defaultdict(int)
+        view = self.view
+        seen: dict[tuple[int, int], int] = defaultdict(int)
+        if self.readers:
+            # one page is read again and again while reads of all pages make the frames change hands
+            pages = self.pages[:1] if thread < self.readers else self.pages
+            for _ in range(random.randint(20, 60)):
+                self._read(thread, random.choice(pages), random.randrange(OWNED), seen)
+            return
         for _ in range(random.randint(4, 12)):
             page = random.choice(self.pages)
             action = random.random()
@@ -187,10 +200,7 @@ class CacheModel:
         seen[page, item] = old + 1
 
     def _hold(self, thread: int, page: int, seen: dict[tuple[int, int], int]) -> None:
-        # all but one frame at most: device code that holds more must deadlock
-        if self.cache.hashed or self.holding >= self.frames - 1:
-            return
-        self.holding += 1
+        # device code holds all frames but one at most, else the others could not go on
         word = word_address(self.cache.core, page)
         if self.view.pin(page * ITEMS):
             self.held[word] += 1
@@ -198,7 +208,6 @@ class CacheModel:
             self._read(thread, page, 0, seen)
             self.held[word] -= 1
             self.view.unpin(page * ITEMS)
-        self.holding -= 1
 
     def _clean(self, page: int, evict: bool) -> None:
         core, space = self.cache.core, self.view.space
@@ -214,7 +223,7 @@ class CacheModel:
         """
         cache = self.cache
         try:
-            run = self._interpreter(self.seed)
+            run = self.run
             for thread in range(self.threads):
                 run.spawn(self._worker, thread, self.random.getrandbits(32), name=f"worker-{thread}")
             cache.begin()
@@ -264,18 +273,24 @@ class CacheModel:
         for number, word in enumerate(int(w) for w in words):
             if word & PINS:
                 raise Violation(f"page word {number} has {pins_of(word)} pins when all was done")
-            if settled and state_of(word) not in (0, VALID) or settled and word & DIRTY and state_of(word) == VALID:
+            state = state_of(word)
+            if settled and (state not in (INVALID, VALID) or (state == VALID and word & DIRTY)):
                 raise Violation(f"page word {number} is {word:#x} when all was done")
-            if state_of(word) == VALID and owners[frame_of(word)] <= 0:
+            if state == VALID and owners[frame_of(word)] <= 0:
                 raise Violation(f"frame {frame_of(word)} of page word {number} is nobody's")
+        pool = self._read_core(self.cache.core + 8 * at.C_POOLS, 1)[0]
+        if self._read_core(pool, at.POOL_WORDS)[at.F_PINNED]:
+            raise Violation("long-held pins are still counted when all was done")
         valid = sum(state_of(int(w)) == VALID for w in words)
         if settled and (valid != int((owners > 0).sum()) or (owners < 0).any() or self.cache.pairs.in_use()):
             raise Violation(f"{valid} valid pages, owners {owners.tolist()}, {self.cache.pairs.in_use()} ids taken")
 
     def _owners(self) -> list[int]:
+        return self._read_core(self.view.owners, self.frames)
+
+    def _read_core(self, address: int, words: int) -> list[int]:
         assert self.cache._core is not None
-        offset = self.view.owners - self.cache.core
-        return [int(n) for n in self.cache._core.read(offset, 8 * self.frames).view(np.int64)]
+        return [int(n) for n in self.cache._core.read(address - self.cache.core, 8 * words).view(np.int64)]
 
     def _check_file(self) -> None:
         for page in self.pages:

@@ -4,8 +4,8 @@ A fault swaps the code of functions for that of a changed source, so every modul
 function runs the changed code, and nothing is registered twice. The old text must stand in the module exactly
 once: a fault whose text is gone is an error, not a fault that is silently absent.
 
-Two faults of the design's list are harmless in this protocol as they are named, so the nearest harmful one
-is planted:
+Names are those of the design's list. Two of its faults are harmless in this protocol as they stand there, so
+the nearest harmful one is planted:
 
 *DIRTY set before the store.* The page is pinned while the group stores, and neither a write-back nor a flush
 takes a pinned page, so DIRTY may be set at any time before the unpinning; `HARMLESS` has that change, and
@@ -13,6 +13,9 @@ nothing is found. Harmful is to give the pin back, with DIRTY, before the store.
 
 *Mark cleared early.* The mover may clear marks long before it rings the doorbell, because nobody takes a
 cleared mark for a rung doorbell. Harmful is to clear a mark whose turn at the tail has not come.
+
+A generation of 2 bits needs a reader that sleeps through four evictions of its page, so its `Focus` has one
+frame, two pages and threads that do nothing but read.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ FAULTS = (
         (Edit("array.elements", "_hit",
               "if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
               "if owner == page + 1:"),),
-        Focus(hashed=True),
+        Focus(frames=1, hashed=True, readers=True),
     ),
     Fault(
         "owner-check-removed", "cache", "a reader of a hashed table takes any page of its word for its own",
@@ -99,6 +102,7 @@ FAULTS = (
     Fault(
         "fence-removed", "cache", "nothing orders INVALID before the new bytes of the frame",
         (Edit("cache.transfer", "fill", "    syncwarp(mask)\n    fence(DEVICE)\n", "    syncwarp(mask)\n"),),
+        Focus(frames=1, pages=2, hashed=False, readers=True),
     ),
     Fault(
         "mark-cleared-early", "queue", "the mover clears the mark after the tail's before its turn has come",
@@ -119,7 +123,7 @@ FAULTS = (
     ),
     Fault(
         "doorbell-relaxed", "queue", "the doorbell does not release the ring entries",
-        (Edit(_SUBMIT, "ring", "store_release(field(queue, Q_SQ_DOORBELL)", "store_relaxed(field(queue, Q_SQ_DOORBELL)"),),
+        (Edit(_SUBMIT, "ring", _BELL, _BELL.replace("release", "relaxed")),),
     ),
     Fault(
         "phase-relaxed", "queue", "the consumer reads the phase word without acquire",
@@ -127,7 +131,8 @@ FAULTS = (
     ),
     Fault(
         "staging-freed-at-sqhd", "cache", "the id and its staging buffer are free before the page is pulled",
-        (Edit("cache.paging", "load_page", _PULL, "        if lane == leader:\n            release_id(queue, cid)\n" + _PULL),
+        (Edit("cache.paging", "load_page", _PULL,
+              "        if lane == leader:\n            release_id(queue, cid)\n" + _PULL),
          Edit("cache.paging", "load_page", _FREED, _FREED.replace("release_id(queue, cid)", "pass", 1))),
     ),
     Fault(
@@ -146,7 +151,7 @@ FAULTS = (
     Fault(
         "generation-of-2-bits", "cache", "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
-        Focus(frames=1, pages=2, hashed=False),
+        Focus(frames=1, pages=2, hashed=False, readers=True),
     ),
 )  # fmt: skip
 
@@ -156,6 +161,7 @@ HARMLESS = (
         (Edit("cache.access", "access", _STORE, _STORE.replace(
             "                out =",
             "                if operation != LOAD:\n"
+            "                    from warpwell.targets import fetch_or\n"
             "                    fetch_or(word, DIRTY, DEVICE)\n"
             "                out =")),
          Edit("cache.access", "access", _UNPIN, "            unpin(word, 0)\n")),

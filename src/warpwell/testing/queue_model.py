@@ -7,6 +7,7 @@ command that is lost, doubled, mangled, or answered with another's completion or
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from ..nvme import READ, WRITE, command_word0, command_word6
@@ -130,7 +131,7 @@ class QueueModel:
             if not 0 < step <= self.pairs.ids or rung[0] > self.entered:
                 raise Violation(f"the doorbell moved by {step} entries to {rung[0]} of {self.entered} submitted")
 
-        def entry(position: int) -> None:
+        def entry(position: int, _value: int) -> None:
             if unread[position]:
                 raise Violation(f"ring entry {position} was overwritten before it was read")
             unread[position] = True
@@ -140,7 +141,7 @@ class QueueModel:
 
         watched[int(words[Q_SQ_DOORBELL])] = doorbell
         for position in range(self.depth):
-            watched[int(words[Q_SQ]) + 64 * position] = lambda _, p=position: entry(p)
+            watched[int(words[Q_SQ]) + 64 * position] = partial(entry, position)
         watched[self.port + 8 * P_SQ_HEAD] = fetched
 
     # -- the medium's side ----------------------------------------------------------------------------------
@@ -278,11 +279,11 @@ class QueueModel:
         first = (int(queue[Q_IDS]) - self.queue) // 8 + ID_STATE
         states = queue[first : first + ID_WORDS * self.pairs.ids : ID_WORDS]
         marks = (int(queue[Q_MARKS]) - self.queue) // 8
-        if (states != FREE).any() or queue[marks : marks + self.depth].any() or queue[Q_READY_HEAD] != queue[Q_READY_TAIL]:
+        ready = int(queue[Q_READY_TAIL] - queue[Q_READY_HEAD])
+        if (states != FREE).any() or queue[marks : marks + self.depth].any() or ready:
             raise Violation("an id, a mark or a ready completion was left over")
         for request in self.requests:
             data = bytes(self.medium.block(request.serial)[: 8 * WORDS])
             kept = request.opcode == READ or request.status == 0
             if data != (self._bytes(request) if kept else bytes(8 * WORDS)):
                 raise Violation(f"block {request.serial} holds other data than command {request.serial} wrote")
-

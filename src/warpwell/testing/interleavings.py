@@ -1,0 +1,180 @@
+"""Seeded interleavings of queues and cache: ``python -m warpwell.testing.interleavings``.
+
+Each seed is one scenario and one interleaving on weak memory, and the same seed gives the same run. With
+``--faults`` the planted faults are run instead, each until a seed finds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .cache_model import CacheModel, Focus
+from .faults_planted import FAULTS, Fault, planted
+from .queue_model import QueueModel
+
+SCENARIOS = ("queue", "cache")
+FAULT_RUNS = 1000
+_CHUNK = 50
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One interleaving: its scenario and seed, its steps, and what was violated (None: nothing)."""
+
+    scenario: str
+    seed: int
+    steps: int
+    violation: str | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A planted fault and the first seed that found it (None: not within the runs)."""
+
+    fault: str
+    scenario: str
+    seed: int | None
+    runs: int
+    seconds: float
+    violation: str | None
+
+
+def interleave(scenario: str, seed: int, *, trace: int = 0, focus: Focus | None = None) -> Outcome:
+    """Run one interleaving.
+
+    Parameters
+    ----------
+    scenario : {"queue", "cache"}
+    seed : int
+    trace : int
+        Last accesses to add to the text of a violation.
+    focus : Focus, optional
+        What to narrow the cache scenario to.
+    """
+    model: QueueModel | CacheModel
+    model = QueueModel(seed, trace) if scenario == "queue" else CacheModel(seed, trace, focus)
+    try:
+        return Outcome(scenario, seed, model.check(), None)
+    except Exception as error:
+        # whatever it raises: with a fault, or a bug, device code may do anything
+        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+        return Outcome(scenario, seed, model.run.steps, f"{type(error).__name__}: {error}{notes}")
+
+
+def explore(scenario: str, seeds: Sequence[int], processes: int = 1) -> Iterator[Outcome]:
+    """Run many interleavings, in several processes, and yield each outcome (in any order)."""
+    chunks = [(scenario, seeds[k : k + _CHUNK]) for k in range(0, len(seeds), _CHUNK)]
+    if processes == 1:
+        for chunk in chunks:
+            yield from _explore_chunk(chunk)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for outcomes in pool.imap_unordered(_explore_chunk, chunks):
+            yield from outcomes
+
+
+def _explore_chunk(chunk: tuple[str, Sequence[int]]) -> list[Outcome]:
+    scenario, seeds = chunk
+    return [interleave(scenario, seed) for seed in seeds]
+
+
+def find(fault: Fault, first_seed: int = 0, runs: int = FAULT_RUNS) -> Found:
+    """Plant a fault and run its scenario until a seed finds it, `runs` at most."""
+    start = time.monotonic()
+    with planted(fault):
+        for seed in range(first_seed, first_seed + runs):
+            outcome = interleave(fault.scenario, seed, focus=fault.focus)
+            if outcome.violation is not None:
+                seconds = time.monotonic() - start
+                text = outcome.violation.splitlines()[0]
+                return Found(fault.name, fault.scenario, seed, seed - first_seed + 1, seconds, text)
+    return Found(fault.name, fault.scenario, None, runs, time.monotonic() - start, None)
+
+
+def _run_faults(names: Sequence[str], options: argparse.Namespace) -> int:
+    found = []
+    for fault in FAULTS:
+        if names and fault.name not in names:
+            continue
+        result = find(fault, options.seed)
+        found.append(result)
+        if not options.json:
+            said = f"seed {result.seed}, run {result.runs}" if result.seed is not None else "NOT FOUND"
+            print(f"{result.fault:24s} {result.scenario:6s} {said}  ({result.seconds:.1f} s)  {fault.what}", flush=True)
+    if options.json:
+        print(json.dumps([asdict(f) for f in found], indent=2))
+    return int(any(f.seed is None for f in found))
+
+
+def _run_scenario(scenario: str, options: argparse.Namespace) -> dict[str, Any]:
+    start = time.monotonic()
+    seeds = range(options.seed, options.seed + options.runs)
+    steps, violations = 0, []
+    for number, outcome in enumerate(explore(scenario, seeds, options.processes), 1):
+        steps += outcome.steps
+        if outcome.violation is not None:
+            violations.append(outcome)
+            if not options.json:
+                print(f"{scenario} seed {outcome.seed}: {outcome.violation}\n  replay: {_replay(outcome)}", flush=True)
+        if not options.json and number % 1000 == 0:
+            print(f"{scenario}: {number} runs, {number / (time.monotonic() - start):.0f} runs/s", flush=True)
+    seconds = time.monotonic() - start
+    if not options.json:
+        print(
+            f"{scenario}: seeds {seeds.start} to {seeds.stop - 1}, {options.runs} runs in {seconds:.0f} s "
+            f"({options.runs / seconds:.0f} runs/s, {steps / max(1, options.runs):.0f} steps a run), "
+            f"{len(violations)} violations",
+            flush=True,
+        )
+    return {
+        "scenario": scenario, "first_seed": seeds.start, "runs": options.runs, "seconds": round(seconds, 1),
+        "steps": steps, "violations": [asdict(v) for v in sorted(violations, key=lambda v: v.seed)],
+    }  # fmt: skip
+
+
+def _replay(outcome: Outcome) -> str:
+    return f"python -m warpwell.testing.interleavings --scenario {outcome.scenario} --replay {outcome.seed}"
+
+
+def _run_replay(scenarios: Sequence[str], seed: int) -> int:
+    outcomes = [interleave(scenario, seed, trace=60) for scenario in scenarios]
+    for outcome in outcomes:
+        print(f"{outcome.scenario} seed {seed}, {outcome.steps} steps: {outcome.violation or 'no violation'}")
+    return int(any(outcome.violation for outcome in outcomes))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; return 1 where something was violated or a planted fault was not found."""
+    parser = argparse.ArgumentParser(prog="python -m warpwell.testing.interleavings", description=__doc__)
+    whole: Callable[[str], int] = int
+    parser.add_argument("--runs", type=whole, default=1000, help="interleavings of each scenario (1000)")
+    parser.add_argument("--seed", type=whole, default=0, help="first seed (0)")
+    parser.add_argument("--scenario", choices=(*SCENARIOS, "all"), default="all")
+    parser.add_argument("--processes", type=whole, default=2, help="processes to use (2)")
+    parser.add_argument("--faults", nargs="*", metavar="NAME", help="find planted faults instead: these, or all")
+    parser.add_argument("--replay", type=whole, metavar="SEED", help="run one seed and show its last accesses")
+    parser.add_argument("--json", action="store_true", help="one JSON text instead of lines")
+    options = parser.parse_args(arguments)
+    scenarios = SCENARIOS if options.scenario == "all" else (options.scenario,)
+    unknown = set(options.faults or ()) - {fault.name for fault in FAULTS}
+    if unknown or options.runs < 1 or options.processes < 1:
+        parser.error(f"no planted fault {sorted(unknown)}" if unknown else "--runs and --processes start at 1")
+    if options.faults is not None:
+        return _run_faults(options.faults, options)
+    if options.replay is not None:
+        return _run_replay(scenarios, options.replay)
+    results = [_run_scenario(scenario, options) for scenario in scenarios]
+    if options.json:
+        print(json.dumps(results, indent=2))
+    return int(any(result["violations"] for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

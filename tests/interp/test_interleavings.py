@@ -1,0 +1,81 @@
+"""Queues and cache under seeded interleavings: no violation without a fault, and every planted fault is found.
+
+``make interleavings`` runs 10,000 of each scenario.
+"""
+
+import json
+
+import pytest
+
+from warpwell.cache import word
+from warpwell.testing.cache_model import CacheModel
+from warpwell.testing.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
+from warpwell.testing.interleavings import FAULT_RUNS, explore, find, interleave, main
+from warpwell.testing.queue_model import QueueModel
+
+CHUNKS = 3
+RUNS = 100
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("scenario", ["queue", "cache"])
+def test_no_violation(scenario: str, chunk: int) -> None:
+    seeds = range(chunk * RUNS, (chunk + 1) * RUNS)
+    violations = [o for o in explore(scenario, seeds) if o.violation is not None]
+    assert not violations, "\n".join(f"seed {o.seed}: {o.violation}" for o in violations)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found(fault: Fault) -> None:
+    found = find(fault)
+    assert found.seed is not None, f"{fault.what}: not found in {FAULT_RUNS} interleavings"
+
+
+@pytest.mark.parametrize("fault", HARMLESS, ids=lambda fault: fault.name)
+def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
+    assert find(fault, runs=60).violation is None
+
+
+@pytest.mark.parametrize("model", [QueueModel, CacheModel])
+def test_a_seed_replays(model: type) -> None:
+    def run(seed: int) -> tuple:
+        made = model(seed)
+        return made.check(), made.run.trace_hash
+
+    for seed in range(5):
+        assert run(seed) == run(seed)
+
+
+def test_a_fault_is_gone_after_its_block() -> None:
+    fault = next(f for f in FAULTS if f.name == "generation-of-2-bits")
+    with planted(fault):
+        assert word.generation_of(word.evicted(word.pack(0, 3, word.VALID))) == 0
+    assert word.generation_of(word.evicted(word.pack(0, 3, word.VALID))) == 4
+
+
+def test_a_fault_whose_text_is_gone_is_an_error() -> None:
+    fault = Fault("none", "queue", "", (Edit("queues.submission", "ring", "no such text", ""),))
+    with pytest.raises(LookupError, match="0 places"), planted(fault):
+        pass
+
+
+def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--runs", "3", "--seed", "7", "--processes", "1", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [(r["scenario"], r["first_seed"], r["runs"], r["violations"]) for r in results] == [
+        ("queue", 7, 3, []),
+        ("cache", 7, 3, []),
+    ]
+    assert main(["--replay", "7", "--scenario", "queue"]) == 0
+    assert "no violation" in capsys.readouterr().out
+    assert main(["--faults", "phase-relaxed"]) == 0
+    assert "phase-relaxed" in capsys.readouterr().out
+
+
+def test_a_violation_says_where() -> None:
+    fault = next(f for f in FAULTS if f.name == "phase-relaxed")
+    found = find(fault)
+    assert found.seed is not None
+    with planted(fault):
+        outcome = interleave("queue", found.seed, trace=20)
+    assert outcome.violation is not None and "last accesses" in outcome.violation and "seed" in outcome.violation
