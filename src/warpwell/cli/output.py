@@ -57,6 +57,9 @@ class Output:
         second is announced, because nothing else would explain the wait.
         """
         notice: threading.Timer | None = None
+        from ..targets import notice as launches
+
+        launches.enabled = False  # the stage says it
         bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
                        console=self.notes, transient=True,
                        disable=self.as_json or not self.notes.is_terminal)  # fmt: skip

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import typeof
 
 from . import atomics
 from .compiled import compile_host
 from .device import seam_for
+from .notice import compiling
 
 THREADS = int(os.environ.get("WARPWELL_THREADS", "64"))
 """OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
@@ -68,10 +70,15 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     contexts[:, 1 : 1 + len(launch.shape)] = launch.shape
     if len(launch.shape) == 1:
         contexts[:, 1] = total
+    arguments = [np.asarray(v) if _foreign(v) else v for v in values]
+    # here, not in the workers: one compilation, and a typing error is raised once
+    signature = tuple(typeof(v) for v in (0, 0, 0, 0, *arguments))
+    if signature not in driver.overloads:
+        with compiling(f"kernel {launch.kernel.__name__!r}"):
+            driver.compile(signature)
     done = threading.Semaphore(0)
     failures: list[BaseException] = []
     ended: list[int] = []
-    arguments = [np.asarray(v) if _foreign(v) else v for v in values]
 
     def job(context: int) -> None:
         try:
@@ -109,7 +116,8 @@ def _driver(kernel: Any, count: int) -> Any:
         seam_for("cpu")
         from ._cpu import link_all, set_context
 
-        link_all()
+        with compiling("the miss path"):
+            link_all()
 
         names = [f"argument{k}" for k in range(count)]
         source = _DRIVER.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))

@@ -11,6 +11,7 @@ from typing import Any
 from .. import errors
 from .device import seam_for
 from .fault import share_fault_page
+from .notice import compiling
 from .struct import DeviceStruct
 
 BLOCK_THREADS = 256
@@ -65,7 +66,8 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> Callab
             f"launch shape {launch.shape} has too many outer blocks for a GPU: put the longest dimension last"
         )
     stream = _stream(launch.stream)
-    kernel[blocks, threads, stream or 0](*extents, *values)
+    with contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"):
+        kernel[blocks, threads, stream or 0](*extents, *values)
     done = cuda.event(timing=False)
     done.record(stream or 0)
     if launch.stream is not None:
