@@ -80,7 +80,7 @@ class Array:
             self._nsid = cache.attach(medium, self, name=name, share=share, host=host)
         else:
             self._nsid = cache.attach(_Nothing(medium), self, name=name, host=self._data.address)  # type: ignore[union-attr]
-        self._finalizer = weakref.finalize(self, _finalize, cache if owns_cache else None, self._on_close)
+        self._finalizer = weakref.finalize(self, _finalize, cache if owns_cache else None, medium, self._on_close)
         self._closed = False
 
     def _load(self, tier: str) -> Block:
@@ -422,10 +422,11 @@ class _Nothing(Medium):
         """Do nothing."""
 
 
-def _finalize(cache: Cache | None, on_close: Callable[[], None]) -> None:
+def _finalize(cache: Cache | None, medium: Medium, on_close: Callable[[], None]) -> None:
     # an array that was dropped without close: threads stop; what was not flushed is lost, as documented
     if cache is not None:
         cache.controller.close()
+        medium.close()  # else the shared cache does, when it next forgets the array
     on_close()
 
 

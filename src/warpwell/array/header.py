@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
+import tokenize
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,8 @@ def read_npy(path: pathlib.Path) -> Header:
             if read is None:
                 raise ValueError(f"format version {version} is unknown")
             shape, fortran, dtype = read(file)
-        except ValueError as error:
+        except (ValueError, tokenize.TokenError, SyntaxError, MemoryError, RecursionError) as error:
+            # numpy lets what its parsers raise through where a header is no literal at all
             raise errors.FormatError(
                 f"{path} is not a .npy file ({error}): save it with numpy.save, or pass dtype= and shape= for a raw file",
                 path=str(path),

@@ -153,9 +153,12 @@ class Cache:
             if share is not None and not 0 < share <= 1:
                 raise errors.ArgumentError(f"share is a fraction above 0 and up to 1, not {share!r}")
             # arrays that were dropped without close have lost what they had not flushed, and their share
-            if not self._in_flight:
-                for gone in [k for k in self._spaces if self._owners.get(k) is None]:
+            dropped = [k for k in self._spaces if self._owners.get(k) is None]
+            if dropped and not self._in_flight and self._drain():
+                for gone in dropped:
+                    medium_of_gone = self.controller.medium(gone)
                     self._forget(gone)
+                    medium_of_gone.close()
             total = (share or 0.0) + sum(s.share or 0.0 for s in self._spaces.values())
             if total > 1:
                 raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
