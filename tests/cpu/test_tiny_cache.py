@@ -1,0 +1,125 @@
+"""Caches of one frame, of two and of few: 64 OS threads come to the end, and the result is NumPy's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import storage
+from warpwell.targets.run_cpu import THREADS
+
+PAGE = 512
+ITEMS = 40 * PAGE // 8
+
+
+@ww.kernel
+def mixed(a, index, amount, sums):
+    """Thread i writes and reads items that are its own, and adds to items that are everybody's."""
+    i = ww.grid(1)
+    for k in range(index.shape[1]):
+        own = 2 * (i + sums.size * (index[i, k] % (a.size // 2 // sums.size)))
+        a[own] = a[own] + k + 1
+        ww.atomic_add(a, 2 * (index[i, k] % (a.size // 2)) + 1, amount[i, k])
+        sums[i] += a[own]
+
+
+@ww.kernel
+def spread(a, out):
+    i = ww.grid(1)
+    out[i] = a[(i * 64 * 7) % a.size]
+
+
+@ww.kernel
+def crowd(a, rounds, out):
+    """All but one hammer one page; that one must still get its turns."""
+    i = ww.grid(1)
+    if i == 5:
+        for k in range(50):
+            out[i] += a[64 * (1 + k % 7)]
+    else:
+        for _ in range(rounds):
+            ww.atomic_add(a, 0, 1)
+
+
+def model_of(start, index, amount):
+    """What `mixed` leaves: the order of threads makes no difference."""
+    threads = index.shape[0]
+    a, sums = start.copy(), np.zeros(threads, np.int64)
+    for i in range(threads):
+        for k in range(index.shape[1]):
+            own = 2 * (i + threads * (index[i, k] % (a.size // 2 // threads)))
+            a[own] += k + 1
+            sums[i] += a[own]
+    np.add.at(a, 2 * (index % (a.size // 2)) + 1, amount)
+    return a, sums
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("tier", ["storage", "host-cached"])
+@pytest.mark.parametrize("frames", [1, 2, 3, 7])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_many_threads_and_few_frames(tmp_path: Path, frames: int, tier: str, seed: int) -> None:
+    assert THREADS >= 64
+    rng = np.random.default_rng(seed)
+    start = rng.integers(-1000, 1000, ITEMS)
+    index = rng.integers(0, 1 << 40, (64, 60))
+    amount = rng.integers(-99, 99, (64, 60))
+    expected, expected_sums = model_of(start, index, amount)
+    np.save(tmp_path / "a.npy", start)
+    with ww.open(tmp_path / "a.npy", "r+", device="cpu", tier=tier, cache=frames * (PAGE + 8), page_size=PAGE) as a:
+        assert a.cache.frames == frames
+        sums = np.zeros(64, np.int64)
+        mixed[64](a, index, amount, sums)
+        np.testing.assert_array_equal(sums, expected_sums)
+        np.testing.assert_array_equal(a[:], expected)
+        s = a.stats
+        assert s.evictions >= 100 and s.misses >= s.evictions
+        assert s.writebacks > 0
+        if tier == "storage":
+            assert s.bytes_read >= s.misses * PAGE and s.write_commands >= s.writebacks
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
+
+
+@pytest.mark.timeout(60)
+def test_a_tiny_hashed_cache(tmp_path: Path) -> None:
+    n = 64 * 9000
+    rng = np.random.default_rng(3)
+    start = np.zeros(n, np.int64)
+    index = rng.integers(0, 1 << 40, (64, 30))
+    amount = rng.integers(-99, 99, (64, 30))
+    expected, expected_sums = model_of(start, index, amount)
+    np.save(tmp_path / "a.npy", start)
+    for frames in (1, 2, 9):
+        np.save(tmp_path / "a.npy", start)
+        with ww.open(tmp_path / "a.npy", "r+", device="cpu", cache=frames * (PAGE + 8) + 600, page_size=PAGE) as a:
+            assert a.cache.hashed and a.cache.frames <= frames + 1
+            sums = np.zeros(64, np.int64)
+            mixed[64](a, index, amount, sums)
+            np.testing.assert_array_equal(sums, expected_sums)
+        np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
+
+
+@pytest.mark.timeout(60)
+def test_one_thread_gets_its_page_beside_a_crowd() -> None:
+    medium = storage.RamMedium(np.zeros(64 * 10, np.int64))
+    with ww.open(medium, "r+", dtype="i8", device="cpu", cache=PAGE + 8, page_size=PAGE) as a:
+        out = np.zeros(64, np.int64)
+        crowd[64](a, 20_000, out)
+        assert a[0] == 63 * 20_000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("frames", [1, 2])
+def test_prefetches_that_hold_all_frames_do_not_stop_a_miss(frames: int) -> None:
+    """They belong to other queues than the miss, and nobody else waits for them."""
+    data = np.arange(64 * 64)
+    medium = storage.Faulty(storage.RamMedium(data), delay_us=50_000)
+    options = {"dtype": "i8", "device": "cpu", "page_size": PAGE, "timeout": 5.0}
+    with ww.open(medium, cache=frames * (PAGE + 8), **options) as a:
+        for k in range(frames):
+            a.prefetch(64 * 8 * k, 64 * 8 * k + 1)
+        assert a.stats.prefetched == frames
+        out = np.zeros(8, np.int64)
+        spread[8](a, out)
+        np.testing.assert_array_equal(out, np.arange(8) * 64 * 7 % data.size)

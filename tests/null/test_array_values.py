@@ -1,0 +1,98 @@
+"""Sizes, headers and dtypes as people and files write them."""
+
+import io
+import struct
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warpwell import errors
+from warpwell.array.header import check_dtype, read_npy
+from warpwell.cache import format_size, parse_size
+
+UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@given(st.integers(1, 2**62), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " ", "  "]))
+def test_whole_sizes_are_exact(n: int, unit: str, gap: str) -> None:
+    assert parse_size(f"{gap}{n}{gap}{unit}{gap}") == n * UNITS[unit]
+    assert parse_size(f"{n}{unit.lower()}") == n * UNITS[unit]
+    assert parse_size(n) == parse_size(np.int64(n)) == n
+
+
+@given(st.integers(1, 10**6), st.integers(0, 999))
+def test_fractions_round_down(n: int, thousandths: int) -> None:
+    text = f"{n}.{thousandths:03d}"
+    assert parse_size(f"{text} MiB") == int(Fraction(text) * 2**20)
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "x", "-1", "1e3", "1 PB", "MiB", "1.MiB", ".5", "1,5", None, "nan", "inf", True, [], "1 2"]
+)
+def test_what_is_no_size(bad: object) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"cache .* is not a size"):
+        parse_size(bad, "cache")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [0, -5, "0", "0 GiB", "0.0001", "0.4B"])
+def test_a_size_is_positive(bad: object) -> None:
+    with pytest.raises(errors.ArgumentError, match="not a positive number"):
+        parse_size(bad)  # type: ignore[arg-type]
+
+
+def test_a_size_of_many_digits() -> None:
+    assert parse_size("9" * 400) == int("9" * 400)
+    assert format_size(1536) == "1.5 KiB" and format_size(5 * 2**40) == "5.0 TiB"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "match"),
+    [
+        (object, "no fixed size"), ([("a", "O")], "no fixed size"), ("S0", "no fixed size"), (">i4", "big-endian"),
+        ([("a", "<i4"), ("b", ">f8")], "big-endian"), ([("a", [("b", ">u2")])], "big-endian"),
+        ([("a", ">i4", (3,))], "big-endian"), ("nonsense", "is not a dtype"), (("f4", (3,)), "longer shape"),
+    ],
+)  # fmt: skip
+def test_dtypes_that_are_refused(dtype: object, match: str) -> None:
+    with pytest.raises(errors.DTypeError, match=match):
+        check_dtype(dtype, "x.npy")
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_headers_are_read(tmp_path: Path, version: tuple[int, int]) -> None:
+    model = np.zeros((3, 4), [("a", "<f4"), ("b", "S5", (2,))])
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.lib.format.write_array(file, model, version=version)
+        origin = file.tell() - model.nbytes
+    header = read_npy(tmp_path / "a.npy")
+    assert (header.dtype, header.shape, header.origin, header.nbytes) == (model.dtype, (3, 4), origin, model.nbytes)
+
+
+@given(st.data())
+def test_damaged_headers_are_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros((4, 5), "<f4"))
+    raw = bytearray(buffer.getvalue())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, 127))] = data.draw(st.integers(0, 255))
+    raw = raw[: data.draw(st.sampled_from([len(raw), len(raw), 0, 5, 9, 60, 130]))]
+    path = tmp_path_factory.getbasetemp() / "damaged.npy"
+    path.write_bytes(raw)
+    try:
+        header = read_npy(path)
+    except (errors.FormatError, errors.DTypeError):
+        return
+    assert header.origin + header.nbytes == len(raw), "what is accepted fits the file"
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 5000, "{'descr': ", "[" * 90 + "]" * 90, "{'descr': 'f4', 'shape': (1,)}", "{1: '''"]
+)
+def test_headers_that_are_no_literals(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + b"\0" * 40)
+    with pytest.raises(errors.FormatError, match=r"is not a \.npy file"):
+        read_npy(tmp_path / "a.npy")
