@@ -119,7 +119,7 @@ class Array:
         state = "closed " if self._closed else ""
         return f"<{state}warpwell.Array {self.name!r} {self.shape} {self.dtype} on {self.device}, tier {self.tier}>"
 
-    def reshape(self, *shape: int) -> Array:
+    def reshape(self, *shape: Any) -> Array:
         """Return the same data in another shape (C order); it shares cache and file."""
         wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         if math.prod(wanted) != self.size or self._strides != _c_strides(self.shape, self.dtype.itemsize):

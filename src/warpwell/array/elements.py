@@ -171,7 +171,7 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
     if static.hashed:
 
         @device
-        def read(view, offset):
+        def read_hashed(view, offset):
             page = offset >> view.shift
             inside = offset - (page << view.shift)
             page += view.base
@@ -193,7 +193,7 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
             item = slow.item_of(inside, nbytes, LOAD)
             return bits_as(slow.access(view.space, page - view.base, item, 0), dtype)
 
-        return read
+        return read_hashed
 
     @device
     def read(view, offset):

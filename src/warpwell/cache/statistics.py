@@ -49,6 +49,7 @@ class Statistics:
     def __sub__(self, earlier: Statistics) -> Statistics:
         """Return what happened since `earlier`."""
         mine, before = asdict(self), asdict(earlier)
-        return Statistics(
-            **{k: None if mine[k] is None or before[k] is None else mine[k] - before[k] for k in mine}
-        )
+        since: dict[str, Any] = {
+            k: None if mine[k] is None or before[k] is None else mine[k] - before[k] for k in mine
+        }
+        return Statistics(**since)

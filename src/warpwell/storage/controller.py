@@ -18,6 +18,7 @@ from ..queues import QueuePairs
 from ..queues.layout import P_COMMANDS
 from ..targets import memory_for
 from ..targets.device import seam_for
+from ..targets.memory import view_of
 from . import serve as native
 from .medium import Medium
 
@@ -115,8 +116,7 @@ class Controller:
         def start(state: int, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
             try:
                 with one_at_a_time:
-                    raw = (ctypes.c_char * nbytes).from_address(buffer)
-                    data = np.frombuffer(raw, np.uint8)
+                    data = view_of(buffer, nbytes, np.uint8)
                     if opcode == READ:
                         data[:] = medium.read(offset, nbytes)
                     elif opcode == WRITE:
@@ -169,8 +169,8 @@ class Controller:
         def step() -> int:
             work = 0
             for index in range(self.pairs.count):
-                work += native.serve_port(self.pairs.port(index), index, self._table.address)
-            work += native.serve_media(self.pairs.port(0), self._table.address)
+                work += int(native.serve_port(self.pairs.port(index), index, self._table.address))
+            work += int(native.serve_media(self.pairs.port(0), self._table.address))
             return work
 
         if not self._services:

@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
@@ -131,7 +130,7 @@ class Seam:
 
         # members differ from class to class, so attributes are resolved by name
         @extending.infer_getattr
-        class StructAttributes(self._templates.AttributeTemplate):  # type: ignore[misc,name-defined]
+        class StructAttributes(self._templates.AttributeTemplate):  # type: ignore[name-defined]
             key = StructType
 
             def generic_resolve(self, typ: StructType, attr: str) -> types.Type | None:
@@ -289,9 +288,3 @@ def to_bits(context: Any, builder: Any, scalar: Any, value: Any) -> Any:
 def literal(value: Any) -> int | None:
     """The value of an integer literal type, else None."""
     return int(value.literal_value) if isinstance(value, types.IntegerLiteral) else None
-
-
-def np_dtype(scalar: Any) -> np.dtype[Any]:
-    from numba.np.numpy_support import as_dtype
-
-    return np.dtype(as_dtype(scalar))

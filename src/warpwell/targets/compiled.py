@@ -139,7 +139,7 @@ def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
 
 
 def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCache:
-    class Locator(_CacheLocator):  # type: ignore[misc]
+    class Locator(_CacheLocator):
         def get_cache_path(self) -> str:
             return str(folder)
 
@@ -153,10 +153,10 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
         def from_function(cls, py_func: Any, py_file: Any) -> Any:
             return cls()
 
-    class Implementation(CompileResultCacheImpl):  # type: ignore[misc]
+    class Implementation(CompileResultCacheImpl):
         _locator_classes = (Locator,)
 
-    class Cache(FunctionCache):  # type: ignore[misc]
+    class Cache(FunctionCache):
         _impl_class = Implementation
 
     folder.mkdir(parents=True, exist_ok=True)

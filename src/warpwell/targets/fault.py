@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .atomics import SYSTEM, load_relaxed
 from .device import device
+from .memory import view_of
 
 FAULT_PAGE = 0x5A5A_0000_0000
 """Address of the fault page. Fixed, so that compiled code in the on-disk cache can name it."""
@@ -48,8 +49,7 @@ def fault_page() -> NDArray[np.int64]:
         got = libc.mmap(FAULT_PAGE, _NBYTES, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
         if got != FAULT_PAGE:
             raise OSError(ctypes.get_errno(), f"the address {FAULT_PAGE:#x} of Warpwell's fault page is taken")
-        raw = (ctypes.c_char * _NBYTES).from_address(FAULT_PAGE)
-        _page = np.frombuffer(raw, np.int64)
+        _page = view_of(FAULT_PAGE, _NBYTES, np.int64)
     return _page
 
 

@@ -59,6 +59,7 @@ class Kernel:
         return Launch(self, *_parse(configuration))
 
     def __call__(self, *args: Any) -> None:
+        """Refuse: a launch needs a number of threads."""
         raise errors.ArgumentError(
             f"kernel {self.__name__!r} needs a number of threads: {self.__name__}[n](...)"  # type: ignore[attr-defined]
         )
@@ -143,10 +144,12 @@ def _finish(participants: Sequence[KernelArgument]) -> None:
 
 def _runner(target: str) -> Callable[..., Callable[[], bool] | None]:
     if target == "cpu":
-        from .run_cpu import run
-    else:
-        from .run_cuda import run
-    return run
+        from . import run_cpu
+
+        return run_cpu.run
+    from . import run_cuda
+
+    return run_cuda.run
 
 
 def _run_interp(
@@ -223,7 +226,7 @@ def default_device() -> str:
 
 
 def _parse(configuration: Any) -> tuple[tuple[int, ...], Any]:
-    parts = configuration if isinstance(configuration, tuple) else (configuration,)
+    parts: Any = configuration if isinstance(configuration, tuple) else (configuration,)
     stream = None
     if len(parts) > 1 and not isinstance(parts[-1], int | np.integer):
         *parts, stream = parts

@@ -13,6 +13,12 @@ from numpy.typing import NDArray
 ALIGNMENT = 4096
 """Bytes; every allocation starts at a multiple of it, so that O_DIRECT transfers may use it."""
 
+def view_of(address: int, nbytes: int, dtype: Any) -> NDArray[Any]:
+    """Return host memory at an address as a flat NumPy array, which does not own it."""
+    raw: Any = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(raw, dtype, nbytes // np.dtype(dtype).itemsize)
+
+
 class Memory(ABC):
     """Allocator of one device. Blocks are freed when their owner drops them or by `Block.free`."""
 
@@ -52,8 +58,7 @@ class Block:
         """Return the memory as a flat NumPy array (host memory only)."""
         if not self._host:
             raise TypeError("this block is in device memory: use read() and write()")
-        raw = (ctypes.c_char * self.nbytes).from_address(self.address)
-        return np.frombuffer(raw, dtype, self.nbytes // dtype.itemsize)
+        return view_of(self.address, self.nbytes, dtype)
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return a copy of `nbytes` bytes from byte `offset`, whole launches before it included."""
