@@ -18,7 +18,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors, storage
 from warpwell.targets import has_cuda
-from warpwell.testing.arrays import add, read, write
+from warpwell.testing.array_kernels import add, read, write
 
 PAGE = 512
 N = 400 * PAGE // 8
@@ -384,7 +384,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import warpwell as ww
 from warpwell import storage
-from warpwell.testing.arrays import read
+from warpwell.testing.array_kernels import read
 
 @ww.kernel
 def spin(a, out):

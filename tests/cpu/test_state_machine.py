@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.testing.arrays import add, read, write
+from warpwell.testing.array_kernels import add, read, write
 
 PAGE = 512
 N = 9 * PAGE // 8 + 5
