@@ -56,18 +56,13 @@ def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequenc
 
 def registers_and_occupancy(kernel: Any, count: int) -> tuple[int, float]:
     """Return registers a thread and the fraction of a multiprocessor's threads that are resident."""
-    from numba import cuda
-
     from warpwell.targets import run_cuda
 
     compiled = run_cuda.compiled(kernel, 1, count)
-    definition = next(iter(compiled.overloads.values()))
-    registers = int(definition.regs_per_thread)
-    limit = cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR
-    context = cuda.current_context()
-    function = definition._codelibrary.get_cufunc()
-    blocks = context.get_active_blocks_per_multiprocessor(function, run_cuda.BLOCK_THREADS, 0)
-    return registers, blocks * run_cuda.BLOCK_THREADS / limit
+    registers = int(next(iter(compiled.overloads.values())).regs_per_thread)
+    # registers are handed out to warps in units of 256; 65,536 of them and 2,048 threads a multiprocessor
+    block = -(-registers * 32 // 256) * 256 * (run_cuda.BLOCK_THREADS // 32)
+    return registers, min(2048, 65536 // block * run_cuda.BLOCK_THREADS) / 2048
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def failing(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("0 1\n1 two\n", "line 2"), ("0 1\n\n3 -1\n", "line 3"), ("0\n", "line 1"), ("1.5 2\n", "line 1"), ("", "no edge")],
+    [("0 1\n1 two\n", "line 2"), ("0 1\n\n3 -1\n", "line 3"), ("0\n", "line 1"), ("1.5 2\n", "line 1"),
+     ("", "no edge")],
 )
 def test_edges_that_are_malformed(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str) -> None:
     (tmp_path / "edges.txt").write_text(text)

@@ -14,6 +14,7 @@ from .. import errors
 from ..cache import Cache, Statistics
 from ..storage.medium import Medium
 from ..targets import Block
+from ..targets.device import seam_for
 from . import bulk
 from .header import Header
 from .view import ArrayView, ViewStatic
@@ -160,6 +161,8 @@ class Array:
         synchronization, which keeps the controller awake and raises what device code latched.
         """
         self._require_open()
+        if self.device == "cuda":
+            seam_for("cuda")  # numba-cuda asks for the view's type before it asks the extension
         return self.kernel_struct()
 
     def kernel_struct(self) -> ArrayView:

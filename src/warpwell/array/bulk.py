@@ -40,8 +40,8 @@ def get(array: Any, index: Any) -> Any:
     if isinstance(out, DeviceArray):
         if rest or scalar:
             host = out.copy_to_host()
-            host = host[0] if scalar else host
-            return host[rest if scalar else (slice(None), *rest)] if rest else host
+            host = host[0] if scalar else host.reshape(shape + array.shape[1:])
+            return host[rest if scalar else (slice(None),) * len(shape) + rest] if rest else host
         return DeviceArray(out._memory, shape + array.shape[1:], array.dtype)
     if scalar:
         return out[0][rest] if rest else out[0]

@@ -51,7 +51,7 @@ def read_npy(path: pathlib.Path) -> Header:
         except (ValueError, tokenize.TokenError, SyntaxError, MemoryError, RecursionError) as error:
             # numpy lets what its parsers raise through where a header is no literal at all
             raise errors.FormatError(
-                f"{path} is not a .npy file ({error}): save it with numpy.save, or pass dtype= and shape= for a raw file",
+                f"{path} is not a .npy file ({error}): save it with numpy.save, or pass dtype= for a raw file",
                 path=str(path),
             ) from None
         origin = file.tell()
@@ -79,7 +79,7 @@ def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     DTypeError
     """
     try:
-        checked = np.dtype(dtype)
+        checked: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise errors.DTypeError(f"{name}: {dtype!r} is not a dtype: {error}") from None
     if checked.hasobject or checked.itemsize == 0:

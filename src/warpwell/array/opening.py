@@ -34,11 +34,11 @@ def open_array(
     device: str | None = None,
     tier: str = "storage",
     cache: int | str | Cache = "256MiB",
-    page_size: int = 4096,
-    stats: str = "basic",
+    page_size: int | None = None,
+    stats: str | None = None,
     share: float | None = None,
     read_once: bool = False,
-    timeout: float = 30.0,
+    timeout: float | None = None,
     name: str | None = None,
     **options: Any,
 ) -> Array:
@@ -61,7 +61,7 @@ def open_array(
     cache : int, str or Cache
         Bytes of the array's own cache ("256MiB"), or a `Cache` to share.
     page_size : int
-        Bytes of a page, a power of two of at least 512 (own cache only).
+        Bytes of a page, a power of two of at least 512; 4096 by default (own cache only).
     stats : {"basic", "full"}
         "full" also counts hits and bytes wanted (own cache only).
     share : float, optional
@@ -69,7 +69,7 @@ def open_array(
     read_once : bool
         Pages are used once, as by a scan: they never get a second chance in the cache.
     timeout : float
-        Seconds without any completion after which kernels give up (own cache only).
+        Seconds without any completion after which kernels give up; 30 by default (own cache only).
     name : str, optional
         Name in messages; by default the file's.
     **options
@@ -92,6 +92,13 @@ def open_array(
     require_device(chosen)
     if isinstance(cache, Cache) and cache.device != chosen:
         raise errors.ArgumentError(f"the cache is on {cache.device!r}, the array is asked for on {chosen!r}")
+    if isinstance(cache, Cache) and (options or any(v is not None for v in (page_size, stats, timeout))):
+        raise errors.ArgumentError(
+            "page_size, stats, timeout, queues, depth, threads and merge belong to the shared Cache: give them to it"
+        )
+    unknown = sorted(set(options) - {"queues", "depth", "threads", "merge"})
+    if unknown:
+        raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")
     writable = mode == "r+"
     medium, header, label, release = _medium(path, writable, dtype, shape, offset, name)
     own: Cache | None = None
@@ -100,9 +107,8 @@ def open_array(
             small = tier in ("host", "device")
             if small:
                 options = {"queues": 1, "depth": 4, "threads": 1, **options}
-            own = Cache(
-                cache, page_size=page_size, device=chosen, stats=stats, timeout=timeout, **options
-            )
+            chosen_ones = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
+            own = Cache(cache, device=chosen, **{k: v for k, v in chosen_ones.items() if v is not None})
         return Array(
             medium,
             header,
@@ -158,10 +164,11 @@ def create(
     except FileExistsError:
         raise errors.ArgumentError(f'{target} exists: open it with open(path, "r+"), or remove it first') from None
     except FileNotFoundError:
-        raise errors.MissingFileError(f"the folder of {target} does not exist: make it first", path=str(target)) from None
+        message = f"the folder of {target} does not exist: make it first"
+        raise errors.MissingFileError(message, path=str(target)) from None
     try:
         with file:
-            np.lib.format.write_array_header_2_0(file, header)  # type: ignore[arg-type]
+            np.lib.format.write_array_header_2_0(file, header)
             nbytes = file.tell() + math.prod(extents) * checked.itemsize
             file.flush()
             # space is taken now: running out of it later would be found by a kernel
@@ -172,7 +179,7 @@ def create(
         target.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise errors.StorageFullError(
-                f"no room for {math.prod(extents) * checked.itemsize} bytes of {target}: free some or choose another place",
+                f"no room for {math.prod(extents) * checked.itemsize} bytes of {target}: free some, or choose another",
                 path=str(target),
             ) from error
         raise
@@ -248,7 +255,7 @@ def _claim(target: pathlib.Path) -> Callable[[], None]:
     with _writers_lock:
         if key in _writers:
             raise errors.SharingError(
-                f"{target} is already open for writing in this process (as {_writers[key]}): use that array, or close it"
+                f"{target} is open for writing in this process already (as {_writers[key]}): use that array or close it"
             )
         _writers[key] = str(target)
 

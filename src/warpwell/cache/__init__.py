@@ -1,6 +1,7 @@
 """The page cache: page words, frames, eviction, statistics."""
 
-from .cache import Cache, Space
+from .cache import Cache
+from .plan import Space
 from .sizes import format_size, parse_size
 from .statistics import Statistics
 

@@ -7,42 +7,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import describe
 from ..queues import QueuePairs
 from ..queues.layout import MERGE_MAX
 from ..storage.controller import Controller, service_threads
 from ..storage.medium import Medium
-from ..targets import ALIGNMENT, Block, default_device, fault_page, memory_for
+from ..targets import Block, default_device, memory_for
 from . import layout as at
 from . import maintenance
+from .latch import BLOCK, Latch, error_of
+from .plan import Plan, Space
 from .sizes import parse_size
 from .statistics import Statistics
-from .word import FRAME_MAX
 
-BLOCK = 512
 MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
-
-
-@dataclass
-class Space:
-    """An array's part of a cache."""
-
-    name: str
-    nsid: int
-    pages: int
-    nbytes: int
-    share: float | None
-    host: int
-    base: int = 0
-    pool: int = 0
 
 
 class Cache:
@@ -102,7 +86,6 @@ class Cache:
         self.timeout = timeout
         self.merge = merge
         self.memory = memory_for(self.device)
-        fault_page()
         on_gpu = self.device == "cuda"
         self._queues = queues or (64 if on_gpu else 1 if self.device == "interp" else 8)
         self._depth = depth or (256 if on_gpu else 16 if self.device == "interp" else 128)
@@ -118,13 +101,14 @@ class Cache:
         )
         self._spaces: dict[int, Space] = {}
         self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._latch = self.memory.allocate_shared(4096)
-        self._count = self.memory.allocate_shared(64)
+        self._latch = Latch(self.memory)
+        self._count = self.memory.allocate(64)
         self._stats = self.memory.allocate(8 * at.STATS_WORDS)
         self._core: Block | None = None
         self._in_flight = 0
         self._streams: list[Callable[[], bool]] = []
         self._lock = threading.RLock()
+        self._pools: list[tuple[int, int]] = []
         self.hashed = False
         self.frames = 0
         self._closed = False
@@ -229,85 +213,24 @@ class Cache:
 
     def _lay_out(self) -> None:
         """Allocate table, owners and frames for the arrays that are there, all empty."""
-        spaces = list(self._spaces.values())
-        base = 0
-        for space in spaces:
-            # groups of eight pages share a queue and never two arrays
-            space.base = base
-            base += -(-max(space.pages, 1) // MERGE_MAX) * MERGE_MAX
-        budget = self.cache_bytes
-        table_words = base
-        self.hashed = 8 * table_words > max(budget // 8, _SMALL_TABLE)
-        if self.hashed:
-            table_words = 1 << max(6, (4 * max(1, budget // self.page_size) - 1).bit_length())
-            while table_words > 64 and 8 * table_words > budget // 8:
-                table_words >>= 1
-        small = 8 * table_words <= _SMALL_TABLE
-        frames = (budget - (0 if small else 8 * table_words)) // (self.page_size + 8)
-        frames = max(1, min(frames, max(1, sum(s.pages for s in spaces)), FRAME_MAX))
-        pools = self._split(spaces, frames)
-        core_bytes = 8 * (at.CORE_WORDS + at.SPACE_WORDS * len(spaces) + at.POOL_WORDS * len(pools))
-        core_bytes = -(-core_bytes // ALIGNMENT) * ALIGNMENT
-        table_bytes = -(-8 * table_words // 128) * 128
-        owner_bytes = -(-8 * frames // ALIGNMENT) * ALIGNMENT
-        meta_bytes = -(-(core_bytes + table_bytes) // ALIGNMENT) * ALIGNMENT
+        plan = Plan(list(self._spaces.values()), budget=self.cache_bytes, page_size=self.page_size)
         self._core = None  # freed before the new block is taken: a cache may fill the device
-        block = self.memory.allocate(meta_bytes + owner_bytes + frames * self.page_size)
-        core = np.zeros(core_bytes // 8, np.int64)
-        address = block.address
-        spaces_at = at.CORE_WORDS
-        pools_at = spaces_at + at.SPACE_WORDS * len(spaces)
-        core[at.C_PAGE_SHIFT] = self.page_size.bit_length() - 1
-        core[at.C_TABLE] = address + core_bytes
-        core[at.C_HASH_MASK] = table_words - 1 if self.hashed else 0
-        core[at.C_OWNERS] = address + meta_bytes
-        core[at.C_FRAMES] = address + meta_bytes + owner_bytes
-        core[at.C_QUEUES] = self.pairs.records
-        core[at.C_N_QUEUES] = self.pairs.count
-        core[at.C_MERGE] = self.merge
-        core[at.C_STATS] = self._stats.address
-        core[at.C_LATCH] = self._latch.address
-        core[at.C_TIMEOUT] = int(self.timeout * 1e9)
-        core[at.C_SPACES] = address + 8 * spaces_at
-        core[at.C_N_SPACES] = len(spaces)
-        core[at.C_POOLS] = address + 8 * pools_at
-        for k, space in enumerate(spaces):
-            record = core[spaces_at + k * at.SPACE_WORDS :]
-            record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
-            record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool
-            record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
-            record[at.S_CORE] = address
-        for k, (first, number) in enumerate(pools):
-            record = core[pools_at + k * at.POOL_WORDS :]
-            record[at.F_FIRST], record[at.F_COUNT] = first, number
-        block.write(0, core)
+        block = self.memory.allocate(plan.nbytes)
+        words = plan.records(block.address)
+        words[at.C_QUEUES] = self.pairs.records
+        words[at.C_N_QUEUES] = self.pairs.count
+        words[at.C_MERGE] = self.merge
+        words[at.C_STATS] = self._stats.address
+        words[at.C_LATCH] = self._latch.address
+        words[at.C_TIMEOUT] = int(self.timeout * 1e9)
+        block.write(0, words)
         self._core = block
-        self._words = core
-        self.frames = frames
-        self.table_bytes = 8 * table_words
-        self._order = [space.nsid for space in spaces]
-
-    @staticmethod
-    def _split(spaces: list[Space], frames: int) -> list[tuple[int, int]]:
-        """Split the frames into the arrays' own pools and the common rest."""
-        pools: list[tuple[int, int]] = []
-        first = 0
-        for space in spaces:
-            if space.share is not None:
-                number = max(1, int(space.share * frames))
-                space.pool = len(pools)
-                pools.append((first, number))
-                first += number
-        common = [space for space in spaces if space.share is None]
-        if (common and first >= frames) or first > frames:
-            raise errors.ArgumentError(
-                f"{frames} frames are too few for these shares: enlarge cache or take a smaller page_size"
-            )
-        if common:
-            for space in common:
-                space.pool = len(pools)
-            pools.append((first, frames - first))
-        return pools
+        self._words = words
+        self.hashed = plan.hashed
+        self.frames = plan.frames
+        self.table_bytes = plan.table_bytes
+        self._pools = plan.pools
+        self._order = [space.nsid for space in plan.spaces]
 
     # -- what views are made of -----------------------------------------------------------------------------
 
@@ -335,9 +258,7 @@ class Cache:
 
     def pool_frames(self, nsid: int) -> int:
         """Return how many frames an array can use."""
-        space = self._spaces[nsid]
-        pools = self._split(list(self._spaces.values()), self.frames)
-        return pools[space.pool][1]
+        return self._pools[self._spaces[nsid].pool][1]
 
     def pinned(self, nsid: int) -> int:
         """Return how many long-held pins there are on the frames that an array can use."""
@@ -386,8 +307,7 @@ class Cache:
 
     def abort(self) -> None:
         """Make every wait of device code on this cache end soon."""
-        self._latch.words[at.L_KIND] = at.ABORTED
-        fault_page()[0] += 1  # for user loops that ask `failed`
+        self._latch.abort()
 
     def run(self, kernel: Any, threads: int, *args: int) -> None:
         """Run a maintenance kernel: `threads` warps of work."""
@@ -403,50 +323,14 @@ class Cache:
 
     def raise_latched(self) -> None:
         """Raise the error that device code latched, and clear the latch."""
-        record = self._latch.words
-        kind = int(record[at.L_KIND])
-        if kind == at.CLEAR:
+        if self._latch.kind == at.CLEAR:
             return
-        nsid, page, value = (int(record[k]) for k in (at.L_ARRAY, at.L_PAGE, at.L_VALUE))
-        record[: at.LATCH_WORDS] = 0
-        fault_page()[0] = 0
+        latched = self._latch.take()
         if self._core is not None:
             self._core.write(8 * at.C_FAILED, np.zeros(1, np.int64))
-        if kind == at.ABORTED:
+        if latched[0] == at.ABORTED:
             return  # whoever aborted raises by itself
-        raise self._error(kind, nsid, page, value)
-
-    def _error(self, kind: int, nsid: int, page: int, value: int) -> Exception:
-        space = self._spaces.get(nsid)
-        name = space.name if space else "an array that was closed"
-        local = page - space.base if space else page
-        lba = local * (self.page_size // BLOCK)
-        where = f"array {name!r}, page {local} (LBA {lba})"
-        if kind == at.INDEX_ERROR:
-            return errors.IndexRangeError(
-                f"a kernel used index {value} of array {name!r} in a dimension of size {page}: compare the index "
-                "with the size first (negative indices do not wrap in kernels)",
-                array=name,
-                index=value,
-                size=page,
-            )
-        if kind == at.READ_ONLY:
-            return errors.ReadOnlyError(f'a kernel wrote to array {name!r}, which is read-only: open it with mode="r+"')
-        if kind in (at.READ_ERROR, at.WRITE_ERROR):
-            verb = "reading" if kind == at.READ_ERROR else "writing"
-            advice = "check the drive or file" if kind == at.READ_ERROR else (
-                "the page stays in the cache; make room or mend the drive, then call flush()")  # fmt: skip
-            return errors.MediumError(
-                f"{verb} {where} failed: {describe(value)} (status {value:#06x}); {advice}",
-                array=name, lba=lba, page=local, status=value,
-            )  # fmt: skip
-        if kind == at.STALLED:
-            return errors.StallError(
-                f"no completion for {self.timeout:g} s while waiting for {where}: the medium does not answer; "
-                "its command ids stay quarantined until it does",
-                array=name,
-            )
-        return errors.PinError(f"{where} could not be pinned: unpin other pages or enlarge the cache", array=name)
+        raise error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
 
     # -- maintenance ----------------------------------------------------------------------------------------
 
@@ -529,10 +413,10 @@ class Cache:
         raise errors.PinError(f"{what}: {left} pages are pinned or in use; unpin them first")
 
     def _counted(self, kernel: Any, threads: int, args: Any) -> int:
-        """Run a kernel that counts in a word of shared memory; return the count."""
-        self._count.words[0] = 0
+        """Run a kernel that counts in a word of device memory; return the count."""
+        self._count.write(0, np.zeros(1, np.int64))
         self.run(kernel, threads, *args(self._count.address))
-        return int(self._count.words[0])
+        return int(self._count.read(0, 8).view(np.int64)[0])
 
     @property
     def stats(self) -> Statistics:
@@ -600,10 +484,6 @@ class Cache:
         offset = int(self._words[at.C_TABLE]) - self.core
         assert self._core is not None
         return self._core.read(offset, self.table_bytes).view(np.int64)
-
-
-_SMALL_TABLE = 64 * 1024
-"""Bytes of page table that are not counted in the budget, so that a cache of one page is possible."""
 
 
 def _page_size(value: int) -> int:

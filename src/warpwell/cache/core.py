@@ -11,11 +11,11 @@ from warpwell.targets import (
     clock_ns,
     compare_exchange,
     device,
-    fetch_add,
     fetch_add_as,
     load_relaxed,
     rem,
     store_relaxed,
+    store_release,
 )
 
 from .layout import (
@@ -30,7 +30,6 @@ from .layout import (
     C_STATS,
     C_TABLE,
     C_TIMEOUT,
-    CLEAR,
     L_ARRAY,
     L_KIND,
     L_PAGE,
@@ -104,14 +103,18 @@ def count(core, counter, n):
 
 @device
 def latch(core, kind, array, page, value):
-    """Keep the first error for the host (thread). Later ones are dropped; the fault page counts latches."""
-    record = field(core, C_LATCH)
-    if compare_exchange(record + 8 * L_KIND, CLEAR, kind, SYSTEM) == CLEAR:
+    """Keep the first error for the host (thread); later ones are dropped.
+
+    The race is decided in device memory: host memory is stored to and never read-modified-written by a
+    GPU, because many buses have no atomics. The kind is stored last, with release order.
+    """
+    if compare_exchange(core + 8 * C_FAILED, 0, 1, DEVICE) == 0:
+        record = field(core, C_LATCH)
         store_relaxed(record + 8 * L_ARRAY, array, SYSTEM)
         store_relaxed(record + 8 * L_PAGE, page, SYSTEM)
         store_relaxed(record + 8 * L_VALUE, value, SYSTEM)
-        fetch_add(FAULT_PAGE, 1, SYSTEM)
-        store_relaxed(core + 8 * C_FAILED, 1, DEVICE)
+        store_release(record + 8 * L_KIND, kind, SYSTEM)
+        store_release(FAULT_PAGE, 1, SYSTEM)
 
 
 @device

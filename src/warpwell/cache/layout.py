@@ -80,7 +80,6 @@ STALLED = 5
 """No completion for the time-out."""
 ABORTED = 6
 """The host gave up (Ctrl-C)."""
-PIN_ERROR = 7
 
 # -- statistics (64-bit counters) ----------------------------------------------------------------------------
 N_MISSES = 0

@@ -6,7 +6,6 @@ from warpwell.queues.layout import Q_WORDS
 from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
-    SYSTEM,
     activemask,
     div,
     fetch_add,
@@ -41,7 +40,7 @@ def flush_frames(core, first_page, end_page, pinned_too, left):
     if page >= first_page and page < end_page:
         done = clean(core, page, pinned_too != 0, mask, lane, leader)
         if lane == leader and not done:
-            fetch_add(left, 1, SYSTEM)
+            fetch_add(left, 1, DEVICE)
 
 
 @kernel
@@ -78,7 +77,7 @@ def load_pages(core, space, first_page, keep, done):
             unpin(word_address(core, page), 0)
         else:
             fetch_add(pool_of(core, space) + 8 * F_PINNED, 1, DEVICE)
-        fetch_add(done, 1, SYSTEM)
+        fetch_add(done, 1, DEVICE)
 
 
 @kernel
@@ -91,7 +90,7 @@ def unpin_pages(core, space, first_page, end_page, done):
         if state_of(old) & VALID != 0 and pins_of(old) > 0:
             unpin(word, 0)
             fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
-            fetch_add(done, 1, SYSTEM)
+            fetch_add(done, 1, DEVICE)
 
 
 @kernel
@@ -105,6 +104,6 @@ def evict_pages(core, space, first_page, left):
     if gone:
         gone = evict_page(core, space, page, mask, lane, leader)
     if lane == leader and not gone:
-        fetch_add(left, 1, SYSTEM)
+        fetch_add(left, 1, DEVICE)
     syncwarp(mask)
 

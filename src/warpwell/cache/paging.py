@@ -39,6 +39,7 @@ from .layout import (
     CLEAR,
     N_EVICTIONS,
     N_MISSES,
+    N_PAGES_READ,
     N_PREFETCH_DROPPED,
     N_PREFETCHED,
     N_RETRIES,
@@ -201,6 +202,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     if source != 0:
         fill(core, frame, source, mask, lane)
         if lane == leader:
+            count(core, N_PAGES_READ, 1)
             publish(core, page, frame, 1)
         return frame
     pages = 1
@@ -323,6 +325,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
         fill(core, frame, source, mask, lane)
         if lane == leader:
             publish(core, page, frame, 0)
+            count(core, N_PAGES_READ, 1)
             count(core, N_PREFETCHED, 1)
         return
     if lane == leader:

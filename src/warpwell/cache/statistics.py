@@ -23,7 +23,7 @@ class Statistics:
     """Read commands submitted; one may bring in several adjacent pages."""
     write_commands: int
     bytes_read: int
-    """Bytes that came from storage (whole pages)."""
+    """Bytes that came from storage, in whole pages ("host-cached": from host memory)."""
     bytes_written: int
     prefetched: int
     prefetch_dropped: int
@@ -31,7 +31,7 @@ class Statistics:
     retries: int
     """Merged commands that failed and were repeated page by page."""
     hits: int | None = None
-    """Accesses answered from the cache."""
+    """Reads that the cache answered at once."""
     bytes_wanted: int | None = None
     """Bytes that kernels asked for."""
 

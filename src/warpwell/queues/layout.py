@@ -30,7 +30,7 @@ Q_MARKS = 6
 Q_IDS = 7
 """Address of the id records."""
 Q_N_IDS = 8
-"""Number of command ids, a power of two, at most a quarter of the ring's entries (see `queues.submission`)."""
+"""Number of command ids, half of the ring's entries (see `queues.submission`)."""
 Q_STAGING = 9
 """Address of the staging arena, `Q_STAGING_BYTES` for each id."""
 Q_STAGING_BYTES = 10

@@ -2,12 +2,13 @@
 
 A ticket gives an entry and a turn; the turn counter admits the thread to its entry; it writes its 64 bytes
 and sets its mark (its ticket + 1). Whoever takes the mark at the tail is the mover: it takes all consecutive
-marks, rings the doorbell once for the batch, stores the tail, and looks at the new tail's mark once more. A thread that finds
-the tail's mark taken may leave, because marks change only by acquire-release exchange: either the mover's
-second look comes after the thread's mark and takes it, or it came before, and then the thread reads the
-mover's new tail. The doorbell is rung before the tail is stored, so that two movers cannot ring out of order.
+marks, rings the doorbell once for the batch, stores the tail, and looks at the new tail's mark once more. A
+thread that finds the tail's mark taken may leave, because marks change only by acquire-release exchange:
+either the mover's second look comes after the thread's mark and takes it, or it came before, and then the
+thread reads the mover's new tail. The doorbell is rung before the tail is stored, so that two movers cannot
+ring out of order.
 
-Ids are fewer than half of the entries and are freed only after the completion was drained, which also
+Ids are half as many as the entries and are freed only after the completion was drained, which also
 raised the turns of all entries the controller had fetched; so an admitted thread practically never waits.
 """
 

@@ -121,8 +121,15 @@ class Controller:
                         data[:] = medium.read(offset, nbytes)
                     elif opcode == WRITE:
                         medium.write(offset, data[: max(0, medium.nbytes - offset)])
+                    else:
+                        medium.sync()
                     return 0
-            except Exception:  # a failing medium is an I/O error to device code; Python's own error has no way there
+            except Exception as error:  # to device code a failing medium is an I/O error, with a status at most
+                status = getattr(error, "status", None)
+                if isinstance(status, int) and 0 < status < 0x8000:
+                    return status
+                if isinstance(error, errors.StorageFullError):
+                    return 0x81
                 return 0x281 if opcode == READ else 0x280
 
         function = prototype(start)

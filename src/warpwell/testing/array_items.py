@@ -195,7 +195,7 @@ class ItemConformance:
 
     # -- host -----------------------------------------------------------------------------------------------
 
-    INDICES = (
+    INDICES: tuple[Any, ...] = (
         3, -1, slice(None), slice(2, 9), slice(None, None, 3), slice(None, None, -2), slice(7, 2, -1), slice(4, 4),
         slice(-5, None), slice(90, 200), np.array([3, 3, -1, 0]), [5, -6], np.array([[1, 2], [0, 11]]),
         np.zeros(0, np.int64), [], np.arange(12) % 3 == 0, np.zeros(12, bool), Ellipsis,
@@ -281,8 +281,9 @@ class ItemConformance:
     @pytest.mark.parametrize("align", [False, True])
     @pytest.mark.parametrize("shape", [(70,), (10, 7)])
     def test_record_arrays_and_their_fields(self, tmp_path: Path, align: bool, shape: tuple[int, ...]) -> None:
-        dtype = np.dtype([(n, *d) for n, d in zip(self.RECORD.names, (["u1"], ["f4"], ["i4", (2,)], ["f8"]),
-                          strict=True)], align=align)  # type: ignore[arg-type]  # fmt: skip
+        names: Any = self.RECORD.names
+        kinds: Any = (["u1"], ["f4"], ["i4", (2,)], ["f8"])
+        dtype: Any = np.dtype([(n, *d) for n, d in zip(names, kinds, strict=True)], align=align)
         model = np.zeros(shape, dtype)
         rng = np.random.default_rng(5)
         for name in dtype.names:

@@ -121,7 +121,7 @@ class CacheModel:
         cache = self.cache
         assert cache._core is not None
         run.announce_blocks(
-            cache._core, cache._latch, cache._count, cache._stats, cache.pairs._device, cache.pairs._shared,
+            cache._core, cache._latch.block, cache._count, cache._stats, cache.pairs._device, cache.pairs._shared,
             cache.controller._table, cache.controller._control_block, self.medium.order,
         )  # fmt: skip
         table = cache.controller._table.address
@@ -304,7 +304,7 @@ class CacheModel:
 
     def _discard(self) -> None:
         """Forget array and cache without the flush that closing would do."""
-        self.cache._latch.words[: at.LATCH_WORDS] = 0
+        self.cache._latch.block.words[: at.LATCH_WORDS] = 0
         self.array._finalizer.detach()
         self.array._closed = self.cache._closed = True
         self.cache.controller.close()

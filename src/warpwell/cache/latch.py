@@ -1,0 +1,104 @@
+"""Latch: the first error that device code met, kept until the host raises it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .. import errors
+from ..nvme import describe
+from ..targets import Memory, fault_page
+from . import layout as at
+
+if TYPE_CHECKING:
+    from .plan import Space
+
+BLOCK = 512
+"""Bytes of a logical block."""
+
+_latches: weakref.WeakSet[Latch] = weakref.WeakSet()
+
+
+class Latch:
+    """The latch record of a cache, in memory that host and device share.
+
+    The process's fault page, which `warpwell.failed` reads, is set while any latch is.
+
+    Attributes
+    ----------
+    block : Block
+        Memory of the record.
+    address : int
+        Of the record.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        fault_page()
+        self.block = memory.allocate_shared(4096)
+        self.address = self.block.address
+        _latches.add(self)
+
+    @property
+    def kind(self) -> int:
+        """Kind of the latched error; CLEAR where there is none."""
+        return int(self.block.words[at.L_KIND])
+
+    def abort(self) -> None:
+        """Make every wait of device code end soon."""
+        self.block.words[at.L_KIND] = at.ABORTED
+        fault_page()[0] = 1
+
+    def take(self) -> tuple[int, int, int, int]:
+        """Return kind, namespace, page and value, and clear the latch."""
+        record = self.block.words
+        out = (self.kind, int(record[at.L_ARRAY]), int(record[at.L_PAGE]), int(record[at.L_VALUE]))
+        record[: at.LATCH_WORDS] = 0
+        # others may be set still: user loops that ask for those must go on seeing it
+        fault_page()[0] = int(any(latch.kind != at.CLEAR for latch in _latches))
+        return out
+
+
+def error_of(
+    latched: tuple[int, int, int, int], spaces: Mapping[int, Space], *, page_size: int, timeout: float
+) -> Exception:
+    """Return the exception for what was latched; it names array, page and block, and the next step."""
+    kind, nsid, page, value = latched
+    space = spaces.get(nsid)
+    name = space.name if space else "an array that was closed"
+    local = page - space.base if space else page
+    lba = local * (page_size // BLOCK)
+    where = f"array {name!r}, page {local} (LBA {lba})"
+    if kind == at.INDEX_ERROR:
+        return errors.IndexRangeError(
+            f"a kernel used index {value} of array {name!r} in a dimension of size {page}: compare the index "
+            "with the size first (negative indices do not wrap in kernels)",
+            array=name,
+            index=value,
+            size=page,
+        )
+    if kind == at.READ_ONLY:
+        return errors.ReadOnlyError(f'a kernel wrote to array {name!r}, which is read-only: open it with mode="r+"')
+    if kind == at.READ_ERROR:
+        return errors.MediumError(
+            f"reading {where} failed: {describe(value)} (status {value:#06x}); check the drive or file",
+            array=name,
+            lba=lba,
+            page=local,
+            status=value,
+        )
+    if kind == at.WRITE_ERROR:
+        return errors.MediumError(
+            f"writing {where} failed: {describe(value)} (status {value:#06x}); the page stays in the cache: make "
+            "room or mend the drive, then call flush()",
+            array=name,
+            lba=lba,
+            page=local,
+            status=value,
+        )
+    return errors.StallError(
+        f"no completion for {timeout:g} s while waiting for {where}: the medium does not answer (or every frame is "
+        "pinned); command ids stay quarantined until it does",
+        array=name,
+        seconds=timeout,
+    )

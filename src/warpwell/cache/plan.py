@@ -1,0 +1,143 @@
+"""Plan: how a cache's memory is split into core records, page table, owner words and frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..queues.layout import MERGE_MAX
+from ..targets import ALIGNMENT
+from . import layout as at
+from .word import FRAME_MAX
+
+SMALL_TABLE = 64 * 1024
+"""Bytes of page table that are not counted in the budget, so that a cache of one page is possible."""
+
+
+@dataclass
+class Space:
+    """An array's part of a cache.
+
+    Attributes
+    ----------
+    share : float or None
+        Fraction of the frames that is the array's own; None for the common rest.
+    host : int
+        Address of the data in shared memory ("host-cached" tier), or 0.
+    base : int
+        First page number of the array.
+    pool : int
+        Index of the pool of frames that it uses.
+    """
+
+    name: str
+    nsid: int
+    pages: int
+    nbytes: int
+    share: float | None
+    host: int
+    base: int = 0
+    pool: int = 0
+
+
+class Plan:
+    """Sizes and offsets of a cache for the arrays that it has; sets `base` and `pool` of their spaces.
+
+    Attributes
+    ----------
+    hashed : bool
+        The table has fewer words than pages, because one a page would exceed an eighth of the budget.
+    frames, table_bytes, nbytes : int
+        Number of frames; bytes of the table, and of everything.
+    pools : list of (int, int)
+        First frame and number of frames of each share.
+    """
+
+    def __init__(self, spaces: Sequence[Space], *, budget: int, page_size: int) -> None:
+        self.spaces = list(spaces)
+        self.page_size = page_size
+        base = 0
+        for space in self.spaces:
+            # groups of eight pages share a queue and never two arrays
+            space.base = base
+            base += -(-max(space.pages, 1) // MERGE_MAX) * MERGE_MAX
+        words = base
+        self.hashed = 8 * words > max(budget // 8, SMALL_TABLE)
+        if self.hashed:
+            words = 1 << max(6, (4 * max(1, budget // page_size) - 1).bit_length())
+            while words > 64 and 8 * words > budget // 8:
+                words >>= 1
+        self.table_words = words
+        self.table_bytes = 8 * words
+        counted = 0 if self.table_bytes <= SMALL_TABLE else self.table_bytes
+        wanted = max(1, sum(space.pages for space in self.spaces))
+        self.frames = max(1, min((budget - counted) // (page_size + 8), wanted, FRAME_MAX))
+        self.pools = split(self.spaces, self.frames)
+        records = at.CORE_WORDS + at.SPACE_WORDS * len(self.spaces) + at.POOL_WORDS * len(self.pools)
+        self._table_at = _aligned(8 * records, ALIGNMENT)
+        self._owners_at = _aligned(self._table_at + self.table_bytes, ALIGNMENT)
+        self._frames_at = self._owners_at + _aligned(8 * self.frames, ALIGNMENT)
+        self.nbytes = self._frames_at + self.frames * page_size
+
+    def records(self, address: int) -> NDArray[np.int64]:
+        """Return the core, space and pool records for memory that starts at `address`.
+
+        The caller fills in what is not a matter of layout: queues, statistics, latch, time-out.
+        """
+        words = np.zeros(self._table_at // 8, np.int64)
+        spaces_at = at.CORE_WORDS
+        pools_at = spaces_at + at.SPACE_WORDS * len(self.spaces)
+        words[at.C_PAGE_SHIFT] = self.page_size.bit_length() - 1
+        words[at.C_TABLE] = address + self._table_at
+        words[at.C_HASH_MASK] = self.table_words - 1 if self.hashed else 0
+        words[at.C_OWNERS] = address + self._owners_at
+        words[at.C_FRAMES] = address + self._frames_at
+        words[at.C_SPACES] = address + 8 * spaces_at
+        words[at.C_N_SPACES] = len(self.spaces)
+        words[at.C_POOLS] = address + 8 * pools_at
+        for k, space in enumerate(self.spaces):
+            record = words[spaces_at + k * at.SPACE_WORDS :]
+            record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
+            record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool
+            record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
+            record[at.S_CORE] = address
+        for k, (first, number) in enumerate(self.pools):
+            record = words[pools_at + k * at.POOL_WORDS :]
+            record[at.F_FIRST], record[at.F_COUNT] = first, number
+        return words
+
+
+def split(spaces: Sequence[Space], frames: int) -> list[tuple[int, int]]:
+    """Split frames into the arrays' own pools and the common rest; sets `pool` of the spaces.
+
+    Raises
+    ------
+    ArgumentError
+        A share, or the rest, would have no frame.
+    """
+    pools: list[tuple[int, int]] = []
+    first = 0
+    for space in spaces:
+        if space.share is not None:
+            number = max(1, int(space.share * frames))
+            space.pool = len(pools)
+            pools.append((first, number))
+            first += number
+    common = [space for space in spaces if space.share is None]
+    if (common and first >= frames) or first > frames:
+        raise errors.ArgumentError(
+            f"{frames} frames are too few for these shares: enlarge cache or take a smaller page_size"
+        )
+    if common:
+        for space in common:
+            space.pool = len(pools)
+        pools.append((first, frames - first))
+    return pools
+
+
+def _aligned(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
