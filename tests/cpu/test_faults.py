@@ -30,7 +30,9 @@ def faulty(data: Any = None, **faults: Any) -> storage.Faulty:
 
 
 def open_on(medium: Any, mode: str = "r", **options: Any) -> ww.Array:
-    options = {"cache": 8 * (PAGE + 8), "page_size": PAGE, "timeout": 1.0, "name": "numbers", **options}
+    options = {"cache": 8 * (PAGE + 8), "page_size": PAGE, "name": "numbers", **options}
+    if not isinstance(options["cache"], ww.Cache):
+        options.setdefault("timeout", 1.0)
     return ww.open(medium, mode, dtype="i8", device="cpu", **options)
 
 

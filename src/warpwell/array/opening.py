@@ -92,10 +92,16 @@ def open_array(
     require_device(chosen)
     if isinstance(cache, Cache) and cache.device != chosen:
         raise errors.ArgumentError(f"the cache is on {cache.device!r}, the array is asked for on {chosen!r}")
-    if isinstance(cache, Cache) and (options or any(v is not None for v in (page_size, stats, timeout))):
-        raise errors.ArgumentError(
-            "page_size, stats, timeout, queues, depth, threads and merge belong to the shared Cache: give them to it"
-        )
+    if isinstance(cache, Cache):
+        own_stats = "full" if cache.full else "basic"
+        for option, given, there in (
+            ("page_size", page_size, cache.page_size),
+            ("stats", stats, own_stats),
+            ("timeout", timeout, cache.timeout),
+            *((name, value, None) for name, value in options.items()),
+        ):
+            if given is not None and given != there:
+                raise errors.ArgumentError(f"{option}={given!r} belongs to the shared Cache: give it to that one")
     unknown = sorted(set(options) - {"queues", "depth", "threads", "merge"})
     if unknown:
         raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")

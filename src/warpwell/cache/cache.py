@@ -87,8 +87,8 @@ class Cache:
         self.merge = merge
         self.memory = memory_for(self.device)
         on_gpu = self.device == "cuda"
-        self._queues = queues or (64 if on_gpu else 1 if self.device == "interp" else 8)
-        self._depth = depth or (256 if on_gpu else 16 if self.device == "interp" else 128)
+        self._queues = queues or (32 if on_gpu else 1 if self.device == "interp" else 8)
+        self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
         self._threads = threads or service_threads(self.device)
         # staging is pinned memory, set aside for every command id
         while depth is None and self._depth > 8 and self._staging_bytes(merge) > MAX_STAGING:

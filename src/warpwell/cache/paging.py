@@ -28,7 +28,7 @@ from warpwell.targets import (
     syncwarp,
 )
 
-from .core import count, expired, latch, latched, progress, queue_of, word_address
+from .core import count, expired, failed_before, latch, latched, progress, queue_of, word_address
 from .frames import clean, find_frame, pool_of, release_frame, step, win_page
 from .layout import (
     C_HASH_MASK,
@@ -112,7 +112,8 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
             call_cold(clean, core, other - 2, False, mask, lane, leader)
         stop = 0
         if lane == leader and (tried or attempt & 7 == 7):
-            if latched(core) != CLEAR:
+            # the latch record lies in host memory: ask it rarely, and the device's own word each time
+            if failed_before(core) or (attempt & 31 == 31 and latched(core) != CLEAR):
                 stop = 1
             now = progress(core)
             if attempt <= 7 or now != seen:

@@ -139,7 +139,7 @@ def wait(core, queue, cid, mask, lane, leader):
                 elif expired(core, since):
                     page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
                     latch(core, STALLED, nsid_of(core, page), page, 0)
-                if gave_up(core):
+                if attempt & 63 == 63 and gave_up(core):
                     status = orphan(queue, cid, ORPHAN)
                     if status < 0:
                         status = -2

@@ -63,8 +63,8 @@ class LoadedGraph:
         device: str | None = None,
         tier: str = "storage",
         cache: int | str | Cache = "256MiB",
-        page_size: int = 4096,
-        stats: str = "basic",
+        page_size: int | None = None,
+        stats: str | None = None,
         **options: Any,
     ) -> None:
         self.graph = graph if isinstance(graph, Graph) else Graph.open(graph)

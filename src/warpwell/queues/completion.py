@@ -10,6 +10,7 @@ from warpwell.nvme import word1_cid, word1_phase, word1_sqhd, word1_status
 from warpwell.targets import (
     DEVICE,
     SYSTEM,
+    backoff,
     ballot,
     compare_exchange,
     device,
@@ -23,6 +24,7 @@ from warpwell.targets import (
     store_relaxed,
     store_release,
     syncwarp,
+    warp_size,
 )
 
 from .layout import (
@@ -50,6 +52,8 @@ for _function in (word1_cid, word1_phase, word1_sqhd, word1_status):
 
 ROUNDS = 8
 """Most rounds of one drain, so that a consumer serves itself again soon."""
+PAUSE = 16
+"""Back-off after an empty look at a ring, about a microsecond."""
 
 
 @device
@@ -94,14 +98,23 @@ def drain(queue, mask, lane, leader):
     below = popc(mask & ((1 << lane) - 1))
     lanes = popc(mask)
     head = load_relaxed(queue + 8 * Q_CQ_HEAD, DEVICE)
+    # one small read over the bus tells whether more are worth it
+    anything = 0
+    if lane == leader and is_fresh(load_relaxed(entry_of(queue, head, shift) + 8, SYSTEM), head, shift):
+        anything = 1
+    if shfl(mask, anything, leader) == 0:
+        if lane == leader:
+            if warp_size() > 1:
+                # many warps wait and would read again at once: that would take the bus from the data
+                backoff(PAUSE)
+            store_release(queue + 8 * Q_CQ_LOCK, 0, DEVICE)
+        return
     total = 0
     for _ in range(ROUNDS):
         mine = head + below
-        entry = field(queue, Q_CQ) + 16 * (mine & ((1 << shift) - 1))
         # the phase word first: its acquire covers the rest of the entry and the data
-        word1 = load_acquire(entry + 8, SYSTEM)
-        fresh = word1_phase(word1) != ((mine >> shift) & 1)
-        stale = ballot(mask, not fresh)
+        word1 = load_acquire(entry_of(queue, mine, shift) + 8, SYSTEM)
+        stale = ballot(mask, not is_fresh(word1, mine, shift))
         # entries count up to the first stale one in the order of the ring, which is the order of lanes
         count = lanes
         if stale != 0:
@@ -137,6 +150,18 @@ def drain(queue, mask, lane, leader):
     syncwarp(mask)
     if lane == leader:
         store_release(queue + 8 * Q_CQ_LOCK, 0, DEVICE)
+
+
+@device
+def entry_of(queue, position, shift):
+    """Return the address of a completion entry (thread)."""
+    return field(queue, Q_CQ) + 16 * (position & ((1 << shift) - 1))
+
+
+@device
+def is_fresh(word1, position, shift):
+    """Tell by the phase bit whether an entry was posted in the lap of `position` (thread)."""
+    return word1_phase(word1) != ((position >> shift) & 1)
 
 
 @device

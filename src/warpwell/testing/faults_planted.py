@@ -127,7 +127,7 @@ FAULTS = (
     ),
     Fault(
         "phase-relaxed", "queue", "the consumer reads the phase word without acquire",
-        (Edit(_DRAIN, "drain", "word1 = load_acquire(entry + 8, SYSTEM)", "word1 = load_relaxed(entry + 8, SYSTEM)"),),
+        (Edit(_DRAIN, "drain", "word1 = load_acquire(entry_of(", "word1 = load_relaxed(entry_of("),),
     ),
     Fault(
         "staging-freed-at-sqhd", "cache", "the id and its staging buffer are free before the page is pulled",
