@@ -30,6 +30,8 @@ class Adversary(Interpreter):
     max_steps : int
     trace : int
         As for `Interpreter`.
+    naps : bool
+        Nap in every seed, long, and often after a watched word was read.
 
     Attributes
     ----------
@@ -37,11 +39,14 @@ class Adversary(Interpreter):
         Called with the new value after each store to that word by a 64-bit access.
     """
 
-    def __init__(self, seed: int, *, max_steps: int, trace: int = 0) -> None:
+    def __init__(self, seed: int, *, max_steps: int, trace: int = 0, naps: bool = False) -> None:
         super().__init__(seed, max_steps=max_steps, coarse_copies=True, trace=trace)
         self.watched: dict[int, Watch] = {}
         self._every = self.random.choice((0, 0, 200, 1000))
         self._after_load = self.random.choice((0.0, 0.01, 0.05))
+        self._lengths = (50, 500, 3000)
+        if naps:
+            self._every, self._after_load, self._lengths = 1000, 0.2, (2000, 4000, 8000)
         self._nap_at = self._next_nap() if self._every else 1 << 62
 
     def announce_blocks(self, *blocks: Block) -> None:
@@ -58,7 +63,7 @@ class Adversary(Interpreter):
         if self.steps >= self._nap_at and not (self._stopping or self._ending) and self._is_awake(thread):
             self._nap_at = self._next_nap()
             self._remove(thread)
-            length = int(self.random.choice((50, 500, 3000)) * (0.5 + self.random.random()))
+            length = int(self.random.choice(self._lengths) * (0.5 + self.random.random()))
             heapq.heappush(self._asleep, (self.now + length, self.steps, thread))
         super()._switch()
 

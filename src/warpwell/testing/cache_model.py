@@ -51,6 +51,8 @@ class Focus:
     hashed: bool | None = None
     readers: bool | None = None
     """Some threads only read one page while the others make the frames change hands."""
+    naps: bool = False
+    """See `Adversary`."""
 
 
 def base_value(page: int, item: int) -> int:
@@ -73,7 +75,7 @@ class CacheModel:
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
         focus = focus or Focus()
         random = Random(seed * 2 + 1)
-        self.seed, self.trace = seed, trace
+        self.seed, self.trace, self.naps = seed, trace, focus.naps
         self.random = random
         many = random.random() < 0.2
         many = many if focus.hashed is None else focus.hashed
@@ -117,7 +119,7 @@ class CacheModel:
     # -- threads --------------------------------------------------------------------------------------------
 
     def _interpreter(self, seed: int) -> Adversary:
-        run = Adversary(seed, max_steps=MAX_STEPS, trace=self.trace)
+        run = Adversary(seed, max_steps=MAX_STEPS, trace=self.trace, naps=self.naps)
         cache = self.cache
         assert cache._core is not None
         run.announce_blocks(

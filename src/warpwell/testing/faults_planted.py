@@ -151,7 +151,7 @@ FAULTS = (
     Fault(
         "generation-of-2-bits", "cache", "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
-        Focus(frames=1, pages=2, hashed=False, readers=True),
+        Focus(frames=1, pages=2, hashed=False, readers=True, naps=True),
     ),
 )  # fmt: skip
 
