@@ -9,7 +9,7 @@ however small the cache is.
 from __future__ import annotations
 
 from warpwell.nvme import READ
-from warpwell.queues.layout import ASYNC, ID_FRAMES, Q_N_IDS, Q_WORDS
+from warpwell.queues.layout import ASYNC, ID_FRAMES, Q_IN_USE, Q_N_IDS, Q_WORDS
 from warpwell.queues.submission import field, id_record, release_id, staging_of, take_id
 from warpwell.targets import (
     DEVICE,
@@ -180,11 +180,17 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     A failed read of one page is latched; of a merged command it is not: the pages are read again one by
     one, so that the error is found on its own page.
     """
+    source = host_page(space, page, field(core, C_PAGE_SHIFT))
+    queue = queue_of(core, page)
+    short = 0
+    if lane == leader and source == 0 and load_relaxed(queue + 8 * Q_IN_USE, DEVICE) >= field(queue, Q_N_IDS):
+        # no frame is sought that would only be given back: the clock would have passed it
+        short = 1
+    if shfl(mask, short, leader) != 0:
+        return RETRY
     frame = call_cold(find_frame, core, space, mask, lane, leader)
     if frame < 0:
         return RETRY
-    source = host_page(space, page, field(core, C_PAGE_SHIFT))
-    queue = queue_of(core, page)
     cid = 0
     if lane == leader:
         if source == 0:
