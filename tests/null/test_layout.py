@@ -15,7 +15,7 @@ RANKS = (
     ("storage",),
     ("cache",),
     ("array",),
-    ("graph",),
+    ("graph", "kv"),
     ("testing",),
     ("cli",),
 )

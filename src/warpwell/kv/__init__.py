@@ -1,0 +1,1 @@
+"""Key-value stores whose records kernels fetch by key."""
