@@ -4,13 +4,21 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
 
     WarpwellError (Exception)
     ├── ArgumentError (ValueError)              an option that cannot be: page size, cache size, tier ...
+    │   ├── KeyLengthError                      a key of 0 or more than 16 bytes
+    │   └── ValueSizeError                      a value over the limit, or that does not fit its records
     ├── DTypeError (TypeError)                  a dtype or item type that is not supported
+    │   └── SchemaError                         fields that are not those of a store's schema
     ├── FormatError (ValueError)                a file that is not what its name or header says
-    │   └── EdgeListError                       a line of an edge list that does not parse
+    │   ├── EdgeListError                       a line of an edge list that does not parse
+    │   ├── CorruptionError                     a store whose bytes are not what was written
+    │   └── StoreVersionError                   a store in a newer format
     ├── MissingFileError (FileNotFoundError)    a path that does not exist
     ├── ReadOnlyError (ValueError)              a write to an array that was opened with mode "r"
     ├── ClosedError (ValueError)                use after close
     ├── SharingError (ValueError)               a second "r+" open of one file
+    │   └── ForkError                           a store used in a process that was forked from its own
+    ├── KeyMissingError (KeyError)              a key that a store does not have
+    ├── StoreFailedError (OSError)              a store that takes no more writes since one failed
     ├── DeviceNotFoundError (RuntimeError)      a GPU that is not there
     ├── StorageFullError (OSError)              no space left on the medium
     └── KernelError (RuntimeError)              what a kernel latched; raised after its launch
@@ -34,19 +42,27 @@ import os
 __all__ = [
     "ArgumentError",
     "ClosedError",
+    "CorruptionError",
     "DTypeError",
     "DeviceNotFoundError",
     "EdgeListError",
+    "ForkError",
     "FormatError",
     "IndexRangeError",
     "KernelError",
+    "KeyLengthError",
+    "KeyMissingError",
     "MediumError",
     "MissingFileError",
     "PinError",
     "ReadOnlyError",
+    "SchemaError",
     "SharingError",
     "StallError",
     "StorageFullError",
+    "StoreFailedError",
+    "StoreVersionError",
+    "ValueSizeError",
     "WarpwellError",
 ]
 
@@ -82,8 +98,60 @@ class ArgumentError(WarpwellError, ValueError):
         self.name = name
 
 
+class KeyLengthError(ArgumentError):
+    """A key has 0 or more than 16 bytes.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    name : str, optional
+        As in `ArgumentError`.
+    length : int, optional
+        Bytes of the key.
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, length: int | None = None) -> None:
+        super().__init__(message, name=name)
+        self.length = length
+
+
+class ValueSizeError(ArgumentError):
+    """A value is larger than a store takes, or not as large as all values of its store are.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    name : str, optional
+        As in `ArgumentError`.
+    nbytes : int, optional
+        Bytes of the value.
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, nbytes: int | None = None) -> None:
+        super().__init__(message, name=name)
+        self.nbytes = nbytes
+
+
 class DTypeError(WarpwellError, TypeError):
     """A dtype is not supported: objects, big-endian or variable size, or atomics on a small item."""
+
+
+class SchemaError(DTypeError):
+    """A schema cannot be, or what was put has other fields, dtypes or shapes than the store's schema.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    field : str, optional
+        The field.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class FormatError(WarpwellError, ValueError):
@@ -120,6 +188,46 @@ class EdgeListError(FormatError):
     ) -> None:
         super().__init__(message, path=path)
         self.line = line
+
+
+class CorruptionError(FormatError):
+    """The bytes of a store are not those that were written; nothing was changed.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    path : str or os.PathLike, optional
+        The file.
+    offset : int, optional
+        Where in the file, in bytes.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | os.PathLike[str] | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(message, path=path)
+        self.offset = offset
+
+
+class StoreVersionError(FormatError):
+    """A store was written in a newer format than this version knows.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    path : str or os.PathLike, optional
+        The file.
+    version : int, optional
+        The format's number.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | os.PathLike[str] | None = None, version: int | None = None
+    ) -> None:
+        super().__init__(message, path=path)
+        self.version = version
 
 
 class MissingFileError(WarpwellError, FileNotFoundError):
@@ -161,6 +269,52 @@ class SharingError(WarpwellError, ValueError):
     def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(message)
         self.path = path
+
+
+class ForkError(SharingError):
+    """A store that is open for writing, or on a GPU, was used in a process forked from the one that opened it."""
+
+
+class KeyMissingError(WarpwellError, KeyError):
+    """A store does not have a key.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    key : bytes, optional
+        The key.
+    """
+
+    def __init__(self, message: str, *, key: bytes | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of its argument.
+        return str(self.args[0])
+
+
+class StoreFailedError(WarpwellError, OSError):
+    """A write or fsync of a store failed: it is read-only from then on. ``errno`` is EIO, or the system's.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do next.
+    path : str or os.PathLike, optional
+        The store or file.
+    code : int, optional
+        What the system said.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | os.PathLike[str] | None = None, code: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.errno = errno.EIO if code is None else code
+        self.path = path
+        self.code = code
 
 
 class DeviceNotFoundError(WarpwellError, RuntimeError):

@@ -27,6 +27,14 @@ BUILTIN = {
     "MediumError": OSError,
     "StallError": TimeoutError,
     "PinError": RuntimeError,
+    "KeyLengthError": ValueError,
+    "ValueSizeError": ValueError,
+    "SchemaError": TypeError,
+    "CorruptionError": ValueError,
+    "StoreVersionError": ValueError,
+    "ForkError": ValueError,
+    "KeyMissingError": KeyError,
+    "StoreFailedError": OSError,
 }
 
 EXAMPLES = [
@@ -42,6 +50,14 @@ EXAMPLES = [
     errors.MediumError("m", array="a", kernel="k", page=1, lba=8, status=0x281),
     errors.StallError("m", array="a", kernel="k", seconds=2.5),
     errors.PinError("m", array="a", kernel="k", page=1),
+    errors.KeyLengthError("m", name="key", length=17),
+    errors.ValueSizeError("m", name="value", nbytes=1 << 25),
+    errors.SchemaError("m", field="x"),
+    errors.CorruptionError("m", path="a.kv", offset=64),
+    errors.StoreVersionError("m", path="a.kv", version=9),
+    errors.ForkError("m", path="a.kv"),
+    errors.KeyMissingError("m", key=b"k"),
+    errors.StoreFailedError("m", path="a.kv", code=28),
 ]
 
 
