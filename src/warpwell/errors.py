@@ -296,7 +296,7 @@ class KeyMissingError(WarpwellError, KeyError):
 
 
 class StoreFailedError(WarpwellError, OSError):
-    """A write or fsync of a store failed: it is read-only from then on. ``errno`` is EIO, or the system's.
+    """A write or fsync of a store failed: it is read-only from then on. ``errno`` is EIO.
 
     Parameters
     ----------
@@ -305,14 +305,14 @@ class StoreFailedError(WarpwellError, OSError):
     path : str or os.PathLike, optional
         The store or file.
     code : int, optional
-        What the system said.
+        The system's errno for what failed.
     """
 
     def __init__(
         self, message: str, *, path: str | os.PathLike[str] | None = None, code: int | None = None
     ) -> None:
         super().__init__(message)
-        self.errno = errno.EIO if code is None else code
+        self.errno = errno.EIO
         self.path = path
         self.code = code
 
