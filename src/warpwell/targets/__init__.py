@@ -19,6 +19,7 @@ from .atomics import (
     compare_exchange,
     copy_bytes,
     copy_wide,
+    crc32c,
     div,
     element_address,
     exchange,

@@ -13,6 +13,7 @@ from numba.core import cgutils, types
 from numba.core.typing import templates
 
 from . import atomics as a
+from ._checksum import define_checksum
 from ._seam import (
     I8,
     I32,
@@ -265,6 +266,7 @@ def define_arithmetic(target: Seam) -> None:
 
 define_bits(seam)
 define_arithmetic(seam)
+define_checksum(seam)
 seam.cold_call(a.call_cold)
 seam.element_address(a.element_address)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from warpwell.targets._accesses import M64, Accesses, i64
+from warpwell.targets.checksum import crc32c_of
 from warpwell.targets.scheduler import NS_PER_STEP
 from warpwell.targets.weak_memory import RELAXED
 
@@ -80,6 +81,9 @@ class Primitives(Accesses):
             self._put(position, size, int.from_bytes(data[offset : offset + size], "little"), RELAXED)
             position += size
         self._log(f"write {len(data)} B", addr, "")
+
+    def crc32c(self, address: int, nbytes: int, seed: int) -> int:
+        return crc32c_of(self.read_bytes(address, nbytes), seed)
 
     def pread(self, fd: int, buf: int, n: int, offset: int) -> int:
         try:

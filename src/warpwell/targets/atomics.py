@@ -224,6 +224,14 @@ def copy_bytes(dst: int, src: int, nbytes: int) -> None:
     current().copy_bytes(dst, src, nbytes)
 
 
+def crc32c(address: int, nbytes: int, seed: int) -> int:
+    """Return the CRC-32C (0 to 2**32 - 1) of bytes that nobody writes meanwhile (`cpu`, `interp`).
+
+    `seed` is the CRC of what comes before them, 0 at the start.
+    """
+    return current().crc32c(address, nbytes, seed)
+
+
 def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
     """Read from a file descriptor; return the number of bytes, or minus errno (`cpu`, `interp`)."""
     return current().pread(fd, address, nbytes, offset)

@@ -1,0 +1,73 @@
+"""CRC-32C: published check values, both compiled forms, the interpreter's, and chaining."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from warpwell.kv.checksum import crc32c, crc32c_many
+from warpwell.targets import crc32c as crc32c_at
+from warpwell.targets import store_relaxed
+from warpwell.targets.checksum import crc32c_of
+from warpwell.targets.interp import launch
+
+SIZES = [*range(40), 127, 383, 384, 385, 1000, 3071, 3072, 3073, 8192, 10001]
+
+# RFC 3720, appendix B.4, and the check value of the CRC catalogue.
+KNOWN = [
+    (b"123456789", 0xE3069283),
+    (bytes(32), 0x8A9136AA),
+    (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E),
+    (bytes(range(31, -1, -1)), 0x113FDB5C),
+]
+
+
+@pytest.mark.parametrize(("data", "value"), KNOWN)
+def test_published_values(data: bytes, value: int) -> None:
+    assert crc32c(data) == crc32c_of(data) == value
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_compiled_and_python_agree_at_any_alignment(nbytes: int) -> None:
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes + 3, np.uint8)[3:]
+    whole = crc32c_of(data.tobytes())
+    assert crc32c(data) == whole
+    assert crc32c(data[nbytes // 3 :], crc32c(data[: nbytes // 3])) == whole
+
+
+def test_parts_of_a_buffer() -> None:
+    data = np.random.default_rng(1).integers(0, 256, 5000, np.uint8).tobytes()
+    starts, sizes = np.array([0, 7, 4000]), np.array([0, 900, 1000])
+    assert crc32c_many(data, starts, sizes).tolist() == [
+        crc32c_of(data[s : s + n]) for s, n in zip(starts, sizes, strict=True)
+    ]
+    with pytest.raises(IndexError):
+        crc32c_many(data, np.array([4001]), np.array([1000]))
+
+
+def test_the_tables_agree_with_the_instruction() -> None:
+    code = (
+        "import sys; from warpwell.kv.checksum import crc32c; from warpwell.targets import _checksum;"
+        "assert _checksum._INSTRUCTION is None; print(*(crc32c(bytes(k * 7 % 251 for k in range(n))) for n in"
+        f" {SIZES}))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "NUMBA_CPU_NAME": "generic"}, capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    expected = [crc32c_of(bytes(k * 7 % 251 for k in range(n))) for n in SIZES]
+    assert [int(word) for word in run.stdout.split()] == expected
+
+
+def test_the_interpreter_has_it() -> None:
+    data = np.frombuffer(b"123456789" + bytes(7), np.uint8).copy()
+    out = np.zeros(1, np.int64)
+
+    def thread() -> None:
+        store_relaxed(out.ctypes.data, crc32c_at(data.ctypes.data, 9, 0), 2)
+
+    launch(thread, 1)
+    assert out[0] == 0xE3069283
