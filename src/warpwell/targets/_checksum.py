@@ -70,7 +70,7 @@ def host_instruction() -> str | None:
 _INSTRUCTION = host_instruction()
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _step(typingctx: Any, register: Any, word: Any) -> Any:
     """The register after eight more bytes."""
 

@@ -1,0 +1,204 @@
+"""Keys: what a caller may pass as keys, and the arrays that the log and the index take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..nvme import MAX_KEY_BYTES as MAX_KEY
+
+Key = int | bytes | str
+INT_KEY = 8
+"""Bytes of an integer's key, little-endian."""
+
+_INT64 = np.dtype(np.int64)
+
+
+class Keys(NamedTuple):
+    """Checked keys of a batch.
+
+    Attributes
+    ----------
+    words : numpy.ndarray
+        int64 [N] for 8-byte keys alone; otherwise int64 [N, 2], zero-padded. C order.
+    lengths : numpy.ndarray or None
+        uint8 [N]; None where every key has 8 bytes and `words` is flat.
+    """
+
+    words: NDArray[np.int64]
+    lengths: NDArray[np.uint8] | None
+
+    @property
+    def size(self) -> int:
+        """Number of keys."""
+        return len(self.words)
+
+    def padded(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return uint8 [N, 16], zero-padded, and uint8 [N] lengths."""
+        if self.lengths is not None:
+            return self.words.view(np.uint8), self.lengths
+        out = np.zeros((self.size, 2), np.int64)
+        out[:, 0] = self.words
+        return out.view(np.uint8), np.full(self.size, INT_KEY, np.uint8)
+
+    def take(self, rows: NDArray[Any]) -> Keys:
+        """Return the keys of some rows (indices or a mask)."""
+        return Keys(self.words[rows], None if self.lengths is None else self.lengths[rows])
+
+    def row(self, k: int) -> bytes:
+        """Return one key as bytes."""
+        if self.lengths is None:
+            return int(self.words[k]).to_bytes(INT_KEY, "little", signed=True)
+        return bytes(self.words[k].tobytes()[: int(self.lengths[k])])
+
+    def to_list(self) -> list[bytes]:
+        """Return the keys as bytes."""
+        if self.lengths is None:
+            raw = self.words.tobytes()
+            return [raw[k : k + INT_KEY] for k in range(0, len(raw), INT_KEY)]
+        raw = self.words.tobytes()
+        return [raw[16 * k : 16 * k + n] for k, n in enumerate(self.lengths.tolist())]
+
+
+def as_key(key: Any) -> bytes:
+    """Return one key as bytes.
+
+    Parameters
+    ----------
+    key : int, bytes or str
+        An integer of 64 bits is its 8 bytes, little-endian; a string is its UTF-8.
+
+    Raises
+    ------
+    KeyLengthError
+        It has 0 or more than 16 bytes, or is an integer over 64 bits.
+    ArgumentError
+        It is of another type.
+    """
+    if isinstance(key, bytes):
+        raw = key
+    elif isinstance(key, str):
+        raw = key.encode()
+    elif isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        try:
+            return int(key).to_bytes(INT_KEY, "little", signed=True)
+        except OverflowError:
+            raise errors.KeyLengthError(
+                f"key {int(key)} is no integer of 64 bits: pass it as bytes, at most {MAX_KEY}", name="key"
+            ) from None
+    elif isinstance(key, (bytearray, memoryview)):
+        raw = bytes(key)
+    else:
+        raise errors.ArgumentError(
+            f"a key of type {type(key).__name__}: pass an int of 64 bits, bytes or str", name="key"
+        )
+    if not 1 <= len(raw) <= MAX_KEY:
+        raise _length_error(raw, len(raw))
+    return raw
+
+
+def as_keys(keys: Any) -> Keys:
+    """Check the keys of a batch and bring them into arrays.
+
+    Parameters
+    ----------
+    keys : array or iterable
+        An array of integers [N]; uint8 [N, 16] (keys of 16 bytes), alone or in a tuple with the keys'
+        lengths [N]; an array of ``S`` strings; or an iterable of int, bytes and str.
+
+    Raises
+    ------
+    KeyLengthError, ArgumentError
+        As for `as_key`.
+    """
+    if isinstance(keys, Keys):
+        return keys
+    if isinstance(keys, tuple) and len(keys) == 2 and isinstance(keys[0], np.ndarray) and keys[0].ndim == 2:
+        return _padded(keys[0], np.asarray(keys[1]))
+    if hasattr(keys, "__dlpack__") and not isinstance(keys, np.ndarray):
+        keys = np.from_dlpack(keys)
+    if isinstance(keys, np.ndarray):
+        if keys.dtype == _INT64 and keys.ndim == 1:
+            return Keys(np.ascontiguousarray(keys), None)
+        return _from_array(keys)
+    if isinstance(keys, (str, bytes, int)) or not isinstance(keys, Iterable):
+        raise errors.ArgumentError(
+            f"keys is one {type(keys).__name__}: pass a list or an array of keys, or use the method for one key",
+            name="keys",
+        )
+    listed = list(keys)
+    if listed and all(type(k) is int for k in listed):
+        try:
+            return Keys(np.array(listed, np.int64), None)
+        except OverflowError:
+            pass  # as_key names the one
+    return from_bytes([as_key(k) for k in listed])
+
+
+def from_bytes(keys: list[bytes]) -> Keys:
+    """Bring checked keys into arrays."""
+    lengths = np.fromiter(map(len, keys), np.uint8, len(keys))
+    raw = b"".join([k.ljust(MAX_KEY, b"\0") for k in keys])
+    words = np.frombuffer(bytearray(raw), np.int64).reshape(-1, 2)
+    if len(keys) and (lengths == INT_KEY).all():
+        return Keys(np.ascontiguousarray(words[:, 0]), None)
+    return Keys(words, lengths)
+
+
+def _from_array(keys: NDArray[Any]) -> Keys:
+    kind = keys.dtype.kind
+    if keys.ndim == 2 and keys.dtype == np.uint8:
+        return _padded(keys, np.full(len(keys), keys.shape[1]))
+    if keys.ndim != 1:
+        raise errors.ArgumentError(
+            f"an array of keys of shape {keys.shape} and dtype {keys.dtype}: pass integers [N] or uint8 [N, 16]",
+            name="keys",
+        )
+    if kind in "iu":
+        if keys.dtype == np.uint64 and keys.size and keys.max() > np.uint64((1 << 63) - 1):
+            raise errors.KeyLengthError(
+                f"key {int(keys.max())} is no signed integer of 64 bits: pass keys.view('int64'), or bytes", name="keys"
+            )
+        return Keys(np.ascontiguousarray(keys, np.int64), None)
+    if kind in "SUO":
+        return from_bytes([as_key(k) for k in keys.tolist()])
+    raise errors.ArgumentError(
+        f"an array of keys of dtype {keys.dtype}: pass integers [N] or uint8 [N, 16]", name="keys"
+    )
+
+
+def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:
+    if keys.dtype != np.uint8 or not 1 <= keys.shape[1] <= MAX_KEY:
+        raise errors.KeyLengthError(
+            f"an array of keys of shape {keys.shape} and dtype {keys.dtype}: pass uint8 [N, 16]",
+            name="keys",
+            length=keys.shape[1],
+        )
+    if lengths.shape != (len(keys),) or lengths.dtype.kind not in "iu":
+        raise errors.ArgumentError(
+            f"lengths of shape {lengths.shape} and dtype {lengths.dtype} for {len(keys)} keys: one integer each",
+            name="keys",
+        )
+    wrong = np.flatnonzero((lengths < 1) | (lengths > keys.shape[1]))
+    if wrong.size:
+        raise _length_error(keys[wrong[0]].tobytes(), int(lengths[wrong[0]]))
+    out = np.zeros((len(keys), MAX_KEY), np.uint8)
+    out[:, : keys.shape[1]] = keys
+    lengths = lengths.astype(np.uint8)
+    # what stands behind a key is no part of it
+    out[np.arange(MAX_KEY) >= lengths[:, None]] = 0
+    if len(keys) and (lengths == INT_KEY).all():
+        return Keys(np.ascontiguousarray(out.view(np.int64)[:, 0]), None)
+    return Keys(out.view(np.int64), lengths)
+
+
+def _length_error(raw: bytes, length: int) -> errors.KeyLengthError:
+    shown = raw[:24]
+    more = "..." if len(raw) > len(shown) else ""
+    return errors.KeyLengthError(
+        f"key {shown!r}{more} has {length} bytes: keys have 1 to {MAX_KEY}; hash longer ones", name="key", length=length
+    )

@@ -1,0 +1,248 @@
+"""Schema: named arrays of fixed dtype and shape that make up every value of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+
+MAX_VALUE = 1 << 24
+"""Bytes of the largest value, 16 MiB."""
+
+ALIGNMENT = 8
+"""Bytes; each field starts at a multiple of it, and a record is as long as one."""
+
+_KINDS = "biufc"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named array of a record.
+
+    Attributes
+    ----------
+    name : str
+    dtype : numpy.dtype
+    shape : tuple of int
+        Of one record; ``()`` for a scalar.
+    offset : int
+        Where it starts in the record, in bytes.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+class Schema:
+    """What every value of a store is made of: a record of fixed size with named arrays.
+
+    Parameters
+    ----------
+    fields : mapping of str to (dtype, shape)
+        For example ``{"x": ("uint8", (8, 8)), "y": ("int64", ())}``. Numbers and booleans of native byte order.
+
+    Attributes
+    ----------
+    fields : tuple of Field
+    nbytes : int
+        Size of a record: a multiple of 8.
+    record : numpy.dtype
+        The record as a structured dtype.
+
+    Raises
+    ------
+    SchemaError
+        There are no fields, a dtype or shape cannot be, or a record is larger than a value may be.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        if not isinstance(fields, Mapping) or not fields:
+            raise errors.SchemaError(
+                f"schema is {fields!r}: name at least one field, as in {{'x': ('uint8', (8, 8)), 'y': ('int64', ())}}"
+            )
+        listed: list[Field] = []
+        offset = 0
+        for name, spec in fields.items():
+            field = _field(name, spec, offset)
+            listed.append(field)
+            offset += -(-field.nbytes // ALIGNMENT) * ALIGNMENT
+        if offset > MAX_VALUE:
+            raise errors.SchemaError(
+                f"a record of this schema has {offset} bytes where a value has at most {MAX_VALUE}: split it"
+            )
+        self.fields = tuple(listed)
+        self.nbytes = offset
+        self.record: np.dtype[Any] = np.dtype(
+            {
+                "names": [f.name for f in listed],
+                "formats": [(f.dtype, f.shape) for f in listed],
+                "offsets": [f.offset for f in listed],
+                "itemsize": offset,
+            }
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.fields == other.fields
+
+    def __hash__(self) -> int:
+        return hash(self.fields)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{f.name!r}: ({f.dtype.name!r}, {f.shape})" for f in self.fields)
+        return f"Schema({{{inside}}})"
+
+    # -- the manifest ---------------------------------------------------------------------------------------
+
+    def to_json(self) -> list[Any]:
+        """Return the fields for a JSON file."""
+        return [[f.name, f.dtype.str, list(f.shape)] for f in self.fields]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Schema:
+        """Read back what `to_json` returned.
+
+        Raises
+        ------
+        SchemaError
+            It is something else.
+        """
+        try:
+            fields = {name: (dtype, tuple(shape)) for name, dtype, shape in data}
+        except (TypeError, ValueError):
+            raise errors.SchemaError(f"a schema in a manifest cannot be {data!r}: is the manifest edited?") from None
+        return cls(fields)
+
+    # -- records --------------------------------------------------------------------------------------------
+
+    def pack(self, values: Any, count: int) -> NDArray[np.uint8]:
+        """Bring arrays of `count` rows into records.
+
+        Parameters
+        ----------
+        values : mapping of str to array
+            Each of shape ``(count, *shape)`` and of the field's dtype; lists are converted.
+        count : int
+
+        Returns
+        -------
+        numpy.ndarray
+            uint8 [count, nbytes], C order.
+
+        Raises
+        ------
+        SchemaError
+            Fields, dtypes or shapes differ from the schema.
+        """
+        self._check_names(values)
+        out = np.zeros(count, self.record)
+        for field in self.fields:
+            out[field.name] = _checked(field, values[field.name], (count, *field.shape))
+        return out.view(np.uint8).reshape(count, self.nbytes)
+
+    def pack_one(self, value: Any) -> NDArray[np.uint8]:
+        """Bring the arrays of one record, each of its field's shape, into uint8 [1, nbytes]."""
+        self._check_names(value)
+        out = np.zeros(1, self.record)
+        for field in self.fields:
+            out[field.name][0] = _checked(field, value[field.name], field.shape)
+        return out.view(np.uint8).reshape(1, self.nbytes)
+
+    def unpack(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """Return the fields of records (uint8 [N, nbytes], C order) as views, each ``(N, *shape)``."""
+        records = rows.reshape(-1).view(self.record)
+        return {f.name: records[f.name] for f in self.fields}
+
+    def unpack_one(self, row: Any) -> dict[str, Any]:
+        """Return the fields of one record (bytes), as arrays of their shapes, and scalars for ``()``."""
+        record = np.frombuffer(row, self.record)[0]
+        return {f.name: record[f.name] for f in self.fields}
+
+    def _check_names(self, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise errors.SchemaError(
+                f"values of type {type(values).__name__} for a store with a schema: pass a dict of"
+                f" {[f.name for f in self.fields]}"
+            )
+        names = {f.name for f in self.fields}
+        for name in names - set(values):
+            raise errors.SchemaError(f"field {name!r} is missing: the schema has {sorted(names)}", field=name)
+        for name in set(values) - names:
+            raise errors.SchemaError(
+                f"field {name!r} is not in the schema, which has {sorted(names)}: leave it out", field=str(name)
+            )
+
+
+def as_schema(schema: Schema | Mapping[str, Any] | None) -> Schema | None:
+    """Return a schema for what a caller may pass as one."""
+    return schema if schema is None or isinstance(schema, Schema) else Schema(schema)
+
+
+def _field(name: Any, spec: Any, offset: int) -> Field:
+    if not isinstance(name, str) or not name:
+        raise errors.SchemaError(f"a field is named {name!r}: use strings")
+    if isinstance(spec, (str, np.dtype, type)):
+        spec = (spec, ())
+    if not isinstance(spec, Sequence) or len(spec) != 2:
+        raise errors.SchemaError(f"field {name!r} is {spec!r}: give (dtype, shape)", field=name)
+    try:
+        dtype = np.dtype(spec[0])
+    except TypeError:
+        raise errors.SchemaError(
+            f"field {name!r} has dtype {spec[0]!r}, which NumPy does not know: name one like 'float32'", field=name
+        ) from None
+    if dtype.kind not in _KINDS or not dtype.isnative or dtype.itemsize not in (1, 2, 4, 8):
+        raise errors.SchemaError(
+            f"field {name!r} has dtype {dtype}: fields are booleans or numbers of 1, 2, 4 or 8 bytes, native order",
+            field=name,
+        )
+    raw = spec[1]
+    shape = (raw,) if isinstance(raw, int) else raw
+    if not isinstance(shape, Sequence) or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
+        raise errors.SchemaError(f"field {name!r} has shape {raw!r}: give positive integers, or ()", field=name)
+    return Field(name, dtype, tuple(shape), offset)
+
+
+def _checked(field: Field, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    typed = hasattr(value, "dtype")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise errors.SchemaError(f"field {field.name!r} is no array: {error}", field=field.name) from None
+    if typed and array.dtype != field.dtype:
+        raise errors.SchemaError(
+            f"field {field.name!r} has dtype {array.dtype} where the schema says {field.dtype}:"
+            f" convert it with astype({field.dtype.name!r})",
+            field=field.name,
+        )
+    if array.shape != shape:
+        raise errors.SchemaError(
+            f"field {field.name!r} has shape {array.shape} where {shape} is expected: reshape it, or check the"
+            " number of keys",
+            field=field.name,
+        )
+    if array.dtype == field.dtype:
+        return array
+    # Lists: every item must mean the same number in the field's dtype.
+    if array.dtype.kind not in _KINDS:
+        raise errors.SchemaError(f"field {field.name!r} holds {array.dtype}, not numbers: convert it", field=field.name)
+    with np.errstate(all="ignore"):
+        converted = array.astype(field.dtype)
+    exact = field.dtype.kind in "fc" or np.array_equal(converted, array)
+    if not exact or (field.dtype.kind == "f" and array.dtype.kind == "c"):
+        raise errors.SchemaError(
+            f"field {field.name!r} holds a value that {field.dtype} has not: check it, or widen the schema",
+            field=field.name,
+        )
+    return converted
