@@ -327,7 +327,7 @@ class Cache:
             return
         latched = self._latch.take()
         if self._core is not None:
-            self._core.write(8 * at.C_FAILED, np.zeros(1, np.int64))
+            self._core.write(8 * at.C_FAILED, np.zeros(2, np.int64))  # and C_KIND beside it
         if latched[0] == at.ABORTED:
             return  # whoever aborted raises by itself
         raise error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)

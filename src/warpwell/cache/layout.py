@@ -30,9 +30,13 @@ C_TIMEOUT = 10
 C_SPACES = 11
 C_N_SPACES = 12
 C_POOLS = 13
-C_FAILED = 14
-"""1 after device code latched an error, until the host has raised it."""
-CORE_WORDS = 16
+C_FAILED = 16
+"""1 after device code latched an error, until the host has raised it. (A line of its own, for what changes.)"""
+C_KIND = 17
+"""What `latched` returns: the latch's kind, or the host's abort, as last seen."""
+C_LOOK = 18
+"""When some thread looks at the latch in host memory again (`clock_ns`)."""
+CORE_WORDS = 32
 
 # -- space record --------------------------------------------------------------------------------------------
 S_BASE = 0

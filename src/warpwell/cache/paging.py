@@ -112,7 +112,6 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
             call_cold(clean, core, other - 2, False, mask, lane, leader)
         stop = 0
         if lane == leader and (tried or attempt & 7 == 7):
-            # the latch record lies in host memory: ask it rarely, and the device's own word each time
             if failed_before(core) or (attempt & 31 == 31 and latched(core) != CLEAR):
                 stop = 1
             now = progress(core)

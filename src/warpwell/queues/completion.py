@@ -15,6 +15,7 @@ from warpwell.targets import (
     compare_exchange,
     device,
     exchange,
+    fence,
     fetch_add,
     ffs,
     load_acquire,
@@ -197,7 +198,9 @@ def _raise_turns(queue, fetched, shift):
     """Admit the next lap to every entry that the controller has fetched (the consumer's leader)."""
     mask = (1 << shift) - 1
     head = load_relaxed(queue + 8 * Q_SQ_HEAD, DEVICE)
+    # one fence for all turns: a release each would be a fence each, and everybody waits for this
+    fence(DEVICE)
     while (head & mask) != fetched:
-        store_release(field(queue, Q_TURNS) + 8 * (head & mask), (head >> shift) + 1, DEVICE)
+        store_relaxed(field(queue, Q_TURNS) + 8 * (head & mask), (head >> shift) + 1, DEVICE)
         head += 1
     store_relaxed(queue + 8 * Q_SQ_HEAD, head, DEVICE)

@@ -240,7 +240,13 @@ def _word(stub: Any, count: int, codegen: Callable[[Any, Any], Any], *, void: bo
 
 _word(a.lane_id, 0, lambda b, _: _widen(b, _asm(b, I32, "mov.u32 $0, %laneid;", "=r", [])))
 _word(a.warp_size, 0, lambda b, _: I64(32))
-_word(a.activemask, 0, lambda b, _: _widen(b, _asm(b, I32, "activemask.b32 $0;", "=r" + _MEMORY, [])))
+# ptxas takes the result of activemask for the same in all lanes wherever they meet again, and so lets two groups
+# that meet in a called function (seen with its release 13.0 on an H200) vote and shuffle as if they were one.
+# Adding laneid / 32, which is zero, hides where the mask comes from; then it keeps the groups apart.
+_ACTIVEMASK = (
+    "{ .reg .b32 m, z; activemask.b32 m; mov.u32 z, %laneid; shr.u32 z, z, 5; add.u32 $0, m, z; }"
+)
+_word(a.activemask, 0, lambda b, _: _widen(b, _asm(b, I32, _ACTIVEMASK, "=r" + _MEMORY, [])))
 _word(
     a.syncwarp,
     1,
@@ -250,8 +256,10 @@ _word(
 
 
 def _match_any(builder: Any, values: Any) -> Any:
+    mask = _narrow(builder, values[0])
     text = "match.any.sync.b64 $0, $1, $2;"
-    return _widen(builder, _asm(builder, I32, text, "=r,l,r" + _MEMORY, [values[1], _narrow(builder, values[0])]))
+    found = _asm(builder, I32, text, "=r,l,r" + _MEMORY, [values[1], mask])
+    return _widen(builder, builder.and_(found, mask))
 
 
 _word(a.match_any, 2, _match_any)
@@ -270,9 +278,15 @@ _word(a.shfl, 3, _shfl)
 
 
 def _vote(builder: Any, mask: Any, predicate: Any) -> Any:
+    """Vote among the lanes of `mask`.
+
+    Two groups of a warp that happen to be converged vote in one instruction, and each is told the bits of
+    both (seen on an H200): a vote counts only within the mask.
+    """
     text = "{ .reg .pred p; setp.ne.u32 p, $2, 0; vote.sync.ballot.b32 $0, p, $1; }"
-    wide = builder.zext(predicate, I32)
-    return _widen(builder, _asm(builder, I32, text, "=r,r,r" + _MEMORY, [_narrow(builder, mask), wide]))
+    wide, narrow = builder.zext(predicate, I32), _narrow(builder, mask)
+    found = _asm(builder, I32, text, "=r,r,r" + _MEMORY, [narrow, wide])
+    return _widen(builder, builder.and_(found, narrow))
 
 
 @seam.primitive(a.ballot)
