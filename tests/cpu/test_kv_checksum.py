@@ -38,14 +38,11 @@ def test_compiled_and_python_agree_at_any_alignment(nbytes: int) -> None:
     assert crc32c(data[nbytes // 3 :], crc32c(data[: nbytes // 3])) == whole
 
 
-def test_parts_of_a_buffer() -> None:
-    data = np.random.default_rng(1).integers(0, 256, 5000, np.uint8).tobytes()
-    starts, sizes = np.array([0, 7, 4000]), np.array([0, 900, 1000])
-    assert crc32c_many(data, starts, sizes).tolist() == [
-        crc32c_of(data[s : s + n]) for s, n in zip(starts, sizes, strict=True)
-    ]
-    with pytest.raises(IndexError):
-        crc32c_many(data, np.array([4001]), np.array([1000]))
+def test_many_buffers() -> None:
+    parts = [np.random.default_rng(n).integers(0, 256, n, np.uint8) for n in (0, 900, 1000)]
+    addresses = np.array([p.ctypes.data for p in parts])
+    sizes = np.array([p.nbytes for p in parts])
+    assert crc32c_many(addresses, sizes).tolist() == [crc32c_of(p.tobytes()) for p in parts]
 
 
 def test_the_tables_agree_with_the_instruction() -> None:

@@ -1,0 +1,249 @@
+"""Reader: fetches values by native code, from the segments that the log has open."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from .fetch import (
+    BAD_CRC,
+    FAILED,
+    FOUND,
+    OTHER_SIZE,
+    SCRATCH_BYTES,
+    SHORT,
+    STALE,
+    get_one,
+    get_rows,
+    read_many,
+)
+from .keys import Keys
+from .layout import (
+    G_FD,
+    S_SEGMENTS,
+    SEGMENT_ENTRY,
+    SEGMENT_HEADER,
+    SEGMENT_SHIFT,
+    SIZE_MASK,
+    StoreState,
+    publish,
+)
+from .native import compiled
+
+_ERROR = 1 << 40
+
+
+class Reader:
+    """Reads values of one store.
+
+    Parameters
+    ----------
+    state : StoreState
+    path : str
+        The store, for messages.
+    """
+
+    def __init__(self, state: StoreState, path: str) -> None:
+        self._state = state
+        self._path = path
+        self._table = _SegmentTable(16)
+        self._fds: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._publish()
+
+    # -- segments -------------------------------------------------------------------------------------------
+
+    def on_segment(self, segment: int, fd: int) -> None:
+        """Follow the log: it opened a segment as `fd`, or closed it (-1). Readers inside still read it."""
+        with self._lock:
+            old = self._fds.pop(segment, None)
+            if segment >= self._table.count:
+                self._grow(segment + 1)
+            if fd < 0:
+                self._table.entries[segment, G_FD] = 0
+            else:
+                # our own descriptor, which stays until readers have left, whatever the log does with its own
+                self._fds[segment] = mine = os.dup(fd)
+                self._table.entries[segment, G_FD] = mine + 1
+        if old is not None:
+            self._state.retire(lambda: os.close(old))
+
+    def close(self) -> None:
+        """Give all descriptors back once no reader is inside."""
+        with self._lock:
+            fds, self._fds = self._fds, {}
+            self._table.entries[:, G_FD] = 0
+        for fd in fds.values():
+            self._state.retire(lambda fd=fd: os.close(fd))  # type: ignore[misc]
+        self._state.drain()
+
+    def _grow(self, count: int) -> None:
+        old, self._table = self._table, _SegmentTable(max(count, 2 * self._table.count))
+        self._table.entries[: old.count] = old.entries
+        self._publish()
+        self._state.retire(old.free)
+
+    def _publish(self) -> None:
+        compiled(publish)(self._state.address, S_SEGMENTS, self._table.address)
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return one value, None for an absent key."""
+        length = len(key)
+        key0 = int.from_bytes(key[:8], "little")
+        key0 -= (key0 & 1 << 63) << 1
+        key1 = 0
+        if length > 8:
+            key1 = int.from_bytes(key[8:], "little")
+            key1 -= (key1 & 1 << 63) << 1
+        try:
+            buffer, address, call, state = self._local.ready
+        except AttributeError:
+            buffer, address, call, state = self._prepare()
+        size = call(state, address >> 12, key0, key1, length, address, SCRATCH_BYTES)
+        if size >= 0:
+            return buffer[:size]  # type: ignore[no-any-return]
+        if size == -_ERROR:
+            return None
+        return self._get_hard(key, key0, key1, int(size))
+
+    def _prepare(self) -> Any:
+        raw = mmap.mmap(-1, SCRATCH_BYTES)
+        address = np.frombuffer(raw, np.uint8).ctypes.data
+        # a slice of an mmap object is bytes, made in one step
+        self._local.ready = (raw, address, compiled(get_one), self._state.address)
+        return self._local.ready
+
+    def _get_hard(self, key: bytes, key0: int, key1: int, size: int) -> bytes | None:
+        """A value that is larger than the scratch buffer, or a read that went wrong."""
+        while -_ERROR < size < 0:
+            out = np.empty(-1 - size, np.uint8)
+            address = out.ctypes.data
+            size = int(
+                compiled(get_one)(self._state.address, address >> 12, key0, key1, len(key), address, out.nbytes)
+            )
+            if size >= 0:
+                return out[:size].tobytes()
+        if size == -_ERROR:
+            return None
+        raise self.error(key, -size - _ERROR)
+
+    def rows(
+        self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Read values of `row_bytes` bytes each; return uint8 [N, row_bytes] (absent: zeros) and a mask.
+
+        Raises
+        ------
+        CorruptionError
+            A value's CRC is wrong, or its file ends before it.
+        ValueSizeError
+            A value has another size.
+        MediumError
+            The system could not read.
+        """
+        count = keys.size
+        if out is None:
+            out = np.empty((count, row_bytes), np.uint8)
+        found = np.empty(count, np.bool_)
+        locations = np.empty((count, 2), np.int64)
+        at = out.ctypes.data
+        wrong = compiled(get_rows)(
+            self._state.address,
+            at >> 12,
+            keys.words.ctypes.data,
+            0 if keys.lengths is None else keys.lengths.ctypes.data,
+            count,
+            at,
+            row_bytes,
+            found.ctypes.data,
+            locations.ctypes.data,
+        )
+        if wrong:
+            self._raise_first(keys, found.view(np.uint8), locations, row_bytes)
+        return out, found
+
+    def values(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[list[bytes | None], bool]:
+        """Read the values at locations that were looked up; the flag tells that a segment went meanwhile."""
+        sizes = locations[:, 1] & SIZE_MASK
+        sizes[locations[:, 0] == 0] = 0
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        found = np.empty(keys.size, np.uint8)
+        at = out.ctypes.data
+        wrong = compiled(read_many)(
+            self._state.address, at >> 12, locations.ctypes.data, keys.size, at, starts.ctypes.data, found.ctypes.data
+        )
+        if wrong:
+            if (found == STALE).any():
+                return [], True
+            self._raise_first(keys, found, locations, 0)
+        raw: Any = out.tobytes() if out.nbytes < 1 << 16 else out.data
+        pairs = zip(starts.tolist(), ends.tolist(), found.tolist(), strict=True)
+        return [bytes(raw[a:b]) if ok else None for a, b, ok in pairs], False
+
+    # -- errors ---------------------------------------------------------------------------------------------
+
+    def _raise_first(
+        self, keys: Keys, found: NDArray[np.uint8], locations: NDArray[np.int64], row_bytes: int
+    ) -> None:
+        k = int(np.flatnonzero(found > FOUND)[0])
+        if found[k] == OTHER_SIZE:
+            size = int(locations[k, 1]) & SIZE_MASK
+            raise errors.ValueSizeError(
+                f"{self._path}: the value of key {keys.row(k)!r} has {size} bytes, not {row_bytes}: leave out away",
+                name="out",
+                nbytes=size,
+            )
+        raise self.error(keys.row(k), int(found[k]), int(locations[k, 0]) >> SEGMENT_SHIFT)
+
+    def error(self, key: bytes, status: int, segment: int | None = None) -> Exception:
+        """Return the error for what went wrong with a key."""
+        where = self._path if segment is None else f"{self._path}, segment {segment}"
+        if status == BAD_CRC:
+            return errors.CorruptionError(
+                f"{where}: the value of key {key!r} is damaged (its CRC-32C is wrong): run `warpwell kv verify`, and"
+                " put the key again from its source",
+                path=self._path,
+            )
+        if status == SHORT:
+            return errors.CorruptionError(
+                f"{where}: the file ends before the value of key {key!r}: it was cut, restore it from a copy",
+                path=self._path,
+            )
+        if status == STALE:
+            return errors.CorruptionError(
+                f"{where}: the value of key {key!r} lies in a segment that is not open: open the store again",
+                path=self._path,
+            )
+        code = status - FAILED
+        with contextlib.suppress(ValueError):
+            return errors.MediumError(
+                f"{where}: reading the value of key {key!r} failed ({os.strerror(code)}): check the drive", status=0x281
+            )
+        raise AssertionError(status)
+
+
+class _SegmentTable:
+    """Descriptors by segment id."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._words: Any = np.zeros((SEGMENT_HEADER + SEGMENT_ENTRY * count) // 8, np.int64)
+        self._words[0] = count
+        self.entries = self._words[SEGMENT_HEADER // 8 :].reshape(count, SEGMENT_ENTRY // 8)
+        self.address = int(self._words.ctypes.data)
+
+    def free(self) -> None:
+        """Drop the memory."""
+        self._words = None

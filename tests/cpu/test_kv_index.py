@@ -1,0 +1,234 @@
+"""Index and reader by themselves: against a dict, while a writer changes them, and with files that fail."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warpwell import errors
+from warpwell.kv.checksum import crc32c
+from warpwell.kv.index import Index
+from warpwell.kv.keys import Keys, as_keys
+from warpwell.kv.layout import LENGTH_SHIFT, SEGMENT_SHIFT, StoreState
+from warpwell.kv.reader import Reader
+from warpwell.kv.slots import lookup, put
+from warpwell.targets.interp import Interpreter
+
+KEY = st.binary(min_size=1, max_size=3) | st.integers(0, 20)
+
+
+def locations_of(keys: Keys, serial: int) -> np.ndarray:
+    """Made-up locations, in which loc1's upper half repeats the serial number in loc0."""
+    lengths = keys.padded()[1].astype(np.int64)
+    numbers = serial + np.arange(keys.size)
+    return np.column_stack([1 << SEGMENT_SHIFT | numbers, numbers << 32 | lengths << LENGTH_SHIFT])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "delete", "move"]), st.lists(KEY, max_size=8))))
+def test_index_is_a_dict(steps: list[tuple[str, list[object]]]) -> None:
+    index, model, serial = Index(StoreState()), {}, 1
+    for step, listed in steps:
+        keys = as_keys(listed)
+        names = keys.to_list()
+        before = index.lookup(keys)
+        assert [tuple(row) for row in before] == [model.get(n, (0, 0)) for n in names]
+        after = locations_of(keys, serial)
+        serial += keys.size
+        if step == "put":
+            replaced = index.put(keys, after)
+            for name, old, new in zip(names, replaced, after, strict=True):
+                assert tuple(old) == model.get(name, (0, 0))
+                model[name] = tuple(new)
+        elif step == "delete":
+            for name, old in zip(names, index.delete(keys), strict=True):
+                assert tuple(old) == model.pop(name, (0, 0))
+        else:
+            before[::2] += 1  # not where they are: these stay
+            moved = index.move(keys, before, after)
+            for name, old, new, ok in zip(names, before, after, moved, strict=True):
+                assert ok == (name in model and model[name][0] == old[0])
+                if ok:
+                    model[name] = tuple(new)
+        assert len(index) == len(model)
+    found, places = index.entries()
+    assert {k: tuple(p) for k, p in zip(found.to_list(), places, strict=True)} == model
+
+
+def test_many_keys_and_churn() -> None:
+    state = StoreState()
+    index = Index(state)
+    keys = as_keys(np.random.default_rng(0).permutation(200_000))
+    index.put(keys, locations_of(keys, 1))
+    assert len(index) == 200_000
+    np.testing.assert_array_equal(index.lookup(keys), locations_of(keys, 1))
+    for round_ in range(8):
+        # other keys each time: tombstones must not fill the table for ever
+        churn = as_keys(np.arange(100_000) + 10**6 * (round_ + 1))
+        index.put(churn, locations_of(churn, 10**7))
+        index.delete(churn)
+    assert len(index) == 200_000
+    assert index.capacity <= 1 << 20
+    np.testing.assert_array_equal(index.lookup(keys), locations_of(keys, 1))
+    assert state.drain()
+
+
+def test_readers_see_pairs_that_belong_together() -> None:
+    state = StoreState()
+    index = Index(state)
+    keys = as_keys(np.arange(500))
+    index.put(keys, locations_of(keys, 1))
+    stop, wrong, rounds = threading.Event(), [], [0, 0]
+
+    def reader(k: int) -> None:
+        while not stop.is_set():
+            found = index.lookup(keys, stripe=k)
+            present = found[:, 0] != 0
+            if not present.all() or (found[:, 0] & 0xFFFFFFFF != found[:, 1] >> 32).any():
+                wrong.append(found)
+                return
+            rounds[k] += 1
+
+    threads = [threading.Thread(target=reader, args=(k,)) for k in range(2)]
+    for t in threads:
+        t.start()
+    try:
+        serial = 1000
+        while min(rounds) < 200 and serial < 10**9 and not wrong:
+            index.put(keys, locations_of(keys, serial % 10**8))
+            serial += 500
+            if serial % 5000 == 0:
+                fresh = as_keys(np.arange(1000) + serial)
+                index.put(fresh, locations_of(fresh, 1))  # so that the table is replaced now and then
+                index.delete(fresh)
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+    assert not wrong
+    assert state.drain()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_lookup_on_weak_memory(seed: int) -> None:
+    words = np.zeros(8 + 4 * 8, np.int64)
+    words[0] = 7
+    table = words.ctypes.data
+    seen: list[tuple[int, int]] = []
+
+    def writer() -> None:
+        for n in (1, 2, 3):
+            put(table, 5, 0, 8, 1 << 40 | n, n << 32 | 8 << LENGTH_SHIFT)
+        put(table, 5, 0, 8, -1, 0)
+        put(table, 5, 0, 8, 1 << 40 | 4, 4 << 32 | 8 << LENGTH_SHIFT)
+
+    def reader() -> None:
+        for _ in range(3):
+            seen.append(lookup(table, 5, 0, 8))
+
+    interpreter = Interpreter(seed)
+    interpreter.spawn(writer, name="writer")
+    interpreter.spawn(reader, name="reader")
+    interpreter.run()
+    for loc0, loc1 in seen:
+        assert loc0 & 0xFF == loc1 >> 32 and (loc0 == 0) == (loc1 == 0)
+    # coherence: a later lookup never goes back, but for the deletion between 3 and 4
+    numbers = [loc0 & 0xFF for loc0, _ in seen if loc0]
+    assert numbers == sorted(numbers)
+
+
+# -- reader -------------------------------------------------------------------------------------------------
+
+
+class Place:
+    """One segment file with some values, and an index over them."""
+
+    def __init__(self, folder: Path, values: dict[bytes, bytes]) -> None:
+        self.path = folder / "1.val"
+        self.state = StoreState()
+        self.index = Index(self.state)
+        self.reader = Reader(self.state, str(folder))
+        blob, rows = bytearray(4096), []
+        for key, value in values.items():
+            blob += bytes(-len(blob) % 64)
+            rows.append((1 << 40 | len(blob) // 64, crc32c(value) << 32 | len(key) << LENGTH_SHIFT | len(value)))
+            blob += value
+        self.path.write_bytes(bytes(blob))
+        places = np.array([[a, b - (b >> 63 << 64)] for a, b in rows], np.int64)
+        self.index.put(as_keys(list(values)), places)
+        self.places = dict(zip(values, places, strict=True))
+        self.fd = os.open(self.path, os.O_RDWR)
+        self.reader.on_segment(1, self.fd)
+
+    def close(self) -> None:
+        self.reader.close()
+        os.close(self.fd)
+
+    def offset(self, key: bytes) -> int:
+        return (int(self.places[key][0]) & (1 << 40) - 1) * 64
+
+
+@pytest.fixture
+def place(tmp_path: Path):
+    random = np.random.default_rng(0)
+    made = Place(tmp_path, {b"k%d" % n: random.bytes(n) for n in (0, 1, 7, 64, 1000, 65536, 65537, 1 << 20)})
+    yield made
+    made.close()
+
+
+def test_values_of_any_size(place: Place) -> None:
+    data = place.path.read_bytes()
+    for key in place.places:
+        size = int(key[1:])
+        assert place.reader.get(key) == data[place.offset(key) : place.offset(key) + size]
+    assert place.reader.get(b"absent") is None
+    keys = as_keys([b"k7", b"absent", b"k1000", b"k0", b"k1048576"])
+    values, stale = place.reader.values(keys, place.index.lookup(keys))
+    assert not stale
+    assert [None if v is None else len(v) for v in values] == [7, None, 1000, 0, 1 << 20]
+    assert values[2] == place.reader.get(b"k1000")
+    rows, found = place.reader.rows(as_keys([b"k64", b"absent"]), 64)
+    assert found.tolist() == [True, False]
+    assert rows[0].tobytes() == place.reader.get(b"k64") and not rows[1].any()
+    with pytest.raises(errors.ValueSizeError, match="1000 bytes"):
+        place.reader.rows(as_keys([b"k64", b"k1000"]), 64)
+
+
+@pytest.mark.parametrize("key", [b"k1", b"k64", b"k65537"])
+def test_a_changed_byte_is_never_served(place: Place, key: bytes) -> None:
+    before = place.reader.get(key)
+    assert before is not None
+    os.pwrite(place.fd, bytes([before[-1] ^ 4]), place.offset(key) + len(before) - 1)
+    for read in (place.reader.get, lambda k: place.reader.rows(as_keys([b"none", k]), len(before))):
+        with pytest.raises(errors.CorruptionError, match="CRC-32C") as raised:
+            read(key)
+        assert repr(key) in str(raised.value)
+    os.pwrite(place.fd, before[-1:], place.offset(key) + len(before) - 1)
+    assert place.reader.get(key) == before
+
+
+def test_a_file_that_was_cut(place: Place) -> None:
+    kept = place.reader.get(b"k64")
+    os.ftruncate(place.fd, place.offset(b"k1000") + 10)
+    assert place.reader.get(b"k64") == kept
+    for key in (b"k1000", b"k65536", b"k1048576"):
+        with pytest.raises(errors.CorruptionError, match="cut"):
+            place.reader.get(key)
+    with pytest.raises(errors.CorruptionError, match="cut"):
+        place.reader.rows(as_keys([b"k1000"]), 1000)
+
+
+def test_a_drive_that_fails(place: Place) -> None:
+    # a descriptor that cannot be read stands for a failing drive: EISDIR
+    folder = os.open(place.path.parent, os.O_RDONLY)
+    place.reader.on_segment(1, folder)
+    os.close(folder)
+    with pytest.raises(errors.MediumError, match="directory") as raised:
+        place.reader.get(b"k64")
+    assert isinstance(raised.value, OSError)
+    place.reader.on_segment(1, -1)
+    with pytest.raises(errors.CorruptionError, match="not open"):
+        place.reader.get(b"k64")
