@@ -148,7 +148,7 @@ class Permutation:
 
 
 @device
-def permuted(position: int, words: Any) -> int:
+def permuted(position: int, words: Any) -> Any:
     """Return what stands at a position of the order whose `Permutation.words` are given (thread)."""
     number = network(position, words)
     while number >= words[SIZE]:
@@ -157,7 +157,7 @@ def permuted(position: int, words: Any) -> int:
 
 
 @device
-def network(number: int, words: Any) -> int:
+def network(number: int, words: Any) -> Any:
     """Pass a number through the network once (thread)."""
     low_bits = words[LOW_BITS]
     low_mask = (1 << low_bits) - 1

@@ -1,0 +1,435 @@
+"""DataLoader: one order for any number of ranks, exact resume, bounded prefetch, nothing left behind."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warpwell.errors import ArgumentError, ForkError, KeyMissingError
+from warpwell.kv.keys import as_keys
+from warpwell.kv.loader import DataLoader
+from warpwell.kv.permutation import Permutation
+
+
+class Records:
+    """The part of a store that loaders use, over keys that are given; ``x`` of key k is k."""
+
+    def __init__(self, keys: Any) -> None:
+        self.given = keys
+        self.lock = threading.Lock()
+        self.calls = 0
+        self.absent: set[int] = set()
+        self.fail_at: int | None = None
+
+    def keys_array(self) -> Any:
+        return self.given
+
+    def get_many(self, keys: Any) -> Any:
+        with self.lock:
+            self.calls += 1
+            if self.calls == self.fail_at:
+                raise OSError("planted")
+        words = as_keys(keys).words
+        x = words if words.ndim == 1 else words[:, 0]
+        records = np.zeros(x.size, {"names": ["x", "y"], "formats": ["i8", "u1"], "itemsize": 24})
+        records["x"], records["y"] = x, x & 0xFF
+        return {"x": records["x"], "y": records["y"]}, np.array([int(k) not in self.absent for k in x], bool)
+
+
+class AsyncRecords(Records):
+    """The same with futures; counts those that nobody has waited on."""
+
+    def __init__(self, keys: Any) -> None:
+        super().__init__(keys)
+        self.flying = 0
+        self.most = 0
+
+    def get_async(self, keys: Any) -> Any:
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+        return self.Pending(self, keys)
+
+    class Pending:
+        def __init__(self, records: "AsyncRecords", keys: Any) -> None:
+            self.records, self.keys, self.waited = records, keys, False
+
+        def wait(self) -> Any:
+            if not self.waited:
+                self.waited = True
+                self.records.flying -= 1
+            return self.records.get_many(self.keys)
+
+
+KINDS = [Records, AsyncRecords]
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "warpwell-prefetch"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not prefetch_threads()
+
+
+def ids(batch: Any) -> list[int]:
+    assert batch["x"].flags.c_contiguous and batch["y"].flags.c_contiguous
+    assert np.array_equal(batch["x"] & 0xFF, batch["y"])
+    return list(batch["x"].tolist())
+
+
+def batches(loader: DataLoader) -> list[list[int]]:
+    return [ids(batch) for batch in loader]
+
+
+def together(per_rank: list[list[list[int]]]) -> list[list[int]]:
+    """Join the ranks' batches, batch by batch."""
+    assert len({len(mine) for mine in per_rank}) == 1
+    return [[i for mine in step for i in mine] for step in zip(*per_rank, strict=True)]
+
+
+def flat(steps: list[list[int]]) -> list[int]:
+    return [i for step in steps for i in step]
+
+
+SIZES = {"n": st.integers(0, 200), "batch": st.integers(1, 40), "seed": st.integers(0, 2**40)}
+
+
+@settings(max_examples=60)
+@given(
+    **SIZES, world=st.sampled_from([1, 2, 3, 4, 7]), drop=st.booleans(), prefetch=st.integers(0, 3),
+    kind=st.sampled_from(KINDS),
+)  # fmt: skip
+def test_ranks_deliver_one_order(
+    n: int, batch: int, seed: int, world: int, drop: bool, prefetch: int, kind: Callable[[Any], Any]
+) -> None:
+    store = kind(np.arange(n) + 5)
+    options = {"seed": seed, "prefetch": prefetch, "world_size": world, "drop_last": drop}
+    loaders = [DataLoader(store, batch, rank=r, **options) for r in range(world)]
+    for epoch in range(2):
+        per_rank = [batches(loader) for loader in loaders]
+        steps = together(per_rank)
+        assert {len(steps)} == {len(loader) for loader in loaders}
+        order = (Permutation(n, seed, epoch).slice(0, n) + 5).tolist() if n else []
+        kept = n // (batch * world) * (batch * world) if drop else n
+        assert flat(steps) == order[:kept]
+        # the same global batches from one process, and its batches dealt out to the ranks
+        one = DataLoader(store, batch * world, seed=seed, drop_last=drop)
+        one.set_epoch(epoch)
+        assert batches(one) == steps
+        dealt = DataLoader(store, batch, seed=seed)
+        dealt.set_epoch(epoch)
+        whole = n // (batch * world) * world
+        hands = [mine for step in zip(*per_rank, strict=True) for mine in step]
+        assert batches(dealt)[:whole] == hands[:whole]
+        if steps and not drop:
+            last = [len(mine[-1]) for mine in per_rank]
+            assert max(last) - min(last) <= 1
+
+
+@settings(max_examples=60)
+@given(
+    **SIZES, world=st.integers(1, 4), later=st.integers(1, 4), later_batch=st.integers(1, 40),
+    kind=st.sampled_from(KINDS), data=st.data(),
+)  # fmt: skip
+def test_a_resumed_run_delivers_exactly_the_rest(
+    n: int, batch: int, seed: int, world: int, later: int, later_batch: int, kind: Any, data: st.DataObject
+) -> None:
+    store = kind(np.arange(n) * 3)
+    first = [DataLoader(store, batch, seed=seed, rank=r, world_size=world) for r in range(world)]
+    done = data.draw(st.integers(0, 2 * len(first[0])))
+    seen: list[list[list[int]]] = []
+    for loader in first:
+        mine: list[list[int]] = []
+        while len(mine) < done:
+            for b in loader:
+                mine.append(ids(b))
+                if len(mine) == done:
+                    break
+        seen.append(mine)
+    states = [loader.state_dict() for loader in first]
+    assert all(state == states[0] for state in states)
+    state = json.loads(json.dumps(states[0]))
+    second = [DataLoader(store, later_batch, rank=r, world_size=later) for r in range(later)]
+    for loader in second:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state and loader.epoch == state["epoch"]
+    steps = together(seen)
+    while second[0].epoch < 3 if n else False:
+        steps += together([batches(loader) for loader in second])
+    order = [Permutation(n, seed, epoch).slice(0, n) * 3 for epoch in range(3 if n else 0)]
+    assert flat(steps) == (np.concatenate(order).tolist() if n else [])
+
+
+@pytest.mark.parametrize("keys", [
+    np.array([9, -4, 7, 7, 3]), range(100, 0, -7), range(0), range(2**62, 2**63, 2**60),
+    [b"a", b"a\0", b"16 bytes exactly"],
+    ["one", 2, b"three"], np.array([2**63 - 1, -(2**63)]), range(-(2**63), 2**63, 2**63 - 1),
+])  # fmt: skip
+def test_without_shuffle_keys_come_in_their_order(keys: Any) -> None:
+    listed = as_keys(list(keys))
+    asked: list[bytes] = []
+
+    class Asked(Records):
+        def get_many(self, keys: Any) -> Any:
+            asked.extend(as_keys(keys).to_list())
+            return super().get_many(keys)
+
+    loader = DataLoader(Asked(np.arange(3)), 2, shuffle=False, keys=keys)
+    assert loader.samples == listed.size
+    for _ in range(2):
+        assert sum(len(batch["x"]) for batch in loader) == listed.size
+    assert asked == 2 * listed.to_list()
+
+
+def test_epochs_follow_one_another() -> None:
+    loader = DataLoader(Records(np.arange(50)), 8, seed=1)
+    first, second = flat(batches(loader)), flat(batches(loader))
+    assert loader.epoch == 2 and first != second and sorted(first) == sorted(second)
+    assert loader.state_dict()["position"] == 0
+    loader.set_epoch(1)
+    assert flat(batches(loader)) == second
+    assert flat(batches(DataLoader(Records(np.arange(50)), 8, seed=2))) not in (first, second)
+
+
+def test_an_iteration_left_early_is_over() -> None:
+    loader = DataLoader(Records(np.arange(50)), 8, seed=1)
+    head = [ids(batch) for _, batch in zip(range(2), loader, strict=False)]
+    assert loader.epoch == 0 and loader.state_dict()["position"] == 16
+    assert flat(batches(loader))[:16] != flat(head)
+    assert loader.epoch == 2
+
+
+def test_an_iterator_goes_on_where_it_was() -> None:
+    loader = DataLoader(Records(np.arange(50)), 8, seed=1)
+    whole = flat(batches(DataLoader(Records(np.arange(50)), 8, seed=1)))
+    iterator = iter(loader)
+    assert iter(iterator) is iterator
+    some = ids(next(iterator)) + ids(next(iterator))
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 16)
+    assert some + [i for batch in iterator for i in ids(batch)] == whole
+    # an old iterator moves the loader no more
+    old = iter(loader)
+    next(old)
+    loader.load_state_dict(state)
+    next(old)
+    assert loader.state_dict() == state
+    assert flat(batches(loader)) == whole[16:]
+    old.close()  # type: ignore[attr-defined]
+    assert next(old, None) is None
+
+
+def test_an_exhausted_iterator_does_not_move_the_next() -> None:
+    loader = DataLoader(Records(np.arange(10)), 4)
+    old = iter(loader)
+    assert len(list(old)) == 3
+    new = iter(loader)
+    next(new)
+    assert next(old, None) is None
+    assert (loader.epoch, loader.state_dict()["position"]) == (1, 4)
+    new.close()  # type: ignore[attr-defined]
+
+
+def test_the_state_after_the_last_batch_leaves_nothing() -> None:
+    """So that work at the end of an epoch is done by the run that resumes."""
+    loader = DataLoader(Records(np.arange(20)), 8)
+    for _ in loader:
+        state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 20)
+    loader.load_state_dict(state)
+    assert batches(loader) == [] and loader.epoch == 1
+    assert len(batches(loader)) == 3
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_no_more_is_fetched_ahead_than_asked_for(prefetch: int) -> None:
+    store = Records(np.arange(100))
+    iterator = iter(DataLoader(store, 5, prefetch=prefetch))
+    for delivered in range(8):
+        deadline = time.monotonic() + 20
+        while store.calls < delivered + prefetch:
+            assert time.monotonic() < deadline, "batches are not fetched ahead"
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert store.calls == delivered + prefetch
+        next(iterator)
+    iterator.close()  # type: ignore[attr-defined]
+    waiting = AsyncRecords(np.arange(100))
+    assert len(batches(DataLoader(waiting, 5, prefetch=prefetch))) == 20
+    assert (waiting.most, waiting.flying) == (prefetch, 0)
+
+
+def test_without_prefetch_nothing_is_fetched_ahead() -> None:
+    store = AsyncRecords(np.arange(100))
+    for number, _ in enumerate(DataLoader(store, 10, prefetch=0), 1):
+        assert store.calls == number and store.most == 0 and not prefetch_threads()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["break", "raise", "close", "forget", "error"])
+def test_stopping_early_leaves_nothing_behind(kind: Callable[[Any], Any], how: str) -> None:
+    store = kind(np.arange(1000))
+    loader = DataLoader(store, 5, prefetch=3)
+    if how == "break":
+        for _ in loader:
+            break
+    elif how == "raise":
+        with pytest.raises(ZeroDivisionError):
+            for batch in loader:
+                ids(batch)[0] // 0
+    elif how == "close":
+        iterator = iter(loader)
+        next(iterator)
+        iterator.close()  # type: ignore[attr-defined]
+        assert next(iterator, None) is None
+    elif how == "forget":
+        iterator = iter(loader)
+        del iterator
+    else:
+        store.fail_at = 4
+        with pytest.raises(OSError, match="planted"):
+            batches(loader)
+    gc.collect()
+    assert not prefetch_threads()
+    assert getattr(store, "flying", 0) == 0
+    calls = store.calls
+    time.sleep(0.02)
+    assert store.calls == calls
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_errors_come_after_the_batches_before_them(kind: Callable[[Any], Any], prefetch: int) -> None:
+    store = kind(np.arange(100))
+    store.fail_at = 4
+    loader = DataLoader(store, 10, seed=3, prefetch=prefetch)
+    seen = []
+    iterator = iter(loader)
+    with pytest.raises(OSError, match="planted"):
+        for batch in iterator:
+            seen.append(ids(batch))
+    assert next(iterator, None) is None
+    assert len(seen) == 3 and loader.state_dict()["position"] == 30
+    # the state is that of the last batch which came, so a run that resumes lacks nothing
+    loader.load_state_dict(loader.state_dict())
+    assert flat(seen) + flat(batches(loader)) == Permutation(100, 3).slice(0, 100).tolist()
+
+
+def test_errors_of_a_submission_come_in_their_turn() -> None:
+    class Full(AsyncRecords):
+        def get_async(self, keys: Any) -> Any:
+            if self.calls == 2:
+                raise MemoryError("planted")
+            return super().get_async(keys)
+
+    seen = 0
+    with pytest.raises(MemoryError, match="planted"):
+        for _ in DataLoader(Full(np.arange(100)), 10, prefetch=3):
+            seen += 1
+    assert seen == 4  # the one that could not be submitted was the fifth
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_keys_are_named(kind: Callable[[Any], Any]) -> None:
+    store = kind(np.arange(40))
+    store.absent = {17}
+    loader = DataLoader(store, 10, shuffle=False)
+    seen = 0
+    with pytest.raises(KeyMissingError, match=r"b'\\x11\\x00.*1 of a batch of 10") as raised:
+        for _ in loader:
+            seen += 1
+    assert seen == 1 and raised.value.key == (17).to_bytes(8, "little")
+    assert loader.state_dict()["position"] == 10
+
+
+def test_a_store_without_records() -> None:
+    loader = DataLoader(Records(np.empty(0, np.int64)), 10)
+    assert len(loader) == 0 and batches(loader) == [] and loader.epoch == 1
+    loader.load_state_dict(loader.state_dict())
+
+
+def test_fewer_samples_than_ranks() -> None:
+    loaders = [DataLoader(Records(np.arange(3)), 2, rank=r, world_size=5) for r in range(5)]
+    got = [batches(loader) for loader in loaders]
+    assert [len(mine) for mine in got] == [1] * 5
+    assert flat(flat(got)) == Permutation(3).slice(0, 3).tolist()  # type: ignore[arg-type]
+    assert [len(mine[0]) for mine in got] == [0, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"batch_size": 0}, "batch_size is 0"), ({"batch_size": 2.0}, "whole number"), ({"batch_size": True}, "batch_size"),
+    ({"rank": 2, "world_size": 2}, "from 0 to 1"), ({"rank": -1}, "rank is -1"), ({"world_size": 0}, "world_size"),
+    ({"prefetch": -1}, "prefetch"), ({"seed": "a"}, "seed"), ({"keys": 5}, "keys"),
+    ({"keys": range(2**63, 2**63 + 9)}, "64 bits"),
+])  # fmt: skip
+def test_options_that_cannot_be(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        DataLoader(Records(np.arange(10)), **options)
+
+
+@pytest.mark.parametrize(("change", "match"), [
+    ({"version": 2}, "version 2"), ({"samples": 9}, "other keys"), ({"keys": 1}, "other keys"),
+    ({"position": 11}, "edited"), ({"position": -1}, "position"), ({"epoch": "x"}, "epoch"), ({"seed": None}, "seed"),
+])  # fmt: skip
+def test_states_that_cannot_be(change: dict[str, Any], match: str) -> None:
+    loader = DataLoader(Records(np.arange(10)), 4, seed=6)
+    before = loader.state_dict()
+    with pytest.raises(ArgumentError, match=match):
+        loader.load_state_dict({**before, **change})
+    assert loader.state_dict() == before
+    for wrong in ({}, None, {"seed": 1}):
+        with pytest.raises(ArgumentError, match="state_dict"):
+            loader.load_state_dict(wrong)  # type: ignore[arg-type]
+
+
+def test_states_tell_keys_apart() -> None:
+    state = DataLoader(Records(np.arange(10)), 4).state_dict()
+    for other in (np.arange(1, 11), np.arange(10)[::-1], [b"a"] * 10, np.arange(11)):
+        with pytest.raises(ArgumentError, match="other keys"):
+            DataLoader(Records(other), 4).load_state_dict(state)
+    # the same keys, named in another way
+    DataLoader(Records(np.arange(3)), 4, keys=range(10)).load_state_dict(state)
+    DataLoader(Records(np.arange(3)), 4, keys=[int(k).to_bytes(8, "little") for k in range(10)]).load_state_dict(state)
+
+
+def test_an_iterator_is_refused_after_a_fork() -> None:
+    iterator = iter(DataLoader(Records(np.arange(1000)), 5))
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            next(iterator)
+        except ForkError as error:
+            code = 0 if "each process" in str(error) else 2
+        finally:
+            iterator.close()  # type: ignore[attr-defined]
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(ids(next(iterator))) == 5
+    iterator.close()  # type: ignore[attr-defined]
+
+
+def test_an_iterator_that_is_alive_does_not_hold_up_the_exit() -> None:
+    text = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import numpy as np, test_kv_loader as t\n"
+        "iterator = iter(t.DataLoader(t.Records(np.arange(1000)), 5))\n"
+        "next(iterator)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text, str(Path(__file__).parent)], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
