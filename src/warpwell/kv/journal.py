@@ -1,0 +1,285 @@
+"""Journal: 64-byte records, chained and checksummed, in groups of which all records count or none."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checksum import (
+    SCAN_CHAIN,
+    SCAN_COMMITTED,
+    SCAN_COMMITTED_CHAIN,
+    SCAN_FLOOR_CRC,
+    SCAN_FLOOR_SEQ,
+    SCAN_FLOOR_WRONG,
+    SCAN_SALT,
+    SCAN_SEQ,
+    SCAN_WORDS,
+    later_record,
+    scan_records,
+    seal_records,
+)
+from .files import Files, read_at
+from .format import (
+    COMMIT,
+    DELETE,
+    JOURNAL_FILE,
+    MAGIC,
+    ORDERED,
+    PUT,
+    RECORD,
+    RECORD_BYTES,
+    SUPERBLOCK,
+    TOMBSTONE,
+    Superblock,
+    file_name,
+    key_len_of,
+)
+
+_CHUNK = 1 << 17
+"""Records that are read or written at once."""
+
+
+@dataclass
+class Position:
+    """A place between two groups: where to go on reading or writing."""
+
+    offset: int
+    seq: int
+    """The last record before it."""
+    chain: int
+    """Its checksum."""
+
+
+@dataclass
+class Scanned:
+    """What `scan` found.
+
+    Attributes
+    ----------
+    slots : int64 [N, 4]
+        key0, key1, loc0 and loc1 of the records of whole groups, in their order; loc0 is -1 for a delete.
+    ordered : bool [N]
+        The record's `ORDERED` flag.
+    begins : bool [N]
+        The record is the first of its group.
+    position : Position
+        Behind the last whole group.
+    size : int
+        Bytes of the file when it was read.
+    bad : int or None
+        Offset of a record that does not continue the chain, if there is one.
+    damaged : bool
+        Something shows that what is bad or missing had been durable.
+    why : str
+        What shows it.
+    """
+
+    slots: NDArray[np.int64]
+    ordered: NDArray[np.bool_]
+    begins: NDArray[np.bool_]
+    position: Position
+    size: int
+    bad: int | None = None
+    damaged: bool = False
+    why: str = ""
+
+
+class Journal:
+    """A journal that is appended to.
+
+    Parameters
+    ----------
+    files : Files
+    fd : int
+        Taken over.
+    salt : int
+        From its superblock.
+    position : Position
+        Where to go on.
+    """
+
+    def __init__(self, files: Files, fd: int, salt: int, position: Position) -> None:
+        self._files, self.fd, self.salt = files, fd, salt
+        self.position = position
+        self._group = 0  # records of the unfinished group that are in the file
+        self._tail = Position(position.offset, position.seq, position.chain)
+
+    def write(self, records: NDArray[Any], *, ordered: bool, last: bool) -> None:
+        """Write records of the present group, with the mark behind them if they are its last ones.
+
+        Nothing moves when it raises; the next call writes to the same place.
+        """
+        count = len(records)
+        records["flags"] = records["flags"] & ~np.uint16(COMMIT | ORDERED) | (ORDERED if ordered else 0)
+        if last:
+            records["flags"][-1] |= COMMIT
+        records["ordinal"] = np.arange(self._group, self._group + count, dtype=np.uint32)
+        records["salt"] = self.salt
+        tail = self._tail
+        records["seq"] = np.arange(tail.seq + 1, tail.seq + 1 + count)
+        chain = seal_records(records, tail.chain)
+        for at in range(0, count, _CHUNK):
+            part = records[at : at + _CHUNK].view(np.uint8)
+            self._files.pwrite(self.fd, part, tail.offset + RECORD_BYTES * at)
+        self._tail = Position(tail.offset + RECORD_BYTES * count, tail.seq + count, chain)
+        self._group += count
+        if last:
+            self._group = 0
+            self.position = Position(self._tail.offset, self._tail.seq, self._tail.chain)
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        self._files.sync(self.fd)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
+
+@dataclass
+class Pending:
+    """Records that are not in the journal yet, in pieces."""
+
+    pieces: list[Any] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, records: NDArray[Any]) -> None:
+        """Append records."""
+        self.pieces.append(records)
+        self.count += len(records)
+
+    def add_packed(self, record: bytes) -> None:
+        """Append one record that `struct` packed."""
+        self.pieces.append(record)
+        self.count += 1
+
+    def take(self) -> NDArray[Any]:
+        """Return all as one array, which stays here until `clear`."""
+        if len(self.pieces) != 1 or isinstance(self.pieces[0], bytes):
+            joined = bytearray(b"".join(p if isinstance(p, bytes) else p.tobytes() for p in self.pieces))
+            self.pieces = [np.frombuffer(joined, RECORD)]
+        out: NDArray[Any] = self.pieces[0]
+        return out
+
+    def clear(self, keep: int = 0) -> None:
+        """Forget all but the last `keep`, of what `take` returned."""
+        left = self.pieces[0][len(self.pieces[0]) - keep :].copy() if keep else None
+        self.pieces = [] if left is None else [left]
+        self.count = keep
+
+
+def new_records(kind: int, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], flags: int = 0) -> NDArray[Any]:
+    """Return records of `kind` for keys, uint8 [N, 16]; locations, order and checksums are still to be filled in."""
+    records = np.zeros(len(keys), RECORD)
+    records["magic"], records["type"], records["flags"] = MAGIC, kind, flags
+    records["key_len"] = key_lens
+    records["key"] = np.ascontiguousarray(keys).view(np.int64)
+    if kind == DELETE:
+        records["loc"][:, 0] = TOMBSTONE
+        records["loc"][:, 1] = key_lens.astype(np.int64) << 25
+    return records
+
+
+def journal_path(folder: str, id: int) -> str:
+    """Return a journal's file."""
+    return os.path.join(folder, file_name(JOURNAL_FILE, id))
+
+
+def read_superblock(fd: int, uuid: bytes, id: int, path: str) -> Superblock:
+    """Check and return the superblock of an open journal."""
+    return Superblock.unpack(read_at(fd, SUPERBLOCK, 0), JOURNAL_FILE, uuid, id, path)
+
+
+def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned:
+    """Read whole groups from `start` on.
+
+    A group whose last record is missing is left out. So is what follows a bad record; where a later record,
+    or the floor, proves that the bad one had been durable, the result says that the journal is damaged.
+
+    Parameters
+    ----------
+    fd : int
+    salt : int
+    start : Position
+    floor : tuple of int
+        Sequence number and checksum of a record that was durable before this call.
+    """
+    size = os.fstat(fd).st_size
+    state = np.zeros(SCAN_WORDS, np.int64)
+    state[SCAN_SEQ], state[SCAN_CHAIN], state[SCAN_SALT] = start.seq + 1, start.chain, salt
+    state[SCAN_FLOOR_SEQ], state[SCAN_FLOOR_CRC] = floor
+    slots: list[NDArray[np.int64]] = []
+    ordered: list[NDArray[np.bool_]] = []
+    begins: list[NDArray[np.bool_]] = []
+    kept = read = 0  # records of whole groups, and all good ones
+    position, bad, offset = start, None, start.offset
+    why = ""
+    while bad is None and offset + RECORD_BYTES <= size:
+        data = read_at(fd, min(_CHUNK * RECORD_BYTES, size - offset) // RECORD_BYTES * RECORD_BYTES, offset)
+        records = np.frombuffer(data, RECORD, len(data) // RECORD_BYTES)
+        if not len(records):
+            break
+        good = scan_records(state, records)
+        wrong = _unusable(records[:good])
+        if wrong is not None:
+            bad, why = offset + RECORD_BYTES * wrong, "it is sound but says nothing that this release could mean"
+            break
+        slots.append(np.concatenate([records["key"][:good], records["loc"][:good]], axis=1))
+        ordered.append((records["flags"][:good] & ORDERED) != 0)
+        begins.append(records["ordinal"][:good] == 0)
+        if state[SCAN_COMMITTED]:
+            kept = read + int(state[SCAN_COMMITTED])
+            at = offset + RECORD_BYTES * int(state[SCAN_COMMITTED])
+            position = Position(at, start.seq + kept, int(state[SCAN_COMMITTED_CHAIN]))
+        read += good
+        if good < len(records):
+            bad = offset + RECORD_BYTES * good
+        offset += RECORD_BYTES * len(records)
+    out = Scanned(
+        np.concatenate(slots)[:kept] if slots else np.empty((0, 4), np.int64),
+        np.concatenate(ordered)[:kept] if ordered else np.empty(0, np.bool_),
+        np.concatenate(begins)[:kept] if begins else np.empty(0, np.bool_),
+        position,
+        size,
+        bad,
+        why != "",
+        why,
+    )
+    if state[SCAN_FLOOR_WRONG]:
+        out.damaged, out.why = True, f"record {floor[0]} is not the one that was committed"
+    elif not out.damaged and floor[0] > position.seq:
+        out.damaged, out.why = True, f"records up to {floor[0]} had been committed and end at {position.seq}"
+    elif not out.damaged and bad is not None and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
+        out.damaged, out.why = True, "sound records follow it"
+    return out
+
+
+def _unusable(records: NDArray[Any]) -> int | None:
+    """Return the index of a record with contents that no writer writes."""
+    lens = records["key_len"]
+    fine = (lens >= 1) & (lens <= 16) & (key_len_of(records["loc"][:, 1]) == lens)
+    fine &= ((records["type"] == PUT) & (records["loc"][:, 0] > 0)) | (
+        (records["type"] == DELETE) & (records["loc"][:, 0] == TOMBSTONE)
+    )
+    return None if fine.all() else int(np.argmin(fine))
+
+
+def _followed(fd: int, salt: int, bad: int, size: int, seq: int) -> bool:
+    """Tell whether a record behind offset `bad` proves that the record `seq` there had been durable."""
+    offset = bad
+    while offset + RECORD_BYTES <= size:
+        data = read_at(fd, min(_CHUNK * RECORD_BYTES, size - offset) // RECORD_BYTES * RECORD_BYTES, offset)
+        records = np.frombuffer(data, RECORD, len(data) // RECORD_BYTES)
+        if not len(records):
+            break
+        if later_record(records, salt, seq) >= 0:
+            return True
+        offset += RECORD_BYTES * len(records)
+    return False
