@@ -258,7 +258,9 @@ class KeyRule:
 def check_value(nbytes: int, where: str) -> None:
     """Refuse a value over the limit; `where` names it."""
     if nbytes > MAX_VALUE:
-        raise ValueSizeError(f"{where} has {nbytes} bytes where a value has at most {MAX_VALUE}: split it", nbytes=nbytes)
+        raise ValueSizeError(
+            f"{where} has {nbytes} bytes where a value has at most {MAX_VALUE}: split it", name="value", nbytes=nbytes
+        )
 
 
 def need(module: str, extra: str) -> Any:
