@@ -85,7 +85,7 @@ def bam(a, b, c, d, index):
     return bam_read(a, b, c, d, 8 * index)
 
 
-READERS = {"raw L1": (raw_l1, 32), "raw": (raw, 32), "warpwell": (warpwell, None), "at 32 regs": (warpwell, 32),
+READERS = {"raw L1": (raw_l1, 32), "raw": (raw, 32), "warpwell": (warpwell, None), "at 64 regs": (warpwell, 64),
            "BaM": (bam, 32)}  # fmt: skip
 PATTERNS = ("random", "hot", "sequential")
 
@@ -176,8 +176,8 @@ def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, sto
                 row += [rates[n] for n in READERS]
                 row += [rates[n] / rates["raw"] for n in READERS if n != "raw"]
                 if target == "cuda":
-                    row += [f"{rates['warpwell regs']}/{rates['at 32 regs regs']}",
-                            f"{rates['warpwell occupancy']:.2f}/{rates['at 32 regs occupancy']:.2f}"]  # fmt: skip
+                    row += [f"{rates['warpwell regs']}/{rates['at 64 regs regs']}",
+                            f"{rates['warpwell occupancy']:.2f}/{rates['at 64 regs occupancy']:.2f}"]  # fmt: skip
                 rows.append(row)
                 results["rows"].append({"pattern": pattern, "store": store, **rates})
         head = ["pattern", "store", *(f"{n} G/s" for n in READERS), *(f"{n}/raw" for n in READERS if n != "raw")]
