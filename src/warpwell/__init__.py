@@ -8,6 +8,7 @@
 ...         ww.atomic_add(degree, edges[i], 1)
 """
 
+from . import kv
 from .array import Array, DeviceArray, atomic_add, create
 from .array import open_array as open  # reads as ww.open, like io.open
 from .cache import Cache, Statistics
@@ -40,6 +41,7 @@ __all__ = [
     "failed",
     "grid",
     "kernel",
+    "kv",
     "lane_id",
     "numba_cuda",
     "open",

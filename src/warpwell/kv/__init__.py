@@ -1,1 +1,18 @@
-"""Key-value stores whose records kernels fetch by key."""
+"""Key-value stores: durable records on disk that the host reads like a mapping and kernels fetch by key.
+
+>>> import warpwell as ww
+>>> with ww.kv.create("digits.kv", schema={"x": ("uint8", (8, 8)), "y": ("int64", ())}) as w:
+...     w.put_many(keys, {"x": images, "y": labels})
+>>> store = ww.kv.open("digits.kv")
+>>> batch, found = store.get_many(keys[:256])
+"""
+
+from .dataset import Dataset
+from .loader import DataLoader
+from .opening import create
+from .opening import open_store as open  # reads as kv.open, like io.open
+from .schema import Schema
+from .statistics import StoreStatistics
+from .store import Store
+
+__all__ = ["DataLoader", "Dataset", "Schema", "Store", "StoreStatistics", "create", "open"]

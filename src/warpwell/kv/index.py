@@ -23,7 +23,7 @@ from .layout import (
     publish,
 )
 from .native import compiled
-from .slots import lookup_many, move_many, put_many, rehash
+from .slots import lookup_many, move_many, put, put_many, rehash
 
 MIN_SLOTS = 1024
 _FULL = 0.7
@@ -79,6 +79,11 @@ class Index:
         )
         return replaced
 
+    def put_one(self, key: bytes, loc0: int, loc1: int) -> None:
+        """Put one key at a location."""
+        self.reserve(1)
+        compiled(put)(self._table.address, *words_of(key), len(key), loc0, loc1)
+
     def delete(self, keys: Keys) -> NDArray[np.int64]:
         """Delete keys; return the locations that they had, int64 [N, 2], zeros for absent ones."""
         locations = np.zeros((keys.size, 2), np.int64)
@@ -122,9 +127,11 @@ class Index:
         self._publish()
         self._state.retire(old.free)
 
-    def clear(self) -> None:
-        """Forget all keys."""
-        old, self._table = self._table, _Table(MIN_SLOTS)
+    def replace(self, keys: Keys, locations: NDArray[np.int64]) -> None:
+        """Forget all keys and take these; readers see either all of the old ones or all of the new ones."""
+        locations = np.ascontiguousarray(locations, np.int64)
+        old, self._table = self._table, _Table(_slots_for(keys.size))
+        compiled(put_many)(self._table.address, *_addresses(keys), keys.size, locations.ctypes.data, 0)
         self._publish()
         self._state.retire(old.free)
 
@@ -150,6 +157,13 @@ class _Table:
     def free(self) -> None:
         """Drop the memory (it goes once no array looks at it any more)."""
         self._raw = self._hold = None
+
+
+def words_of(key: bytes) -> tuple[int, int]:
+    """Return a key as two words."""
+    low = int.from_bytes(key[:8], "little")
+    high = int.from_bytes(key[8:], "little")
+    return low - ((low & 1 << 63) << 1), high - ((high & 1 << 63) << 1)
 
 
 def _slots_for(keys: int) -> int:

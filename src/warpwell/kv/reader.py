@@ -24,6 +24,7 @@ from .fetch import (
     get_rows,
     read_many,
 )
+from .index import words_of
 from .keys import Keys
 from .layout import (
     G_FD,
@@ -54,7 +55,6 @@ class Reader:
         self._state = state
         self._path = path
         self._table = _SegmentTable(16)
-        self._fds: dict[int, int] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
         self._publish()
@@ -62,27 +62,18 @@ class Reader:
     # -- segments -------------------------------------------------------------------------------------------
 
     def on_segment(self, segment: int, fd: int) -> None:
-        """Follow the log: it opened a segment as `fd`, or closed it (-1). Readers inside still read it."""
+        """Follow the log: it opened a segment as `fd`, or is about to close it (-1), when no reader is inside."""
         with self._lock:
-            old = self._fds.pop(segment, None)
             if segment >= self._table.count:
                 self._grow(segment + 1)
-            if fd < 0:
-                self._table.entries[segment, G_FD] = 0
-            else:
-                # our own descriptor, which stays until readers have left, whatever the log does with its own
-                self._fds[segment] = mine = os.dup(fd)
-                self._table.entries[segment, G_FD] = mine + 1
-        if old is not None:
-            self._state.retire(lambda: os.close(old))
+            self._table.entries[segment, G_FD] = fd + 1
 
     def close(self) -> None:
-        """Give all descriptors back once no reader is inside."""
+        """Read nothing from now on, and wait for readers that are inside."""
         with self._lock:
-            fds, self._fds = self._fds, {}
             self._table.entries[:, G_FD] = 0
-        for fd in fds.values():
-            self._state.retire(lambda fd=fd: os.close(fd))  # type: ignore[misc]
+        # Flips the epoch, so that whoever could have seen a descriptor has left before the log closes it.
+        self._state.retire(lambda: None)
         self._state.drain()
 
     def _grow(self, count: int) -> None:
@@ -99,12 +90,7 @@ class Reader:
     def get(self, key: bytes) -> bytes | None:
         """Return one value, None for an absent key."""
         length = len(key)
-        key0 = int.from_bytes(key[:8], "little")
-        key0 -= (key0 & 1 << 63) << 1
-        key1 = 0
-        if length > 8:
-            key1 = int.from_bytes(key[8:], "little")
-            key1 -= (key1 & 1 << 63) << 1
+        key0, key1 = words_of(key)
         try:
             buffer, address, call, state = self._local.ready
         except AttributeError:

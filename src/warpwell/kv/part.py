@@ -1,0 +1,173 @@
+"""Part: the records of one folder, as log, index and reader together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .index import Index
+from .keys import Keys
+from .layout import SIZE_MASK, StoreState
+from .log import Log
+from .reader import Reader
+
+
+class Part:
+    """One folder of a store.
+
+    Any thread may read; `lock` is held for changes.
+
+    Parameters
+    ----------
+    log : Log
+        Taken over.
+    path : str
+        For messages.
+    """
+
+    def __init__(self, log: Log, path: str) -> None:
+        self.log = log
+        self.path = path
+        self.lock = log.lock
+        self.state = StoreState()
+        recovered, log.recovered = log.recovered, None
+        assert recovered is not None
+        self.index = Index(self.state, len(recovered))
+        self.reader = Reader(self.state, path)
+        log.on_segment(self.reader.on_segment)
+        self.index.put(_keys(recovered.keys, recovered.key_lens), recovered.locs)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    # -- reads ----------------------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return one value, None for an absent key."""
+        return self.reader.get(key)
+
+    def rows(
+        self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Return values of one size as rows, and a mask; see `Reader.rows`."""
+        return self.reader.rows(keys, row_bytes, out)
+
+    def values(self, keys: Keys) -> list[bytes | None]:
+        """Return values of any size, None for absent keys."""
+        while True:
+            values, stale = self.reader.values(keys, self.index.lookup(keys))
+            if not stale:
+                return values
+
+    def contains(self, keys: Keys) -> NDArray[np.bool_]:
+        """Tell which keys are there."""
+        return self.index.lookup(keys)[:, 0] != 0
+
+    def entries(self) -> tuple[Keys, NDArray[np.int64]]:
+        """Return all keys and locations, in no order."""
+        with self.lock:
+            return self.index.entries()
+
+    # -- changes --------------------------------------------------------------------------------------------
+
+    def put(self, keys: Keys, values: Any) -> None:
+        """Append values and index them; the last of equal keys counts."""
+        with self.lock:
+            padded, lengths = keys.padded()
+            self.index.put(keys, self.log.append(padded, lengths, values))
+
+    def put_one(self, key: bytes, value: Any) -> None:
+        """Append and index one record."""
+        with self.lock:
+            self.index.put_one(key, *self.log.append_one(key, value))
+
+    def delete(self, keys: Keys) -> NDArray[np.bool_]:
+        """Delete keys; tell which were there (of equal keys the first)."""
+        with self.lock:
+            there = self.contains(keys)
+            if not there.any():
+                return there
+            self.log.append_deletes(*keys.take(there).padded())
+            return self.index.delete(keys)[:, 0] != 0
+
+    def commit(self) -> int:
+        """Make all changes durable; return their sequence number."""
+        with self.lock:
+            sequence = self.log.commit()
+            if self.log.snapshot_due:
+                self._snapshot()
+            return sequence
+
+    def refresh(self) -> int:
+        """Follow the writer of a store that is open for reading; return how many records changed."""
+        with self.lock:
+            changes = self.log.refresh()
+            keys = _keys(changes.keys, changes.key_lens)
+            if changes.reset:
+                self.index.replace(keys, changes.locs)
+            elif keys.size:
+                self.index.put(keys, changes.locs)
+            self._release()
+            return keys.size
+
+    def close(self, *, commit: bool = True) -> None:
+        """Commit, and give everything back. What a failed write left unsure is not committed."""
+        with self.lock:
+            try:
+                if commit and self.log.writable and not self.log.failed:
+                    self.log.commit()
+                    if self.log.snapshot_due:
+                        self._snapshot()
+            finally:
+                self.reader.close()
+                self.log.close()
+
+    def _snapshot(self) -> None:
+        keys, locations = self.index.entries()
+        self.log.snapshot(*keys.padded(), locations)
+
+    def _release(self) -> None:
+        """Let go of segments that no location names any more, once no reader is inside."""
+        retired = self.log.retired()
+        if retired and self.state.drain():
+            self.log.release(retired)
+
+    # -- figures --------------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """Return what `StoreStatistics` has of it."""
+        with self.lock:
+            _, locations = self.index.entries()
+            sizes = self.log.statistics()
+            counters = self.state.counters()
+            return {
+                "records": len(self.index),
+                "live_bytes": int((locations[:, 1] & SIZE_MASK).sum()),
+                "disk_bytes": folder_bytes(self.path),
+                "segments": sizes.segments,
+                "index_bytes": self.index.nbytes,
+                "gets": counters["gets"],
+                "hits": counters["hits"],
+                "read_bytes": counters["bytes"],
+                "read_errors": counters["errors"],
+                "shards": 1,
+            }
+
+
+def folder_bytes(path: str) -> int:
+    """Return the bytes of the files in a folder."""
+    total = 0
+    with os.scandir(path) as files:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
+                total += file.stat().st_size
+    return total
+
+
+def _keys(keys: NDArray[np.uint8], lengths: NDArray[np.uint8]) -> Keys:
+    """Take keys from the log, which has checked them."""
+    return Keys(np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2), np.ascontiguousarray(lengths))

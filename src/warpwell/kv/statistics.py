@@ -1,0 +1,54 @@
+"""StoreStatistics: what a store holds and what it has done since it was opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class StoreStatistics:
+    """Figures of a store.
+
+    Attributes
+    ----------
+    records : int
+        Keys that it has.
+    live_bytes : int
+        Bytes of their values.
+    disk_bytes : int
+        Bytes of all of its files.
+    segments : int
+        Files that hold values.
+    index_bytes : int
+        Memory of the index.
+    gets, hits : int
+        Keys looked up, and values found, since it was opened.
+    read_bytes : int
+        Bytes of values read.
+    read_errors : int
+        Values that could not be read or whose CRC was wrong.
+    puts, deletes, commits : int
+        Since it was opened.
+    shards : int
+        Folders.
+    durability : str
+        "commit", "always" or "none".
+    python_served : list of str
+        Kinds of requests of kernels that the interpreter serves, slowly.
+    """
+
+    records: int
+    live_bytes: int
+    disk_bytes: int
+    segments: int
+    index_bytes: int
+    gets: int
+    hits: int
+    read_bytes: int
+    read_errors: int
+    puts: int
+    deletes: int
+    commits: int
+    shards: int
+    durability: str
+    python_served: list[str] = field(default_factory=list)

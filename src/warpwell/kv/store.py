@@ -1,0 +1,478 @@
+"""Store: a mapping from keys to values on disk."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, MutableMapping
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from .host_future import HostFuture
+from .keys import Key, Keys, as_key, as_keys, from_bytes
+from .schema import MAX_VALUE, Schema
+from .sorting import sorted_keys, with_prefix
+from .statistics import StoreStatistics
+
+_BATCH = 1024
+"""Records that iteration reads at once."""
+
+
+class Parts(Protocol):
+    """What a store stands on: one `Part`, or several behind `Shards`."""
+
+    path: str
+
+    def __len__(self) -> int: ...
+    def get(self, key: bytes) -> bytes | None: ...
+    def rows(self, keys: Keys, row_bytes: int, out: Any = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]: ...
+    def values(self, keys: Keys) -> list[bytes | None]: ...
+    def contains(self, keys: Keys) -> NDArray[np.bool_]: ...
+    def entries(self) -> tuple[Keys, NDArray[np.int64]]: ...
+    def put(self, keys: Keys, values: Any) -> None: ...
+    def put_one(self, key: bytes, value: Any) -> None: ...
+    def delete(self, keys: Keys) -> NDArray[np.bool_]: ...
+    def commit(self) -> int: ...
+    def refresh(self) -> int: ...
+    def verify(self) -> Any: ...
+    def compact(self) -> Any: ...
+    def close(self) -> None: ...
+    def figures(self) -> dict[str, Any]: ...
+
+
+class Store(MutableMapping[Any, Any]):
+    """Records of keys of 1 to 16 bytes and values of up to 16 MiB, durable once they are committed.
+
+    Use `warpwell.kv.create` and `warpwell.kv.open`. A store is a mutable mapping: ``store[key]``,
+    ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys (as bytes), ``items`` and
+    the rest. As a context manager it commits and closes; after an exception it closes without a commit, and
+    what was not committed is then undone where the log allows.
+
+    Any number of threads may read. Changes take a lock.
+
+    Attributes
+    ----------
+    path : str
+        Its folder.
+    schema : Schema or None
+        With a schema every value is a dict of arrays; without one, values are bytes.
+    writable : bool
+    """
+
+    def __init__(self, parts: Parts, *, schema: Schema | None, writable: bool, durability: str) -> None:
+        self.path = parts.path
+        self.schema = schema
+        self.writable = writable
+        self._parts = parts
+        self._durability = durability
+        self._unusable: Any = None
+        self._counts = {"puts": 0, "deletes": 0, "commits": 0}
+        self._lock = threading.RLock()
+        _open.add(self)
+
+    # -- one record -----------------------------------------------------------------------------------------
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        """Return the value of a key.
+
+        Parameters
+        ----------
+        key : int, bytes or str
+        default : optional
+            What to return for an absent key.
+
+        Returns
+        -------
+        bytes, or dict of arrays where the store has a schema
+
+        Raises
+        ------
+        CorruptionError, MediumError
+            The value cannot be read, or is not what was put.
+        KeyLengthError, ClosedError, ForkError
+        """
+        if self._unusable is not None:
+            raise self._unusable()
+        value = self._reading(self._parts.get, as_key(key))
+        if value is None:
+            return default
+        return value if self.schema is None else self.schema.unpack_one(value)
+
+    def __getitem__(self, key: Key) -> Any:
+        value = self.get(key, self)
+        if value is self:
+            raise errors.KeyMissingError(
+                f"{self.path} has no key {as_key(key)!r}: use get() for a default, or `in` to ask", key=as_key(key)
+            )
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        self._check()
+        return bool(self._parts.contains(from_bytes([as_key(key)]))[0])
+
+    def put(self, key: Key, value: Any) -> None:
+        """Store one record; see `put_many`."""
+        self._check_writable()
+        raw = as_key(key)
+        self._parts.put_one(raw, _value(value, raw) if self.schema is None else self.schema.pack_one(value))
+        self._counts["puts"] += 1
+
+    __setitem__ = put
+
+    def delete(self, key: Key) -> bool:
+        """Delete a record; return whether it was there."""
+        return self.delete_many([key]) == 1
+
+    def __delitem__(self, key: Key) -> None:
+        if not self.delete(key):
+            raise errors.KeyMissingError(
+                f"{self.path} has no key {as_key(key)!r}: delete() returns False for it instead", key=as_key(key)
+            )
+
+    # -- batches --------------------------------------------------------------------------------------------
+
+    def get_many(self, keys: Any, out: Any = None) -> tuple[Any, NDArray[np.bool_]]:
+        """Return the values of many keys.
+
+        Parameters
+        ----------
+        keys : array or iterable
+            int64 [N] is the fastest; uint8 [N, 16]; or an iterable of int, bytes and str.
+        out : numpy.ndarray, optional
+            uint8 [N, nbytes], where all values have `nbytes` bytes: values are read into its rows. Needed only
+            for values without a schema (with one, rows have the record's size).
+
+        Returns
+        -------
+        batch : dict of arrays, list, or `out`
+            With a schema, arrays [N, ...] (zeros for absent keys); else a list of bytes, None for absent keys.
+        found : numpy.ndarray
+            bool [N].
+
+        Raises
+        ------
+        CorruptionError, MediumError
+            A value cannot be read, or is not what was put: none is returned.
+        ValueSizeError
+            A value has another size than the rows of `out`.
+        """
+        if self._unusable is not None:
+            raise self._unusable()
+        checked = as_keys(keys)
+        if self.schema is None and out is None:
+            values = self._reading(self._parts.values, checked)
+            return values, np.fromiter((v is not None for v in values), np.bool_, checked.size)
+        row_bytes = _row_bytes(out, checked.size) if self.schema is None else self.schema.nbytes
+        if out is not None and self.schema is not None:
+            _row_bytes(out, checked.size, row_bytes)
+        rows, found = self._reading(self._parts.rows, checked, row_bytes, out)
+        return (rows if self.schema is None else self.schema.unpack(rows)), found
+
+    def get_async(self, keys: Any) -> HostFuture:
+        """Begin to read the values of many keys; ``wait()`` of what it returns gives what `get_many` would."""
+        self._check()
+        checked = as_keys(keys)
+        return HostFuture(lambda: self.get_many(checked))
+
+    def put_many(self, keys: Any, values: Any) -> None:
+        """Store many records; of equal keys the last one counts.
+
+        They are visible at once and durable after the next `commit`.
+
+        Parameters
+        ----------
+        keys : array or iterable
+            As for `get_many`.
+        values : dict of arrays, list of bytes-like, or array
+            With a schema a dict of arrays [N, ...]; else a list, or uint8 [N, nbytes].
+
+        Raises
+        ------
+        ArgumentError
+            There are not as many values as keys.
+        SchemaError, ValueSizeError, KeyLengthError
+            Nothing was stored.
+        StorageFullError
+            No space is left.
+        StoreFailedError
+            A write failed, now or before: the store is read-only.
+        """
+        self._check_writable()
+        checked = as_keys(keys)
+        if self.schema is not None:
+            packed: Any = self.schema.pack(values, checked.size)
+        else:
+            packed = _values(values, checked)
+        if checked.size:
+            self._parts.put(checked, packed)
+            self._counts["puts"] += checked.size
+
+    def delete_many(self, keys: Any) -> int:
+        """Delete many records; return how many were there."""
+        self._check_writable()
+        there = int(np.count_nonzero(self._parts.delete(as_keys(keys))))
+        self._counts["deletes"] += there
+        return there
+
+    # -- all records ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        self._check()
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._check()
+        return iter(self._parts.entries()[0].to_list())
+
+    def items(self) -> Any:
+        """Return the records, as an iterable that reads them in batches."""
+        return _Items(self)
+
+    def values(self) -> Any:
+        """Return the values, as an iterable that reads them in batches."""
+        return _Values(self)
+
+    def list(self, prefix: bytes | str = b"", start: Key | None = None, limit: int | None = None) -> list[bytes]:
+        """Return keys in the order of their bytes.
+
+        Parameters
+        ----------
+        prefix : bytes or str
+            Only keys that begin with it.
+        start : int, bytes or str, optional
+            Only keys from this one on.
+        limit : int, optional
+            At most so many.
+        """
+        self._check()
+        first = prefix.encode() if isinstance(prefix, str) else bytes(prefix)
+        if limit is not None and limit < 0:
+            raise errors.ArgumentError(f"limit is {limit}: 0 or more", name="limit")
+        keys = with_prefix(self._parts.entries()[0], first, None if start is None else as_key(start))
+        return sorted_keys(keys).take(np.s_[:limit]).to_list()
+
+    def keys_array(self) -> NDArray[np.int64] | tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return all keys, sorted: what a position means to `DataLoader`.
+
+        Returns
+        -------
+        numpy.ndarray or tuple
+            int64 [N] in ascending order where every key has 8 bytes; else uint8 [N, 16] in the order of their
+            bytes, with uint8 [N] lengths. `get_many` takes both.
+        """
+        self._check()
+        keys, _ = self._parts.entries()
+        if keys.lengths is None or (keys.lengths == 8).all():
+            return np.sort(keys.words if keys.words.ndim == 1 else keys.words[:, 0])
+        return sorted_keys(keys).padded()
+
+    def clear(self) -> None:
+        """Delete all records."""
+        self.delete_many(self._parts.entries()[0])
+
+    # Two stores are equal when they are the same: comparing records would read them all.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    # -- the whole ------------------------------------------------------------------------------------------
+
+    def commit(self) -> int:
+        """Make everything stored so far durable; return its sequence number.
+
+        Raises
+        ------
+        StoreFailedError
+            It may not be durable. The store is read-only from now on; open it again.
+        """
+        self._check_writable()
+        self._counts["commits"] += 1
+        return self._parts.commit()
+
+    def refresh(self) -> int:
+        """Follow what another process committed since; return the number of changes. Nothing to do for a writer."""
+        self._check()
+        return 0 if self.writable else self._parts.refresh()
+
+    def verify(self) -> Any:
+        """Read everything and check it; return a report."""
+        self._check()
+        return self._parts.verify()
+
+    def compact(self) -> Any:
+        """Copy live values out of segments that are mostly dead, and delete those; return a report."""
+        self._check_writable()
+        return self._parts.compact()
+
+    @property
+    def stats(self) -> StoreStatistics:
+        """Figures of the store."""
+        self._check()
+        return StoreStatistics(**self._parts.figures(), **self._counts, durability=self._durability)
+
+    def close(self) -> None:
+        """Commit and give everything back. Idempotent.
+
+        Raises
+        ------
+        StoreFailedError
+            The commit failed; everything was given back.
+        """
+        with self._lock:
+            if self._unusable is not None:
+                return
+            self._unusable = self._closed_error
+        _open.discard(self)
+        self._parts.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._unusable is not None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._unusable is not None:
+            return f"<Store {self.path!r}, closed>"
+        mode = "r+" if self.writable else "r"
+        return f"<Store {self.path!r}, mode {mode!r}, {len(self._parts)} records>"
+
+    # -- checks ---------------------------------------------------------------------------------------------
+
+    def _reading(self, function: Any, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except errors.CorruptionError:
+            if self._unusable is not None:  # closed by another thread meanwhile
+                raise self._unusable() from None
+            raise
+
+    def _check(self) -> None:
+        if self._unusable is not None:
+            raise self._unusable()
+
+    def _check_writable(self) -> None:
+        self._check()
+        if not self.writable:
+            raise errors.ReadOnlyError(f'{self.path} is open for reading: open it with mode="r+" to change it')
+
+    def _closed_error(self) -> Exception:
+        return errors.ClosedError(f"the store {self.path} is closed: open it again")
+
+    def _forked_error(self) -> Exception:
+        return errors.ForkError(
+            f"{self.path} was opened in the process that this one ({os.getpid()}) was forked from: open it again here"
+            " (multiprocessing: use the spawn method, or open it in the worker)",
+            path=self.path,
+        )
+
+
+class _Items:
+    """The records of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def __iter__(self) -> Iterator[tuple[bytes, Any]]:
+        store = self._store
+        keys, _ = store._parts.entries()
+        for first in range(0, keys.size, _BATCH):
+            some = keys.take(np.s_[first : first + _BATCH])
+            batch, found = store.get_many(some)
+            for k, key in enumerate(some.to_list()):
+                if found[k]:  # else it was deleted meanwhile
+                    yield key, batch[k] if store.schema is None else {n: a[k] for n, a in batch.items()}
+
+
+class _Values(_Items):
+    """The values of a store."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (value for _, value in super().__iter__())
+
+
+def _value(value: Any, key: bytes) -> Any:
+    if type(value) is not bytes:
+        if isinstance(value, (str, int, float)) or value is None:
+            raise errors.ArgumentError(
+                f"the value of key {key!r} is of type {type(value).__name__}: pass bytes, or create the store with"
+                " a schema",
+                name="value",
+            )
+        try:
+            value = memoryview(value).cast("B")
+        except (TypeError, BufferError, ValueError):
+            raise errors.ArgumentError(
+                f"the value of key {key!r} is of type {type(value).__name__}: pass bytes or an array in C order",
+                name="value",
+            ) from None
+    if len(value) > MAX_VALUE:
+        raise errors.ValueSizeError(
+            f"the value of key {key!r} has {len(value)} bytes, and a store takes at most {MAX_VALUE}: split it",
+            name="value",
+            nbytes=len(value),
+        )
+    return value
+
+
+def _values(values: Any, keys: Keys) -> Any:
+    if isinstance(values, (bytes, str, dict)) or not isinstance(values, Iterable):
+        raise errors.ArgumentError(
+            f"values is one {type(values).__name__}: pass a list of bytes or uint8 [N, nbytes], one for each key;"
+            " dicts need a store with a schema",
+            name="values",
+        )
+    if isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype == np.uint8:
+        packed: Any = np.ascontiguousarray(values)
+        if values.shape[1] > MAX_VALUE:
+            _value(packed[0], keys.row(0) if keys.size else b"")
+    else:
+        packed = list(values)
+    if len(packed) != keys.size:
+        raise errors.ArgumentError(f"{len(packed)} values for {keys.size} keys: give one for each", name="values")
+    if isinstance(packed, np.ndarray) or all(type(v) is bytes and len(v) <= MAX_VALUE for v in packed):
+        return packed
+    return [_value(v, keys.row(k)) for k, v in enumerate(packed)]
+
+
+def _row_bytes(out: Any, count: int, row_bytes: int | None = None) -> int:
+    """Check the array that values are read into; return the size of its rows."""
+    fine = (
+        isinstance(out, np.ndarray)
+        and out.ndim == 2
+        and out.dtype == np.uint8
+        and out.flags.c_contiguous
+        and out.flags.writeable
+    )
+    if not fine or len(out) != count or (row_bytes is not None and out.shape[1] != row_bytes):
+        size = "nbytes" if row_bytes is None else row_bytes
+        raise errors.ArgumentError(f"out must be a writable uint8 array [{count}, {size}] in C order", name="out")
+    return int(out.shape[1])
+
+
+_open: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for store in list(_open):
+        if store.writable:
+            store._unusable = store._forked_error
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+__all__ = ["Store"]
