@@ -148,6 +148,29 @@ def test_a_key_stands_in_cdw2_3_14_15() -> None:
     assert b"".join(entry[name].tobytes() for name in ("cdw2", "cdw3", "cdw14", "cdw15")) == key
 
 
+@given(st.binary(max_size=16), unsigned(32), unsigned(8), unsigned(16), unsigned(32))
+@example(b"\xff" * 16, 0xFFFFFFFF, 0xFF, 0xFFFF, 0xFFFFFFFF)
+@example(b"", 0, 0, 0, 1)
+def test_a_whole_key_value_command(key: bytes, size: int, options: int, cid: int, nsid: int) -> None:
+    low, high = key_value.key_words(key)
+    words = [0] * nvme.COMMAND_WORDS
+    words[nvme.WORD_ID] = command.command_word0(nvme.KV_RETRIEVE, cid, nsid)
+    words[nvme.WORD_KEY_LOW], words[nvme.WORD_KEY_HIGH] = low, high
+    words[nvme.WORD_SIZES] = key_value.key_value_word5(size, len(key), options)
+    entry = np.frombuffer(as_bytes(words), nvme.KEY_VALUE_COMMAND)[0]
+    assert (entry["opc"], entry["flags"], entry["cid"], entry["nsid"]) == (nvme.KV_RETRIEVE, 0, cid, nsid)
+    assert (entry["key_low"].tobytes() + entry["key_high"].tobytes())[: len(key)] == key
+    assert (entry["value_size"], entry["key_size"], entry["options"]) == (size, len(key), options)
+    assert entry["reserved"] == 0
+    assert key_value.key_of_words(low, high, len(key)) == key
+    assert key_value.key_of_words(low % 2**64, high % 2**64, 16) == key.ljust(16, b"\0")
+
+
+def test_a_key_that_no_command_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="17 bytes"):
+        key_value.key_words(bytes(17))
+
+
 @given(unsigned(15))
 def test_status_comes_apart(value: int) -> None:
     parts = status.status_sct(value) << 8 | status.status_sc(value)

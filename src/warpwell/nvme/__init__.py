@@ -47,13 +47,17 @@ from .completion import (
     word1_status,
 )
 from .key_value import (
+    KEY_VALUE_COMMAND,
     MAX_KEY_BYTES,
     RETRIEVE_RAW,
     STORE_IF_EXISTS,
     STORE_IF_MISSING,
     WORD_KEY_HIGH,
     WORD_KEY_LOW,
+    WORD_SIZES,
+    key_of_words,
     key_value_word5,
+    key_words,
     word5_key_size,
     word5_options,
     word5_value_size,

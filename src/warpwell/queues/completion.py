@@ -30,6 +30,7 @@ from warpwell.targets import (
 
 from .layout import (
     DONE,
+    ID_RESULT,
     ID_STATE,
     ID_STATUS,
     Q_CQ,
@@ -42,6 +43,7 @@ from .layout import (
     Q_READY,
     Q_READY_HEAD,
     Q_READY_TAIL,
+    Q_RESULTS,
     Q_SQ_HEAD,
     Q_TURNS,
     TAKEN,
@@ -67,6 +69,12 @@ def poll(queue, cid):
     if state < DONE:
         return -1
     return state >> 8
+
+
+@device
+def result_of(queue, cid):
+    """Return dw0 of an id's completion, after `poll` or `take_ready` (thread; the pair keeps results)."""
+    return load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE)
 
 
 @device
@@ -110,6 +118,7 @@ def drain(queue, mask, lane, leader):
                 backoff(PAUSE)
             store_release(queue + 8 * Q_CQ_LOCK, 0, DEVICE)
         return
+    results = field(queue, Q_RESULTS)
     total = 0
     for _ in range(ROUNDS):
         mine = head + below
@@ -128,6 +137,10 @@ def drain(queue, mask, lane, leader):
         if taken:
             state = id_record(queue, cid) + 8 * ID_STATE
             status = word1_status(word1)
+            if results != 0:
+                # before the id is done, and after the phase word was acquired: until then it is an older one's
+                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM) & 0xFFFFFFFF
+                store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, result, DEVICE)
             if compare_exchange(state, TAKEN, DONE | (status << 8), DEVICE) != TAKEN:
                 store_relaxed(id_record(queue, cid) + 8 * ID_STATUS, status, DEVICE)
                 asynchronous = True

@@ -36,6 +36,8 @@ Q_STAGING = 9
 Q_STAGING_BYTES = 10
 Q_READY = 11
 """Address of the ring of completed asynchronous and orphaned ids (`Q_N_IDS` words)."""
+Q_RESULTS = 13
+"""Not 0: completions' dw0 is kept in `ID_RESULT`."""
 Q_TICKET = 16
 Q_TAIL = 32
 Q_CQ_LOCK = 48
@@ -59,6 +61,8 @@ ID_PAGE = 2
 ID_COUNT = 3
 """Pages of the transfer."""
 ID_OPCODE = 4
+ID_RESULT = 5
+"""dw0 of the completion, where `Q_RESULTS` asks for it."""
 ID_FRAMES = 8
 """Frames of the pages, `MERGE_MAX` words."""
 MERGE_MAX = 8

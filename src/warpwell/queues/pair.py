@@ -28,6 +28,8 @@ class QueuePairs:
         Entries of each ring, a power of two of at least 4. Half as many commands may be in flight.
     staging_bytes : int
         Bytes of the staging buffer of each command id, a multiple of 512.
+    results : bool
+        Keep dw0 of completions in the id records (a key-value completion has the value's size there).
 
     Attributes
     ----------
@@ -41,7 +43,9 @@ class QueuePairs:
         Address of the count of completions drained from all pairs.
     """
 
-    def __init__(self, memory: Memory, *, count: int, depth: int, staging_bytes: int) -> None:
+    def __init__(
+        self, memory: Memory, *, count: int, depth: int, staging_bytes: int, results: bool = False
+    ) -> None:
         if count < 1 or depth < 4 or depth & (depth - 1) or depth > 65536:
             raise errors.ArgumentError(
                 f"{count} queue pairs of depth {depth}: need at least 1 pair and a power of two from 4 to 65536"
@@ -77,6 +81,7 @@ class QueuePairs:
             record[at.Q_READY] = record[at.Q_IDS] + 8 * at.ID_WORDS * self.ids
             record[at.Q_N_IDS] = self.ids
             record[at.Q_PROGRESS] = self.progress
+            record[at.Q_RESULTS] = results
             record[at.Q_STAGING], record[at.Q_STAGING_BYTES] = rings + ring_bytes, staging_bytes
             port = self.ports[k]
             port[at.P_SQ], port[at.P_CQ] = rings, completions

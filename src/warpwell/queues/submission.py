@@ -111,9 +111,49 @@ def submit(queue, word0, prp1, slba, control):
     """
     shift = field(queue, Q_DEPTH_SHIFT)
     mask = (1 << shift) - 1
+    ticket = take_entry(queue, shift)
+    if ticket < 0:
+        return False
+    # the other words mean nothing to a block namespace: each store less is one less on the bus
+    entry = field(queue, Q_SQ) + 64 * (ticket & mask)
+    store_relaxed(entry, word0, SYSTEM)
+    store_relaxed(entry + 24, prp1, SYSTEM)
+    store_relaxed(entry + 40, slba, SYSTEM)
+    store_relaxed(entry + 48, control, SYSTEM)
+    mark(queue, ticket, mask)
+    ring(queue, mask)
+    return True
+
+
+@device
+def submit_entry(queue, word0, word1, prp1, word5, word6, word7):
+    """Put a Command that uses more words in the ring, as `submit` does: one with a key (thread).
+
+    `word1` and `word7` hold the key, `word5` the sizes of key and value (see `warpwell.nvme.key_value`); the
+    words of mptr and prp2 are those that the ring was made with, zero.
+    """
+    shift = field(queue, Q_DEPTH_SHIFT)
+    mask = (1 << shift) - 1
+    ticket = take_entry(queue, shift)
+    if ticket < 0:
+        return False
+    entry = field(queue, Q_SQ) + 64 * (ticket & mask)
+    store_relaxed(entry, word0, SYSTEM)
+    store_relaxed(entry + 8, word1, SYSTEM)
+    store_relaxed(entry + 24, prp1, SYSTEM)
+    store_relaxed(entry + 40, word5, SYSTEM)
+    store_relaxed(entry + 48, word6, SYSTEM)
+    store_relaxed(entry + 56, word7, SYSTEM)
+    mark(queue, ticket, mask)
+    ring(queue, mask)
+    return True
+
+
+@device
+def take_entry(queue, shift):
+    """Take the next entry of the ring and wait for its turn; return the ticket, or -1 (thread)."""
     ticket = fetch_add(queue + 8 * Q_TICKET, 1, DEVICE)
-    position = ticket & mask
-    turn = field(queue, Q_TURNS) + 8 * position
+    turn = field(queue, Q_TURNS) + 8 * (ticket & ((1 << shift) - 1))
     attempt = 0
     since = 0
     while load_acquire(turn, DEVICE) != ticket >> shift:
@@ -122,16 +162,14 @@ def submit(queue, word0, prp1, slba, control):
             since = clock_ns()
         attempt += 1
         if attempt & 255 == 0 and clock_ns() - since > TURN_NS:
-            return False
-    # the other words are reserved, and zero since the ring was made: each store less is one less on the bus
-    entry = field(queue, Q_SQ) + 64 * position
-    store_relaxed(entry, word0, SYSTEM)
-    store_relaxed(entry + 24, prp1, SYSTEM)
-    store_relaxed(entry + 40, slba, SYSTEM)
-    store_relaxed(entry + 48, control, SYSTEM)
-    exchange(field(queue, Q_MARKS) + 8 * position, ticket + 1, DEVICE)
-    ring(queue, mask)
-    return True
+            return -1
+    return ticket
+
+
+@device
+def mark(queue, ticket, mask):
+    """Tell movers that the entry of a ticket is written (thread; releases what was written)."""
+    exchange(field(queue, Q_MARKS) + 8 * (ticket & mask), ticket + 1, DEVICE)
 
 
 @device
@@ -141,15 +179,15 @@ def ring(queue, mask):
     tail = load_acquire(queue + 8 * Q_TAIL, DEVICE)
     moved = False
     while True:
-        mark = marks + 8 * (tail & mask)
-        found = exchange(mark, 0, DEVICE)
+        place = marks + 8 * (tail & mask)
+        found = exchange(place, 0, DEVICE)
         if found == tail + 1:
             tail += 1
             moved = True
         elif found != 0:
             # this thread slept for a lap and took a later one's mark: put it back, and move from today's
             # tail, because a mover may have seen the hole meanwhile and left
-            exchange(mark, found, DEVICE)
+            exchange(place, found, DEVICE)
             tail = load_acquire(queue + 8 * Q_TAIL, DEVICE)
         elif moved:
             store_release(field(queue, Q_SQ_DOORBELL), tail & mask, SYSTEM)

@@ -62,9 +62,12 @@ _FREED = """            release_id(queue, cid)
         return frame
     if lane == leader:
         for k"""
-_ENTRY = """    entry = field(queue, Q_SQ) + 64 * position
+_WORDS = """    store_relaxed(entry, word0, SYSTEM)
+    store_relaxed(entry + 24, prp1, SYSTEM)
+    store_relaxed(entry + 40, slba, SYSTEM)
+    store_relaxed(entry + 48, control, SYSTEM)
 """
-_MARK = """    exchange(field(queue, Q_MARKS) + 8 * position, ticket + 1, DEVICE)
+_MARK = """    mark(queue, ticket, mask)
 """
 _BELL = """            store_release(field(queue, Q_SQ_DOORBELL), tail & mask, SYSTEM)
 """
@@ -110,8 +113,7 @@ FAULTS = (
     ),
     Fault(
         "mark-set-early", "queue", "the mark is set before the 64 bytes are written",
-        (Edit(_SUBMIT, "submit", _ENTRY, _ENTRY + _MARK),
-         Edit(_SUBMIT, "submit", _MARK + "    ring(", "    ring(")),
+        (Edit(_SUBMIT, "submit", _WORDS + _MARK, _MARK + _WORDS),),
     ),
     Fault(
         "second-look-removed", "queue", "the mover does not look at the new tail's mark again",
