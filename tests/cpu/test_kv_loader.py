@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ class Records:
         self.given = keys
         self.lock = threading.Lock()
         self.calls = 0
+        self.active = 0
         self.absent: set[int] = set()
-        self.fail_at: int | None = None
+        self.fail_on: int | None = None
 
     def keys_array(self) -> Any:
         return self.given
@@ -38,17 +39,24 @@ class Records:
     def get_many(self, keys: Any) -> Any:
         with self.lock:
             self.calls += 1
-            if self.calls == self.fail_at:
+            self.active += 1
+        try:
+            words = as_keys(keys).words
+            x = words if words.ndim == 1 else words[:, 0]
+            if self.fail_on in x:
                 raise OSError("planted")
-        words = as_keys(keys).words
-        x = words if words.ndim == 1 else words[:, 0]
-        records = np.zeros(x.size, {"names": ["x", "y"], "formats": ["i8", "u1"], "itemsize": 24})
-        records["x"], records["y"] = x, x & 0xFF
-        return {"x": records["x"], "y": records["y"]}, np.array([int(k) not in self.absent for k in x], bool)
+            records = np.zeros(x.size, {"names": ["x", "y"], "formats": ["i8", "u1"], "itemsize": 24})
+            records["x"], records["y"] = x, x & 0xFF
+            return {"x": records["x"], "y": records["y"]}, np.array([int(k) not in self.absent for k in x], bool)
+        finally:
+            with self.lock:
+                self.active -= 1
 
 
-class AsyncRecords(Records):
-    """The same with futures; counts those that nobody has waited on."""
+class DeviceRecords(Records):
+    """The same with futures of its own, as a store on a GPU has; counts those that nobody has waited on."""
+
+    device = "cuda"
 
     def __init__(self, keys: Any) -> None:
         super().__init__(keys)
@@ -61,28 +69,18 @@ class AsyncRecords(Records):
         return self.Pending(self, keys)
 
     class Pending:
-        def __init__(self, records: "AsyncRecords", keys: Any) -> None:
+        def __init__(self, records: "DeviceRecords", keys: Any) -> None:
             self.records, self.keys, self.waited = records, keys, False
 
         def wait(self) -> Any:
             if not self.waited:
                 self.waited = True
                 self.records.flying -= 1
-            return self.records.get_many(self.keys)
+            batch, found = self.records.get_many(self.keys)
+            return {name: np.ascontiguousarray(field) for name, field in batch.items()}, found
 
 
-KINDS = [Records, AsyncRecords]
-
-
-def prefetch_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "warpwell-prefetch"]
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    assert not prefetch_threads()
+KINDS = [Records, DeviceRecords]
 
 
 def ids(batch: Any) -> list[int]:
@@ -268,54 +266,59 @@ def test_no_more_is_fetched_ahead_than_asked_for(prefetch: int) -> None:
         assert store.calls == delivered + prefetch
         next(iterator)
     iterator.close()  # type: ignore[attr-defined]
-    waiting = AsyncRecords(np.arange(100))
+    waiting = DeviceRecords(np.arange(100))
     assert len(batches(DataLoader(waiting, 5, prefetch=prefetch))) == 20
     assert (waiting.most, waiting.flying) == (prefetch, 0)
 
 
 def test_without_prefetch_nothing_is_fetched_ahead() -> None:
-    store = AsyncRecords(np.arange(100))
+    store = DeviceRecords(np.arange(100))
     for number, _ in enumerate(DataLoader(store, 10, prefetch=0), 1):
-        assert store.calls == number and store.most == 0 and not prefetch_threads()
+        assert store.calls == number and store.flying == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["break", "raise", "close", "forget", "error"])
 def test_stopping_early_leaves_nothing_behind(kind: Callable[[Any], Any], how: str) -> None:
     store = kind(np.arange(1000))
-    loader = DataLoader(store, 5, prefetch=3)
-    if how == "break":
-        for _ in loader:
-            break
-    elif how == "raise":
-        with pytest.raises(ZeroDivisionError):
-            for batch in loader:
-                ids(batch)[0] // 0
-    elif how == "close":
-        iterator = iter(loader)
-        next(iterator)
-        iterator.close()  # type: ignore[attr-defined]
-        assert next(iterator, None) is None
-    elif how == "forget":
-        iterator = iter(loader)
-        del iterator
-    else:
-        store.fail_at = 4
-        with pytest.raises(OSError, match="planted"):
-            batches(loader)
-    gc.collect()
-    assert not prefetch_threads()
-    assert getattr(store, "flying", 0) == 0
-    calls = store.calls
-    time.sleep(0.02)
+    list(DataLoader(store, 200))  # the threads that all iterations share are there
+    threads = threading.active_count()
+    for _ in range(10):
+        loader = DataLoader(store, 5, prefetch=6, shuffle=False)
+        if how == "break":
+            for _ in loader:
+                break
+        elif how == "raise":
+            with pytest.raises(ZeroDivisionError):
+                for batch in loader:
+                    ids(batch)[0] // 0
+        elif how == "close":
+            iterator = iter(loader)
+            next(iterator)
+            iterator.close()  # type: ignore[attr-defined]
+            assert next(iterator, None) is None
+        elif how == "forget":
+            iterator = iter(loader)
+            del iterator
+        else:
+            store.fail_on = 17
+            with pytest.raises(OSError, match="planted"):
+                batches(loader)
+        gc.collect()
+        # the store may be closed at once
+        assert store.active == 0 and getattr(store, "flying", 0) == 0
+        calls = store.calls
+        assert threading.active_count() <= threads + 4
+    time.sleep(0.05)
     assert store.calls == calls
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 def test_errors_come_after_the_batches_before_them(kind: Callable[[Any], Any], prefetch: int) -> None:
+    order = Permutation(100, 3).slice(0, 100).tolist()
     store = kind(np.arange(100))
-    store.fail_at = 4
+    store.fail_on = order[35]
     loader = DataLoader(store, 10, seed=3, prefetch=prefetch)
     seen = []
     iterator = iter(loader)
@@ -325,22 +328,27 @@ def test_errors_come_after_the_batches_before_them(kind: Callable[[Any], Any], p
     assert next(iterator, None) is None
     assert len(seen) == 3 and loader.state_dict()["position"] == 30
     # the state is that of the last batch which came, so a run that resumes lacks nothing
+    store.fail_on = None
     loader.load_state_dict(loader.state_dict())
-    assert flat(seen) + flat(batches(loader)) == Permutation(100, 3).slice(0, 100).tolist()
+    assert flat(seen) + flat(batches(loader)) == order
 
 
 def test_errors_of_a_submission_come_in_their_turn() -> None:
-    class Full(AsyncRecords):
+    class Full(DeviceRecords):
+        submitted = 0
+
         def get_async(self, keys: Any) -> Any:
-            if self.calls == 2:
+            self.submitted += 1
+            if self.submitted == 5:
                 raise MemoryError("planted")
             return super().get_async(keys)
 
     seen = 0
+    store = Full(np.arange(100))
     with pytest.raises(MemoryError, match="planted"):
-        for _ in DataLoader(Full(np.arange(100)), 10, prefetch=3):
+        for _ in DataLoader(store, 10, prefetch=3):
             seen += 1
-    assert seen == 4  # the one that could not be submitted was the fifth
+    assert (seen, store.submitted, store.flying) == (4, 5, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import errors
 from .keys import Keys, as_keys
+from .opening import open_store
 
 
 class Dataset:
@@ -47,8 +48,6 @@ class Dataset:
     def store(self) -> Any:
         """The store, in this process."""
         if self._store is None or (self._reopens and self._pid != os.getpid()):
-            from .opening import open_store
-
             self._store = open_store(self._path, mode="r")
             self._pid = os.getpid()
         return self._store

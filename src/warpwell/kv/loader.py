@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .host_future import HostFuture
 from .keys import Keys, as_keys
 from .permutation import BLOCK, Permutation
 from .prefetch import Prefetch
@@ -124,14 +125,7 @@ class DataLoader:
             place = _Place(place.epoch + 1, 0)
         place.begun = True
         self._place = place
-        submit = getattr(self.store, "get_async", None)
-        ahead: Prefetch[_Part] = Prefetch(
-            self._parts(place),
-            self.prefetch,
-            fetch=partial(_fetch, self.store),
-            submit=None if submit is None else partial(_submit, submit),
-        )
-        return _Epoch(ahead, place)
+        return _Epoch(Prefetch(self._parts(place), partial(_submit, self.store), self.prefetch), place)
 
     def set_epoch(self, epoch: int) -> None:
         """Deliver this epoch from its start in the next iteration."""
@@ -294,25 +288,25 @@ class _Epoch:
         self._ahead.close()
 
 
-def _fetch(store: Any, part: _Part) -> Any:
-    batch, found = store.get_many(_plain(part.keys))
-    return _contiguous(batch), found
+def _submit(store: Any, part: _Part) -> Any:
+    keys = _plain(part.keys)
+    if getattr(store, "device", None) in (None, "cpu"):
+        return HostFuture(lambda: _fetch(store, keys))
+    return store.get_async(keys)
 
 
-def _submit(get_async: Any, part: _Part) -> Any:
-    return get_async(_plain(part.keys))
+def _fetch(store: Any, keys: Any) -> Any:
+    """Return a batch with its fields in C order; run by a thread, as the copies take as long as the reads."""
+    batch, found = store.get_many(keys)
+    # The fields are views of whole records, over which sums would round in another order.
+    if isinstance(batch, dict):
+        batch = {name: np.ascontiguousarray(field) for name, field in batch.items()}
+    return batch, found
 
 
 def _plain(keys: Keys) -> Any:
     """Keys as any store takes them."""
     return keys.words if keys.lengths is None else keys.padded()
-
-
-def _contiguous(batch: Any) -> Any:
-    """Fields are views of whole records in some stores; sums over them would round in another order."""
-    if not isinstance(batch, dict):
-        return batch
-    return {name: np.ascontiguousarray(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()}
 
 
 def _checked(part: _Part, batch: Any, found: Any) -> Any:
@@ -325,7 +319,7 @@ def _checked(part: _Part, batch: Any, found: Any) -> Any:
             " deleted after the loader was made? Make the loader anew, or pass keys= that are there",
             key=key,
         )
-    return _contiguous(batch)
+    return batch
 
 
 class _KeyRange:
