@@ -434,6 +434,14 @@ class Log:
         """Return the descriptor of a segment (KeyError: it is not open)."""
         return self._segments.fd(segment)
 
+    def segment_path(self, segment: int) -> str:
+        """Return the file of a segment."""
+        return self._segments.path(segment)
+
+    def drop_recovered(self) -> None:
+        """Forget the records of `recovered`, whose memory an index does not need twice."""
+        self.recovered = None
+
     def segments(self) -> list[int]:
         """Return the open segments."""
         return self._segments.ids()

@@ -141,7 +141,7 @@ def settle(
         return slots, position
     bad += fresh
     if scanned.ordered[bad]:
-        raise value_damaged(slots[bad], segments)
+        raise value_damaged(slots[bad], segments.path(int(segment_of(slots[bad, 2]))))
     keep = int(np.flatnonzero(scanned.begins[: bad + 1])[-1])
     offset = start.offset + RECORD_BYTES * keep
     chain = start.chain if keep == 0 else int.from_bytes(read_at(fd, 4, offset - 4), "little")
@@ -187,9 +187,8 @@ def first_bad_value(slots: NDArray[np.int64], segments: Segments) -> int | None:
     return bad if bad < len(slots) else None
 
 
-def value_damaged(slot: NDArray[np.int64], segments: Segments) -> errors.CorruptionError:
-    """Return the error for a value with a wrong checksum."""
-    path = segments.path(int(segment_of(slot[2])))
+def value_damaged(slot: NDArray[np.int64], path: str) -> errors.CorruptionError:
+    """Return the error for a value in the segment at `path` with a wrong checksum."""
     offset = int(offset_of(slot[2]))
     return errors.CorruptionError(
         f"{path}: the value of {int(size_of(slot[3]))} bytes at byte {offset} is damaged; "

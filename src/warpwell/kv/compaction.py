@@ -1,0 +1,167 @@
+"""Compaction: live values of segments that are mostly dead are copied to the head, and the segments are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checksum import crc32c_many
+from .files import read_at
+from .format import crc_of, key_len_of, offset_of, segment_of, size_of
+from .log import Log
+from .recovery import join, value_damaged
+
+_BATCH_BYTES = 8 << 20
+_BATCH_RECORDS = 8192
+
+Index = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]
+"""Keys uint8 [N, 16], their lengths uint8 [N], locations int64 [N, 2]."""
+
+
+@dataclass(frozen=True)
+class CompactionReport:
+    """What a compaction did.
+
+    Attributes
+    ----------
+    segments : tuple of int
+        Those that were retired.
+    moved : int
+        Values that were copied.
+    moved_bytes : int
+    freed_bytes : int
+        Bytes of the retired files, less those of the copies.
+    """
+
+    segments: tuple[int, ...]
+    moved: int
+    moved_bytes: int
+    freed_bytes: int
+
+
+def compact(
+    log: Log,
+    *,
+    live: Callable[[], Index],
+    lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
+    relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
+    drained: Callable[[], object] | None = None,
+    threshold: float = 0.5,
+    progress: Callable[[int, int], object] | None = None,
+) -> CompactionReport:
+    """Give the space of dead values back while readers and the writer go on.
+
+    Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. The
+    callbacks run with `Log.lock` held, but for `drained` and `progress`.
+
+    Parameters
+    ----------
+    log : Log
+        Open for writing.
+    live : callable
+        Returns keys, lengths and locations of the whole index.
+    lookup : callable
+        ``(keys, key_lens) -> int64 [N, 2]``: where the index has keys now (first word 0 or -1: nowhere).
+    relocate : callable
+        ``(keys, key_lens, old, new)``: moves keys that are still at `old`.
+    drained : callable, optional
+        Returns once no reader uses a location that it looked up before the call; then descriptors are closed
+        and files deleted. Left out: the caller does so with `Log.release`.
+    threshold : float
+        Segments are compacted from this share of dead bytes on.
+    progress : callable, optional
+        Called with moved and all bytes that are to be moved.
+
+    Raises
+    ------
+    CorruptionError
+        A live value is damaged. The store stays as it is, copies that were made included.
+    StorageFullError, StoreFailedError
+        As `Log.append`.
+    """
+    with log.lock:
+        log.commit()
+        victims, slots = _victims(log, live(), threshold)
+    if not victims:
+        return CompactionReport((), 0, 0, 0)
+    total, done, moved = int(size_of(slots[:, 3]).sum()), 0, 0
+    for batch in _batches(slots):
+        values = _read(log, batch)
+        moved += _move(log, batch, values, lookup, relocate)
+        done += int(size_of(batch[:, 3]).sum())
+        if progress is not None:
+            progress(done, total)
+    with log.lock:
+        log.commit()
+        sizes = {segment: total for segment, (_, total) in log.usage(np.empty((0, 2), np.int64)).items()}
+        log.snapshot(*live(), drop=victims)
+    if drained is not None:
+        drained()
+        log.release(victims)
+    freed = sum(sizes[segment] for segment in victims) - done
+    return CompactionReport(tuple(victims), moved, done, freed)
+
+
+def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArray[np.int64]]:
+    """Return the segments to retire and their live slots, in the order in which they lie there."""
+    slots = join(*index)
+    victims = []
+    for segment, (used, total) in log.usage(slots[:, 2:]).items():
+        if total > 0 and total - used >= threshold * total and total > used:
+            victims.append(segment)
+    if log.head in victims:
+        log.roll()
+    slots = slots[np.isin(segment_of(slots[:, 2]), victims)]
+    return victims, slots[np.argsort(slots[:, 2], kind="stable")]
+
+
+def _batches(slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    out, start = [], 0
+    ends = np.cumsum(size_of(slots[:, 3]))
+    while start < len(slots):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, "right")))
+        stop = min(stop, start + _BATCH_RECORDS)
+        out.append(slots[start:stop])
+        start = stop
+    return out
+
+
+def _read(log: Log, slots: NDArray[np.int64]) -> list[bytes]:
+    """Read values and check them: a damaged one must not get a new checksum."""
+    values = []
+    for segment, offset, size in zip(
+        segment_of(slots[:, 2]).tolist(), offset_of(slots[:, 2]).tolist(), size_of(slots[:, 3]).tolist(), strict=True
+    ):
+        values.append(read_at(log.segment_fd(segment), size, offset))
+    sizes = np.fromiter(map(len, values), np.int64, len(values))
+    buffer = np.frombuffer(b"".join(values) + b"\0", np.uint8)
+    starts = np.cumsum(sizes) - sizes
+    crcs = crc32c_many(buffer.ctypes.data + starts, sizes)
+    wrong = np.flatnonzero((crcs != crc_of(slots[:, 3])) | (sizes != size_of(slots[:, 3])))
+    if len(wrong):
+        raise value_damaged(slots[wrong[0]], log.segment_path(int(segment_of(slots[wrong[0], 2]))))
+    return values
+
+
+def _move(
+    log: Log,
+    slots: NDArray[np.int64],
+    values: list[bytes],
+    lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
+    relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
+) -> int:
+    """Append copies of those values that are still live; nobody writes meanwhile."""
+    keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8).reshape(-1, 16)
+    lens = key_len_of(slots[:, 3]).astype(np.uint8)
+    with log.lock:
+        still = np.flatnonzero(lookup(keys, lens)[:, 0] == slots[:, 2])
+        if not len(still):
+            return 0
+        chosen = [values[k] for k in still.tolist()]
+        new = log.append(keys[still], lens[still], chosen, moved=True)
+        relocate(keys[still], lens[still], np.ascontiguousarray(slots[still, 2:]), new)
+        return len(still)
