@@ -11,8 +11,9 @@ from .dataset import Dataset
 from .loader import DataLoader
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
+from .permutation import Permutation
 from .schema import Schema
 from .statistics import StoreStatistics
 from .store import Store
 
-__all__ = ["DataLoader", "Dataset", "Schema", "Store", "StoreStatistics", "create", "open"]
+__all__ = ["DataLoader", "Dataset", "Permutation", "Schema", "Store", "StoreStatistics", "create", "open"]
