@@ -45,9 +45,9 @@ class Keys(NamedTuple):
         out[:, 0] = self.words
         return out.view(np.uint8), np.full(self.size, INT_KEY, np.uint8)
 
-    def take(self, rows: NDArray[Any]) -> Keys:
-        """Return the keys of some rows (indices or a mask)."""
-        return Keys(self.words[rows], None if self.lengths is None else self.lengths[rows])
+    def take(self, rows: NDArray[Any] | slice) -> Keys:
+        """Return the keys of some rows (indices, a mask or a slice)."""
+        return Keys(np.ascontiguousarray(self.words[rows]), None if self.lengths is None else self.lengths[rows])
 
     def row(self, k: int) -> bytes:
         """Return one key as bytes."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .. import errors
 from ..cache.sizes import parse_size
+from .files import Files
+from .lock import WriterLock
 from .log import Log
+from .manifest import read_manifest
 from .part import Part
 from .schema import Schema, as_schema
-from .store import Store
+from .shards import MAX_SHARDS, Shards, close_all
+from .store import Parts, Store
 
 Path = str | os.PathLike[str]
 
@@ -21,23 +29,177 @@ def create(
     *,
     durability: str = "commit",
     segment_bytes: int | str = "256MiB",
+    shards: Sequence[Path] | None = None,
+    overwrite: bool = False,
 ) -> Store:
     """Create an empty store and open it for writing.
+
+    Parameters
+    ----------
+    path : path-like
+        A folder that does not exist yet, or is empty. Its parent must exist.
+    schema : mapping of str to (dtype, shape), optional
+        Makes every value a record of arrays: ``{"x": ("uint8", (8, 8)), "y": ("int64", ())}``. Left out, values
+        are bytes of any length up to 16 MiB.
+    durability : {"commit", "always", "none"}
+        What was put is durable after `Store.commit`, after each put, or when the system gets to it.
+    segment_bytes : int or str
+        Size of the files that values are in.
+    shards : sequence of path-like, optional
+        Folders to spread the records over, on several drives say; as `path`, they must not exist or be empty.
+    overwrite : bool
+        Replace a store that is there. Anything else that is there is left alone.
 
     Returns
     -------
     Store
+
+    Raises
+    ------
+    ArgumentError
+        Something is there already, or an option has a value that cannot be.
+    SchemaError, MissingFileError, StorageFullError, SharingError
+        Nothing was created.
     """
     given = as_schema(schema)
-    meta = {"schema": None if given is None else given.to_json()}
-    log = Log.create(path, schema_json=meta, durability=durability, segment_bytes=parse_size(segment_bytes))
-    return Store(Part(log, log.path), schema=given, writable=True, durability=log.durability)
+    meta: dict[str, Any] = {"schema": None if given is None else given.to_json()}
+    options: dict[str, Any] = {
+        "durability": durability,
+        "segment_bytes": parse_size(segment_bytes, "segment_bytes"),
+    }
+    folders = None if shards is None else [os.path.abspath(folder) for folder in shards]
+    _check_shards(os.path.abspath(path), folders)
+    with contextlib.ExitStack() as undo:
+        finish = _replaced([os.path.abspath(path), *(folders or [])], undo) if overwrite else None
+        parts = _create(path, meta, options, folders)
+        undo.pop_all()
+    if finish is not None:
+        finish()
+    return Store(parts, schema=given, writable=True, durability=durability)
 
 
 def open_store(path: Path, mode: str = "r") -> Store:
-    """Open a store."""
+    """Open a store.
+
+    Parameters
+    ----------
+    path : path-like
+        Its folder.
+    mode : {"r", "r+"}
+        For reading, beside others and beside a writer; or for reading and writing, alone. A reader sees what was
+        committed before, and what came later after `Store.refresh`.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    MissingFileError, FormatError
+        There is nothing, or no store.
+    StoreVersionError
+        It was written by a newer Warpwell.
+    CorruptionError
+        What had been committed is damaged or missing. Nothing was changed.
+    SharingError
+        Another process, or this one, has it open for writing.
+    """
+    if mode not in ("r", "r+"):
+        raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
     log = Log.open(path, writable=mode == "r+")
-    meta = log.schema_json or {}
-    fields = meta.get("schema")
-    schema = None if fields is None else Schema.from_json(fields)
-    return Store(Part(log, log.path), schema=schema, writable=log.writable, durability=log.durability)
+    opened: list[Callable[[], None]] = [log.close]
+    try:
+        meta = log.schema_json or {}
+        if "shard" in meta:
+            raise errors.FormatError(
+                f"{log.path} is shard {meta['shard']} of the store {meta.get('store')}: open that one", path=log.path
+            )
+        fields = meta.get("schema")
+        schema = None if fields is None else Schema.from_json(fields)
+        parts: Parts
+        if meta.get("shards"):
+            parts = Shards(log, _open_shards(log, meta["shards"], opened))
+        else:
+            parts = Part(log, log.path)
+        return Store(parts, schema=schema, writable=log.writable, durability=log.durability)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            close_all(opened)
+        raise
+
+
+def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: list[str] | None) -> Parts:
+    if folders is None:
+        log = Log.create(path, schema_json=meta, **options)
+        return Part(log, log.path)
+    made: list[Log] = []
+    try:
+        for number, folder in enumerate(folders):
+            told = {"shard": number, "store": os.path.abspath(path)}
+            made.append(Log.create(folder, schema_json=told, **options))
+        # The main manifest comes last: until it is there, there is no store.
+        meta["shards"] = [{"path": log.path, "uuid": log.uuid} for log in made]
+        main = Log.create(path, schema_json=meta, **options)
+        return Shards(main, [Part(log, log.path) for log in made])
+    except BaseException:
+        for log in made:
+            with contextlib.suppress(Exception):
+                log.close()
+            shutil.rmtree(log.path, ignore_errors=True)
+        raise
+
+
+def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[[], None]]) -> list[Part]:
+    parts = []
+    for number, shard in enumerate(listed):
+        try:
+            log = Log.open(shard["path"], writable=main.writable)
+        except (errors.MissingFileError, errors.FormatError) as error:
+            error.args = (f"shard {number} of {main.path}: {error.args[0]}",)
+            raise
+        opened.append(log.close)
+        if log.uuid != shard["uuid"]:
+            raise errors.FormatError(
+                f"{log.path} is not the folder that {main.path} was created with as shard {number}: put that one"
+                " back in its place",
+                path=log.path,
+            )
+        parts.append(Part(log, log.path))
+    return parts
+
+
+def _check_shards(path: str, folders: list[str] | None) -> None:
+    if folders is None:
+        return
+    if not 1 <= len(folders) <= MAX_SHARDS:
+        raise errors.ArgumentError(f"{len(folders)} shards: name 1 to {MAX_SHARDS} folders", name="shards")
+    if len({path, *folders}) != len(folders) + 1:
+        raise errors.ArgumentError("a folder is named twice in path and shards: give each its own", name="shards")
+
+
+def _replaced(paths: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:
+    """Move stores out of the way; return what removes them for good. `undo` moves them back."""
+    moved: list[str] = []
+    for path in paths:
+        if not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path)):
+            continue
+        # A folder that is no store raises here, and so does a store that somebody writes to.
+        with contextlib.suppress(errors.CorruptionError, errors.StoreVersionError):
+            read_manifest(path)
+        lock = WriterLock(Files(), path)
+        aside = f"{path}.replaced-{uuid.uuid4().hex[:8]}"
+        os.rename(path, aside)
+        lock.release()
+        moved.append(aside)
+        undo.callback(_put_back, aside, path)
+
+    def finish() -> None:
+        for aside in moved:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    return finish
+
+
+def _put_back(aside: str, path: str) -> None:
+    if not os.path.lexists(path):
+        os.rename(aside, path)

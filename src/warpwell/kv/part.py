@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.medium import NativeMedium
+from .compaction import CompactionReport, compact
 from .index import Index
+from .journal import Pending
 from .keys import Keys
 from .layout import SIZE_MASK, StoreState
 from .log import Log
 from .reader import Reader
+from .verify import VerifyReport, verify
+from .writes import Writes
+
+Progress = Callable[[int, int], object]
 
 
 class Part:
@@ -33,6 +42,8 @@ class Part:
         self.log = log
         self.path = path
         self.lock = log.lock
+        self._compacting = threading.Lock()
+        self._writes: Writes | None = None
         self.state = StoreState()
         recovered, log.recovered = log.recovered, None
         assert recovered is not None
@@ -65,7 +76,7 @@ class Part:
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
         """Tell which keys are there."""
-        return self.index.lookup(keys)[:, 0] != 0
+        return np.not_equal(self.index.lookup(keys)[:, 0], 0)
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
         """Return all keys and locations, in no order."""
@@ -92,7 +103,7 @@ class Part:
             if not there.any():
                 return there
             self.log.append_deletes(*keys.take(there).padded())
-            return self.index.delete(keys)[:, 0] != 0
+            return np.not_equal(self.index.delete(keys)[:, 0], 0)
 
     def commit(self) -> int:
         """Make all changes durable; return their sequence number."""
@@ -116,9 +127,13 @@ class Part:
 
     def close(self, *, commit: bool = True) -> None:
         """Commit, and give everything back. What a failed write left unsure is not committed."""
-        with self.lock:
+        if self._writes is not None:
+            self._writes.close()
+        with self._compacting, self.lock:
             try:
-                if commit and self.log.writable and not self.log.failed:
+                if not commit:
+                    self.log._pending = Pending()  # or the log would commit it when it is closed
+                elif self.log.writable and not self.log.failed:
                     self.log.commit()
                     if self.log.snapshot_due:
                         self._snapshot()
@@ -135,6 +150,39 @@ class Part:
         retired = self.log.retired()
         if retired and self.state.drain():
             self.log.release(retired)
+
+    def compact(self, *, threshold: float = 0.5, progress: Progress | None = None) -> CompactionReport:
+        """Copy live values out of segments that are mostly dead, and delete those; others may go on meanwhile."""
+
+        def live() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
+            keys, locations = self.index.entries()
+            return *keys.padded(), locations
+
+        with self._compacting:
+            report = compact(
+                self.log,
+                live=live,
+                lookup=lambda keys, lengths: self.index.lookup(_keys(keys, lengths)),
+                relocate=lambda keys, lengths, old, new: self.index.move(_keys(keys, lengths), old, new),
+                threshold=threshold,
+                progress=progress,
+            )
+            with self.lock:
+                self._release()
+            return report
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Read everything that is committed and check it."""
+        return verify(self.path, progress=progress)
+
+    # -- kernels --------------------------------------------------------------------------------------------
+
+    def serve(self, value_bytes: int | None = None) -> list[NativeMedium]:
+        """Return the functions that a controller calls for commands of kernels; starts a thread for changes."""
+        with self.lock:
+            if self._writes is None:
+                self._writes = Writes(self, value_bytes)
+            return [self._writes.native()]
 
     # -- figures --------------------------------------------------------------------------------------------
 
@@ -155,6 +203,7 @@ class Part:
                 "read_bytes": counters["bytes"],
                 "read_errors": counters["errors"],
                 "shards": 1,
+                "python_served": [] if self._writes is None else sorted(self._writes.served),
             }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -13,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..storage.medium import NativeMedium
+from .compaction import CompactionReport
 from .host_future import HostFuture
 from .keys import Key, Keys, as_key, as_keys, from_bytes
-from .schema import MAX_VALUE, Schema
+from .schema import Schema
 from .sorting import sorted_keys, with_prefix
 from .statistics import StoreStatistics
+from .values import many_values, one_value, row_bytes_of
+from .verify import VerifyReport
 
 _BATCH = 1024
 """Records that iteration reads at once."""
@@ -39,9 +43,10 @@ class Parts(Protocol):
     def delete(self, keys: Keys) -> NDArray[np.bool_]: ...
     def commit(self) -> int: ...
     def refresh(self) -> int: ...
-    def verify(self) -> Any: ...
-    def compact(self) -> Any: ...
-    def close(self) -> None: ...
+    def verify(self, *, progress: Any = None) -> VerifyReport: ...
+    def compact(self, *, threshold: float = 0.5, progress: Any = None) -> CompactionReport: ...
+    def close(self, *, commit: bool = True) -> None: ...
+    def serve(self, value_bytes: int | None = None) -> list[NativeMedium]: ...
     def figures(self) -> dict[str, Any]: ...
 
 
@@ -50,8 +55,7 @@ class Store(MutableMapping[Any, Any]):
 
     Use `warpwell.kv.create` and `warpwell.kv.open`. A store is a mutable mapping: ``store[key]``,
     ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys (as bytes), ``items`` and
-    the rest. As a context manager it commits and closes; after an exception it closes without a commit, and
-    what was not committed is then undone where the log allows.
+    the rest. As a context manager it commits and closes; after an exception it closes without a commit.
 
     Any number of threads may read. Changes take a lock.
 
@@ -119,7 +123,7 @@ class Store(MutableMapping[Any, Any]):
         """Store one record; see `put_many`."""
         self._check_writable()
         raw = as_key(key)
-        self._parts.put_one(raw, _value(value, raw) if self.schema is None else self.schema.pack_one(value))
+        self._parts.put_one(raw, one_value(value, raw) if self.schema is None else self.schema.pack_one(value))
         self._counts["puts"] += 1
 
     __setitem__ = put
@@ -167,9 +171,9 @@ class Store(MutableMapping[Any, Any]):
         if self.schema is None and out is None:
             values = self._reading(self._parts.values, checked)
             return values, np.fromiter((v is not None for v in values), np.bool_, checked.size)
-        row_bytes = _row_bytes(out, checked.size) if self.schema is None else self.schema.nbytes
+        row_bytes = row_bytes_of(out, checked.size) if self.schema is None else self.schema.nbytes
         if out is not None and self.schema is not None:
-            _row_bytes(out, checked.size, row_bytes)
+            row_bytes_of(out, checked.size, row_bytes)
         rows, found = self._reading(self._parts.rows, checked, row_bytes, out)
         return (rows if self.schema is None else self.schema.unpack(rows)), found
 
@@ -207,7 +211,7 @@ class Store(MutableMapping[Any, Any]):
         if self.schema is not None:
             packed: Any = self.schema.pack(values, checked.size)
         else:
-            packed = _values(values, checked)
+            packed = many_values(values, checked)
         if checked.size:
             self._parts.put(checked, packed)
             self._counts["puts"] += checked.size
@@ -254,7 +258,7 @@ class Store(MutableMapping[Any, Any]):
         if limit is not None and limit < 0:
             raise errors.ArgumentError(f"limit is {limit}: 0 or more", name="limit")
         keys = with_prefix(self._parts.entries()[0], first, None if start is None else as_key(start))
-        return sorted_keys(keys).take(np.s_[:limit]).to_list()
+        return sorted_keys(keys).take(slice(limit)).to_list()
 
     def keys_array(self) -> NDArray[np.int64] | tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return all keys, sorted: what a position means to `DataLoader`.
@@ -298,21 +302,52 @@ class Store(MutableMapping[Any, Any]):
         self._check()
         return 0 if self.writable else self._parts.refresh()
 
-    def verify(self) -> Any:
-        """Read everything and check it; return a report."""
-        self._check()
-        return self._parts.verify()
+    def verify(self, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
+        """Read everything that is committed and check it.
 
-    def compact(self) -> Any:
-        """Copy live values out of segments that are mostly dead, and delete those; return a report."""
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with the number of checked and of all values.
+
+        Returns
+        -------
+        VerifyReport
+            ``sound`` says whether all is well, and ``problems`` what is not.
+        """
+        self._check()
+        return self._parts.verify(progress=progress)
+
+    def compact(
+        self, *, threshold: float = 0.5, progress: Callable[[int, int], object] | None = None
+    ) -> CompactionReport:
+        """Copy live values out of segments that are mostly dead, and delete those. Commits.
+
+        Other threads may read and write meanwhile.
+
+        Parameters
+        ----------
+        threshold : float
+            Share of dead bytes from which on a segment is compacted.
+        progress : callable, optional
+            Called with the bytes that were copied and all that will be.
+
+        Raises
+        ------
+        CorruptionError
+            A live value is damaged: it stays where it is, and so does its segment.
+        """
         self._check_writable()
-        return self._parts.compact()
+        if not 0 < threshold <= 1:
+            raise errors.ArgumentError(f"threshold is {threshold}: a share, above 0 and at most 1", name="threshold")
+        return self._parts.compact(threshold=threshold, progress=progress)
 
     @property
     def stats(self) -> StoreStatistics:
         """Figures of the store."""
         self._check()
-        return StoreStatistics(**self._parts.figures(), **self._counts, durability=self._durability)
+        figures: dict[str, Any] = {**self._parts.figures(), **self._counts}
+        return StoreStatistics(**figures, durability=self._durability)
 
     def close(self) -> None:
         """Commit and give everything back. Idempotent.
@@ -322,12 +357,15 @@ class Store(MutableMapping[Any, Any]):
         StoreFailedError
             The commit failed; everything was given back.
         """
+        self._close(commit=True)
+
+    def _close(self, *, commit: bool) -> None:
         with self._lock:
             if self._unusable is not None:
                 return
             self._unusable = self._closed_error
         _open.discard(self)
-        self._parts.close()
+        self._parts.close(commit=commit)
 
     @property
     def closed(self) -> bool:
@@ -340,13 +378,21 @@ class Store(MutableMapping[Any, Any]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(commit=kind is None)
 
     def __repr__(self) -> str:
         if self._unusable is not None:
             return f"<Store {self.path!r}, closed>"
         mode = "r+" if self.writable else "r"
         return f"<Store {self.path!r}, mode {mode!r}, {len(self._parts)} records>"
+
+    def native(self) -> Sequence[NativeMedium]:
+        """Return what a controller calls for key-value commands, one for each shard (see `shards.shard_of`).
+
+        Their ``start`` is `serve.kv_start`. No command may be in flight when the store is closed.
+        """
+        self._check()
+        return self._parts.serve(None if self.schema is None else self.schema.nbytes)
 
     # -- checks ---------------------------------------------------------------------------------------------
 
@@ -391,7 +437,7 @@ class _Items:
         store = self._store
         keys, _ = store._parts.entries()
         for first in range(0, keys.size, _BATCH):
-            some = keys.take(np.s_[first : first + _BATCH])
+            some = keys.take(slice(first, first + _BATCH))
             batch, found = store.get_many(some)
             for k, key in enumerate(some.to_list()):
                 if found[k]:  # else it was deleted meanwhile
@@ -403,65 +449,6 @@ class _Values(_Items):
 
     def __iter__(self) -> Iterator[Any]:
         return (value for _, value in super().__iter__())
-
-
-def _value(value: Any, key: bytes) -> Any:
-    if type(value) is not bytes:
-        if isinstance(value, (str, int, float)) or value is None:
-            raise errors.ArgumentError(
-                f"the value of key {key!r} is of type {type(value).__name__}: pass bytes, or create the store with"
-                " a schema",
-                name="value",
-            )
-        try:
-            value = memoryview(value).cast("B")
-        except (TypeError, BufferError, ValueError):
-            raise errors.ArgumentError(
-                f"the value of key {key!r} is of type {type(value).__name__}: pass bytes or an array in C order",
-                name="value",
-            ) from None
-    if len(value) > MAX_VALUE:
-        raise errors.ValueSizeError(
-            f"the value of key {key!r} has {len(value)} bytes, and a store takes at most {MAX_VALUE}: split it",
-            name="value",
-            nbytes=len(value),
-        )
-    return value
-
-
-def _values(values: Any, keys: Keys) -> Any:
-    if isinstance(values, (bytes, str, dict)) or not isinstance(values, Iterable):
-        raise errors.ArgumentError(
-            f"values is one {type(values).__name__}: pass a list of bytes or uint8 [N, nbytes], one for each key;"
-            " dicts need a store with a schema",
-            name="values",
-        )
-    if isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype == np.uint8:
-        packed: Any = np.ascontiguousarray(values)
-        if values.shape[1] > MAX_VALUE:
-            _value(packed[0], keys.row(0) if keys.size else b"")
-    else:
-        packed = list(values)
-    if len(packed) != keys.size:
-        raise errors.ArgumentError(f"{len(packed)} values for {keys.size} keys: give one for each", name="values")
-    if isinstance(packed, np.ndarray) or all(type(v) is bytes and len(v) <= MAX_VALUE for v in packed):
-        return packed
-    return [_value(v, keys.row(k)) for k, v in enumerate(packed)]
-
-
-def _row_bytes(out: Any, count: int, row_bytes: int | None = None) -> int:
-    """Check the array that values are read into; return the size of its rows."""
-    fine = (
-        isinstance(out, np.ndarray)
-        and out.ndim == 2
-        and out.dtype == np.uint8
-        and out.flags.c_contiguous
-        and out.flags.writeable
-    )
-    if not fine or len(out) != count or (row_bytes is not None and out.shape[1] != row_bytes):
-        size = "nbytes" if row_bytes is None else row_bytes
-        raise errors.ArgumentError(f"out must be a writable uint8 array [{count}, {size}] in C order", name="out")
-    return int(out.shape[1])
 
 
 _open: weakref.WeakSet[Store] = weakref.WeakSet()

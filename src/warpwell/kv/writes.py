@@ -1,0 +1,189 @@
+"""Writes: requests of kernels that need the log (store, delete, list, flush), served by one interpreter thread."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..nvme import (
+    CAPACITY_EXCEEDED,
+    FLUSH,
+    INTERNAL_ERROR,
+    KV_DELETE,
+    KV_INVALID_VALUE_SIZE,
+    KV_KEY_DOES_NOT_EXIST,
+    KV_KEY_EXISTS,
+    KV_LIST,
+    KV_STORE,
+    NAMESPACE_NOT_READY,
+    NAMESPACE_WRITE_PROTECTED,
+    STORE_IF_EXISTS,
+    STORE_IF_MISSING,
+    WRITE_FAULT,
+)
+from ..storage.medium import NativeMedium
+from ..targets import memory_for
+from ..targets.memory import view_of
+from .keys import from_bytes
+from .layout import S_RING, publish
+from .native import compiled
+from .serve import (
+    CLOSING,
+    E_BUFFER,
+    E_KEY0,
+    E_KEY1,
+    E_OP,
+    E_TAIL,
+    ENTRY_WORDS,
+    Q_ENTRIES,
+    Q_FLAGS,
+    Q_HEAD,
+    Q_SHIFT,
+    RING_SHIFT,
+    RING_WORDS,
+    TAKES_CHANGES,
+    answer,
+    kv_complete,
+    kv_start,
+    taken,
+    wait_for_requests,
+)
+from .sorting import sorted_keys, with_prefix
+
+if TYPE_CHECKING:
+    from .part import Part
+
+_NAMES = {KV_STORE: "store", KV_DELETE: "delete", KV_LIST: "list", FLUSH: "flush"}
+_ATTEMPTS = 400
+_JOIN_SECONDS = 5.0
+
+
+class Writes:
+    """Serves one folder's requests that native code cannot.
+
+    Parameters
+    ----------
+    part : Part
+    value_bytes : int, optional
+        Size that every value must have; left out, any.
+    """
+
+    def __init__(self, part: Part, value_bytes: int | None = None) -> None:
+        self._part = part
+        self._value_bytes = value_bytes
+        self._block = memory_for("cpu").allocate(8 * RING_WORDS)
+        self._words = self._block.words
+        self._words[Q_SHIFT] = RING_SHIFT
+        self._words[Q_FLAGS] = TAKES_CHANGES if part.log.writable else 0
+        self._entries = self._words[Q_ENTRIES : Q_ENTRIES + (ENTRY_WORDS << RING_SHIFT)].reshape(-1, ENTRY_WORDS)
+        self.served: set[str] = set()
+        """Kinds of requests that came."""
+        self._thread = threading.Thread(target=self._work, name="warpwell-kv-writes", daemon=True)
+        compiled(publish)(part.state.address, S_RING, self._block.address)
+        self._thread.start()
+
+    def native(self) -> NativeMedium:
+        """Return the functions that a controller calls."""
+        return NativeMedium(kv_start.address, kv_complete.address, self._part.state.address)
+
+    def close(self) -> None:
+        """Serve what is in the ring and stop; requests that come later get an error status."""
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            self._words[Q_FLAGS] |= CLOSING
+            self._thread.join(_JOIN_SECONDS)
+
+    def _work(self) -> None:
+        wait, post, take = compiled(wait_for_requests), compiled(answer), compiled(taken)
+        ring = self._block.address
+        while True:
+            closing = bool(self._words[Q_FLAGS] & CLOSING)
+            count = int(wait(ring, _ATTEMPTS))
+            if count == 0:
+                if closing:
+                    return
+                continue
+            head = int(self._words[Q_HEAD])
+            rows = self._entries[np.arange(head, head + count) & ((1 << RING_SHIFT) - 1)]
+            for row in rows:
+                tag = int(row[E_TAIL]) >> 32
+                post(ring, tag << 16 | self._serve(row))
+            take(ring, count)
+
+    def _serve(self, row: NDArray[np.int64]) -> int:
+        op, tail = int(row[E_OP]), int(row[E_TAIL])
+        opcode, options, nbytes = op & 0xFF, op >> 16 & 0xFF, tail & 0xFFFFFFFF
+        key = np.ascontiguousarray(row[E_KEY0 : E_KEY1 + 1]).tobytes()[: op >> 8 & 0xFF]
+        self.served.add(_NAMES[opcode])
+        try:
+            if opcode == KV_STORE:
+                return self._store(key, options, int(row[E_BUFFER]), nbytes)
+            if opcode == KV_DELETE:
+                # An absent key is no error: the specification makes it one only where a feature is set.
+                self._part.delete(from_bytes([key]))
+                return 0
+            if opcode == KV_LIST:
+                return self._list(key, int(row[E_BUFFER]), nbytes)
+            self._part.commit()
+            return 0
+        except Exception as error:  # the kernel that asked gets a status
+            return _status(error)
+
+    def _store(self, key: bytes, options: int, buffer: int, nbytes: int) -> int:
+        if self._value_bytes is not None and nbytes != self._value_bytes:
+            return KV_INVALID_VALUE_SIZE
+        value = view_of(buffer, nbytes, np.uint8).tobytes() if nbytes else b""
+        with self._part.lock:
+            if options & (STORE_IF_EXISTS | STORE_IF_MISSING):
+                there = bool(self._part.contains(from_bytes([key]))[0])
+                if there and options & STORE_IF_MISSING:
+                    return KV_KEY_EXISTS
+                if not there and options & STORE_IF_EXISTS:
+                    return KV_KEY_DOES_NOT_EXIST
+            self._part.put_one(key, value)
+        return 0
+
+    def _list(self, start: bytes, buffer: int, nbytes: int) -> int:
+        keys = self._part.entries()[0]
+        if start:
+            keys = with_prefix(keys, b"", start)
+        data = pack_list(sorted_keys(keys).to_list(), nbytes)
+        if len(data) > nbytes:
+            return KV_INVALID_VALUE_SIZE
+        view_of(buffer, nbytes, np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        return 0
+
+
+def pack_list(keys: list[bytes], nbytes: int) -> bytes:
+    """Return the answer to a list command: as many keys as fit.
+
+    Their number (u32), then for each its length (u16) and bytes, padded to a multiple of 4.
+    """
+    out, count = bytearray(4), 0
+    for key in keys:
+        size = -(-(2 + len(key)) // 4) * 4
+        if len(out) + size > nbytes:
+            break
+        out += struct.pack("<H", len(key)) + key.ljust(size - 2, b"\0")
+        count += 1
+    out[:4] = struct.pack("<I", count)
+    return bytes(out)
+
+
+_STATUS: list[tuple[type[Exception], int]] = [
+    (errors.StorageFullError, CAPACITY_EXCEEDED),
+    (errors.StoreFailedError, WRITE_FAULT),
+    (errors.ReadOnlyError, NAMESPACE_WRITE_PROTECTED),
+    (errors.ClosedError, NAMESPACE_NOT_READY),
+    (errors.ValueSizeError, KV_INVALID_VALUE_SIZE),
+]
+
+
+def _status(error: Exception) -> int:
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), INTERNAL_ERROR)
+
+
