@@ -1,0 +1,368 @@
+"""Crash campaigns on the log of key-value stores: ``python -m warpwell.testing.kv_crash``.
+
+Kills at random moments, a kill at every system call, power cuts, failed calls, and flipped bits. The seed is
+printed, and the same seed gives the same scripts, cuts and flips (a random kill's moment is the machine's).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+
+from .. import errors
+from ..kv.files import Files
+from ..kv.log import Log
+from .kv_faults import MOMENTS, FailingFiles, InterceptedFiles, KillingFiles, Verdict, judge
+from .kv_flips import Flips, flip_campaign
+from .kv_load import Run, Script, State, contents, write_script
+from .power import Disk, Event, RecordingFiles
+
+DURABILITIES = ("commit", "commit", "commit", "none", "always")
+_CUTS_A_SCRIPT = 25
+_KILLS_A_SCRIPT = 50
+
+
+@dataclass
+class Counts:
+    """Outcome of a campaign.
+
+    Attributes
+    ----------
+    runs : int
+    lost, holes, wrong_bytes, refused : int
+        Runs after which an acknowledged put was gone, the store held no prefix of the trace, it held bytes that
+        were never put, or it did not open.
+    failed : int
+        Runs that ended in an error that should not be.
+    acknowledged : int
+        Committing steps that had been acknowledged, over all runs.
+    interrupted : int
+        Runs in which the crash came before the end.
+    seconds : float
+    details : list of str
+        The first few that went wrong.
+    """
+
+    runs: int = 0
+    lost: int = 0
+    holes: int = 0
+    wrong_bytes: int = 0
+    refused: int = 0
+    failed: int = 0
+    acknowledged: int = 0
+    interrupted: int = 0
+    seconds: float = 0.0
+    details: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> int:
+        """Runs with any fault."""
+        return self.lost + self.holes + self.wrong_bytes + self.refused + self.failed
+
+    def add(self, verdict: object, what: str) -> None:
+        """Count one run."""
+        self.runs += 1
+        if isinstance(verdict, Verdict):
+            name = {"hole": "holes", "wrong bytes": "wrong_bytes"}.get(verdict.kind, verdict.kind)
+            setattr(self, name, getattr(self, name) + 1)
+            if len(self.details) < 10:
+                self.details.append(f"{what}: {verdict.kind}: {verdict.detail}")
+
+
+# -- kills ----------------------------------------------------------------------------------------------------
+
+
+def random_kills(count: int, seed: int, base: str) -> Counts:
+    """Kill a process at a random moment of its load, `count` times."""
+    rng, counts, start = random.Random(seed), Counts(), time.monotonic()
+    while counts.runs < count:
+        script = write_script(rng.getrandbits(32), durability=rng.choice(DURABILITIES))
+        whole = _duration(script, base)
+        for _ in range(min(_KILLS_A_SCRIPT, count - counts.runs)):
+            _one_kill(script, counts, base, Files(), rng.uniform(0, 1.05 * whole))
+    counts.seconds = time.monotonic() - start
+    return counts
+
+
+def kills_at_every_call(seed: int, base: str, scripts: int = 1) -> Counts:
+    """Kill a process before, within and after every system call of a load that changes the disk."""
+    rng, counts, start = random.Random(seed), Counts(), time.monotonic()
+    for k in range(scripts):
+        script = write_script(rng.getrandbits(32), durability=DURABILITIES[-k % len(DURABILITIES)])
+        for number in range(1, count_calls(script, base) + 1):
+            for moment in MOMENTS:
+                _one_kill(script, counts, base, KillingFiles(number, moment), None)
+    counts.seconds = time.monotonic() - start
+    return counts
+
+
+def _one_kill(script: Script, counts: Counts, base: str, files: Files, after: float | None) -> None:
+    with _folder(base) as folder, mmap.mmap(-1, mmap.PAGESIZE) as shared:
+        _note(shared, -1)
+        status = _child(lambda: _load(script, folder, files, shared), after)
+        least = int.from_bytes(shared[:8], "little", signed=True)
+        counts.acknowledged += max(least, 0)
+        counts.interrupted += os.WIFSIGNALED(status)
+        what = f"{script.durability}, killed {getattr(files, 'moment', '')} {getattr(files, 'number', after)}"
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+            counts.failed += 1
+        counts.add(judge(folder, script, least, least + 1), what)
+
+
+def _load(script: Script, folder: str, files: Files, shared: mmap.mmap) -> None:
+    Run(script, folder, files, lambda done, durable: _note(shared, done)).all()
+
+
+def _note(shared: mmap.mmap, done: int) -> None:
+    shared[:8] = done.to_bytes(8, "little", signed=True)
+
+
+def _child(body: Callable[[], None], after: float | None) -> int:
+    """Run `body` in a forked process, kill it after so many seconds, and return its wait status."""
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if after is not None:
+        time.sleep(after)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return os.waitpid(process, 0)[1]
+
+
+def _duration(script: Script, base: str) -> float:
+    with _folder(base) as folder:  # compiled code is then there in every child
+        Run(script, folder, Files(), lambda done, durable: None).all()
+    with _folder(base) as folder:
+        start = time.monotonic()
+        status = _child(lambda: Run(script, folder, Files(), lambda done, durable: None).all(), None)
+        if status:
+            raise RuntimeError("a load fails without being killed")
+        return time.monotonic() - start
+
+
+def count_calls(script: Script, base: str) -> int:
+    """Return how many calls of a load change the disk."""
+    with _folder(base) as folder:
+        files = InterceptedFiles(RecordingFiles(folder))
+        Run(script, folder, files, lambda done, durable: None).all()
+        return files.count
+
+
+# -- power cuts -----------------------------------------------------------------------------------------------
+
+
+def power_cuts(count: int, seed: int, base: str) -> Counts:
+    """Let the power fail at random calls of loads, and in part of the runs once more during the recovery."""
+    rng, counts, start = random.Random(seed), Counts(), time.monotonic()
+    while counts.runs < count:
+        script = write_script(rng.getrandbits(32), durability=rng.choice(DURABILITIES))
+        with _folder(base) as folder:
+            events = _record(script, folder)
+        for _ in range(min(_CUTS_A_SCRIPT, count - counts.runs)):
+            _one_cut(script, events, rng, counts, base)
+    counts.seconds = time.monotonic() - start
+    return counts
+
+
+def _record(script: Script, folder: str) -> list[Event]:
+    files = RecordingFiles(folder)
+
+    def acknowledge(done: int, durable: int) -> None:
+        files.mark("done", done)
+        files.mark("durable", durable)
+
+    Run(script, folder, files, acknowledge).all()
+    return files.events
+
+
+def _one_cut(script: Script, events: list[Event], rng: random.Random, counts: Counts, base: str) -> None:
+    at = rng.randint(0, len(events))
+    least, most = _last_mark(events[:at], "durable"), _last_mark(events[:at], "done") + 1
+    again = rng.random() < 0.25
+    counts.acknowledged += max(least, 0)
+    counts.interrupted += at < len(events)
+    what = f"{script.durability}, power cut after event {at} of {len(events)}"
+    with _folder(base) as folder, _folder(base) as second:
+        Disk(events[:at]).cut(folder, rng)
+        verdict: object = judge(folder, script, least, most, write=not again)
+        if again and isinstance(verdict, dict):
+            verdict = _cut_recovery(script.durability, verdict, folder, second, rng)
+            what += ", and again in its recovery"
+        counts.add(verdict, what)
+
+
+def _cut_recovery(durability: str, held: State, folder: str, second: str, rng: random.Random) -> object:
+    """Recover a store, put records, and cut the power once more somewhere in between."""
+    files = RecordingFiles(folder)
+    before = len(files.events)
+    after = {**held, b"second": rng.randbytes(rng.randint(0, 9000))}
+    with Log.open(folder, writable=True, files=files) as log:
+        if contents(log) != held:
+            return Verdict("hole", "a writer recovers other records than a reader")
+        log.append_one(b"second", after[b"second"])
+        log.commit()
+        files.mark("durable", 1 if durability != "none" else 0)
+    files.mark("durable", 1)
+    at = rng.randint(before, len(files.events))
+    least = max(0, _last_mark(files.events[:at], "durable"))
+    Disk(files.events[:at]).cut(second, rng)
+    return judge(second, Script([("one", b"second", after[b"second"])], [held, after], durability), least, 1)
+
+
+def _last_mark(events: list[Event], name: str) -> int:
+    return next((e.inode for e in reversed(events) if e.kind == "mark" and e.name == name), -1)
+
+
+# -- failed calls ---------------------------------------------------------------------------------------------
+
+
+def failed_calls(seed: int, base: str, code: int, scripts: int = 1) -> Counts:
+    """Fail every call of a load in turn, with EIO or ENOSPC; then look at the store, and cut the power."""
+    rng, counts, start = random.Random(seed), Counts(), time.monotonic()
+    for k in range(scripts):
+        script = write_script(rng.getrandbits(32), durability=DURABILITIES[-k % len(DURABILITIES)])
+        for number in range(1, count_calls(script, base) + 1):
+            _one_failure(script, number, code, rng, counts, base)
+    counts.seconds = time.monotonic() - start
+    return counts
+
+
+def _one_failure(script: Script, number: int, code: int, rng: random.Random, counts: Counts, base: str) -> None:
+    with _folder(base) as folder, _folder(base) as left:
+        recording = RecordingFiles(folder)
+        files = FailingFiles(recording, number, code)
+        reached = [-1, -1]
+
+        def acknowledge(done: int, durable: int) -> None:
+            reached[:] = done, durable
+
+        run = Run(script, folder, files, acknowledge)
+        problem = _run_with_failure(run, code)
+        counts.acknowledged += max(reached[0], 0)
+        counts.interrupted += run.done < len(script.steps)
+        what = f"{script.durability}, {errno.errorcode[code]} at call {number} ({files.failed})"
+        if problem is not None:
+            counts.add(Verdict("failed", problem), what)
+            return
+        Disk(recording.events).cut(left, rng)
+        done, durable = reached
+        verdict: object = judge(left, script, durable, done + 1)
+        if not isinstance(verdict, Verdict):
+            verdict = judge(folder, script, done, done + 1)
+        counts.add(verdict, what)
+
+
+def _run_with_failure(run: Run, code: int) -> str | None:
+    """Do all steps, once more after a full disk; return what should not have happened."""
+    for _ in range(4):
+        try:
+            run.all()
+            return None
+        except errors.StorageFullError:
+            if code != errno.ENOSPC:
+                return "EIO was taken for a full disk"
+        except errors.StoreFailedError:
+            return _check_poisoned(run)
+        except OSError as error:  # creating or opening: nothing was made, and it may be tried again
+            if run.log is not None:
+                return f"a bare OSError: {error}"
+        if run.log is None and run.done == 0 and os.path.exists(run.folder):
+            return "a creation that failed left something behind"
+    return "it does not go on after a full disk"
+
+
+def _check_poisoned(run: Run) -> str | None:
+    log = run.log
+    if log is None:  # it failed while it was being closed
+        return None
+    for attempt in (lambda: log.append_one(b"k", b"v"), log.commit, log.roll):
+        try:
+            attempt()
+        except errors.StoreFailedError:
+            continue
+        except errors.ClosedError:
+            return None
+        return "a failed log takes writes"
+    log.close()
+    return None
+
+
+# -- all of it ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _folder(base: str) -> Iterator[str]:
+    """Give the path of a folder that does not exist, and remove what is there afterwards."""
+    outer = tempfile.mkdtemp(dir=base)
+    try:
+        yield os.path.join(outer, "store.kv")
+    finally:
+        shutil.rmtree(outer, ignore_errors=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run campaigns and print their outcomes; 1 if anything went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m warpwell.testing.kv_crash", description=__doc__)
+    parser.add_argument("--kills", type=int, default=0, metavar="N", help="kills at random moments")
+    parser.add_argument("--every-call", action="store_true", help="a kill before, within and after every call")
+    parser.add_argument("--cuts", type=int, default=0, metavar="N", help="power cuts")
+    parser.add_argument("--faults", action="store_true", help="EIO and ENOSPC at every call")
+    parser.add_argument("--flips", action="store_true", help="flip every header byte and a sample of value bytes")
+    parser.add_argument("--scripts", type=int, default=2, help="loads for --every-call and --faults")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--folder", default=None, help="where stores are made (default: memory)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)
+    if not options.json:
+        print(f"seed {seed}")
+    base = options.folder or ("/dev/shm" if os.path.isdir("/dev/shm") else None)
+    outcomes: dict[str, Counts | Flips] = {}
+    with tempfile.TemporaryDirectory(prefix="kv_crash-", dir=base) as folder:
+        campaigns: list[tuple[str, bool, Callable[[], Counts | Flips]]] = [
+            ("random kills", options.kills > 0, lambda: random_kills(options.kills, seed, folder)),
+            ("kills at every call", options.every_call, lambda: kills_at_every_call(seed, folder, options.scripts)),
+            ("power cuts", options.cuts > 0, lambda: power_cuts(options.cuts, seed, folder)),
+            ("EIO at every call", options.faults, lambda: failed_calls(seed, folder, errno.EIO, options.scripts)),
+            ("ENOSPC at every call", options.faults, lambda: failed_calls(seed, folder, errno.ENOSPC, options.scripts)),
+            ("flipped bits", options.flips, lambda: flip_campaign(seed, folder)),
+        ]
+        for name, wanted, campaign in campaigns:
+            if wanted:
+                outcomes[name] = campaign()
+                if not options.json:
+                    print(f"{name}: {_line(outcomes[name])}", flush=True)
+    if options.json:
+        print(json.dumps({"seed": seed, **{name: asdict(outcome) for name, outcome in outcomes.items()}}, indent=1))
+    return int(any(outcome.wrong for outcome in outcomes.values()))
+
+
+def _line(outcome: Counts | Flips) -> str:
+    figures = {k: v for k, v in asdict(outcome).items() if k not in ("details", "seconds")}
+    text = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in figures.items())
+    return "\n  ".join([f"{text} ({outcome.seconds:.1f} s)", *outcome.details])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""System calls that kill the process, or fail, at a chosen call; and the judge of what a store holds afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from .. import errors
+from ..kv.files import Files
+from ..kv.log import Log
+from ..kv.manifest import MANIFEST_NAME
+from .kv_load import Script, State, WrongBytes, contents
+from .power import RecordingFiles
+
+CALLS = ("mkdir", "create", "pwrite", "sync", "sync_folder", "rename", "unlink", "truncate")
+"""Those that change what is on disk."""
+MOMENTS = ("before", "within", "after")
+
+
+class InterceptedFiles(Files):
+    """System calls that are counted and handed to other `Files`.
+
+    Parameters
+    ----------
+    inner : Files
+    """
+
+    def __init__(self, inner: Files) -> None:
+        self.inner = inner
+        self.count = 0
+
+    def around(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Carry out a call; its number is `count`, from 1 on."""
+        return getattr(self.inner, name)(*args)
+
+    def _call(self, name: str, *args: Any) -> Any:
+        self.count += 1
+        return self.around(name, args)
+
+    def mkdir(self, path: str) -> None:
+        """See `Files`."""
+        self._call("mkdir", path)
+
+    def create(self, path: str) -> int:
+        """See `Files`."""
+        return int(self._call("create", path))
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        """See `Files`."""
+        self._call("pwrite", fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        """See `Files`."""
+        self._call("sync", fd)
+
+    def sync_folder(self, path: str) -> None:
+        """See `Files`."""
+        self._call("sync_folder", path)
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Files`."""
+        self._call("rename", source, target)
+
+    def unlink(self, path: str) -> None:
+        """See `Files`."""
+        self._call("unlink", path)
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """See `Files`."""
+        self._call("truncate", fd, nbytes)
+
+    def open(self, path: str, writable: bool) -> int:
+        """See `Files`."""
+        return self.inner.open(path, writable)
+
+    def close(self, fd: int) -> None:
+        """See `Files`."""
+        self.inner.close(fd)
+
+
+class KillingFiles(InterceptedFiles):
+    """Kills the process at call `number`: before it, within it (half of a write is done), or after it."""
+
+    def __init__(self, number: int, moment: str) -> None:
+        super().__init__(Files())
+        self.number, self.moment = number, moment
+
+    def around(self, name: str, args: tuple[Any, ...]) -> Any:
+        """See `InterceptedFiles`."""
+        if self.count != self.number:
+            return super().around(name, args)
+        if self.moment == "within" and name == "pwrite":
+            fd, data, offset = args
+            view = memoryview(data).cast("B")
+            os.pwrite(fd, view[: len(view) // 2], offset)
+        elif self.moment == "after":
+            super().around(name, args)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+class FailingFiles(InterceptedFiles):
+    """Fails call `number` with `code`: half of a write is done, and an fsync forgets what was not durable."""
+
+    def __init__(self, inner: RecordingFiles, number: int, code: int) -> None:
+        super().__init__(inner)
+        self.number, self.code = number, code
+        self.failed = ""
+
+    def around(self, name: str, args: tuple[Any, ...]) -> Any:
+        """See `InterceptedFiles`."""
+        if self.count != self.number:
+            return super().around(name, args)
+        self.failed = name
+        if name == "pwrite":
+            fd, data, offset = args
+            view = memoryview(data).cast("B")
+            self.inner.pwrite(fd, view[: len(view) // 2], offset)
+        elif name == "sync" and isinstance(self.inner, RecordingFiles):
+            self.inner.lose(args[0])
+        raise OSError(self.code, os.strerror(self.code))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong with a store after a crash: `kind` is "lost", "hole", "wrong bytes" or "refused"."""
+
+    kind: str
+    detail: str
+
+
+def judge(folder: str, script: Script, least: int, most: int, *, write: bool = True) -> Verdict | State | None:
+    """Compare a store with what it may hold: one of ``script.states[least : most + 1]``, all of it.
+
+    Parameters
+    ----------
+    folder : str
+    script : Script
+    least : int
+        Committing steps that were acknowledged; -1: not even the creation was.
+    most : int
+        One more where a step was under way.
+    write : bool, default True
+        Also open it for writing, put a record, and look again.
+
+    Returns
+    -------
+    Verdict
+        Something is wrong.
+    dict or None
+        What it holds; None where there is no store, and need not be one.
+    """
+    if least < 0 and not os.path.exists(os.path.join(folder, MANIFEST_NAME)):
+        return _judge_absent(folder)
+    try:
+        with Log.open(folder, writable=False) as log:
+            held = contents(log)
+    except WrongBytes as error:
+        return Verdict("wrong bytes", str(error))
+    except (errors.FormatError, errors.MissingFileError) as error:
+        return Verdict("refused", str(error))
+    allowed = script.states[max(least, 0) : most + 1]
+    if held not in allowed:
+        return _classify(held, script, least, most)
+    if not write:
+        return held
+    try:
+        with Log.open(folder, writable=True) as log:
+            again = contents(log)
+            log.append_one(b"after", b"the crash")
+            log.commit()
+        if again != held:
+            return Verdict("hole", "a writer recovers other records than a reader")
+        with Log.open(folder, writable=False) as log:
+            if contents(log) != {**held, b"after": b"the crash"}:
+                return Verdict("lost", "what was put after the recovery is not there")
+    except WrongBytes as error:
+        return Verdict("wrong bytes", f"after recovery: {error}")
+    except errors.WarpwellError as error:
+        return Verdict("refused", f"after recovery: {error}")
+    return held
+
+
+def _judge_absent(folder: str) -> Verdict | None:
+    """A creation that was cut short: no store, and a new one may be created in its place."""
+    try:
+        Log.open(folder, writable=False)
+    except errors.MissingFileError:
+        return None
+    except errors.FormatError:
+        with contextlib.suppress(errors.WarpwellError):
+            Log.create(folder, segment_bytes=1 << 16).close()
+            return None
+        return Verdict("refused", "no store can be created where a creation was cut short")
+    return Verdict("hole", "a store without a manifest opens")
+
+
+def _classify(held: State, script: Script, least: int, most: int) -> Verdict:
+    if held in script.states:
+        at = script.states.index(held)
+        return Verdict("lost" if at < least else "hole", f"state {at}, and {least} to {most} are right")
+    unknown = set(held.items()) - script.versions()
+    if unknown:
+        return Verdict("wrong bytes", f"{len(unknown)} values that were never put, {next(iter(unknown))[0]!r} for one")
+    wanted = script.states[max(least, 0)]
+    missing = [key for key in wanted if key not in held]
+    return Verdict("hole", f"no state of the trace: {len(held)} records; missing {missing[:3]}")

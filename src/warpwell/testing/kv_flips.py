@@ -1,0 +1,181 @@
+"""Flipped bits in the files of a key-value store: each must be noticed, and none served."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .. import errors
+from ..kv.files import Files
+from ..kv.floor import FLOOR_NAME
+from ..kv.format import RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
+from ..kv.lock import LOCK_NAME
+from ..kv.log import Log
+from ..kv.verify import verify
+from .kv_load import Run, State, WrongBytes, contents, write_script
+
+
+@dataclass
+class Flips:
+    """Outcome: how many bytes were flipped, and how each flip was noticed.
+
+    Attributes
+    ----------
+    header_bytes : int
+        Bytes of superblocks, records, snapshots, the manifest and the floor that were flipped, one at a time.
+    value_bytes : int
+        The same of values.
+    refused : int
+        Flips with which the store did not open.
+    found_reading : int
+        Flips that reading the value found.
+    found_by_verify : int
+        Flips that only `verify` found; the store opened and held what it should.
+    unnoticed : int
+        Flips that nothing found.
+    served : int
+        Flips with which the store held anything else than what was put.
+    changed : int
+        Refused stores in which a file was changed by opening them.
+    """
+
+    header_bytes: int = 0
+    value_bytes: int = 0
+    refused: int = 0
+    found_reading: int = 0
+    found_by_verify: int = 0
+    unnoticed: int = 0
+    served: int = 0
+    changed: int = 0
+    seconds: float = 0.0
+    details: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> int:
+        """Flips that went wrong."""
+        return self.unnoticed + self.served + self.changed
+
+
+def flip_campaign(seed: int, base: str, *, stride: int = 1, value_share: float = 0.01) -> Flips:
+    """Flip bits of every `stride`-th header byte and of a share of the value bytes of stores, one at a time.
+
+    One store was closed, one was left by a killed writer, and one has a snapshot.
+    """
+    rng, out, start = random.Random(seed), Flips(), time.monotonic()
+    for ending in ("closed", "killed", "snapshot"):
+        with tempfile.TemporaryDirectory(dir=base) as outer:
+            folder = os.path.join(outer, "store.kv")
+            held = _make(folder, rng.getrandbits(32), ending)
+            _flip_all(folder, held, rng, out, stride, value_share)
+    out.seconds = time.monotonic() - start
+    return out
+
+
+def _make(folder: str, seed: int, ending: str) -> State:
+    script = write_script(seed, steps=30, keys=15)
+    script.steps = [step for step in script.steps if step[0] != "reopen"]
+    live = folder + ".live" if ending == "killed" else folder
+    run = Run(script, live, Files(), lambda done, durable: None)
+    run.begin()
+    for _ in script.steps:
+        run.next()
+    assert run.log is not None
+    if ending == "snapshot":
+        run.log.snapshot(*run._index())
+        run.log.append_one(b"behind", b"the snapshot")
+        run.log.commit()
+    if ending == "killed":  # what its files are while it is open
+        shutil.copytree(live, folder)
+    run.close()
+    with Log.open(folder, writable=False) as log:
+        return contents(log)
+
+
+def _flip_all(folder: str, held: State, rng: random.Random, out: Flips, stride: int, value_share: float) -> None:
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        size = os.path.getsize(path)
+        if name == LOCK_NAME:
+            continue
+        if name.endswith(".val"):
+            headers = [*range(rng.randrange(stride), SUPERBLOCK, stride)]
+            used = _value_bytes(folder, int(name.split(".")[0]))
+            values = rng.sample(used, max(1, int(value_share * len(used)))) if used else []
+        else:
+            places = [*range(64), *range(4096, 4160)] if name == FLOOR_NAME else range(size)
+            headers, values = list(places)[rng.randrange(stride) :: stride], []
+        for at in headers:
+            out.header_bytes += at < size
+            if at < size:
+                _flip(folder, name, at, held, rng, out)
+        for at in values:
+            out.value_bytes += 1
+            _flip(folder, name, at, held, rng, out)
+
+
+def _value_bytes(folder: str, segment: int) -> list[int]:
+    """Return the places of all bytes of live values in a segment."""
+    with Log.open(folder, writable=False) as log:
+        assert log.recovered is not None
+        locs = log.recovered.locs
+    locs = locs[segment_of(locs[:, 0]) == segment]
+    spans = [np.arange(o, o + n) for o, n in zip(offset_of(locs[:, 0]), size_of(locs[:, 1]), strict=True)]
+    return [int(at) for span in spans for at in span]
+
+
+def _flip(folder: str, name: str, at: int, held: State, rng: random.Random, out: Flips) -> None:
+    path = os.path.join(folder, name)
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(at)
+        old = file.read(1)
+        file.seek(at)
+        file.write(bytes([old[0] ^ 1 << rng.randrange(8)]))
+        try:
+            how = _notice(folder, held)
+        finally:
+            file.seek(at)
+            file.write(old)
+    setattr(out, how, getattr(out, how) + 1)
+    if how in ("unnoticed", "served", "changed") and len(out.details) < 10:
+        where = f"record {(at - SUPERBLOCK) // RECORD_BYTES}" if name.endswith(".jnl") else ""
+        out.details.append(f"{name} byte {at} {where}: {how}")
+
+
+def _notice(folder: str, held: State) -> str:
+    try:
+        with Log.open(folder, writable=False) as log:
+            found = contents(log)
+    except WrongBytes:
+        return "found_reading" if not verify(folder).sound else "unnoticed"
+    except errors.FormatError:
+        return "refused" if _writer_refuses(folder) else "changed"
+    if found != held:
+        return "served"
+    return "unnoticed" if verify(folder).sound else "found_by_verify"
+
+
+def _writer_refuses(folder: str) -> bool:
+    """Tell whether opening for writing is refused too, and changes nothing."""
+    before = _stamps(folder)
+    try:
+        Log.open(folder, writable=True).close()
+    except errors.FormatError:
+        return _stamps(folder) == before
+    return False
+
+
+def _stamps(folder: str) -> dict[str, tuple[int, int]]:
+    out = {}
+    for name in os.listdir(folder):
+        if name != LOCK_NAME:
+            status = os.stat(os.path.join(folder, name))
+            out[name] = (status.st_size, status.st_mtime_ns)
+    return out
+
+

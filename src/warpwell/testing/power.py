@@ -1,0 +1,246 @@
+"""A disk whose power fails: what a file system may leave of writes and names that were not synced.
+
+`RecordingFiles` carries out every call and keeps it; `Disk` replays the calls up to any one of them and makes up
+what is left when the power goes there. What was synced stays. Of the rest, every sector of every write may have
+reached the disk or not, in any order, and one may be torn; a file's length may have grown without its bytes; and
+names that were created, renamed or deleted may be so or not yet, in order or in any order.
+
+One thing is taken for granted, as SQLite does ("power-safe overwrite"): writing some bytes of a sector harms no
+other bytes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..kv.files import Files
+
+SECTORS = (512, 4096)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call: its kind, the inode that it changes, and what else it needs to be replayed."""
+
+    kind: str
+    inode: int = 0
+    offset: int = 0
+    data: bytes = b""
+    name: str = ""
+    target: str = ""
+
+
+@dataclass
+class _Inode:
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[Event] = field(default_factory=list)
+
+
+class RecordingFiles(Files):
+    """System calls that are carried out and kept in `events`.
+
+    Parameters
+    ----------
+    folder : str
+        The store's. What is there already counts as durable.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.abspath(folder)
+        self.events: list[Event] = []
+        self._inodes: dict[str, int] = {}
+        self._open: dict[int, int] = {}
+        self._count = 0
+        if os.path.isdir(self.folder):
+            self.events.append(Event("mkdir"))
+            for name in sorted(os.listdir(self.folder)):
+                with open(os.path.join(self.folder, name), "rb") as file:
+                    inode = self._new(name)
+                    self.events.append(Event("write", inode, 0, file.read()))
+                    self.events.append(Event("sync", inode))
+            self.events += [Event("sync_folder"), Event("sync_parent")]
+
+    def mkdir(self, path: str) -> None:
+        """See `Files`."""
+        super().mkdir(path)
+        self.events.append(Event("mkdir"))
+
+    def create(self, path: str) -> int:
+        """See `Files`."""
+        fd = super().create(path)
+        self._open[fd] = self._new(os.path.basename(path))
+        return fd
+
+    def open(self, path: str, writable: bool) -> int:
+        """See `Files`."""
+        fd = super().open(path, writable)
+        self._open[fd] = self._inodes[os.path.basename(path)]
+        return fd
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        """See `Files`."""
+        kept = bytes(memoryview(data).cast("B"))
+        self.events.append(Event("write", self._open[fd], offset, kept))
+        super().pwrite(fd, kept, offset)
+
+    def sync(self, fd: int) -> None:
+        """See `Files`; a file system in memory has nothing to do here."""
+        self.events.append(Event("sync", self._open[fd]))
+
+    def sync_folder(self, path: str) -> None:
+        """See `Files`."""
+        self.events.append(Event("sync_folder" if os.path.abspath(path) == self.folder else "sync_parent"))
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Files`."""
+        super().rename(source, target)
+        old, new = os.path.basename(source), os.path.basename(target)
+        inode = self._inodes[new] = self._inodes.pop(old)
+        self.events.append(Event("rename", inode, name=old, target=new))
+
+    def unlink(self, path: str) -> None:
+        """See `Files`."""
+        super().unlink(path)
+        name = os.path.basename(path)
+        self.events.append(Event("unlink", self._inodes.pop(name), name=name))
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """See `Files`."""
+        super().truncate(fd, nbytes)
+        self.events.append(Event("truncate", self._open[fd], nbytes))
+
+    def close(self, fd: int) -> None:
+        """See `Files`."""
+        self._open.pop(fd, None)
+        super().close(fd)
+
+    def lose(self, fd: int) -> None:
+        """Let an fsync fail: what was not durable never will be unless it is written again."""
+        self.events.append(Event("lose", self._open[fd]))
+
+    def mark(self, name: str, number: int) -> None:
+        """Note something between two calls: what was acknowledged, say."""
+        self.events.append(Event("mark", number, name=name))
+
+    def _new(self, name: str) -> int:
+        self._count += 1
+        self._inodes[name] = self._count
+        self.events.append(Event("create", self._count, name=name))
+        return self._count
+
+
+class Disk:
+    """The disk when the calls of `events` have been made.
+
+    Parameters
+    ----------
+    events : list of Event
+    """
+
+    def __init__(self, events: list[Event]) -> None:
+        self._inodes: dict[int, _Inode] = {}
+        self._names: dict[str, int] = {}
+        self._pending: list[Event] = []
+        self._there = self._there_durable = False
+        for event in events:
+            self._apply(event)
+
+    def _apply(self, event: Event) -> None:
+        kind = event.kind
+        if kind == "mkdir":
+            self._there = True
+        elif kind == "sync_parent":
+            self._there_durable = self._there
+        elif kind in ("create", "rename", "unlink"):
+            if kind == "create":
+                self._inodes[event.inode] = _Inode()
+            self._pending.append(event)
+        elif kind == "sync_folder":
+            for change in self._pending:
+                _rename(self._names, change)
+            self._pending = []
+        elif kind in ("write", "truncate"):
+            self._inodes[event.inode].pending.append(event)
+        elif kind == "sync":
+            inode = self._inodes[event.inode]
+            for change in inode.pending:
+                _write(inode.durable, change, 0, len(change.data))
+            inode.pending = []
+        elif kind == "lose":
+            self._inodes[event.inode].pending = []
+
+    def cut(self, folder: str, rng: random.Random) -> None:
+        """Make `folder`, which does not exist, what is left when the power fails now.
+
+        Parameters
+        ----------
+        folder : str
+        rng : random.Random
+            Decides what survives; the same state leaves the same.
+        """
+        survival = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+        if not self._there or (not self._there_durable and rng.random() >= survival):
+            return
+        names = dict(self._names)
+        if rng.random() < 0.5:  # a journal of names: all up to one of them
+            changes = self._pending[: rng.randint(0, len(self._pending))]
+        else:
+            changes = [change for change in self._pending if rng.random() < survival]
+        for change in changes:
+            _rename(names, change)
+        sector = rng.choice(SECTORS)
+        os.mkdir(folder)
+        for name, inode in names.items():
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(_survivors(self._inodes[inode], sector, survival, rng))
+
+
+def _survivors(inode: _Inode, sector: int, survival: float, rng: random.Random) -> bytearray:
+    content = bytearray(inode.durable)
+    length = len(content)
+    for change in inode.pending:
+        if change.kind == "truncate":
+            if rng.random() < survival:
+                _write(content, change, 0, 0)
+            continue
+        length = max(length, change.offset + len(change.data))
+        at = 0
+        while at < len(change.data):
+            until = min(len(change.data), at + sector - (change.offset + at) % sector)
+            if rng.random() < survival:
+                _write(content, change, at, until)
+            elif rng.random() < 0.05:  # torn: some of its 512-byte parts, or even of its bytes
+                begin, end = sorted((rng.randint(at, until), rng.randint(at, until)))
+                if rng.random() < 0.7:
+                    begin, end = begin - (change.offset + begin) % 512, end - (change.offset + end) % 512
+                _write(content, change, max(begin, at), max(end, at))
+            at = until
+    if len(content) < length and rng.random() < 0.3:
+        content.extend(bytes(rng.randint(0, length - len(content))))
+    return content
+
+
+def _write(content: bytearray, change: Event, begin: int, end: int) -> None:
+    if change.kind == "truncate":
+        del content[change.offset :]
+        return
+    if begin < end:
+        first, last = change.offset + begin, change.offset + end
+        if len(content) < first:
+            content.extend(bytes(first - len(content)))
+        content[first:last] = change.data[begin:end]
+
+
+def _rename(names: dict[str, int], change: Event) -> None:
+    if change.kind == "create":
+        names[change.name] = change.inode
+    elif change.kind == "unlink":
+        if names.get(change.name) == change.inode:
+            del names[change.name]
+    else:
+        if names.get(change.name) == change.inode:
+            del names[change.name]
+        names[change.target] = change.inode
