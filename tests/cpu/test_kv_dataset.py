@@ -1,0 +1,242 @@
+"""Loaders and data sets over stores on disk: records of both kinds, faults, pickling, forks."""
+
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell.errors import (
+    ArgumentError,
+    ClosedError,
+    CorruptionError,
+    ForkError,
+    IndexRangeError,
+    KeyMissingError,
+    SharingError,
+)
+
+N = 500
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of N records with a schema, whose keys leave gaps."""
+    folder = tmp_path_factory.mktemp("kv") / "train.kv"
+    keys = 7 * np.arange(N) - 100
+    with ww.kv.create(folder, schema={"x": ("float32", (3, 5)), "y": ("uint8", ()), "id": ("int64", ())}) as store:
+        x = np.arange(15 * N, dtype=np.float32).reshape(N, 3, 5)
+        store.put_many(keys, {"x": x, "y": (keys & 0xFF).astype(np.uint8), "id": keys})
+    return folder
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Any]:
+    with ww.kv.open(path) as opened:
+        yield opened
+
+
+def check(record: Any, k: int) -> None:
+    assert record["id"] == 7 * k - 100 and record["y"] == record["id"] & 0xFF
+    assert np.array_equal(record["x"], np.arange(15 * k, 15 * k + 15, dtype=np.float32).reshape(3, 5))
+
+
+# -- loaders ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_deliver_one_order_of_a_store(store: Any, world: int) -> None:
+    order = ww.kv.Permutation(N, 9).slice(0, N)
+    loaders = [ww.kv.DataLoader(store, 32 // world, seed=9, rank=r, world_size=world) for r in range(world)]
+    at = 0
+    for parts in zip(*loaders, strict=True):
+        batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        for k, row in enumerate(order[at : at + 32]):
+            check({name: field[k] for name, field in batch.items()}, int(row))
+        assert all(part["x"].flags.c_contiguous and part["x"].shape[1:] == (3, 5) for part in parts)
+        at += len(batch["id"])
+    assert at == N
+
+
+def test_batches_leave_by_dlpack(store: Any) -> None:
+    batch = next(iter(ww.kv.DataLoader(store, 10)))
+    assert all(np.array_equal(np.from_dlpack(field), field) for field in batch.values())
+    assert all(field.flags.writeable for field in batch.values())
+
+
+def test_a_batch_of_no_rows_has_its_shapes(store: Any) -> None:
+    loader = ww.kv.DataLoader(store, 4, keys=[-100], rank=0, world_size=2)
+    (batch,) = list(loader)
+    assert {name: field.shape for name, field in batch.items()} == {"x": (0, 3, 5), "y": (0,), "id": (0,)}
+
+
+def test_values_without_a_schema_come_as_bytes(tmp_path: Path) -> None:
+    keys = [f"key {k}" for k in range(40)]
+    with ww.kv.create(tmp_path / "text.kv") as store:
+        store.put_many(keys, [k.encode() * 3 for k in keys])
+        loader = ww.kv.DataLoader(store, 16, seed=1)
+        got = [value for batch in loader for value in batch]
+        named = [store.list()[k].decode() for k in ww.kv.Permutation(40, 1).slice(0, 40)]
+        assert got == [name.encode() * 3 for name in named]
+        state = loader.state_dict()
+        store.put("another", b"")
+        with pytest.raises(ArgumentError, match="other keys"):
+            ww.kv.DataLoader(store, 16).load_state_dict(state)
+        assert len(ww.kv.Dataset(store)) == 41 and ww.kv.Dataset(store, keys=keys)[3] == b"key 3" * 3
+
+
+def test_a_key_that_was_deleted_is_named(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "store.kv") as store:
+        store.put_many(np.arange(30), [b"v"] * 30)
+        loader, dataset = ww.kv.DataLoader(store, 10, shuffle=False), ww.kv.Dataset(store)
+        del store[12]
+        with pytest.raises(KeyMissingError, match=r"\\x0c.*1 of a batch of 10") as raised:
+            list(loader)
+        assert raised.value.key == (12).to_bytes(8, "little")
+        with pytest.raises(KeyMissingError, match=r"\\x0c"):
+            dataset.__getitems__([1, 12])
+
+
+def test_damage_on_disk_reaches_the_loop(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "damaged.kv"
+    with ww.kv.open(path) as source, ww.kv.create(copy, schema=source.schema) as store:
+        batch, _ = source.get_many(source.keys_array())
+        store.put_many(source.keys_array(), batch)
+    values = max(copy.rglob("*"), key=lambda file: file.stat().st_size if file.is_file() else 0)
+    with open(values, "r+b") as file:
+        # the float32 items of record 300, which stand nowhere else
+        at = values.read_bytes().index(np.arange(4500, 4510, dtype=np.float32).tobytes())
+        file.seek(at)
+        file.write(b"\xff")
+    with ww.kv.open(copy) as store:
+        seen = 0
+        with pytest.raises(CorruptionError):
+            for _ in ww.kv.DataLoader(store, 50, shuffle=False):
+                seen += 1
+        assert seen == 6
+
+
+def test_a_store_that_is_closed_meanwhile(path: Path) -> None:
+    store = ww.kv.open(path)
+    iterator = iter(ww.kv.DataLoader(store, 10, prefetch=2))
+    next(iterator)
+    store.close()
+    with pytest.raises(ClosedError):
+        for _ in iterator:
+            pass
+    assert next(iterator, None) is None
+
+
+def test_many_iterations_share_few_threads(store: Any) -> None:
+    before = threading.active_count()
+    for _ in range(100):
+        for _ in ww.kv.DataLoader(store, 16):
+            break
+    assert threading.active_count() <= before + 4
+
+
+# -- data sets ----------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_is_a_sequence(store: Any) -> None:
+    dataset = ww.kv.Dataset(store)
+    assert len(dataset) == N
+    for index in (0, 1, N - 1, np.int64(17)):
+        check(dataset[index], int(index))
+    check(dataset[-1], N - 1)
+    check(dataset[-N], 0)
+    assert dataset[3]["y"].shape == () and isinstance(dataset[3]["y"], np.uint8)
+    records = dataset.__getitems__([5, 499, 5, -500])
+    assert isinstance(records, list)
+    for record, k in zip(records, (5, 499, 5, 0), strict=True):
+        check(record, k)
+    assert dataset.__getitems__([]) == []
+    for index in (N, -N - 1):
+        with pytest.raises(IndexRangeError, match=f"index {index} of a dataset of {N}"):
+            dataset[index]
+    assert sum(1 for _ in dataset) == N  # by __getitem__ until IndexError, as sequences without __iter__ are
+
+
+def fetch_as_torch_does(dataset: Any, batch_size: int) -> list[Any]:
+    """What a worker of PyTorch's DataLoader does: one call for the indices of a batch, then stacking its samples."""
+    out = []
+    for first in range(0, len(dataset), batch_size):
+        samples = dataset.__getitems__(list(range(first, min(first + batch_size, len(dataset)))))
+        out.append({name: np.stack([sample[name] for sample in samples]) for name in samples[0]})
+    return out
+
+
+def send_digest(dataset: Any, connection: Any) -> None:
+    try:
+        own = dataset.store
+        connection.send((sum(float(b["x"].sum()) for b in fetch_as_torch_does(dataset, 64)), own.closed, os.getpid()))
+    except BaseException as error:
+        connection.send(error)
+        raise
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # threads of the parent run nothing of the child's
+def test_a_dataset_reopens_in_workers(store: Any, method: str) -> None:
+    dataset = ww.kv.Dataset(store)
+    check(dataset[0], 0)
+    expected = sum(float(b["x"].sum()) for b in fetch_as_torch_does(dataset, 64))
+    context = multiprocessing.get_context(method)
+    pairs = [context.Pipe(duplex=False) for _ in range(2)]
+    workers = [context.Process(target=send_digest, args=(dataset, sending)) for _, sending in pairs]
+    for worker in workers:
+        worker.start()
+    for worker, (receiving, _) in zip(workers, pairs, strict=True):
+        assert receiving.poll(60), "no answer from a worker"
+        assert receiving.recv() == (expected, False, worker.pid)
+        worker.join(60)
+        assert worker.exitcode == 0
+    check(dataset[7], 7)
+
+
+def test_a_worker_opens_a_store_of_its_own(store: Any) -> None:
+    dataset = ww.kv.Dataset(store)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if dataset.store is not store and dataset.store is dataset.store else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert dataset.store is store
+
+
+def test_a_dataset_is_pickled_without_its_store(store: Any) -> None:
+    data = pickle.dumps(ww.kv.Dataset(store, keys=[-100, 600]))
+    copy = pickle.loads(data)
+    assert len(copy) == 2 and len(data) < 2000
+    check(copy[1], 100)
+    assert copy.store is not store
+    copy.store.close()
+
+
+def test_a_writer_stays_in_its_process(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "store.kv") as store:
+        store.put(1, b"one")
+        dataset = ww.kv.Dataset(store)
+        assert dataset[0] == b"one"
+        with pytest.raises(ForkError, match="mode='r'"):
+            pickle.dumps(dataset)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                dataset[0]
+            except ForkError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert issubclass(ForkError, SharingError)
