@@ -97,4 +97,10 @@ P_OUTSTANDING = 9
 """Commands fetched and not completed."""
 P_COMMANDS = 10
 """Commands fetched so far that named a namespace."""
+P_WEIGHT = 11
+"""Share of the port where commands wait; the host writes it before the port is served."""
+P_BURST = 12
+"""Most commands fetched in one round, in proportion to the weight."""
+P_FLIGHTS = 13
+"""Address of a word for each id: times that a key-value command used it, doubled, plus 1 while one is under way."""
 P_WORDS = 16

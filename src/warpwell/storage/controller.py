@@ -7,7 +7,8 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,25 +16,44 @@ import numpy as np
 from .. import errors
 from ..nvme import READ, WRITE
 from ..queues import QueuePairs
-from ..queues.layout import P_COMMANDS
-from ..targets import memory_for
+from ..queues import layout as at
+from ..targets import Block, memory_for
 from ..targets.device import seam_for
 from ..targets.memory import view_of
+from . import arbitration
 from . import serve as native
-from .medium import Medium
+from .medium import Medium, NativeMedium
 
 NAMESPACES = 64
 """Size of the namespace table; namespace ids run from 1."""
 
+MAX_WEIGHT = native.FETCH
+"""Most that one queue can weigh against another."""
+
 _PARK_SECONDS = 5.0
+_MAX_THREADS = 64
+
+
+@dataclass
+class _Client:
+    """Queue pairs that are served, their first port, and their launches in flight."""
+
+    pairs: QueuePairs
+    first: int
+    launches: int
+    flights: Block
 
 
 class Controller:
-    """Serves the commands of queue pairs from media, one namespace a medium.
+    """Serves the commands of queue pairs: of blocks from media, and of keys and values from stores.
 
     Threads run native code without the interpreter lock: they poll doorbells, decode Commands, move data
     and post Completions, round-robin over their ports. They park while no launch is in flight. A medium
     that exists only in Python is served by one interpreter thread, which `python_served` tells.
+
+    Queue pairs of several devices may be served (`add_pairs`), each with a weight: where commands wait in more
+    than one ring, rings are served in proportion to their weights. Without a `window` each thread has rings
+    of its own and weights decide among these only.
 
     Parameters
     ----------
@@ -44,48 +64,208 @@ class Controller:
         Never sleep while a launch is in flight (for machines with cores to spare).
     interpreted : bool
         Start no threads: the `interp` target calls `services` beside its logical threads.
+    window : int
+        Most commands under way, of all queues; others wait in their rings, and threads share all rings. A
+        drive's queue depth is a good choice. 0: no such bound.
+    weight : int
+        Of these pairs' queues; see `add_pairs`.
     """
 
-    def __init__(self, pairs: QueuePairs, *, threads: int, spin: bool = False, interpreted: bool = False) -> None:
+    def __init__(
+        self,
+        pairs: QueuePairs,
+        *,
+        threads: int,
+        spin: bool = False,
+        interpreted: bool = False,
+        window: int = 0,
+        weight: int = 1,
+    ) -> None:
+        if window < 0:
+            raise errors.ArgumentError(f"window is {window}: a number of commands, or 0 for no bound", name="window")
         self.pairs = pairs
-        self.threads = max(1, min(threads, pairs.count))
         self.interpreted = interpreted
+        self.window = window
+        self._wanted = max(1, min(threads, _MAX_THREADS))
         self._table = memory_for("cpu").allocate(8 * native.NS_WORDS * NAMESPACES)
         self._records = self._table.words.reshape(NAMESPACES, native.NS_WORDS)
-        self._control_block = memory_for("cpu").allocate(64)
+        batches = 8 * (native.K_PORTS + native.MAX_PORTS)
+        self._batch_bytes = 8 * arbitration.COMMAND_WORDS * arbitration.BATCH
+        self._control_block = memory_for("cpu").allocate(batches + self._batch_bytes * self._wanted)
+        self._batches = self._control_block.address + batches
         self._control = self._control_block.words
-        self._control[2] = spin
+        self._control[native.K_SPIN] = spin
+        self._control[native.K_WINDOW] = window
+        self._clients: list[_Client] = []
+        self._retired: list[_Client] = []
         self._media: dict[int, Medium] = {}
+        self._stores: dict[int, tuple[str, Any]] = {}
         self._keep: list[Any] = []
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._workers: list[threading.Thread] = []
         self._services: list[Callable[[], int]] = []
         self._closed = False
+        self.add_pairs(pairs, weight)
+
+    # -- queue pairs ----------------------------------------------------------------------------------------
+
+    def add_pairs(self, pairs: QueuePairs, weight: int = 1) -> None:
+        """Serve more queue pairs, for example those of another GPU.
+
+        Parameters
+        ----------
+        pairs : QueuePairs
+        weight : int
+            Commands that each of its queues has served for one of a queue of weight 1, where both wait; 1 to
+            `MAX_WEIGHT`.
+
+        Raises
+        ------
+        ArgumentError
+            The weight is none, or there are too many queues.
+        """
+        if not 1 <= weight <= MAX_WEIGHT:
+            raise errors.ArgumentError(f"weight is {weight}: 1 to {MAX_WEIGHT}", name="weight")
+        with self._lock:
+            self._require_open()
+            first = int(self._control[native.K_N_PORTS])
+            if first + pairs.count > native.MAX_PORTS:
+                raise errors.ArgumentError(f"a controller serves at most {native.MAX_PORTS} queues: open fewer")
+            flights = memory_for("cpu").allocate(8 * pairs.count * pairs.depth)
+            pairs.ports[:, at.P_WEIGHT] = weight
+            pairs.ports[:, at.P_FLIGHTS] = flights.address + 8 * pairs.depth * np.arange(pairs.count)
+            pairs.ports[:, at.P_BURST] = 1  # until all are known, below
+            self._clients.append(_Client(pairs, first, 0, flights))
+            for k in range(pairs.count):
+                self._control[native.K_PORTS + first + k] = pairs.port(k)
+            self._share_out()
+            # last: a thread looks only at ports below
+            self._control[native.K_N_PORTS] = first + pairs.count
+
+    def remove_pairs(self, pairs: QueuePairs) -> None:
+        """Serve queue pairs no more. Their memory stays until the controller is closed.
+
+        Raises
+        ------
+        SharingError
+            A launch on them is in flight, or a command of theirs is under way.
+        """
+        with self._lock:
+            client = self._client(pairs)
+            if client.launches or pairs.outstanding():
+                raise errors.SharingError(
+                    f"{client.launches} launches and {pairs.outstanding()} commands of these queues are in flight: "
+                    "wait for them, then close"
+                )
+            for k in range(pairs.count):
+                self._control[native.K_PORTS + client.first + k] = 0
+            self._clients.remove(client)
+            self._retired.append(client)
+            self._share_out()
+
+    def _share_out(self) -> None:
+        """Give each port its commands a round, in proportion to its weight."""
+        heaviest = max((int(c.pairs.ports[:, at.P_WEIGHT].max()) for c in self._clients), default=1)
+        for client in self._clients:
+            ports = client.pairs.ports
+            ports[:, at.P_BURST] = ports[:, at.P_WEIGHT] * (native.FETCH // heaviest)
+
+    def _client(self, pairs: QueuePairs | None) -> _Client:
+        for client in self._clients:
+            if pairs is None or client.pairs is pairs:
+                return client
+        raise errors.ArgumentError("these queue pairs are not served here: pass them to add_pairs", name="pairs")
+
+    def launches(self, pairs: QueuePairs) -> int:
+        """Return how many launches on these pairs are in flight."""
+        return self._client(pairs).launches
+
+    @property
+    def threads(self) -> int:
+        """Native service threads: no more than there are queues."""
+        return min(self._wanted, sum(c.pairs.count for c in self._clients) or 1)
+
+    @property
+    def control(self) -> int:
+        """Address of the control record (`serve`)."""
+        return self._control_block.address
+
+    @property
+    def namespaces(self) -> int:
+        """Address of the namespace table (`serve`)."""
+        return self._table.address
+
+    def blocks(self) -> list[Block]:
+        """Return the memory that service steps touch beside that of the pairs."""
+        return [self._table, self._control_block, *(c.flights for c in self._clients)]
+
+    def outstanding(self) -> int:
+        """Return how many commands were fetched and not completed, of all pairs (a snapshot)."""
+        return sum(c.pairs.outstanding() for c in self._clients)
 
     # -- namespaces -----------------------------------------------------------------------------------------
 
     def attach(self, medium: Medium, unit: int = native.BLOCK) -> int:
         """Serve a medium, whose capacity counts as whole `unit`s of bytes; return its namespace id."""
         with self._lock:
-            if self._closed:
-                raise errors.ClosedError("the controller is closed: open the array again")
-            free = [k for k in range(1, NAMESPACES) if k not in self._media]
-            if not free:
-                raise errors.ArgumentError(f"a cache serves at most {NAMESPACES - 1} arrays: close some")
-            nsid = free[0]
+            self._require_open()
+            nsid = self._free_namespace()
             record = self._records[nsid]
             functions = medium.native()
             start, complete, state = self._python_functions(medium) if functions is None else (
                 functions.start, functions.complete, functions.state)  # fmt: skip
             record[native.NS_STATE] = state
             record[native.NS_BYTES] = -(-medium.nbytes // unit) * unit
-            record[native.NS_ERRORS] = 0
-            record[native.NS_COMPLETE] = complete
-            record[native.NS_START] = start
+            record[native.NS_KIND] = native.BLOCKS
             self._media[nsid] = medium
-            self._records[0, 0] = max(self._media) + 1
+            self._publish(nsid, start, complete)
             return nsid
+
+    def attach_kv(self, functions: NativeMedium, *, name: str, owner: Any = None) -> int:
+        """Serve keys and values; return the namespace id.
+
+        Parameters
+        ----------
+        functions : NativeMedium
+            ``start(state, op, key0, key1, buffer, tail)`` begins a command: op is
+            ``opcode | key_size << 8 | options << 16``, and tail ``tag << 32 | value_size``, the value's or the
+            buffer's. It returns ``status | result << 16``, or `PENDING`. After that
+            ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and -1 while nothing
+            is due; ``complete(state, 1, tag, 0, 0, 0)``, which follows at once, returns its result. The result
+            is dw0 of the completion. A completion of no command under way is dropped and counted (`stray`).
+        name : str
+            For messages.
+        owner : object, optional
+            Kept while the namespace is served: what the functions work on.
+
+        Raises
+        ------
+        ArgumentError, ClosedError
+        """
+        with self._lock:
+            self._require_open()
+            nsid = self._free_namespace()
+            record = self._records[nsid]
+            record[native.NS_STATE] = functions.state
+            record[native.NS_BYTES] = 0
+            record[native.NS_KIND] = native.KEY_VALUE
+            self._stores[nsid] = (name, owner)
+            self._publish(nsid, functions.start, functions.complete)
+            return nsid
+
+    def _free_namespace(self) -> int:
+        free = [k for k in range(1, NAMESPACES) if k not in self._media and k not in self._stores]
+        if not free:
+            raise errors.ArgumentError(f"a controller serves at most {NAMESPACES - 1} arrays and stores: close some")
+        return free[0]
+
+    def _publish(self, nsid: int, start: int, complete: int) -> None:
+        record = self._records[nsid]
+        record[native.NS_ERRORS] = record[native.NS_STRAY] = 0
+        record[native.NS_COMPLETE] = complete
+        record[native.NS_START] = start
+        self._records[0, 0] = max([*self._media, *self._stores]) + 1
 
     def detach(self, nsid: int) -> None:
         """Stop serving a namespace; later commands to it get an error status."""
@@ -93,6 +273,19 @@ class Controller:
             self._records[nsid, native.NS_START] = 0
             self._records[nsid, native.NS_COMPLETE] = 0
             self._media.pop(nsid, None)
+            self._stores.pop(nsid, None)
+
+    def name(self, nsid: int) -> str:
+        """Return the name of a namespace's medium or store."""
+        return self._stores[nsid][0] if nsid in self._stores else self._media[nsid].name
+
+    def errors(self, nsid: int) -> int:
+        """Return how many commands of a namespace failed (an absent key is an answer, and no failure)."""
+        return int(self._records[nsid, native.NS_ERRORS])
+
+    def stray(self, nsid: int) -> int:
+        """Return how many completions of a key-value namespace were dropped, as no command was under way."""
+        return int(self._records[nsid, native.NS_STRAY])
 
     def medium(self, nsid: int) -> Medium:
         """Return the medium of a namespace."""
@@ -101,7 +294,7 @@ class Controller:
     @property
     def commands(self) -> int:
         """Commands received so far, of all namespaces."""
-        return int(self.pairs.ports[:, P_COMMANDS].sum())
+        return sum(int(c.pairs.ports[:, at.P_COMMANDS].sum()) for c in [*self._clients, *self._retired])
 
     @property
     def python_served(self) -> list[str]:
@@ -138,17 +331,18 @@ class Controller:
 
     # -- service --------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A launch starts: wake the threads."""
+    def begin(self, pairs: QueuePairs | None = None) -> None:
+        """A launch on some pairs (left out, the first ones) starts: wake the threads."""
         with self._lock:
-            if self._closed:
-                raise errors.ClosedError("the controller is closed: open the array again")
-            self._control[1] += 1
+            self._require_open()
+            loop = None if self.interpreted or self._workers else _native_loop(self.window > 0)
+            self._client(pairs).launches += 1
+            self._control[native.K_LAUNCHES] += 1
             if self.interpreted:
                 return
             if not self._workers:
-                loop = _native_loop()
-                for k in range(self.threads):
+                self._stride = self.threads
+                for k in range(self._stride):
                     worker = threading.Thread(
                         target=self._work, args=(loop, k), name=f"warpwell-controller-{k}", daemon=True
                     )
@@ -156,28 +350,33 @@ class Controller:
                     worker.start()
             self._wake.notify_all()
 
-    def end(self) -> None:
+    def end(self, pairs: QueuePairs | None = None) -> None:
         """A launch ended: the threads park when nothing is outstanding any more."""
         with self._lock:
-            self._control[1] -= 1
+            self._client(pairs).launches -= 1
+            self._control[native.K_LAUNCHES] -= 1
 
     @contextlib.contextmanager
-    def active(self) -> Any:
+    def active(self, pairs: QueuePairs | None = None) -> Iterator[Controller]:
         """Keep the threads awake for the block."""
-        self.begin()
+        self.begin(pairs)
         try:
             yield self
         finally:
-            self.end()
+            self.end(pairs)
 
     def services(self) -> list[Callable[[], int]]:
         """Return the steps that an interpreted launch must call beside its threads (always the same ones)."""
 
         def step() -> int:
             work = 0
-            for index in range(self.pairs.count):
-                work += int(native.serve_port(self.pairs.port(index), index, self._table.address))
-            work += int(native.serve_media(self.pairs.port(0), self._table.address))
+            if self.window:
+                work += int(arbitration.share(self.control, self._batches, self.namespaces))
+            else:
+                for client in self._clients:
+                    for k in range(client.pairs.count):
+                        work += int(native.serve_port(client.pairs.port(k), client.first + k, self.namespaces))
+            work += int(native.serve_media(self.control, self.namespaces))
             return work
 
         if not self._services:
@@ -190,47 +389,48 @@ class Controller:
             if self._closed:
                 return
             self._closed = True
-            self._control[0] = 1
+            self._control[native.K_STOP] = 1
             self._wake.notify_all()
         deadline = time.monotonic() + _PARK_SECONDS
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
         if any(worker.is_alive() for worker in self._workers):
             # a system call that never returns: the memory it writes to must outlive it
-            _leaked.append((self._table, self._control_block, self.pairs, self._media, self._keep))
+            _leaked.append((self.blocks(), self._clients, self._retired, self._media, self._stores, self._keep))
 
     def _work(self, loop: Any, index: int) -> None:
         while True:
             with self._lock:
-                while not self._control[0] and self._control[1] == 0 and self.pairs.outstanding() == 0:
+                while not self._control[native.K_STOP] and not self._control[native.K_LAUNCHES] and (
+                    self.outstanding() == 0
+                ):
                     self._wake.wait()
-                if self._control[0]:
+                if self._control[native.K_STOP]:
                     return
-            loop(
-                self._control_block.address,
-                self.pairs.port(0),
-                index,
-                self.threads,
-                self.pairs.count,
-                self._table.address,
-            )
+            if self.window:
+                loop(self.control, self._batches + self._batch_bytes * index, self.namespaces)
+            else:
+                loop(self.control, index, self._stride, self.namespaces)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise errors.ClosedError("the controller is closed: open the array or store again")
 
 
 _leaked: list[Any] = []
 
 
-_loop: Any = None
+_loops: dict[bool, Any] = {}
 
 
-def _native_loop() -> Any:
+def _native_loop(shared: bool) -> Any:
     """Return the compiled service loop (compiled or loaded once a process)."""
-    global _loop
-    if _loop is None:
+    if shared not in _loops:
         from ..targets.compiled import dispatcher  # imports the compiler: not before the first launch
 
         seam_for("cpu")
-        _loop = dispatcher(native.serve)
-    return _loop
+        _loops[shared] = dispatcher(arbitration.serve_shared if shared else native.serve)
+    return _loops[shared]
 
 
 def service_threads(device: str) -> int:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from warpwell.nvme import (
     FLUSH,
+    KV_DELETE,
+    KV_EXIST,
+    KV_LIST,
+    KV_RETRIEVE,
+    KV_STORE,
     READ,
     WRITE,
     completion_word0,
@@ -11,27 +16,32 @@ from warpwell.nvme import (
     word0_cid,
     word0_nsid,
     word0_opc,
+    word5_key_size,
+    word5_options,
     word5_slba,
+    word5_value_size,
     word6_nlb,
 )
 from warpwell.queues.layout import (
+    P_BURST,
     P_COMMANDS,
     P_CQ,
     P_CQ_TAIL,
     P_DEPTH_SHIFT,
+    P_FLIGHTS,
     P_OUTSTANDING,
     P_POST_LOCK,
     P_SQ,
     P_SQ_DOORBELL,
     P_SQ_HEAD,
     P_SQID,
-    P_WORDS,
 )
 from warpwell.queues.submission import field
 from warpwell.targets import (
     SYSTEM,
     backoff,
     call_native,
+    compare_exchange,
     device,
     exchange,
     fetch_add,
@@ -41,11 +51,28 @@ from warpwell.targets import (
     store_release,
 )
 
-for _function in (completion_word0, completion_word1, word0_cid, word0_nsid, word0_opc, word5_slba, word6_nlb):
+for _function in (
+    completion_word0, completion_word1, word0_cid, word0_nsid, word0_opc, word5_key_size, word5_options, word5_slba,
+    word5_value_size, word6_nlb,
+):  # fmt: skip
     device(_function)
 
 BLOCK = 512
 """Bytes of a logical block."""
+
+# -- control record (host memory) -----------------------------------------------------------------------------
+K_STOP = 0
+K_LAUNCHES = 1
+"""Launches in flight: without one the threads park once nothing is under way."""
+K_SPIN = 2
+K_N_PORTS = 3
+K_WINDOW = 4
+"""Most commands under way where threads share all ports (`warpwell.storage.arbitration`); 0: each has its own."""
+K_SHARED = 8
+"""Words of the threads that share ports."""
+K_PORTS = 16
+"""Addresses of the port records, 0 where one was taken away; the position is the port's index in tags."""
+MAX_PORTS = 1024
 
 # -- namespace record (host memory), one for each namespace id; of the first, word 0 bounds the ids in use ----
 NS_START = 0
@@ -56,15 +83,34 @@ NS_STATE = 2
 NS_BYTES = 3
 """Capacity in bytes, rounded up to blocks."""
 NS_ERRORS = 4
+NS_KIND = 5
+NS_STRAY = 6
+"""Completions that no command was under way for, and that were dropped."""
 NS_WORDS = 8
+
+BLOCKS = 0
+"""Kind of a namespace: of logical blocks."""
+KEY_VALUE = 1
+"""Kind of a namespace: of keys and values."""
 
 PENDING = -1
 INVALID_OPCODE = 0x0001
 INVALID_NAMESPACE = 0x000B
 LBA_OUT_OF_RANGE = 0x0080
+INVALID_KEY_SIZE = 0x0086
+KEY_DOES_NOT_EXIST = 0x0087
+KEY_EXISTS = 0x0089
 
 FETCH = 32
 """Most commands fetched from a port in one round."""
+USES = 31
+"""Mask of how often an id was used, in the tag of a key-value command (see `take_off`)."""
+
+
+@device
+def port_of(control, index):
+    """Return the address of a port record, or 0."""
+    return load_relaxed(control + 8 * (K_PORTS + index), SYSTEM)
 
 
 @device
@@ -75,33 +121,58 @@ def serve_port(port, index, namespaces):
     head = load_relaxed(port + 8 * P_SQ_HEAD, SYSTEM)
     done = 0
     tail = load_acquire(field(port, P_SQ_DOORBELL), SYSTEM)
-    while (head & mask) != tail and done < FETCH:
+    if (head & mask) == tail:
+        return 0
+    burst = load_relaxed(port + 8 * P_BURST, SYSTEM)
+    while (head & mask) != tail and done < burst:
         entry = field(port, P_SQ) + 64 * (head & mask)
         word0 = load_relaxed(entry, SYSTEM)
         buffer = load_relaxed(entry + 24, SYSTEM)
-        slba = load_relaxed(entry + 40, SYSTEM)
-        control = load_relaxed(entry + 48, SYSTEM)
+        word5 = load_relaxed(entry + 40, SYSTEM)
+        word6 = load_relaxed(entry + 48, SYSTEM)
+        record = namespace_of(namespaces, word0)
+        key0 = 0
+        key1 = 0
+        keyed = record != 0 and load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE
+        if keyed:
+            key0 = load_relaxed(entry + 8, SYSTEM)
+            key1 = load_relaxed(entry + 56, SYSTEM)
         head += 1
         # released, because it tells submitters that the entry was read
         store_release(port + 8 * P_SQ_HEAD, head, SYSTEM)
         fetch_add(port + 8 * P_OUTSTANDING, 1, SYSTEM)
-        cid = word0_cid(word0)
-        status = begin(namespaces, word0, buffer, word5_slba(slba), word6_nlb(control) + 1, index)
-        if status != PENDING:
-            post(port, cid, status)
+        if keyed:
+            execute_key_value(port, index, record, word0, key0, buffer, word5, key1)
+        else:
+            execute(port, index, record, word0, buffer, word5, word6)
         done += 1
-    if done > 0:
-        store_relaxed(port + 8 * P_COMMANDS, load_relaxed(port + 8 * P_COMMANDS, SYSTEM) + done, SYSTEM)
+    store_relaxed(port + 8 * P_COMMANDS, load_relaxed(port + 8 * P_COMMANDS, SYSTEM) + done, SYSTEM)
     return done
 
 
 @device
-def begin(namespaces, word0, buffer, slba, blocks, index):
-    """Check a command and hand it to its medium; return the status field, or PENDING."""
+def namespace_of(namespaces, word0):
+    """Return the record of the namespace that a command names, or 0 where there is none."""
     nsid = word0_nsid(word0)
     if nsid < 1 or nsid >= load_relaxed(namespaces, SYSTEM):
-        return INVALID_NAMESPACE
-    record = namespaces + nsid * (8 * NS_WORDS)
+        return 0
+    return namespaces + nsid * (8 * NS_WORDS)
+
+
+@device
+def execute(port, index, record, word0, buffer, word5, word6):
+    """Run a command on blocks, or refuse one that names no namespace."""
+    cid = word0_cid(word0)
+    status = INVALID_NAMESPACE
+    if record != 0:
+        status = begin(record, word0, buffer, word5_slba(word5), word6_nlb(word6) + 1, index)
+    if status != PENDING:
+        post(port, cid, status, 0)
+
+
+@device
+def begin(record, word0, buffer, slba, blocks, index):
+    """Check a command and hand it to its medium; return the status field, or PENDING."""
     function = load_acquire(record + 8 * NS_START, SYSTEM)
     if function == 0:
         return INVALID_NAMESPACE
@@ -121,7 +192,72 @@ def begin(namespaces, word0, buffer, slba, blocks, index):
 
 
 @device
-def serve_media(ports, namespaces):
+def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
+    """Run a command on keys and values."""
+    function = load_acquire(record + 8 * NS_START, SYSTEM)
+    opcode = word0_opc(word0)
+    size = word5_key_size(word5)
+    shortest = 1
+    if opcode == KV_LIST or opcode == FLUSH:
+        shortest = 0
+    answer = 0
+    if function == 0:
+        answer = INVALID_NAMESPACE
+    elif (
+        opcode != KV_RETRIEVE and opcode != KV_STORE and opcode != KV_EXIST
+        and opcode != KV_DELETE and opcode != KV_LIST and opcode != FLUSH
+    ):  # fmt: skip
+        answer = INVALID_OPCODE
+    elif size < shortest or size > 16:
+        answer = INVALID_KEY_SIZE
+    else:
+        cid = word0_cid(word0)
+        uses = take_off(port, cid)
+        state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
+        operation = opcode | (size << 8) | (word5_options(word5) << 16)
+        tag = (index << 21) | (uses << 16) | cid
+        tail = (tag << 32) | word5_value_size(word5)
+        answer = call_native(function, state, operation, key0, key1, buffer, tail)
+        if answer != PENDING and not land(port, cid, uses):
+            # it was completed as well, and that was posted
+            fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
+            answer = PENDING
+    if answer != PENDING:
+        count_error(record, answer & 0xFFFF)
+        post(port, word0_cid(word0), answer & 0xFFFF, answer >> 16)
+
+
+@device
+def take_off(port, cid):
+    """Note that a key-value command is under way; return how often its id was used, reduced to the tag's bits.
+
+    A completion that comes twice must not pass for that of the id's next command.
+    """
+    flight = load_relaxed(port + 8 * P_FLIGHTS, SYSTEM) + 8 * cid
+    uses = (load_relaxed(flight, SYSTEM) >> 1) + 1
+    store_release(flight, (uses << 1) | 1, SYSTEM)
+    return uses & USES
+
+
+@device
+def land(port, cid, uses):
+    """Note that a key-value command is done; return False where that one is not under way."""
+    flight = load_relaxed(port + 8 * P_FLIGHTS, SYSTEM) + 8 * cid
+    now = load_acquire(flight, SYSTEM)
+    if now & 1 == 0 or (now >> 1) & USES != uses:
+        return False
+    return compare_exchange(flight, now, now - 1, SYSTEM) == now
+
+
+@device
+def count_error(record, status):
+    """Count a failed command; an absent key, or one that is there, is an answer."""
+    if status != 0 and status != KEY_DOES_NOT_EXIST and status != KEY_EXISTS:
+        fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
+
+
+@device
+def serve_media(control, namespaces):
     """Post what media with a complete function have finished (any service thread); return the number."""
     done = 0
     for nsid in range(1, load_relaxed(namespaces, SYSTEM)):
@@ -130,21 +266,42 @@ def serve_media(ports, namespaces):
         if function == 0:
             continue
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
+        keyed = load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE
         for _ in range(FETCH):
             finished = call_native(function, state, 0, 0, 0, 0, 0)
             if finished < 0:
                 break
+            done += 1
+            if keyed:
+                finish_key_value(control, record, finished >> 16, finished & 0xFFFF)
+                continue
             tag = finished >> 16
             status = finished & 0xFFFF
             if status != 0:
                 fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
-            post(ports + (tag >> 16) * (8 * P_WORDS), tag & 0xFFFF, status)
-            done += 1
+            post(port_of(control, tag >> 16), tag & 0xFFFF, status, 0)
     return done
 
 
 @device
-def post(port, cid, status):
+def finish_key_value(control, record, tag, status):
+    """Post a pending key-value command's completion with its result, or drop one that nobody is waiting for."""
+    function = load_relaxed(record + 8 * NS_COMPLETE, SYSTEM)
+    result = call_native(function, load_relaxed(record + 8 * NS_STATE, SYSTEM), 1, tag, 0, 0, 0)
+    index = tag >> 21
+    port = 0
+    if index < load_relaxed(control + 8 * K_N_PORTS, SYSTEM):
+        port = port_of(control, index)
+    cid = tag & 0xFFFF
+    if port == 0 or cid >> field(port, P_DEPTH_SHIFT) != 0 or not land(port, cid, (tag >> 16) & USES):
+        fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
+        return
+    count_error(record, status)
+    post(port, cid, status, result)
+
+
+@device
+def post(port, cid, status, result):
     """Post a completion (any service thread). The phase word is stored last, with release order.
 
     The ring cannot be full: ids in flight are fewer than its entries.
@@ -160,7 +317,7 @@ def post(port, cid, status):
     entry = field(port, P_CQ) + 16 * (tail & mask)
     phase = ((tail >> shift) & 1) ^ 1
     fetched = load_acquire(port + 8 * P_SQ_HEAD, SYSTEM) & mask
-    store_relaxed(entry, completion_word0(0), SYSTEM)
+    store_relaxed(entry, completion_word0(result), SYSTEM)
     store_release(entry + 8, completion_word1(fetched, field(port, P_SQID), cid, phase, status), SYSTEM)
     store_relaxed(port + 8 * P_CQ_TAIL, tail + 1, SYSTEM)
     fetch_add(port + 8 * P_OUTSTANDING, -1, SYSTEM)
@@ -168,39 +325,55 @@ def post(port, cid, status):
 
 
 @device
-def serve(control, ports, first, stride, n_ports, namespaces):
-    """Serve every `stride`-th port from `first` until ``control[0]`` is set or nothing was to do for long.
+def serve(control, first, stride, namespaces):
+    """Serve every `stride`-th port from `first` until told to stop, or nothing was to do for long.
 
-    ``control[1]`` is the number of launches in flight: without one the thread returns (parks) once nothing
-    is outstanding on its ports.
+    Without a launch in flight the thread returns (parks) once nothing is announced or under way on its ports.
     """
     idle = 0
-    while load_acquire(control, SYSTEM) == 0:
+    while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
         work = 0
-        for index in range(first, n_ports, stride):
-            work += serve_port(ports + index * (8 * P_WORDS), index, namespaces)
-        work += serve_media(ports, namespaces)
+        for index in range(first, load_acquire(control + 8 * K_N_PORTS, SYSTEM), stride):
+            port = port_of(control, index)
+            if port != 0:
+                work += serve_port(port, index, namespaces)
+        work += serve_media(control, namespaces)
         if work > 0:
             idle = 0
             continue
         idle += 1
-        if idle > 64 and idle & 63 == 0 and load_acquire(control + 8, SYSTEM) == 0:
-            outstanding = 0
-            for index in range(first, n_ports, stride):
-                outstanding += load_relaxed(ports + index * (8 * P_WORDS) + 8 * P_OUTSTANDING, SYSTEM)
-            if outstanding == 0:
-                return idle
+        if may_park(control, idle, first, stride):
+            return idle
         relax(control, idle)
     return idle
 
 
 @device
+def may_park(control, idle, first, stride):
+    """Tell whether a thread that found nothing to do `idle` times may leave."""
+    if idle <= 64 or idle & 63 != 0 or load_acquire(control + 8 * K_LAUNCHES, SYSTEM) != 0:
+        return False
+    for index in range(first, load_relaxed(control + 8 * K_N_PORTS, SYSTEM), stride):
+        port = port_of(control, index)
+        if port == 0:
+            continue
+        # the last launch may have rung after the look at the doorbell that found nothing
+        mask = (1 << field(port, P_DEPTH_SHIFT)) - 1
+        tail = load_acquire(field(port, P_SQ_DOORBELL), SYSTEM)
+        if load_relaxed(port + 8 * P_SQ_HEAD, SYSTEM) & mask != tail:
+            return False
+        if load_relaxed(port + 8 * P_OUTSTANDING, SYSTEM) != 0:
+            return False
+    return True
+
+
+@device
 def relax(control, idle):
-    """Wait between two looks at the doorbells, some 60 us at most; ``control[2]`` set means: spin first.
+    """Wait between two looks at the doorbells, some 60 us at most; with K_SPIN set, spin first.
 
     Spinning ends after a while, because other controllers, idle or not, may want the same cores.
     """
-    if load_relaxed(control + 16, SYSTEM) == 0:
+    if load_relaxed(control + 8 * K_SPIN, SYSTEM) == 0:
         backoff(min(idle, 26))
     elif idle > 1000:
         backoff(min((idle - 1000) >> 7, 26))

@@ -110,12 +110,11 @@ class QueueModel:
     def _services(self, random: Random) -> None:
         steps = list(self.controller.services())
         if random.random() < 0.5:
-            table = self.controller._table.address
-            steps.append(lambda: serve_media(self.port, table))
+            controller = self.controller
+            steps.append(lambda: serve_media(controller.control, controller.namespaces))
         self.run.serve(*steps)
         self.run.announce_blocks(
-            self.pairs._device, self.pairs._shared, self.controller._table, self.controller._control_block,
-            self.medium.order,
+            self.pairs._device, self.pairs._shared, *self.controller.blocks(), self.medium.order,
         )  # fmt: skip
 
     def _watch(self) -> None:

@@ -1,0 +1,166 @@
+"""Arbitration: ports that all service threads share, served round-robin with weights.
+
+A thread that is free fetches a few commands under a lock, a port's weight of them at a time, and runs them
+without it. What is under way is bounded by a window, so that what waits does so in the rings, where weights
+decide, and not in a drive's queue, where who has the most commands would win. Where `serve.serve` gives every
+thread ports of its own, weights hold only among these.
+"""
+
+from __future__ import annotations
+
+from warpwell.queues.layout import (
+    P_COMMANDS,
+    P_DEPTH_SHIFT,
+    P_OUTSTANDING,
+    P_SQ,
+    P_SQ_DOORBELL,
+    P_SQ_HEAD,
+    P_WEIGHT,
+)
+from warpwell.queues.submission import field
+from warpwell.targets import (
+    SYSTEM,
+    device,
+    exchange,
+    fetch_add,
+    load_acquire,
+    load_relaxed,
+    store_relaxed,
+    store_release,
+)
+
+from .serve import (
+    K_N_PORTS,
+    K_SHARED,
+    K_STOP,
+    K_WINDOW,
+    KEY_VALUE,
+    NS_KIND,
+    execute,
+    execute_key_value,
+    may_park,
+    namespace_of,
+    port_of,
+    relax,
+    serve_media,
+)
+
+LOCK = K_SHARED
+TURN = K_SHARED + 1
+"""Index of the port whose turn it is."""
+LEFT = K_SHARED + 2
+"""Commands that it may still send in this turn."""
+
+BATCH = 8
+"""Most commands that a thread takes at a time."""
+COMMAND_WORDS = 8
+
+
+@device
+def share(control, batch, namespaces):
+    """Fetch some commands of all ports and run them; return the number. `batch` is the thread's own memory."""
+    count = fetch(control, batch)
+    for k in range(count):
+        words = batch + k * (8 * COMMAND_WORDS)
+        index = load_relaxed(words + 16, SYSTEM)
+        word0 = load_relaxed(words, SYSTEM)
+        buffer = load_relaxed(words + 24, SYSTEM)
+        word5 = load_relaxed(words + 40, SYSTEM)
+        record = namespace_of(namespaces, word0)
+        if record != 0 and load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE:
+            key0 = load_relaxed(words + 8, SYSTEM)
+            key1 = load_relaxed(words + 56, SYSTEM)
+            execute_key_value(port_of(control, index), index, record, word0, key0, buffer, word5, key1)
+        else:
+            word6 = load_relaxed(words + 48, SYSTEM)
+            execute(port_of(control, index), index, record, word0, buffer, word5, word6)
+    return count
+
+
+@device
+def fetch(control, batch):
+    """Copy the next commands into `batch`; return the number: 0 also where another thread is at it."""
+    lock = control + 8 * LOCK
+    if load_relaxed(lock, SYSTEM) != 0 or exchange(lock, 1, SYSTEM) != 0:
+        return 0
+    ports = load_acquire(control + 8 * K_N_PORTS, SYSTEM)
+    room = min(BATCH, load_relaxed(control + 8 * K_WINDOW, SYSTEM) - under_way(control, ports))
+    turn = load_relaxed(control + 8 * TURN, SYSTEM)
+    left = load_relaxed(control + 8 * LEFT, SYSTEM)
+    count = 0
+    without = 0
+    while count < room and without < ports:
+        port = port_of(control, turn)
+        taken = 0
+        if port != 0 and left > 0:
+            taken = take(port, turn, min(left, room - count), batch + count * (8 * COMMAND_WORDS))
+        count += taken
+        left -= taken
+        if taken > 0:
+            without = 0
+        if count < room or left <= 0:
+            # it has had its turn, or has nothing more: what it leaves is not saved up
+            if taken == 0:
+                without += 1
+            turn += 1
+            if turn >= ports:
+                turn = 0
+            left = 0
+            port = port_of(control, turn)
+            if port != 0:
+                left = load_relaxed(port + 8 * P_WEIGHT, SYSTEM)
+    store_relaxed(control + 8 * TURN, turn, SYSTEM)
+    store_relaxed(control + 8 * LEFT, left, SYSTEM)
+    store_release(lock, 0, SYSTEM)
+    return count
+
+
+@device
+def take(port, index, most, batch):
+    """Copy up to `most` commands of a port into `batch` and let their entries be written again."""
+    mask = (1 << field(port, P_DEPTH_SHIFT)) - 1
+    head = load_relaxed(port + 8 * P_SQ_HEAD, SYSTEM)
+    tail = load_acquire(field(port, P_SQ_DOORBELL), SYSTEM)
+    count = 0
+    while count < most and (head & mask) != tail:
+        entry = field(port, P_SQ) + 64 * (head & mask)
+        words = batch + count * (8 * COMMAND_WORDS)
+        for k in range(COMMAND_WORDS):
+            if k != 2 and k != 4:  # mptr and prp2 are not used
+                store_relaxed(words + 8 * k, load_relaxed(entry + 8 * k, SYSTEM), SYSTEM)
+        store_relaxed(words + 16, index, SYSTEM)
+        head += 1
+        count += 1
+        # released, because it tells submitters that the entry was read
+        store_release(port + 8 * P_SQ_HEAD, head, SYSTEM)
+    if count > 0:
+        fetch_add(port + 8 * P_OUTSTANDING, count, SYSTEM)
+        store_relaxed(port + 8 * P_COMMANDS, load_relaxed(port + 8 * P_COMMANDS, SYSTEM) + count, SYSTEM)
+    return count
+
+
+@device
+def under_way(control, ports):
+    """Return how many commands were fetched and not completed, of all ports."""
+    total = 0
+    for index in range(ports):
+        port = port_of(control, index)
+        if port != 0:
+            total += load_relaxed(port + 8 * P_OUTSTANDING, SYSTEM)
+    return total
+
+
+@device
+def serve_shared(control, batch, namespaces):
+    """Serve all ports beside other threads that do so too, as `serve.serve` does some."""
+    idle = 0
+    while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
+        work = share(control, batch, namespaces) + serve_media(control, namespaces)
+        if work > 0:
+            idle = 0
+            continue
+        idle += 1
+        if may_park(control, idle, 0, 1):
+            return idle
+        relax(control, idle)
+    return idle
