@@ -124,10 +124,10 @@ class CacheModel:
         assert cache._core is not None
         run.announce_blocks(
             cache._core, cache._latch.block, cache._count, cache._stats, cache.pairs._device, cache.pairs._shared,
-            cache.controller._table, cache.controller._control_block, self.medium.order,
+            *cache.controller.blocks(), self.medium.order,
         )  # fmt: skip
-        table = cache.controller._table.address
-        run.serve(*cache.controller.services(), lambda: serve_media(cache.pairs.port(0), table))
+        controller = cache.controller
+        run.serve(*controller.services(), lambda: serve_media(controller.control, controller.namespaces))
         for address in range(cache.table_bytes // 8):
             word = self.view.table + 8 * address
             run.watched[word] = partial(self._word_changed, word)
