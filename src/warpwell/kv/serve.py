@@ -189,6 +189,8 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
 @native
 def kv_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
     """Return ``tag << 16 | status`` of a command that was pending and is done, -1 where there is none."""
+    if a == 1:
+        return 0  # dw0 of the command that the call before told of: only what is never pending has any
     ring = load_acquire(state + 8 * S_RING, SYSTEM)
     if ring == 0:
         return -1
