@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import WarpwellError
+from . import kv_arguments
+from .arguments import command, json_option
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -23,7 +25,8 @@ _DESCRIPTION = "Arrays on storage, many times larger than memory, that kernels i
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``warpwell`` with these arguments (of the process by default); return the exit code.
 
-    0 is success, 2 bad input (a message on stderr says what to do), 130 an interrupt.
+    0 is success, 1 a store that ``kv verify`` found damaged, 2 bad input (a message on stderr says what to do),
+    130 an interrupt.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = f"{error.filename}: " if error.filename else ""
         return _complain(f"{place}{error.strerror or error}. Check the path and its permissions.")
     except MemoryError as error:
-        return _complain(f"out of memory ({error}). Take a smaller --cache, a smaller graph or --tier storage.")
+        return _complain(f"out of memory ({error}). Take a smaller --cache, a smaller input or --tier storage.")
     except KeyboardInterrupt:
         print("warpwell: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -56,25 +59,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"warpwell {sys.modules['warpwell'].__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    demo = _command(commands, "demo", "demo", "traverse a graph larger than the cache, checked against SciPy")
+    demo = command(commands, "demo", "demo", "traverse a graph larger than the cache, checked against SciPy")
     demo.add_argument("--scale", type=int, default=17, metavar="N", help="2**N vertices (default 17)")
     demo.add_argument("--out", default="demo.png", metavar="FILE", help="where the picture goes (default demo.png)")
     _run_options(demo, cache="1MiB")
 
-    info = _command(commands, "info", "info", "show devices, versions, and what is missing and how to get it")
-    _json_option(info)
+    info = command(commands, "info", "info", "show devices, versions, and what is missing and how to get it")
+    json_option(info)
 
     graph = commands.add_parser("graph", help="convert, generate and traverse graphs")
     verbs = graph.add_subparsers(metavar="COMMAND", required=True)
 
-    convert = _command(verbs, "convert", "graph_make", "convert a file of edges")
+    convert = command(verbs, "convert", "graph_make", "convert a file of edges")
     convert.add_argument("edges", metavar="EDGES", help="edge list, MatrixMarket or SciPy .npz; also compressed")
     convert.add_argument("out", metavar="OUT", help="folder of the graph, NAME.ww by custom")
     convert.add_argument("--undirected", action="store_true", help="store each edge in both directions, once")
     convert.add_argument("--vertices", type=int, metavar="N", help="vertices, where the file does not say so")
     _make_options(convert)
 
-    generate = _command(verbs, "generate", "graph_make", "generate a graph of the GAP benchmark")
+    generate = command(verbs, "generate", "graph_make", "generate a graph of the GAP benchmark")
     generate.add_argument("kind", choices=("kron", "urand"))
     generate.add_argument("out", metavar="OUT", help="folder of the graph, NAME.ww by custom")
     generate.add_argument("--scale", type=int, default=16, metavar="N", help="2**N vertices (default 16)")
@@ -83,29 +86,23 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--directed", action="store_true", help="leave the edges as they are made")
     _make_options(generate)
 
-    search = _command(verbs, "bfs", "graph_run", "breadth-first search")
+    search = command(verbs, "bfs", "graph_run", "breadth-first search")
     search.add_argument("graph", metavar="GRAPH")
     search.add_argument("--source", type=int, required=True, metavar="VERTEX")
     search.add_argument("--out", metavar="FILE.npy", help="write the levels (int64; -1: not reached)")
     _run_options(search)
 
-    components = _command(verbs, "cc", "graph_run", "connected components of an undirected graph")
+    components = command(verbs, "cc", "graph_run", "connected components of an undirected graph")
     components.add_argument("graph", metavar="GRAPH")
     components.add_argument("--out", metavar="FILE.npy", help="write each vertex's smallest connected vertex (int64)")
     _run_options(components)
 
-    bench = _command(commands, "bench", "bench", "run the benchmarks of a checkout")
+    kv_arguments.add(commands)
+
+    bench = command(commands, "bench", "bench", "run the benchmarks of a checkout")
     bench.add_argument("--list", action="store_true", help="name them, and run none")
     bench.add_argument("name", nargs="?", metavar="NAME", help="which one; all if left out")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on")
-    return parser
-
-
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, module: str, text: str
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    parser.set_defaults(module=module, command=name)
     return parser
 
 
@@ -116,14 +113,10 @@ def _run_options(parser: argparse.ArgumentParser, cache: str = "256MiB") -> None
                        help="where the edges live (default storage)")  # fmt: skip
     group.add_argument("--cache", default=cache, metavar="SIZE", help=f"of the page cache (default {cache})")
     group.add_argument("--page-size", type=int, default=4096, metavar="BYTES", help="default 4096")
-    _json_option(group)
+    json_option(group)
 
 
 def _make_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a graph that is there")
     parser.add_argument("--memory", metavar="SIZE", help="for sorting (default half of what is free)")
-    _json_option(parser)
-
-
-def _json_option(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object, and no progress")
+    json_option(parser)

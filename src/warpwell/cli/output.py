@@ -17,7 +17,8 @@ from ..cache.sizes import format_size
 
 _COMPILE_NOTICE_SECONDS = 1.0
 _STAGES = {"read": "reading", "generate": "generating", "write": "writing", "compile": "compiling",
-           "search": "level", "link": "linking"}  # fmt: skip
+           "search": "level", "link": "linking", "load": "loading", "run": "running", "verify": "verifying",
+           "compact": "compacting"}  # fmt: skip
 
 Report = Callable[[str, int, int], None]
 

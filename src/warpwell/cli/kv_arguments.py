@@ -1,0 +1,84 @@
+"""The arguments of ``warpwell kv``."""
+
+from __future__ import annotations
+
+import argparse
+
+from .arguments import Commands, command, json_option
+
+WORKLOADS = ("ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f")
+"""Workload e is named so that the message about it can say why it is not supported."""
+
+DURABILITIES = ("commit", "always", "none")
+
+
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``kv`` and its commands."""
+    kv = commands.add_parser("kv", help="fill, read, check and measure key-value stores")
+    verbs = kv.add_subparsers(metavar="COMMAND", required=True)
+
+    load = command(verbs, "load", "kv_load", "load records into a store, in bounded memory")
+    load.add_argument("source", metavar="SRC", help="folder of files, .npz, LMDB environment or saved data set")
+    load.add_argument("store", metavar="STORE", help="folder of the store, NAME.kv by custom")
+    load.add_argument("--keys", choices=("name", "number", "hash"),
+                      help="the record's name (1 to 16 bytes), its number, or a 16-byte hash of its name")  # fmt: skip
+    load.add_argument("--key-field", metavar="NAME", help="array or column of keys (.npz: keys, if there is one)")
+    load.add_argument("--fields", metavar="A,B", help="arrays or columns to take (default: all)")
+    load.add_argument("--database", metavar="NAME", help="named database of an LMDB environment")
+    there = load.add_mutually_exclusive_group()
+    there.add_argument("--append", action="store_true", help="add to a store that is there")
+    there.add_argument("--overwrite", action="store_true", help="replace a store that is there")
+    load.add_argument("--durability", choices=DURABILITIES, default="commit",
+                      help="when writes of the new store are on the medium (default commit)")  # fmt: skip
+    load.add_argument("--segment-bytes", default="256MiB", metavar="SIZE", help="of a value file (default 256MiB)")
+    json_option(load)
+
+    get = command(verbs, "get", "kv_get", "write the value of a key to stdout")
+    _store(get)
+    get.add_argument("key", metavar="KEY", help="an integer (8-byte key), or else text")
+    get.add_argument("--type", choices=("auto", "int", "text", "hex"), default="auto",
+                     help="what KEY is (default auto: an integer if it looks like one, or text if there is no such "
+                     "integer)")  # fmt: skip
+    get.add_argument("--field", metavar="NAME", help="only this field, as raw items")
+    get.add_argument("--out", metavar="FILE", help="write there instead")
+    json_option(get)
+
+    dump = command(verbs, "dump", "kv_dump", "write all records to a folder or a .npz file")
+    _store(dump)
+    dump.add_argument("out", metavar="OUT", help="NAME.npz, or a folder (a file for each value; a .npy for each field)")
+    dump.add_argument("--prefix", default="", metavar="TEXT", help="only keys that begin with it")
+    dump.add_argument("--names", choices=("auto", "text", "int", "hex"), default="auto",
+                      help="how files in a folder are named (default auto: the first that fits all keys)")  # fmt: skip
+    dump.add_argument("--overwrite", action="store_true", help="replace what is at OUT")
+    json_option(dump)
+
+    stats = command(verbs, "stats", "kv_stats", "show what a store holds")
+    _store(stats)
+    json_option(stats)
+
+    verify = command(verbs, "verify", "kv_verify", "read everything and check it (exit code 1: something is damaged)")
+    _store(verify)
+    json_option(verify)
+
+    compact = command(verbs, "compact", "kv_compact", "give back the space of values that were replaced or deleted")
+    _store(compact)
+    json_option(compact)
+
+    bench = command(verbs, "bench", "kv_bench", "measure operations per second and latencies with YCSB")
+    bench.add_argument("--workload", choices=WORKLOADS, default="ycsb-c", help="default ycsb-c; e is not supported")
+    bench.add_argument("--properties", metavar="PATH",
+                       help="YCSB's property file for it, or the folder or tar archive with them (default: the same "
+                       "mix, built in)")  # fmt: skip
+    bench.add_argument("--store", metavar="STORE", help="run on this store (default: a temporary one)")
+    bench.add_argument("--records", type=int, metavar="N", help="default 100000, or what the property file says")
+    bench.add_argument("--operations", type=int, metavar="N", help="default 100000, or what the property file says")
+    bench.add_argument("--value-bytes", type=int, metavar="N", help="size of a value (default 1000)")
+    bench.add_argument("--batch", type=int, default=1, metavar="N",
+                       help="operations in one call and one commit (default 1: one by one, a commit after each 256)")
+    bench.add_argument("--durability", choices=DURABILITIES, default="commit", help="of a new store (default commit)")
+    bench.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests")
+    json_option(bench)
+
+
+def _store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE", help="folder of the store")

@@ -1,0 +1,159 @@
+"""``warpwell kv bench``: a YCSB workload on a store."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from .. import kv
+from ..errors import ArgumentError, SchemaError
+from ..kv.distributions import Items
+from ..kv.ycsb import Requests, Workload
+from ..kv.ycsb_run import GROUP, Result, load_records
+from ..kv.ycsb_run import run as run_workload
+from .output import Output
+
+_DEFAULT_SIZE = 100_000
+_LARGEST_BATCH = 1 << 20
+
+
+class StoreSystem:
+    """A store as the runner sees it.
+
+    Parameters
+    ----------
+    store : Store
+        Open for writing, without a schema.
+    """
+
+    def __init__(self, store: kv.Store) -> None:
+        self.get, self.put, self.put_many = store.get, store.put, store.put_many
+        self._store = store
+        self._writes = False
+
+    def keys_of(self, keys: Items) -> Sequence[Any]:
+        """Return integers."""
+        listed: list[int] = keys.tolist()
+        return listed
+
+    def batch_of(self, keys: Items) -> Any:
+        """Return the array itself."""
+        return keys
+
+    def values_of(self, values: NDArray[np.uint8]) -> Any:
+        """Return the array itself."""
+        return values
+
+    def begin(self, writes: bool) -> None:
+        """Remember whether there is something to commit."""
+        self._writes = writes
+
+    def get_many(self, batch: Any) -> Sequence[bytes | None]:
+        """Return the values."""
+        values: Sequence[bytes | None] = self._store.get_many(batch)[0]
+        return values
+
+    def commit(self) -> None:
+        """Commit what was written."""
+        if self._writes:
+            self._store.commit()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a workload and report operations per second and latencies."""
+    output = Output(arguments.json)
+    workload = Workload.named(arguments.workload, arguments.properties)
+    size = _DEFAULT_SIZE if arguments.properties is None else None
+    workload = workload.sized(size if arguments.records is None else arguments.records,
+                              size if arguments.operations is None else arguments.operations,
+                              arguments.value_bytes)  # fmt: skip
+    if not 1 <= arguments.batch <= _LARGEST_BATCH:
+        raise ArgumentError(f"--batch {arguments.batch}: take 1 to {_LARGEST_BATCH} operations", name="batch")
+    if arguments.seed < 0:
+        raise ArgumentError(f"--seed {arguments.seed}: take a number from 0 up", name="seed")
+    with output.progress() as report, _opened(arguments, workload) as (store, loaded):
+        system = StoreSystem(store)
+        if not loaded:
+            load_records(system, workload, arguments.seed, report)
+        report("run", 0, workload.operations)
+        result = run_workload(system, workload, batch=arguments.batch, seed=arguments.seed, progress=report)
+    values = _values(arguments, workload, result)
+    if arguments.json:
+        output.result("", values)
+        return 0
+    _print(output, values, result)
+    return 0
+
+
+@contextlib.contextmanager
+def _opened(arguments: argparse.Namespace, workload: Workload) -> Iterator[tuple[kv.Store, bool]]:
+    """Give a store, and whether it holds the records of the workload."""
+    if arguments.store is None:
+        with tempfile.TemporaryDirectory(prefix="warpwell-bench-") as folder:
+            with kv.create(Path(folder) / "bench.kv", durability=arguments.durability) as store:
+                yield store, False
+        return
+    path = Path(arguments.store)
+    if not path.exists():
+        with kv.create(path, durability=arguments.durability) as store:
+            yield store, False
+        return
+    with kv.open(path, mode="r+") as store:
+        if store.schema is not None:
+            raise SchemaError(f"{path} has a schema, and YCSB's values are bytes: leave --store out, or name a new one")
+        yield store, _holds(store, workload)
+
+
+def _holds(store: kv.Store, workload: Workload) -> bool:
+    """Tell whether a store holds the records; refuse one that holds somebody's own."""
+    if not len(store):
+        return False
+    keys = Requests(workload).load_keys(0, workload.records)
+    some = np.unique(np.linspace(0, keys.size - 1, 1024).astype(np.int64))
+    values, found = store.get_many(keys[some])
+    if not found.any():
+        raise ArgumentError(f"{store.path} holds other records: leave --store out, or name a new one", name="store")
+    return bool(found.all()) and all(len(v) == workload.value_bytes for v in values) and len(store) >= keys.size
+
+
+def _values(arguments: argparse.Namespace, workload: Workload, result: Result) -> dict[str, Any]:
+    latencies = {
+        name: {"count": taken.count, "p50_us": taken.p50, "p99_us": taken.p99}
+        for name, taken in result.latencies.items()
+    }
+    return {
+        "command": "bench",
+        "workload": workload.name,
+        "store": arguments.store or "temporary",
+        "records": workload.records,
+        "operations": result.operations,
+        "value_bytes": workload.value_bytes,
+        "distribution": workload.distribution,
+        "batch": arguments.batch,
+        "durability": arguments.durability,
+        "commit_every": GROUP if arguments.batch == 1 else arguments.batch,
+        "seed": arguments.seed,
+        "seconds": result.seconds,
+        "operations_per_second": result.operations_per_second,
+        "latencies": latencies,
+    }
+
+
+def _print(output: Output, values: dict[str, Any], result: Result) -> None:
+    shown = {k: v for k, v in values.items() if k not in ("command", "latencies", "workload", "store")}
+    output.result(f"{values['workload']} on {values['store']}", shown)
+    unit = "call" if values["batch"] == 1 else f"call of up to {values['batch']}"
+    table = Table(title=f"microseconds a {unit}", title_justify="left")
+    for name in ("", "count", "p50", "p99"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, taken in result.latencies.items():
+        table.add_row(name, f"{taken.count:,}", f"{taken.p50:.1f}", f"{taken.p99:.1f}")
+    output.screen.print(table)

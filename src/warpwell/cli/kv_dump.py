@@ -1,0 +1,70 @@
+"""``warpwell kv dump``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from .. import kv
+from ..cache.sizes import format_size
+from ..errors import ArgumentError, MissingFileError
+from ..kv.exporters import to_folder, to_npz
+from .output import Output
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write all records; what is at OUT is whole or as it was."""
+    output = Output(arguments.json)
+    started = time.perf_counter()
+    out = Path(arguments.out)
+    if not out.parent.is_dir():
+        raise MissingFileError(f"{out}: the folder {out.parent} does not exist: make it first", path=out)
+    if os.path.lexists(out) and not arguments.overwrite:
+        raise ArgumentError(f"{out} is there already: take --overwrite to replace it")
+    part = out.with_name(f".{out.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    npz = out.suffix.lower() == ".npz"
+    if npz and arguments.names != "auto":
+        raise ArgumentError("--names is for files in a folder: leave it out", name="names")
+    try:
+        with kv.open(arguments.store) as store, output.progress() as report:
+            if out.exists() and Path(store.path).resolve().is_relative_to(out.resolve()):
+                raise ArgumentError(f"{out} holds the store itself: name another place")
+            if npz:
+                done = to_npz(store, part, prefix=arguments.prefix, progress=report)
+            else:
+                done = to_folder(store, part, prefix=arguments.prefix, names=arguments.names, progress=report)
+        _replace(part, out)
+    finally:
+        _remove(part)
+    output.result(
+        str(out),
+        {
+            "command": "dump",
+            "store": str(arguments.store),
+            "out": str(out),
+            "records": done.records,
+            "value_bytes": done.nbytes,
+            "names": done.names,
+            "seconds": time.perf_counter() - started,
+        }
+        if arguments.json
+        else {"records": done.records, "values": format_size(done.nbytes), "names": done.names},
+    )
+    return 0
+
+
+def _replace(part: Path, out: Path) -> None:
+    if os.path.lexists(out) and (out.is_dir() or part.is_dir()):
+        _remove(out)
+    os.replace(part, out)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""``warpwell kv load``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from .. import kv
+from ..cache.sizes import parse_size
+from ..errors import ArgumentError, SchemaError, WarpwellError
+from ..kv.importers import Loaded, Progress, Source, load, open_source
+from ..kv.schema import Schema, as_schema
+from .output import Output
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load records into a new store, or into one that is there."""
+    output = Output(arguments.json)
+    started = time.perf_counter()
+    path = Path(arguments.store)
+    taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if taken and not (arguments.append or arguments.overwrite):
+        raise ArgumentError(f"{path} is there already: take --append to add to it, or --overwrite to replace it")
+    fields = None if arguments.fields is None else [name for name in arguments.fields.split(",") if name]
+    with contextlib.closing(open_source(
+        arguments.source, keys=arguments.keys, key_field=arguments.key_field, fields=fields,
+        database=arguments.database,
+    )) as source:  # fmt: skip
+        schema = as_schema(source.schema)
+        with output.progress() as report:
+            try:
+                done, records = (_append if arguments.append else _create)(arguments, source, schema, report)
+            except KeyboardInterrupt:
+                _tell(arguments.store)
+                raise
+    seconds = time.perf_counter() - started
+    output.result(
+        str(path),
+        {
+            "command": "load",
+            "store": str(path),
+            "source": str(arguments.source),
+            "format": source.kind,
+            "schema": None if schema is None else {f.name: [f.dtype.name, list(f.shape)] for f in schema.fields},
+            "records_read": done.records,
+            "records": records,
+            "value_bytes": done.nbytes,
+            "seconds": seconds,
+            "records_per_second": done.records / seconds,
+        },
+    )
+    return 0
+
+
+def _create(
+    arguments: argparse.Namespace, source: Source, schema: Schema | None, report: Progress
+) -> tuple[Loaded, int]:
+    was_there = Path(arguments.store).is_dir()
+    store = kv.create(
+        arguments.store, schema=schema, durability=arguments.durability, overwrite=arguments.overwrite,
+        segment_bytes=parse_size(arguments.segment_bytes, "segment-bytes"),
+    )  # fmt: skip
+    try:
+        return _load(source, store, report)
+    except WarpwellError:
+        # bad input leaves nothing; an interrupt leaves what was loaded
+        store.close()
+        shutil.rmtree(arguments.store)
+        if was_there and not arguments.overwrite:
+            Path(arguments.store).mkdir()
+        raise
+
+
+def _append(
+    arguments: argparse.Namespace, source: Source, schema: Schema | None, report: Progress
+) -> tuple[Loaded, int]:
+    store = kv.open(arguments.store, mode="r+")
+    if store.schema != schema:
+        store.close()
+        raise SchemaError(f"{arguments.store} has {_told(store.schema)}, and {arguments.source} {_told(schema)}: "
+                          "load it into a store of its own")  # fmt: skip
+    return _load(source, store, report)
+
+
+def _load(source: Source, store: kv.Store, report: Progress) -> tuple[Loaded, int]:
+    with store:
+        return load(source, store, report), len(store)
+
+
+def _tell(path: str) -> None:
+    """Say what an interrupt left."""
+    with contextlib.suppress(WarpwellError), kv.open(path) as left:
+        print(f"warpwell: {path} opens, with {len(left):,} records", file=sys.stderr)
+
+
+def _told(schema: Schema | None) -> str:
+    return "no schema" if schema is None else f"the schema {schema!r}"

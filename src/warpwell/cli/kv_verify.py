@@ -1,0 +1,45 @@
+"""``warpwell kv verify``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from ..kv.keys import as_key
+from ..kv.verify import Problem, verify
+from .kv_get import describe_key
+from .output import Output
+
+DAMAGED = 1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read everything and check it; return 1 where something is damaged."""
+    output = Output(arguments.json)
+    started = time.perf_counter()
+    with output.progress() as report:
+        found = verify(arguments.store, progress=lambda done, total: report("verify", done, total))
+    values = {
+        "command": "verify",
+        "store": str(arguments.store),
+        "sound": found.sound,
+        "records": found.records,
+        "value_bytes": found.value_bytes,
+        "journal_records": found.journal_records,
+        "torn_bytes": found.torn_bytes,
+        "seconds": time.perf_counter() - started,
+    }
+    if arguments.json:
+        output.result("", {**values, "problems": [_values(p) for p in found.problems]})
+    else:
+        output.result(str(arguments.store), values)
+        for problem in found.problems:
+            at = "" if problem.offset is None else f", byte {problem.offset:,}"
+            key = "" if problem.key is None else f" (key {describe_key(problem.key)})"
+            output.screen.print(f"{problem.path}{at}: {problem.what}{key}", markup=False)
+    return 0 if found.sound else DAMAGED
+
+
+def _values(problem: Problem) -> dict[str, object]:
+    key = None if problem.key is None else as_key(problem.key).hex()
+    return {"path": problem.path, "offset": problem.offset, "what": problem.what, "key_hex": key}

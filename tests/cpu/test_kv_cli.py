@@ -1,0 +1,432 @@
+"""``warpwell kv`` on stores on disk."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell.kv as kv
+from warpwell.cli import main
+from warpwell.kv.importers import load, open_source
+
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "ycsb_workloads.tar.gz"
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+    """Run a command with --json; return the one object that it prints."""
+    assert main(["kv", *(str(a) for a in arguments), "--json"]) == code
+    said = capsys.readouterr()
+    assert said.err == ""
+    values: dict[str, Any] = json.loads(said.out)
+    assert values["command"] == arguments[0]
+    return values
+
+
+def failing(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a command that must fail for its input; return what it says."""
+    assert main(["kv", *(str(a) for a in arguments)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("warpwell: error: ")
+    assert "Traceback" not in said.err
+    return said.err
+
+
+def filled(source: Path, place: Path) -> Path:
+    """Load a source without the command line, whose output would mix with that of the command under test."""
+    opened = open_source(source)
+    with kv.create(place, schema=opened.schema) as store:
+        load(opened, store)
+    opened.close()
+    return place
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """A store of three files."""
+    source = tmp_path / "words"
+    (source / "b").mkdir(parents=True)
+    for name, value in (("a", b"first"), ("b/c", bytes(range(256))), ("empty", b"")):
+        (source / name).write_bytes(value)
+    return filled(source, tmp_path / "words.kv")
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """A store with a schema, of 5,000 rows."""
+    x = np.arange(5000 * 6, dtype=np.uint16).reshape(5000, 2, 3)
+    np.savez(tmp_path / "rows.npz", x=x, y=np.arange(5000) / 4, ok=np.arange(5000) % 2 == 0)
+    return filled(tmp_path / "rows.npz", tmp_path / "rows.kv")
+
+
+# --- load
+
+
+def test_load_arrays(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "load", tmp_path / "rows.npz", tmp_path / "again.kv")
+    assert said["schema"] == {"x": ["uint16", [2, 3]], "y": ["float64", []], "ok": ["bool", []]}
+    assert (said["format"], said["records"], said["records_read"]) == ("npz", 5000, 5000)
+    said = answer(capsys, "load", tmp_path / "rows.npz", tmp_path / "x.kv", "--fields", "x,ok", "--durability", "none")
+    assert said["schema"] == {"x": ["uint16", [2, 3]], "ok": ["bool", []]}
+    with kv.open(tmp_path / "again.kv") as store, kv.open(tmp_path / "x.kv") as part:
+        batch, found = store.get_many(np.arange(5001))
+        assert found.tolist() == [True] * 5000 + [False]
+        assert np.array_equal(batch["x"][:5000], np.arange(5000 * 6).reshape(5000, 2, 3))
+        assert np.array_equal(part.get_many(np.arange(5000))[0]["ok"], np.arange(5000) % 2 == 0)
+
+
+def test_load_and_append(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "load", tmp_path / "words", tmp_path / "new.kv")
+    assert (said["format"], said["records"], said["records_read"], said["value_bytes"]) == ("folder", 3, 3, 261)
+    with kv.open(words) as store:
+        assert dict(store.items()) == {b"a": b"first", b"b/c": bytes(range(256)), b"empty": b""}
+    assert "--append" in failing(capsys, "load", tmp_path / "words", words)
+    (tmp_path / "words" / "a").write_bytes(b"second")
+    (tmp_path / "words" / "empty").unlink()
+    assert answer(capsys, "load", tmp_path / "words", words, "--append")["records"] == 3
+    with kv.open(words) as store:
+        assert (store[b"a"], store[b"empty"]) == (b"second", b"")
+    assert answer(capsys, "load", tmp_path / "words", words, "--overwrite")["records"] == 2
+    assert main(["kv", "load", str(tmp_path / "words"), str(tmp_path / "other.kv"), "--keys", "hash"]) == 0
+    assert "records per second" in capsys.readouterr().out
+
+
+def test_load_lmdb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "db"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
+        for k in range(6000):
+            transaction.put(b"key%d" % k, b"v" * (k % 500))
+    assert answer(capsys, "load", tmp_path / "db", tmp_path / "s.kv")["records"] == 6000
+    with kv.open(tmp_path / "s.kv") as store:
+        assert store[b"key499"] == b"v" * 499
+
+
+def test_schemas_that_differ(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no schema" in failing(capsys, "load", tmp_path / "rows.npz", words, "--append")
+    assert "the schema" in failing(capsys, "load", tmp_path / "words", arrays, "--append")
+    with kv.open(words) as store:
+        assert len(store) == 3
+
+
+def test_bad_input_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, store = tmp_path / "source", tmp_path / "s.kv"
+    source.mkdir()
+    (source / "a").write_bytes(b"1")
+    (source / "a name of 17 byte").write_bytes(b"2")
+    assert "--keys hash" in failing(capsys, "load", source, store)
+    assert not store.exists()
+    store.mkdir()
+    assert "--keys hash" in failing(capsys, "load", source, store)
+    assert list(store.iterdir()) == []
+    assert "does not exist" in failing(capsys, "load", tmp_path / "none", store)
+    np.savez(tmp_path / "text.npz", t=np.array(["a"]))
+    np.savez(tmp_path / "t.npz", t=np.array([1]))
+    assert "field 't'" in failing(capsys, "load", tmp_path / "text.npz", store)
+    failing(capsys, "load", source, tmp_path / "no" / "s.kv", "--keys", "hash")
+    failing(capsys, "load", source, store, "--keys", "hash", "--segment-bytes", "much")
+    assert "already a store" in failing(capsys, "load", filled(tmp_path / "t.npz", tmp_path / "f.kv"), store)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_load_that_is_broken_off_leaves_a_store_that_opens(tmp_path: Path, number: signal.Signals) -> None:
+    rows = 8000
+    np.savez(tmp_path / "rows.npz", x=np.ones((rows, 1 << 16), np.uint8))
+    command = [sys.executable, "-m", "warpwell", "kv", "load", str(tmp_path / "rows.npz"), str(tmp_path / "s.kv")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    deadline = time.monotonic() + 60
+    # two commits of 64 MiB each have begun
+    while sum(f.stat().st_blocks * 512 for f in (tmp_path / "s.kv").glob("*.val")) < 130 << 20:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -number), err
+    assert "Traceback" not in err
+    assert out == ""
+    with kv.open(tmp_path / "s.kv") as store:
+        assert 1000 <= len(store) < rows
+        assert number == signal.SIGKILL or f"{len(store):,} records" in err
+        assert store.keys_array().tolist() == list(range(len(store)))
+        assert all(value["x"].all() for value in store.values())
+    assert main(["kv", "load", str(tmp_path / "rows.npz"), str(tmp_path / "s.kv"), "--append"]) == 0
+    with kv.open(tmp_path / "s.kv") as store:
+        assert len(store) == rows
+
+
+# --- get
+
+
+def test_get_writes_raw_bytes(words: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    for key, value in (("a", b"first"), ("b/c", bytes(range(256))), ("empty", b"")):
+        assert main(["kv", "get", str(words), key]) == 0
+        assert capsysbinary.readouterr().out == value
+    assert main(["kv", "get", str(words), "61", "--type", "hex", "--out", str(tmp_path / "v")]) == 0
+    assert (tmp_path / "v").read_bytes() == b"first"
+    assert capsysbinary.readouterr().out == b""
+
+
+def test_get_as_json(words: Path, arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "get", words, "a")
+    assert (said["key"], said["key_hex"], said["bytes"], said["text"]) == ("a", "61", 5, "first")
+    said = answer(capsys, "get", words, "b/c")
+    assert (base64.b64decode(said["base64"]), said["text"]) == (bytes(range(256)), None)
+    said = answer(capsys, "get", arrays, "7")
+    assert said["fields"] == {"x": [[42, 43, 44], [45, 46, 47]], "y": 1.75, "ok": False}
+    assert (said["key"], said["key_hex"]) == ("7", "0700000000000000")
+
+
+def test_get_a_field(arrays: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["kv", "get", str(arrays), "7", "--field", "x"]) == 0
+    raw = capsysbinary.readouterr().out
+    assert np.array_equal(np.frombuffer(raw, np.uint16), np.arange(42, 48))
+    assert main(["kv", "get", str(arrays), "7"]) == 0
+    shown = capsysbinary.readouterr().out.decode()
+    assert "float64  1.75" in shown
+    assert "[42 43 44]" in shown
+
+
+def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kv.create(tmp_path / "s.kv") as store:
+        store.put_many([5, b"5", b"17", "-3", -3, b"9" * 16], [b"int", b"5", b"17", b"t", b"n", b"l"])
+    place = tmp_path / "s.kv"
+    for options, value in (
+        (("5",), "int"), (("5", "--type", "text"), "5"), (("17",), "17"), (("--", "-3"), "n"),
+        (("9999999999999999",), "l"), (("3137", "--type", "hex"), "17"), (("+5", "--type", "int"), "int"),
+    ):  # fmt: skip
+        arguments = [*options[1:], place, options[0]] if options[0] != "--" else [place, *options]
+        assert main(["kv", "get", *map(str, arguments)]) == 0
+        assert capsys.readouterr().out == value
+    assert "no key" in failing(capsys, "get", place, "6")
+    assert "no key" in failing(capsys, "get", place, "abc")
+    assert "16" in failing(capsys, "get", place, "seventeen letters")
+    assert "0 bytes" in failing(capsys, "get", place, "")
+    assert "integer" in failing(capsys, "get", place, "abc", "--type", "int")
+    assert "64 bits" in failing(capsys, "get", place, str(1 << 64), "--type", "int")
+    assert "hexadecimal" in failing(capsys, "get", place, "xy", "--type", "hex")
+    assert "no schema" in failing(capsys, "get", place, "5", "--field", "x")
+    assert "folder" in failing(capsys, "get", place, "5", "--out", tmp_path)
+    assert "does not exist" in failing(capsys, "get", place, "5", "--out", tmp_path / "no" / "file")
+
+
+# --- dump
+
+
+def test_dump_to_a_folder_and_back(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "dump", words, tmp_path / "out")
+    assert (said["records"], said["value_bytes"], said["names"]) == (3, 261, "text")
+    assert {p.relative_to(tmp_path / "out").as_posix(): p.read_bytes() for p in (tmp_path / "out").rglob("*")
+            if p.is_file()} == {"a": b"first", "b/c": bytes(range(256)), "empty": b""}  # fmt: skip
+    assert "--overwrite" in failing(capsys, "dump", words, tmp_path / "out")
+    assert answer(capsys, "dump", words, tmp_path / "out", "--overwrite", "--prefix", "b")["records"] == 1
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["b"]
+    assert answer(capsys, "dump", words, tmp_path / "hex", "--names", "hex")["names"] == "hex"
+    assert (tmp_path / "hex" / "61").read_bytes() == b"first"
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "names", "files"),
+    [
+        ([1, -2], "int", {"1", "-2"}),
+        ([b"a", b"a/b"], "hex", {"61", "612f62"}),
+        ([b"../x"], "hex", {"2e2e2f78"}),
+        ([b"/etc/x"], "hex", {"2f6574632f78"}),
+        ([b"\xff\0"], "hex", {"ff00"}),
+        (["é"], "text", {"é"}),
+    ],
+)
+def test_names_of_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[Any], names: str, files: set[str]
+) -> None:
+    with kv.create(tmp_path / "s.kv") as store:
+        store.put_many(keys, [b"v"] * len(keys))
+    assert answer(capsys, "dump", tmp_path / "s.kv", tmp_path / "out")["names"] == names
+    assert {p.name for p in (tmp_path / "out").iterdir()} == files
+    if names == "hex":
+        assert "--names hex" in failing(capsys, "dump", tmp_path / "s.kv", tmp_path / "o", "--names", "text")
+        assert not (tmp_path / "o").exists()
+
+
+def test_dump_to_npz_and_back(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = os.urandom(9 << 20)
+    with kv.open(words, mode="r+") as store:
+        store[b"large"] = large
+        store[b"z\0"] = b"z0"
+        store[b"z"] = b"z"
+    for place in (words, arrays):
+        out, again = tmp_path / "out.npz", tmp_path / f"again-{place.name}"
+        said = answer(capsys, "dump", place, out, "--overwrite")
+        answer(capsys, "load", out, again)
+        with kv.open(place) as one, kv.open(again) as two:
+            assert said["records"] == len(one) == len(two)
+            assert one.schema == two.schema
+            keys = one.list()
+            assert keys == two.list()
+            ours, theirs = one.get_many(keys)[0], two.get_many(keys)[0]
+            if one.schema is None:
+                assert ours == theirs
+            else:
+                assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    with np.load(out) as found:
+        assert found["keys"].tolist() == list(range(5000))
+        assert np.array_equal(found["y"], np.arange(5000) / 4)
+
+
+def test_dump_fields_to_a_folder(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "dump", arrays, tmp_path / "out")
+    assert (said["records"], said["names"]) == (5000, "int")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["keys.npy", "ok.npy", "x.npy", "y.npy"]
+    x = np.load(tmp_path / "out" / "x.npy", mmap_mode="r")
+    assert np.array_equal(x, np.arange(5000 * 6, dtype=np.uint16).reshape(5000, 2, 3))
+    assert np.load(tmp_path / "out" / "keys.npy").tolist() == list(range(5000))
+
+
+def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for schema in (None, {"x": ("int32", (2,))}):
+        place = tmp_path / f"{schema is None}.kv"
+        kv.create(place, schema=schema).close()
+        assert answer(capsys, "stats", place)["records"] == 0
+        assert answer(capsys, "verify", place)["sound"]
+        assert answer(capsys, "compact", place)["records_moved"] == 0
+        assert answer(capsys, "dump", place, f"{place}.npz")["records"] == 0
+        assert answer(capsys, "dump", place, f"{place}.out")["records"] == 0
+        assert answer(capsys, "load", f"{place}.npz", f"{place}.2")["records"] == 0
+
+
+# --- stats, verify, compact
+
+
+def test_stats(words: Path, arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "stats", words)
+    assert (said["records"], said["live_bytes"], said["schema"], said["durability"]) == (3, 261, None, "commit")
+    assert said["disk_bytes"] > 261
+    assert answer(capsys, "stats", arrays)["schema"]["x"] == ["uint16", [2, 3]]
+    assert main(["kv", "stats", str(arrays)]) == 0
+    assert "x: uint16 (2, 3)" in capsys.readouterr().out
+
+
+def test_verify(words: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "verify", words)["sound"]
+    assert main(["kv", "verify", str(words)]) == 0
+    capsys.readouterr()
+    (segment,) = words.glob("*.val")
+    content = bytearray(segment.read_bytes())
+    at = content.index(bytes(range(256)))
+    content[at + 100] ^= 4
+    segment.write_bytes(content)
+    said = answer(capsys, "verify", words, code=1)
+    assert not said["sound"]
+    assert [(Path(p["path"]), p["offset"], p["key_hex"]) for p in said["problems"]] == [(segment, at, b"b/c".hex())]
+    assert main(["kv", "verify", str(words)]) == 1
+    assert "key b/c" in capsys.readouterr().out
+    assert "b/c" in failing(capsys, "get", words, "b/c")
+    assert main(["kv", "get", str(words), "a"]) == 0
+
+
+def test_compact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "s.kv"
+    with kv.create(place, segment_bytes="1MiB") as store:
+        for k in range(3000):
+            store.put(k, bytes([k % 256]) * 4096)
+        store.commit()
+        store.delete_many(np.arange(100, 3000))
+    said = answer(capsys, "compact", place)
+    assert said["segments_retired"] > 5
+    assert said["disk_bytes"] < said["disk_bytes_before"] / 5
+    with kv.open(place) as store:
+        assert len(store) == 100
+        assert store[77] == bytes([77]) * 4096
+
+
+def test_what_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(b"text")
+    for verb, more in (("get", ["k"]), ("dump", [tmp_path / "out"]), ("stats", []), ("verify", []), ("compact", [])):
+        for place in (tmp_path / "none", tmp_path, tmp_path / "file"):
+            said = failing(capsys, verb, place, *more)
+            assert place.name in said
+    np.savez(tmp_path / "a.npz", x=np.zeros(3))
+    assert "none" in failing(capsys, "load", tmp_path / "a.npz", tmp_path / "none", "--append")
+    (tmp_path / "a.npz").unlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_two_writers(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kv.open(words, mode="r+"):
+        assert "writ" in failing(capsys, "compact", words)
+        assert "writ" in failing(capsys, "load", tmp_path / "words", words, "--append")
+        assert answer(capsys, "stats", words)["records"] == 3  # readers are many
+
+
+# --- bench
+
+
+@pytest.mark.parametrize("name", ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-f"])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_bench(capsys: pytest.CaptureFixture[str], name: str, batch: int) -> None:
+    said = answer(capsys, "bench", "--workload", name, "--records", 500, "--operations", 2000, "--batch", batch)
+    assert (said["workload"], said["records"], said["operations"], said["store"]) == (name, 500, 2000, "temporary")
+    assert said["operations_per_second"] == pytest.approx(2000 / said["seconds"])
+    for taken in said["latencies"].values():
+        assert 0 < taken["p50_us"] <= taken["p99_us"]
+    kinds = set(said["latencies"])
+    assert "read" in kinds
+    assert ("insert" in kinds) == (name == "ycsb-d")
+    if batch == 1:
+        assert sum(taken["count"] for kind, taken in said["latencies"].items() if kind != "commit") == 2000
+        assert ("read-modify-write" in kinds) == (name == "ycsb-f")
+
+
+def test_bench_on_a_store(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--records", 300, "--operations", 1000, "--value-bytes", 64)
+    place = tmp_path / "bench.kv"
+    for name in ("ycsb-d", "ycsb-c"):
+        assert answer(capsys, "bench", "--workload", name, "--store", place, *options)["store"] == str(place)
+    assert answer(capsys, "stats", place)["records"] > 300
+    assert "other records" in failing(capsys, "bench", "--store", words, *options)
+    assert main(["kv", "bench", *map(str, options)]) == 0
+    text = capsys.readouterr().out
+    assert "p99" in text
+    assert "operations per second" in text
+
+
+def test_bench_that_cannot_be(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not supported" in failing(capsys, "bench", "--workload", "ycsb-e")
+    assert "schema" in failing(capsys, "bench", "--store", arrays)
+    assert "none" in failing(capsys, "bench", "--properties", tmp_path / "none")
+    for option in ("--records", "--operations", "--value-bytes", "--batch"):
+        failing(capsys, "bench", option, 0)
+    with pytest.raises(SystemExit) as end:
+        main(["kv", "bench", "--workload", "ycsb-z"])
+    assert end.value.code == 2
+    capsys.readouterr()
+    (tmp_path / "workloadc").write_text("recordcount=9\noperationcount=20\nreadproportion=1\nfieldlength=3\n")
+    said = answer(capsys, "bench", "--properties", tmp_path)
+    assert (said["records"], said["operations"], said["value_bytes"]) == (9, 20, 30)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the files of YCSB are not here")
+def test_bench_with_the_files_of_ycsb(capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "bench", "--workload", "ycsb-f", "--properties", SHARED)
+    assert (said["records"], said["operations"], said["value_bytes"]) == (1000, 1000, 1000)
+
+
+def test_a_closed_pipe(words: Path) -> None:
+    with kv.open(words, mode="r+") as store:
+        store[b"large"] = bytes(1 << 20)  # more than a pipe holds
+    process = subprocess.Popen([sys.executable, "-m", "warpwell", "kv", "get", str(words), "large"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.read(10) == bytes(10)
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (141, b"")
