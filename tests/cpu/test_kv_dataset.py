@@ -64,6 +64,22 @@ def test_ranks_deliver_one_order_of_a_store(store: Any, world: int) -> None:
     assert at == N
 
 
+def test_batches_are_not_overwritten_by_later_ones(store: Any) -> None:
+    kept = list(ww.kv.DataLoader(store, 10, seed=2))
+    order = ww.kv.Permutation(N, 2).slice(0, N)
+    assert np.array_equal(np.concatenate([batch["id"] for batch in kept]), 7 * order - 100)
+    assert np.array_equal(np.concatenate([batch["x"] for batch in kept])[:, 0, 0], 15 * order.astype(np.float32))
+
+
+def test_a_schema_of_one_field(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "store.kv", schema={"x": ("float64", (4,))}) as store:
+        x = np.arange(400.0).reshape(100, 4)
+        store.put_many(np.arange(100), {"x": x})
+        kept = list(ww.kv.DataLoader(store, 10, shuffle=False))
+    assert all(batch["x"].flags.c_contiguous and batch["x"].flags.writeable for batch in kept)
+    assert np.array_equal(np.concatenate([batch["x"] for batch in kept]), x)
+
+
 def test_batches_leave_by_dlpack(store: Any) -> None:
     batch = next(iter(ww.kv.DataLoader(store, 10)))
     assert all(np.array_equal(np.from_dlpack(field), field) for field in batch.values())

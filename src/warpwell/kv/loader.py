@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,7 +124,8 @@ class DataLoader:
             place = _Place(place.epoch + 1, 0)
         place.begun = True
         self._place = place
-        return _Epoch(Prefetch(self._parts(place), partial(_submit, self.store), self.prefetch), place)
+        fetch = _Fetch(self.store, self.batch_size)
+        return _Epoch(Prefetch(self._parts(place), fetch.submit, self.prefetch), place)
 
     def set_epoch(self, epoch: int) -> None:
         """Deliver this epoch from its start in the next iteration."""
@@ -288,25 +288,45 @@ class _Epoch:
         self._ahead.close()
 
 
-def _submit(store: Any, part: _Part) -> Any:
-    keys = _plain(part.keys)
-    if getattr(store, "device", None) in (None, "cpu"):
-        return HostFuture(lambda: _fetch(store, keys))
-    return store.get_async(keys)
+class _Fetch:
+    """Reads batches of one iteration: futures of a store on a GPU, or threads of the host.
 
+    Parameters
+    ----------
+    store : Store
+    batch_size : int
+    """
 
-def _fetch(store: Any, keys: Any) -> Any:
-    """Return a batch with its fields in C order; run by a thread, as the copies take as long as the reads."""
-    batch, found = store.get_many(keys)
-    # The fields are views of whole records, over which sums would round in another order.
-    if isinstance(batch, dict):
-        batch = {name: np.ascontiguousarray(field) for name, field in batch.items()}
-    return batch, found
+    def __init__(self, store: Any, batch_size: int) -> None:
+        self._store = store
+        self._on_host = getattr(store, "device", None) in (None, "cpu")
+        schema = getattr(store, "schema", None)
+        self._shape = None
+        if schema is not None and [field.nbytes for field in schema.fields] != [schema.nbytes]:
+            self._shape = (batch_size, schema.nbytes)
+        self._rows: list[NDArray[np.uint8]] = []
 
+    def submit(self, part: _Part) -> Any:
+        """Return the future of a batch."""
+        keys = part.keys.words if part.keys.lengths is None else part.keys.padded()
+        if self._on_host:
+            return HostFuture(lambda: self._read(keys, part.keys.size))
+        return self._store.get_async(keys)
 
-def _plain(keys: Keys) -> Any:
-    """Keys as any store takes them."""
-    return keys.words if keys.lengths is None else keys.padded()
+    def _read(self, keys: Any, count: int) -> Any:
+        """Return a batch; run by a thread, since copies take as long as reads."""
+        if self._shape is None:
+            return self._store.get_many(keys)
+        # Fields of several are views of whole records, over which sums would round in another order than over arrays
+        # of their own. Records are read into memory that is used again, and only the copies are new.
+        try:
+            rows = self._rows.pop()
+        except IndexError:
+            rows = np.empty(self._shape, np.uint8)
+        batch, found = self._store.get_many(keys, out=rows[:count])
+        batch = {name: field.copy() for name, field in batch.items()}
+        self._rows.append(rows)
+        return batch, found
 
 
 def _checked(part: _Part, batch: Any, found: Any) -> Any:
