@@ -1,0 +1,432 @@
+"""Stores: any sequence of calls against a dict, and every bad input with what it leaves behind."""
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.testing.kv_model import KvModel
+
+KEYS = st.sampled_from([b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, 0, 1, -1, 2**62, "é", "key"])
+VALUES = st.sampled_from([0, 1, 64, 65, 4096, 5000, 70_000]).map(lambda n: b"v%d" % n * (n // 2) + bytes(n % 2))
+RECORDS = st.lists(st.tuples(KEYS, VALUES), max_size=6)
+
+
+def raw(key: int | str | bytes) -> bytes:
+    if isinstance(key, int):
+        return key.to_bytes(8, "little", signed=True)
+    return key.encode() if isinstance(key, str) else key
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store beside two dicts: what it holds, and what was committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.path = self.folder / "a.kv"
+        self.model: dict[bytes, bytes] = {}
+        self.committed: dict[bytes, bytes] = {}
+        self.store: ww.kv.Store | None = None
+        self.reader: ww.kv.Store | None = None
+
+    @initialize(durability=st.sampled_from(["commit", "commit", "none", "always"]), shards=st.sampled_from([0, 0, 2]))
+    def start(self, durability: str, shards: int) -> None:
+        folders = [self.folder / f"s{k}" for k in range(shards)] or None
+        self.durability = durability
+        self.store = ww.kv.create(self.path, durability=durability, segment_bytes="64KiB", shards=folders)
+
+    def teardown(self) -> None:
+        for store in (self.reader, self.store):
+            if store is not None:
+                store.close()
+        if self.store is not None:
+            with ww.kv.open(self.path) as after:
+                assert dict(after.items()) == self.model
+        shutil.rmtree(self.folder)
+
+    def changed(self) -> None:
+        if self.durability == "always":
+            self.committed = dict(self.model)
+
+    @rule(key=KEYS, value=VALUES)
+    def put(self, key: object, value: bytes) -> None:
+        self.store[key] = value
+        self.model[raw(key)] = value
+        self.changed()
+
+    @rule(records=RECORDS)
+    def put_many(self, records: list[tuple[object, bytes]]) -> None:
+        self.store.put_many([k for k, _ in records], [v for _, v in records])
+        self.model.update((raw(k), v) for k, v in records)
+        self.changed()
+
+    @rule(key=KEYS)
+    def delete(self, key: object) -> None:
+        assert self.store.delete(key) == (self.model.pop(raw(key), None) is not None)
+        self.changed()
+
+    @rule(keys=st.lists(KEYS, max_size=6))
+    def delete_many(self, keys: list[object]) -> None:
+        gone = {raw(k) for k in keys} & set(self.model)
+        assert self.store.delete_many(keys) == len(gone)
+        for key in gone:
+            del self.model[key]
+        self.changed()
+
+    @rule(keys=st.lists(KEYS, max_size=8))
+    def read(self, keys: list[object]) -> None:
+        values, found = self.store.get_many(keys)
+        assert values == [self.model.get(raw(k)) for k in keys]
+        assert found.tolist() == [raw(k) in self.model for k in keys]
+        assert self.store.get_async(keys).wait()[0] == values
+        for key in keys:
+            assert (key in self.store) == (raw(key) in self.model)
+            assert self.store.get(key, b"none") == self.model.get(raw(key), b"none")
+
+    @rule(
+        prefix=st.sampled_from([b"", b"a", b"a\0", bytes(2), b"\xff"]),
+        start=st.none() | KEYS,
+        limit=st.none() | st.integers(0, 4),
+    )
+    def listed(self, prefix: bytes, start: object, limit: int | None) -> None:
+        expected = sorted(k for k in self.model if k.startswith(prefix) and (start is None or k >= raw(start)))
+        assert self.store.list(prefix, start, limit) == expected[:limit]
+
+    @rule()
+    def commit(self) -> None:
+        self.store.commit()
+        self.committed = dict(self.model)
+
+    @rule()
+    def compact(self) -> None:
+        self.store.compact(threshold=0.3)
+        self.committed = dict(self.model)
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = ww.kv.open(self.path, "r+")
+        self.committed = dict(self.model)
+
+    @rule()
+    def leave_by_an_exception(self) -> None:
+        with pytest.raises(ZeroDivisionError), self.store:
+            raise ZeroDivisionError
+        self.model = dict(self.committed)
+        self.store = ww.kv.open(self.path, "r+")
+
+    @rule()
+    def follow(self) -> None:
+        if self.reader is None:
+            self.reader = ww.kv.open(self.path)
+        self.reader.refresh()
+        assert dict(self.reader.items()) == self.committed
+
+    @invariant()
+    def same(self) -> None:
+        if self.store is not None:
+            assert len(self.store) == len(self.model)
+            assert dict(self.store.items()) == self.model
+            assert set(self.store) == set(self.model)
+            assert self.store.verify().sound
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestStoreMachine = StoreMachine.TestCase
+
+
+@pytest.mark.parametrize(("durability", "shards"), [("commit", 0), ("none", 3), ("always", 0)])
+def test_random_operations(tmp_path: Path, durability: str, shards: int) -> None:
+    model = KvModel(tmp_path, 7, durability=durability, shards=shards)
+    model.run(1500 if durability == "always" else 3000)
+    model.close()
+
+
+# -- schemas ------------------------------------------------------------------------------------------------
+
+DIGITS = {"x": ("uint8", (8, 8)), "y": ("int64", ())}
+
+
+@pytest.fixture
+def digits(tmp_path: Path):
+    x = np.random.default_rng(0).integers(0, 16, (100, 8, 8), np.uint8)
+    with ww.kv.create(tmp_path / "d.kv", schema=DIGITS) as made:
+        made.put_many(np.arange(100), {"x": x, "y": np.arange(100) * 3})
+    with ww.kv.open(tmp_path / "d.kv") as store:
+        yield store, x
+
+
+def test_records_come_back_as_arrays(digits) -> None:
+    store, x = digits
+    keys = np.array([5, 99, 1000, 5])
+    batch, found = store.get_many(keys)
+    assert found.tolist() == [True, True, False, True]
+    np.testing.assert_array_equal(batch["x"][[0, 1, 3]], x[[5, 99, 5]])
+    assert batch["y"].tolist() == [15, 297, 0, 15] and not batch["x"][2].any()
+    again, _ = store.get_async(keys).wait()
+    assert again["y"].tolist() == batch["y"].tolist()
+    assert store[7]["y"] == 21 and store[7]["x"].shape == (8, 8)
+    assert store.keys_array().tolist() == list(range(100))
+    out = np.zeros((2, 72), np.uint8)
+    batch, _ = store.get_many([1, 2], out=out)
+    assert np.shares_memory(batch["y"], out) and batch["y"].tolist() == [3, 6]
+    assert {k: v["y"] for k, v in store.items()} == {n.to_bytes(8, "little"): n * 3 for n in range(100)}
+    assert store.schema == ww.kv.Schema(DIGITS)
+
+
+def test_records_of_another_schema_change_nothing(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "d.kv", schema=DIGITS) as store:
+        store.put(1, {"x": np.zeros((8, 8), np.uint8), "y": 5})
+        for value in (b"bytes", {"x": np.zeros((8, 8), np.uint8)}, {"x": np.zeros((8, 8)), "y": 1}):
+            with pytest.raises(errors.SchemaError):
+                store[2] = value
+        with pytest.raises(errors.SchemaError, match="shape"):
+            store.put_many([1, 2], {"x": np.zeros((3, 8, 8), np.uint8), "y": [1, 2, 3]})
+        assert list(store) == [bytes([1]) + bytes(7)] and store[1]["y"] == 5
+
+
+# -- bad input ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    made = ww.kv.create(tmp_path / "s.kv")
+    made["kept"] = b"value"
+    made.commit()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 17, "", 1 << 64])
+def test_keys_that_cannot_be(store: ww.kv.Store, key: object) -> None:
+    for call in (
+        lambda: store.get(key), lambda: store[key], lambda: key in store, lambda: store.delete(key),
+        lambda: store.put(key, b""), lambda: store.put_many([b"ok", key], [b"", b""]),
+        lambda: store.get_many([key]), lambda: store.delete_many([b"kept", key]),
+    ):  # fmt: skip
+        with pytest.raises(errors.KeyLengthError):
+            call()
+    assert dict(store.items()) == {b"kept": b"value"}
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [("text", errors.ArgumentError), (5, errors.ArgumentError), (None, errors.ArgumentError),
+     ({"x": 1}, errors.ArgumentError), (bytes((1 << 24) + 1), errors.ValueSizeError),
+     (np.zeros((4, 4))[:, 1], errors.ArgumentError)],
+)  # fmt: skip
+def test_values_that_cannot_be(store: ww.kv.Store, value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="kept"):
+        store["kept"] = value
+    with pytest.raises(error):
+        store.put_many(["new", "kept"], [b"", value])
+    assert dict(store.items()) == {b"kept": b"value"}
+
+
+def test_batches_that_do_not_fit(store: ww.kv.Store) -> None:
+    for values in ([b"x"], [b"x"] * 3, b"xx", {"x": 1}, 5, np.zeros((3, 4), np.uint8)):
+        with pytest.raises(errors.ArgumentError):
+            store.put_many(["a", "b"], values)
+    for out in (np.zeros((1, 5)), np.zeros((2, 5), np.uint8), np.zeros((1, 10), np.uint8)[:, ::2], [0]):
+        with pytest.raises(errors.ArgumentError, match="out"):
+            store.get_many(["kept"], out=out)
+    with pytest.raises(errors.ValueSizeError, match="5 bytes"):
+        store.get_many(["kept"], out=np.zeros((1, 4), np.uint8))
+    with pytest.raises(errors.ArgumentError, match="one str"):
+        store.get_many("kept")
+    with pytest.raises(errors.ArgumentError, match="limit"):
+        store.list(limit=-1)
+    assert len(store) == 1
+
+
+def test_the_largest_value_and_the_empty_batch(store: ww.kv.Store) -> None:
+    large = np.random.default_rng(0).bytes(1 << 24)
+    store["large"] = large
+    assert store["large"] == large
+    store.put_many([], [])
+    assert store.get_many([])[0] == [] and store.get_many(np.empty(0, np.int64))[1].tolist() == []
+    assert store.delete_many([]) == 0
+
+
+def test_absent_keys(store: ww.kv.Store) -> None:
+    with pytest.raises(errors.KeyMissingError, match="b'none'") as raised:
+        store["none"]
+    assert isinstance(raised.value, KeyError) and raised.value.key == b"none"
+    with pytest.raises(KeyError):
+        del store["none"]
+    assert store.get("none") is None and store.pop("none", 3) == 3 and store.setdefault("kept") == b"value"
+
+
+def test_a_second_writer_is_refused(store: ww.kv.Store) -> None:
+    with pytest.raises(errors.SharingError, match=str(os.getpid())):
+        ww.kv.open(store.path, "r+")
+    with ww.kv.open(store.path) as reader:
+        assert reader["kept"] == b"value"
+        with pytest.raises(errors.ReadOnlyError, match=r"r\+"):
+            reader["kept"] = b""
+        with pytest.raises(errors.ReadOnlyError):
+            reader.compact()
+        store["kept"] = b"other"
+        assert reader["kept"] == b"value" and reader.refresh() == 0
+        store.commit()
+        assert reader.refresh() == 1 and reader["kept"] == b"other"
+
+
+def test_folders_that_are_no_stores(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("x")
+    with pytest.raises(errors.MissingFileError, match="create"):
+        ww.kv.open(tmp_path / "none")
+    for name in ("file", "folder"):
+        with pytest.raises(errors.FormatError, match="store"):
+            ww.kv.open(tmp_path / name)
+        with pytest.raises(errors.WarpwellError):
+            ww.kv.create(tmp_path / name)
+        with pytest.raises(errors.FormatError):
+            ww.kv.create(tmp_path / name, overwrite=True)
+    assert (tmp_path / "folder" / "mine").read_text() == "x" and (tmp_path / "file").read_text() == "x"
+    with pytest.raises(errors.ArgumentError, match="mode"):
+        ww.kv.open(tmp_path / "none", "w")
+
+
+def test_a_newer_store(store: ww.kv.Store) -> None:
+    from warpwell.kv import manifest
+
+    store.close()
+    file = Path(store.path) / "MANIFEST"
+    body = file.read_bytes().partition(b"\n")[2]
+    file.write_bytes(manifest._title(99, body) + body)
+    with pytest.raises(errors.StoreVersionError, match="99"):
+        ww.kv.open(store.path)
+
+
+def test_creation_refuses_and_leaves_what_is_there(store: ww.kv.Store, tmp_path: Path) -> None:
+    with pytest.raises(errors.ArgumentError, match="overwrite"):
+        ww.kv.create(store.path)
+    with pytest.raises(errors.SharingError):  # somebody writes to it
+        ww.kv.create(store.path, overwrite=True)
+    store.close()
+    for options in ({"durability": "perhaps"}, {"segment_bytes": "1KiB"}, {"segment_bytes": "x"},
+                    {"schema": {}}, {"shards": []}, {"shards": [tmp_path / "a", tmp_path / "a"]},
+                    {"shards": [tmp_path / "no" / "a"]}):  # fmt: skip
+        with pytest.raises(errors.WarpwellError):
+            ww.kv.create(store.path, overwrite=True, **options)
+        with ww.kv.open(store.path) as kept:
+            assert dict(kept.items()) == {b"kept": b"value"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["s.kv"]
+    with ww.kv.create(store.path, overwrite=True) as fresh:
+        assert len(fresh) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["s.kv"]
+
+
+def test_use_after_close(store: ww.kv.Store) -> None:
+    store.close()
+    store.close()
+    for call in (lambda: store["kept"], lambda: len(store), lambda: list(store), lambda: store.put(1, b""),
+                 lambda: store.commit(), lambda: store.get_many([1]), lambda: store.get_async([1]),
+                 lambda: store.stats, lambda: "kept" in store, lambda: store.native()):  # fmt: skip
+        with pytest.raises(errors.ClosedError, match="open it again"):
+            call()
+    assert "closed" in repr(store)
+
+
+def test_closing_while_threads_read(tmp_path: Path) -> None:
+    store = ww.kv.create(tmp_path / "s.kv")
+    store.put_many(np.arange(2000), np.ones((2000, 512), np.uint8))
+    ended: list[object] = []
+
+    def read() -> None:
+        try:
+            while True:
+                rows, found = store.get_many(np.arange(2000), out=np.empty((2000, 512), np.uint8))
+                assert found.all() and (rows == 1).all()
+        except BaseException as error:
+            ended.append(type(error))
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for t in threads:
+        t.start()
+    time.sleep(0.2)
+    store.close()
+    for t in threads:
+        t.join(20)
+    assert ended == [errors.ClosedError] * 3
+
+
+def forked(path: str, store: ww.kv.Store, queue) -> None:
+    out = []
+    for call in (lambda: store["kept"], lambda: store.put("x", b""), lambda: store.close()):
+        try:
+            out.append(call())
+        except errors.ForkError as error:
+            out.append("open it again" in str(error))
+    with ww.kv.open(path) as own:
+        out.append(own["kept"])
+    queue.put(out)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_writer_refuses_and_the_parent_goes_on(store: ww.kv.Store) -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=forked, args=(store.path, store, queue))
+    child.start()
+    assert queue.get(timeout=60) == [True, True, None, b"value"]
+    child.join(30)
+    store["after"] = b"1"
+    store.commit()
+    assert store["after"] == b"1"
+
+
+# -- shards -------------------------------------------------------------------------------------------------
+
+
+def test_shards_have_their_places(tmp_path: Path) -> None:
+    folders = [tmp_path / f"drive{k}" for k in range(4)]
+    with ww.kv.create(tmp_path / "m.kv", shards=folders) as store:
+        store.put_many(np.arange(8000), np.arange(8000).view(np.uint8).reshape(8000, 8))
+        sizes = [len(part) for part in store._parts.parts]
+        assert min(sizes) > 1800 and sum(sizes) == 8000 == len(store)
+    with pytest.raises(errors.FormatError, match="shard 2"):
+        ww.kv.open(folders[2])
+    with ww.kv.open(tmp_path / "m.kv") as store:
+        out, found = store.get_many(np.arange(8001), out=np.empty((8001, 8), np.uint8))
+        assert found.sum() == 8000 and (out.view(np.int64)[:8000, 0] == np.arange(8000)).all()
+        assert store.stats.shards == 4 and store.stats.records == 8000
+    os.rename(folders[0], tmp_path / "gone")
+    with pytest.raises(errors.MissingFileError, match="shard 0"):
+        ww.kv.open(tmp_path / "m.kv")
+    ww.kv.create(folders[0]).close()
+    with pytest.raises(errors.FormatError, match="shard 0"):
+        ww.kv.open(tmp_path / "m.kv")
+
+
+def test_a_key_moves_only_to_a_new_shard() -> None:
+    from warpwell.kv.keys import as_keys
+    from warpwell.kv.shards import Shards, shard_of
+
+    assert [shard_of(k, 0, 8, 5) for k in range(12)] == [0, 3, 2, 4, 3, 1, 1, 4, 3, 4, 2, 0]  # the format
+
+    def places(count: int) -> np.ndarray:
+        shards = Shards.__new__(Shards)
+        shards.parts = [None] * count  # type: ignore[list-item]
+        return shards.place(as_keys(np.arange(20_000)))
+
+    before, after = places(4), places(5)
+    assert (before[before != after] != 4).all() and (after[before != after] == 4).all()
+    assert 3500 < (after == 4).sum() < 4500
