@@ -22,6 +22,9 @@ from warpwell.errors import (
     SharingError,
 )
 
+# The threads of the parent do nothing that a child here waits for.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
 N = 500
 
 
@@ -198,7 +201,6 @@ def send_digest(dataset: Any, connection: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # threads of the parent run nothing of the child's
 def test_a_dataset_reopens_in_workers(store: Any, method: str) -> None:
     dataset = ww.kv.Dataset(store)
     check(dataset[0], 0)

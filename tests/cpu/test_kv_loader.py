@@ -21,6 +21,9 @@ from warpwell.kv.keys import as_keys
 from warpwell.kv.loader import DataLoader
 from warpwell.kv.permutation import Permutation
 
+# The threads of the parent do nothing that a child here waits for.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
 
 class Records:
     """The part of a store that loaders use, over keys that are given; ``x`` of key k is k."""
