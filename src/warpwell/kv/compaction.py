@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from .checksum import crc32c_many
 from .files import read_at
-from .format import crc_of, key_len_of, offset_of, segment_of, size_of
+from .format import SUPERBLOCK, crc_of, footprint, key_len_of, offset_of, segment_of, size_of
 from .log import Log
 from .recovery import join, value_damaged
 
@@ -96,26 +97,32 @@ def compact(
             progress(done, total)
     with log.lock:
         log.commit()
-        sizes = {segment: total for segment, (_, total) in log.usage(np.empty((0, 2), np.int64)).items()}
+        freed = sum(_size(log, segment) for segment in victims) - done
         log.snapshot(*live(), drop=victims)
     if drained is not None:
         drained()
         log.release(victims)
-    freed = sum(sizes[segment] for segment in victims) - done
     return CompactionReport(tuple(victims), moved, done, freed)
 
 
 def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArray[np.int64]]:
     """Return the segments to retire and their live slots, in the order in which they lie there."""
     slots = join(*index)
+    used = np.bincount(segment_of(slots[:, 2]), footprint(size_of(slots[:, 3])), max(log.segments()) + 1)
     victims = []
-    for segment, (used, total) in log.usage(slots[:, 2:]).items():
-        if total > 0 and total - used >= threshold * total and total > used:
+    for segment in sorted(set(log.segments()) - set(log.retired())):
+        total = _size(log, segment)
+        dead = total - int(used[segment])
+        if dead > 0 and dead >= threshold * total:
             victims.append(segment)
     if log.head in victims:
         log.roll()
     slots = slots[np.isin(segment_of(slots[:, 2]), victims)]
     return victims, slots[np.argsort(slots[:, 2], kind="stable")]
+
+
+def _size(log: Log, segment: int) -> int:
+    return os.fstat(log.segment_fd(segment)).st_size - SUPERBLOCK
 
 
 def _batches(slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:

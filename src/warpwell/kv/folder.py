@@ -14,9 +14,7 @@ from .manifest import MANIFEST_NAME, NEW_NAME
 
 
 def make_folder(files: Files, path: str) -> bool:
-    """Make the folder of a new store; return False where an empty one was there.
-
-    What a creation left that a crash cut short is removed.
+    """Make the folder of a new store; return False where one was there that may be used.
 
     Raises
     ------
@@ -36,28 +34,38 @@ def make_folder(files: Files, path: str) -> bool:
         pass
     if not os.path.isdir(path):
         raise errors.ArgumentError(f"{path} is a file: choose another name, or remove it yourself", name="path")
+    check_empty(path)
+    return False
+
+
+def check_empty(path: str) -> None:
+    """Raise ArgumentError if a folder holds anything but what a creation leaves that was cut short."""
     names = os.listdir(path)
     if MANIFEST_NAME in names:
         raise errors.ArgumentError(
-            f"{path} is a store already: open it with mode=\"r+\", or replace it with overwrite=True", name="path"
+            f'{path} is a store already: open it with mode="r+", or replace it with overwrite=True', name="path"
         )
     for name in names:
         if not _left_over(os.path.join(path, name)):
             raise errors.ArgumentError(
                 f"{path} exists and holds other files ({name}): choose another name, or remove it yourself", name="path"
             )
-    for name in names:
+
+
+def clear(files: Files, path: str) -> None:
+    """Remove what a creation left that was cut short; the lock is held."""
+    check_empty(path)
+    for name in os.listdir(path):
         if name != LOCK_NAME:
             files.unlink(os.path.join(path, name))
-    return False
 
 
 def remove_made(path: str, made: bool) -> None:
-    """Remove what a creation that failed has made."""
+    """Remove what a creation that failed has made: all that is in the folder, and the folder if it was `made`."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(path):
-            if _left_over(os.path.join(path, name)):
-                os.unlink(os.path.join(path, name))
+        # First what makes it a store: a crash in here must leave one or none.
+        for name in sorted(os.listdir(path), key=lambda name: name != MANIFEST_NAME):
+            os.unlink(os.path.join(path, name))
         if made:
             os.rmdir(path)
 

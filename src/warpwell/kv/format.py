@@ -218,12 +218,12 @@ def new_salt() -> int:
 
 
 def locations(
-    segments: NDArray[np.int64], offsets: NDArray[np.int64], crcs: NDArray[np.int64], key_lens: Any, sizes: Any
+    segment: int, offsets: NDArray[np.int64], crcs: NDArray[np.int64], key_lens: NDArray[Any], sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return locations, int64 [N, 2], from segments, byte offsets, checksums and lengths."""
+    """Return locations, int64 [N, 2], from their segment, byte offsets, checksums and lengths."""
     out = np.empty((len(offsets), 2), np.int64)
-    out[:, 0] = segments << SEGMENT_SHIFT | offsets // UNIT
-    out[:, 1] = crcs << CRC_SHIFT | np.asarray(key_lens, np.int64) << KEY_LEN_SHIFT | sizes
+    out[:, 0] = segment << SEGMENT_SHIFT | offsets // UNIT
+    out[:, 1] = crcs << CRC_SHIFT | key_lens.astype(np.int64) << KEY_LEN_SHIFT | sizes
     return out
 
 

@@ -16,8 +16,7 @@ import contextlib
 import os
 import struct
 import threading
-import uuid as uuids
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,42 +24,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .catalog import Catalog
 from .checksum import crc32c
-from .files import Files, closing_on_error, full, storage_full, write_new
+from .files import Files
 from .floor import Floor
-from .folder import make_folder, remove_made
 from .following import Changes, follow, load_for_reading
 from .format import (
     CRC_SHIFT,
     DELETE,
-    JOURNAL_FILE,
     KEY_LEN_SHIFT,
     MAGIC,
     MAX_VALUE,
     MOVED,
-    PAGE,
     PUT,
     SEGMENT_SHIFT,
-    SUPERBLOCK,
     UNIT,
-    Superblock,
-    footprint,
-    new_salt,
     segment_of,
-    size_of,
 )
-from .journal import Journal, Pending, Position, journal_path, new_records
+from .guard import Guard
+from .journal import Journal, Pending, new_records
 from .lock import WriterLock, check_process
-from .manifest import DURABILITIES, Manifest, read_manifest
-from .recovery import Recovered, join, live, load, remove_strays, repair, split
+from .log_opening import Opened, create_writable, open_writable
+from .manifest import Manifest
+from .recovery import Loaded, Recovered, join, live, split
 from .segments import Segments, Values
-from .snapshot import snapshot_path, write_snapshot
 
-MIN_SEGMENT_BYTES = 1 << 16
 _SPILL = 1 << 18
 """Records of one group that are kept in memory."""
-_BATCH = 1 << 17
-"""Values that are placed at once."""
 _PACKED = struct.Struct("<IBBHq16sqqIIII")
 
 
@@ -95,25 +85,24 @@ class Log:
         The live records at opening; set it to None when the index is built.
     """
 
-    def __init__(self, folder: str, files: Files, manifest: Manifest, segments: Segments, writable: bool) -> None:
-        self.path, self.writable = folder, writable
+    def __init__(self, folder: str, files: Files, manifest: Manifest, segments: Segments, journal: Journal) -> None:
+        self.path, self.writable = folder, False
         self.durability, self.segment_bytes = manifest.durability, manifest.segment_bytes
         self.uuid, self.schema_json = manifest.uuid, manifest.schema
         self.lock = threading.RLock()
         self.recovered: Recovered | None = None
-        self._files, self._manifest, self._segments = files, manifest, segments
-        self._pending = Pending()
-        self._spilled = 0
-        self._pid = os.getpid()
-        self._failure: tuple[str, int | None] | None = None
-        self._closed = False
-        self._retired: set[int] = set()
+        self._files, self._segments, self._journal, self._manifest = files, segments, journal, manifest
+        self._catalog: Catalog | None = None
         self._floor: Floor | None = None
         self._writer: WriterLock | None = None
-        self._journal: Journal | None = None
-        self._start_seq = 0
-        self._live_at_open = 0
-        self._unsynced_journal = False
+        self._guard = Guard(folder)
+        self._pending = Pending()
+        self._spilled = 0
+        self._unsynced = False  # the journal has records that may not be durable
+        self._retired: set[int] = set()
+        self._pid = os.getpid()
+        self._closed = False
+        self._start_seq = self._live = 0
 
     # -- creation and opening ---------------------------------------------------------------------------------
 
@@ -151,44 +140,10 @@ class Log:
         """
         path = os.path.abspath(folder)
         files = files or Files()
-        if durability not in DURABILITIES:
-            raise errors.ArgumentError(
-                f"durability={durability!r}: choose one of {', '.join(map(repr, DURABILITIES))}", name="durability"
-            )
-        if not MIN_SEGMENT_BYTES <= segment_bytes < 1 << 40:
-            raise errors.ArgumentError(
-                f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to 2**40 bytes", name="segment_bytes"
-            )
-        identity = uuids.uuid4()
-        manifest = Manifest(
-            identity.hex, durability, int(segment_bytes), 1, None, (1,), 2, 2, schema=schema_json
+        opened = create_writable(
+            files, path, schema=schema_json, durability=durability, segment_bytes=segment_bytes
         )
-        made = make_folder(files, path)
-        lock = segments = floor = None
-        try:
-            lock = WriterLock(files, path)
-            segments = Segments(files, path, identity.bytes, segment_bytes, writable=True)
-            segments.create(1)
-            segments.set_head(1, SUPERBLOCK)
-            journal, _ = _new_journal(files, path, identity.bytes, 1, Position(SUPERBLOCK, 0, 0))
-            journal.close()
-            floor = Floor(files, path, identity.bytes)
-            floor.close()
-            manifest.publish(files, path)
-            files.sync_folder(path)
-            files.sync_folder(os.path.dirname(path))
-        except BaseException as error:
-            if segments is not None:
-                segments.close()
-            remove_made(path, made)
-            if lock is not None:
-                lock.release()
-            if isinstance(error, OSError) and not isinstance(error, errors.WarpwellError) and full(error):
-                raise storage_full(path) from error
-            raise
-        segments.close()
-        lock.release()
-        return cls.open(path, writable=True, files=files)
+        return cls._writer_of(path, files, opened)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> Log:
@@ -207,48 +162,25 @@ class Log:
         """
         path = os.path.abspath(folder)
         files = files or Files()
-        manifest = read_manifest(path)
-        if not writable:
-            manifest, segments, loaded = load_for_reading(files, path)
-            log = cls(path, files, manifest, segments, writable)
-            log._journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
-            log.recovered = Recovered(*split(live(loaded.slots, loaded.distinct)))
-            return log
-        writer = WriterLock(files, path)
-        try:
-            manifest = read_manifest(path)  # the writer before us may have replaced it
-        except BaseException:
-            writer.release()
-            raise
-        segments = Segments(files, path, manifest.uuid_bytes, manifest.segment_bytes, writable=True)
-        try:
-            try:
-                loaded = load(files, path, manifest, segments, writable=True)
-            except FileNotFoundError as error:
-                raise errors.CorruptionError(
-                    f"{error.filename} is missing: the store's manifest names it; restore it from a copy",
-                    path=error.filename,
-                ) from None
-            with closing_on_error(files, loaded.fd):
-                repair(files, path, loaded, manifest, segments)
-                head = manifest.segments[-1]
-                # Behind the file's end, not behind the last record: a location is never used twice.
-                segments.set_head(head, segments.size(head))
-                log = cls(path, files, manifest, segments, writable)
-                log._journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
-                log._start_seq = loaded.start.seq
-                log._floor = Floor(files, path, manifest.uuid_bytes)
-                log._floor.raise_to(loaded.position.seq, loaded.position.chain)
-            log._writer = writer
-            log.recovered = Recovered(*split(live(loaded.slots, loaded.distinct)))
-            log._live_at_open = len(log.recovered)
-            return log
-        except BaseException as error:
-            segments.close()
-            writer.release()
-            if isinstance(error, OSError) and not isinstance(error, errors.WarpwellError) and full(error):
-                raise storage_full(path) from error
-            raise
+        if writable:
+            return cls._writer_of(path, files, open_writable(files, path))
+        manifest, segments, loaded = load_for_reading(files, path)
+        log = cls(path, files, manifest, segments, Journal(files, loaded.fd, loaded.salt, loaded.position))
+        log._set_recovered(loaded)
+        return log
+
+    @classmethod
+    def _writer_of(cls, path: str, files: Files, opened: Opened) -> Log:
+        log = cls(path, files, opened.manifest, opened.segments, opened.journal)
+        log.writable = True
+        log._catalog = Catalog(files, path, opened.manifest, opened.segments, log._guard)
+        log._floor, log._writer = opened.floor, opened.writer
+        log._set_recovered(opened.loaded)
+        return log
+
+    def _set_recovered(self, loaded: Loaded) -> None:
+        self.recovered = Recovered(*split(live(loaded.slots, loaded.distinct)))
+        self._live, self._start_seq = len(self.recovered), loaded.start.seq
 
     # -- appending --------------------------------------------------------------------------------------------
 
@@ -279,21 +211,10 @@ class Log:
         with self.lock:
             self._check_writable()
             given = values if isinstance(values, Values) else Values(values)
-            count = len(given.sizes)
-            locs = np.empty((count, 2), np.int64)
-            with self._guarded():
+            with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                at = 0
-                while at < count:
-                    part = given.sizes[at : at + _BATCH]
-                    fit, offsets, end = self._segments.fits(part)
-                    if fit == 0:
-                        self._roll()
-                        continue
-                    locs[at : at + fit] = self._segments.write(given, at, offsets, key_lens[at : at + fit])
-                    self._segments.set_head(self._segments.head, end)
-                    at += fit
+                locs = self._segments.append(given, key_lens, self._roll)
                 records = new_records(PUT, keys, key_lens, MOVED if moved else 0)
                 records["loc"] = locs
                 self._pending.add(records)
@@ -312,15 +233,10 @@ class Log:
                     nbytes=nbytes,
                 )
             segments = self._segments
-            with self._guarded():
+            with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                offset = _place_one(segments.end, nbytes)
-                if offset + nbytes > self.segment_bytes and segments.end != SUPERBLOCK:
-                    self._roll()
-                    offset = _place_one(segments.end, nbytes)
-                segments.write_one(value, nbytes, offset)
-                segments.set_head(segments.head, offset + nbytes)
+                offset = segments.append_one(value, nbytes, self._roll)
                 loc0 = segments.head << SEGMENT_SHIFT | offset // UNIT
                 crc = crc32c(value) if nbytes else 0
                 loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | len(key) << KEY_LEN_SHIFT | nbytes
@@ -336,7 +252,7 @@ class Log:
             self._check_writable()
             if not len(key_lens):
                 return
-            with self._guarded():
+            with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
                 self._pending.add(new_records(DELETE, keys, key_lens))
@@ -356,14 +272,14 @@ class Log:
         """
         with self.lock:
             self._check_writable()
-            journal = self._open_journal()
+            journal = self._journal
             if self._pending.count:
                 ordered = self.durability != "none"
                 records = self._pending.take()
-                with self._guarded():
+                with self._guard.writing():
                     if ordered:
-                        self._sync(self._segments.sync)
-                    self._unsynced_journal = True
+                        self._guard.sync(self._segments.sync)
+                    self._unsynced = True
                     journal.write(records, ordered=ordered, last=True)
                     self._pending.clear()
                     self._spilled = 0
@@ -376,8 +292,8 @@ class Log:
     @property
     def snapshot_due(self) -> bool:
         """Whether opening would take notably longer without a new snapshot."""
-        records = self._open_journal().position.seq - self._start_seq
-        return records > max(65_536, self._live_at_open // 2)
+        records = self._journal.position.seq - self._start_seq
+        return records > max(65_536, self._live // 2)
 
     def snapshot(
         self,
@@ -405,10 +321,15 @@ class Log:
                 raise errors.ArgumentError(
                     f"records are in segments {sorted(wrong)}, which are not to stay: move them first", name="locs"
                 )
-            with self._guarded():
-                self._sync(self._segments.sync)
+            with self._guard.writing():
+                self._guard.sync(self._segments.sync)
                 self._sync_journal()
-                self._replace_journal(slots, drop)
+                assert self._catalog is not None
+                journal = self._catalog.replace_journal(slots, self._journal.position, drop)
+                self._manifest = self._catalog.manifest
+                self._journal.close()
+                self._journal, self._start_seq, self._live = journal, journal.position.seq, len(slots)
+                self._retired |= set(drop)
 
     def retired(self) -> list[int]:
         """Return segments that no location names any more, but whose descriptors are still open."""
@@ -421,9 +342,9 @@ class Log:
             going = [s for s in segments if s in self._retired]
             self._segments.close(going)
             self._retired.difference_update(going)
-            if self.writable and self._failure is None:
+            if self.writable and not self._guard.failed:
                 check_process(self._pid, self.path)
-                with self._guarded():
+                with self._guard.writing():
                     for segment in going:
                         with contextlib.suppress(FileNotFoundError):
                             self._files.unlink(self._segments.path(segment))
@@ -463,22 +384,16 @@ class Log:
             if self.writable:
                 return Changes.none()
             state, self._manifest, retired, changes = follow(
-                self._files, self.path, self._manifest, self._segments, self._open_journal()
+                self._files, self.path, self._manifest, self._segments, self._journal
             )
             self._journal = state
             self._retired |= retired
             return changes
 
-    def usage(self, locs: NDArray[np.int64]) -> dict[int, tuple[int, int]]:
-        """Return for every segment the bytes of it that live records at `locs` occupy, and its bytes."""
-        ids = segment_of(locs[:, 0])
-        used = np.bincount(ids, footprint(size_of(locs[:, 1])), max(self._manifest.segments) + 1)
-        return {s: (int(used[s]), self._segments.size(s) - SUPERBLOCK) for s in self._manifest.segments}
-
     def statistics(self) -> LogStatistics:
         """Return sizes."""
         with self.lock:
-            position = self._open_journal().position
+            position = self._journal.position
             nbytes = sum(self._segments.size(s) for s in self._segments.ids())
             pending = self._pending.count + self._spilled
             return LogStatistics(
@@ -493,13 +408,13 @@ class Log:
     @property
     def failed(self) -> bool:
         """Whether a write failed, so that no more are taken."""
-        return self._failure is not None
+        return self._guard.failed
 
     def roll(self) -> None:
         """Begin a new segment."""
         with self.lock:
             self._check_writable()
-            with self._guarded():
+            with self._guard.writing():
                 self._roll()
 
     # -- closing ----------------------------------------------------------------------------------------------
@@ -510,20 +425,20 @@ class Log:
             if self._closed:
                 return
             try:
-                if self.writable and self._failure is None and os.getpid() == self._pid:
+                if self.writable and not self._guard.failed and os.getpid() == self._pid:
                     self.commit()
-                    with self._guarded():
-                        self._sync(self._segments.sync)
+                    with self._guard.writing():
+                        self._guard.sync(self._segments.sync)
                         self._sync_journal()
                         if self._floor is not None:
-                            self._sync(self._floor.sync)
+                            self._guard.sync(self._floor.sync)
                     self.release(sorted(self._retired))
             finally:
                 self._closed = True
                 self._segments.close()
-                for part in (self._journal, self._floor):
-                    if part is not None:
-                        part.close()
+                self._journal.close()
+                if self._floor is not None:
+                    self._floor.close()
                 if self._writer is not None:
                     self._writer.release()
 
@@ -539,56 +454,19 @@ class Log:
         if self._closed:
             raise errors.ClosedError(f"{self.path} is closed: open it again")
 
-    def _open_journal(self) -> Journal:
-        self._check_open()
-        assert self._journal is not None
-        return self._journal
-
     def _check_writable(self) -> None:
         self._check_open()
         if not self.writable:
             raise errors.ReadOnlyError(f'{self.path} is open for reading only: open it with mode="r+"')
         check_process(self._pid, self.path)
-        if self._failure is not None:
-            raise self._failed()
-
-    def _failed(self) -> errors.StoreFailedError:
-        what, code = self._failure or ("", None)
-        return errors.StoreFailedError(
-            f"{self.path} takes no more writes since one failed ({what}): what was committed before is safe. "
-            "Close it, look after the disk, and open it again",
-            path=self.path,
-            code=code,
-        )
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Turn a system's error into ours: a full disk changes nothing, all others end the writing."""
-        try:
-            yield
-        except errors.WarpwellError:
-            raise
-        except OSError as error:
-            if full(error) and self._failure is None:
-                raise storage_full(self.path) from error
-            if self._failure is None:
-                self._failure = (str(error), error.errno)
-            raise self._failed() from error
-
-    def _sync(self, call: Any) -> None:
-        """Call something that syncs; whatever its error is, it ends the writing, since pages may be lost."""
-        try:
-            call()
-        except OSError as error:
-            self._failure = (f"fsync: {error}", error.errno)
-            raise
+        self._guard.check()
 
     def _sync_journal(self) -> None:
         """Make the journal durable, and note it."""
-        journal = self._open_journal()
-        if self._unsynced_journal:
-            self._sync(journal.sync)
-            self._unsynced_journal = False
+        journal = self._journal
+        if self._unsynced:
+            self._guard.sync(journal.sync)
+            self._unsynced = False
             if self._floor is not None:
                 self._floor.raise_to(journal.position.seq, journal.position.chain)
 
@@ -606,79 +484,14 @@ class Log:
         records = self._pending.take()
         ordered = self.durability != "none"
         if ordered:
-            self._sync(self._segments.sync)
+            self._guard.sync(self._segments.sync)
         count = len(records) - 1
-        self._open_journal().write(records[:count], ordered=ordered, last=False)
+        self._journal.write(records[:count], ordered=ordered, last=False)
         self._spilled += count
         self._pending.clear(keep=1)
 
     def _roll(self) -> None:
-        """Begin a new segment: the file, then its name, then the manifest, then its first value."""
-        segment = self._manifest.next_segment
-        manifest = self._with_floor(
-            segments=(*self._manifest.segments, segment), next_segment=segment + 1
-        )
-        path = self._segments.path(segment)
-        try:
-            self._segments.create(segment)
-            self._publish(manifest)
-        except OSError:
-            if self._failure is None:
-                self._segments.close([segment])
-                with contextlib.suppress(OSError):
-                    self._files.unlink(path)
-            raise
-        self._segments.set_head(segment, SUPERBLOCK)
-
-    def _with_floor(self, **changes: Any) -> Manifest:
-        if self.durability == "none" and self._unsynced_journal:
-            return self._manifest.with_changes(**changes)
-        position = self._open_journal().position
-        return self._manifest.with_changes(floor_seq=position.seq, floor_crc=position.chain, **changes)
-
-    def _publish(self, manifest: Manifest) -> None:
-        manifest.publish(self._files, self.path)
-        # From here on both the old and the new one may be what a crash leaves.
-        self._sync(lambda: self._files.sync_folder(self.path))
-        self._manifest = manifest
-
-    def _replace_journal(self, slots: NDArray[np.int64], drop: Sequence[int]) -> None:
-        old, id = self._manifest, self._manifest.next_file
-        uuid, position = old.uuid_bytes, self._open_journal().position
-        made = [snapshot_path(self.path, id), journal_path(self.path, id + 1)]
-        journal: Journal | None = None
-        try:
-            write_snapshot(self._files, self.path, uuid, id, slots, position.seq, position.chain)
-            journal, _ = _new_journal(self._files, self.path, uuid, id + 1, position)
-            self._files.sync_folder(self.path)
-            manifest = self._with_floor(
-                snapshot=id,
-                journal=id + 1,
-                next_file=id + 2,
-                segments=tuple(s for s in old.segments if s not in drop),
-            )
-            self._publish(manifest)
-        except OSError:
-            if journal is not None:
-                journal.close()
-            if self._failure is None:
-                for path in made:
-                    with contextlib.suppress(OSError):
-                        self._files.unlink(path)
-            raise
-        self._open_journal().close()
-        self._journal, self._start_seq, self._live_at_open = journal, position.seq, len(slots)
-        self._retired |= set(drop)
-        remove_strays(self._files, self.path, manifest.with_changes(segments=old.segments))
-
-
-def _new_journal(files: Files, folder: str, uuid: bytes, id: int, after: Position) -> tuple[Journal, int]:
-    salt = new_salt()
-    block = Superblock(JOURNAL_FILE, uuid, id, after.seq, after.chain, salt)
-    fd = write_new(files, journal_path(folder, id), [block.pack()])
-    return Journal(files, fd, salt, Position(SUPERBLOCK, after.seq, after.chain)), salt
-
-
-def _place_one(end: int, nbytes: int) -> int:
-    unit = PAGE if nbytes >= PAGE else UNIT
-    return -(-end // unit) * unit
+        assert self._catalog is not None
+        unsure = self.durability == "none" and self._unsynced
+        self._catalog.roll(None if unsure else self._journal.position)
+        self._manifest = self._catalog.manifest

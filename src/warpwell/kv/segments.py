@@ -27,6 +27,8 @@ from .format import (
 
 _WRITE_BYTES = 8 << 20
 """Values are gathered to writes of at most so many bytes, or one value."""
+_BATCH = 1 << 17
+"""Values that are placed at once."""
 _LARGE = 1 << 18
 """Bytes from which a value is written from where it lies."""
 
@@ -55,8 +57,6 @@ class Segments:
         """The segment that values are appended to."""
         self.end = SUPERBLOCK
         """Bytes of it that are taken."""
-        self.ends: dict[int, int] = {}
-        """Bytes that are taken of each."""
         self._dirty: set[int] = set()
 
     # -- descriptors ------------------------------------------------------------------------------------------
@@ -136,7 +136,6 @@ class Segments:
 
     def _adopt(self, segment: int, fd: int) -> None:
         self._fds[segment] = fd
-        self.ends.setdefault(segment, SUPERBLOCK)
         if fd > 200 and fd > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
             _allow_more_files()
         for callback in self._callbacks:
@@ -147,32 +146,40 @@ class Segments:
     def set_head(self, segment: int, end: int) -> None:
         """Append to `segment` from byte `end` on."""
         self.head, self.end = segment, end
-        self.ends[segment] = end
 
-    def fits(self, sizes: NDArray[np.int64]) -> tuple[int, NDArray[np.int64], int]:
-        """Place values behind the head's end; return how many fit, their offsets, and the end behind them."""
-        offsets = place(sizes, self.end)
-        ends = offsets + sizes
-        count = int(np.searchsorted(ends, self._segment_bytes, "right"))
-        if count == 0 and self.end == SUPERBLOCK and len(sizes):
-            count = 1
-        return count, offsets[:count], int(ends[count - 1]) if count else self.end
+    def append(self, values: Values, key_lens: NDArray[np.uint8], roll: Callable[[], object]) -> NDArray[np.int64]:
+        """Write values behind the end and return their locations; `roll` begins a new segment where one is full."""
+        locs = np.empty((len(values.sizes), 2), np.int64)
+        at = 0
+        while at < len(locs):
+            sizes = values.sizes[at : at + _BATCH]
+            offsets = place(sizes, self.end)
+            ends = offsets + sizes
+            count = int(np.searchsorted(ends, self._segment_bytes, "right"))
+            if count == 0 and self.end > SUPERBLOCK:
+                roll()
+                continue
+            count = max(count, 1)
+            self._dirty.add(self.head)
+            crcs = values.write(self._files, self._fds[self.head], at, offsets[:count])
+            until = at + count
+            locs[at:until] = locations(self.head, offsets[:count], crcs, key_lens[at:until], sizes[:count])
+            self.end = int(ends[count - 1])
+            at = until
+        return locs
 
-    def write(
-        self, values: Values, first: int, offsets: NDArray[np.int64], key_lens: NDArray[np.uint8]
-    ) -> NDArray[np.int64]:
-        """Write values `first` ... to the head at `offsets` and return their locations; the end does not move yet."""
-        fd, count = self._fds[self.head], len(offsets)
-        self._dirty.add(self.head)
-        crcs = values.write(self._files, fd, first, offsets)
-        segments = np.full(count, self.head, np.int64)
-        return locations(segments, offsets, crcs, key_lens, values.sizes[first : first + count])
-
-    def write_one(self, value: Any, nbytes: int, offset: int) -> None:
-        """Write one value to the head."""
-        self._dirty.add(self.head)
+    def append_one(self, value: Any, nbytes: int, roll: Callable[[], object]) -> int:
+        """Write one value behind the end; return its offset in the head."""
+        unit = PAGE if nbytes >= PAGE else UNIT
+        offset = -(-self.end // unit) * unit
+        if offset + nbytes > self._segment_bytes and self.end > SUPERBLOCK:
+            roll()
+            offset = SUPERBLOCK
         if nbytes:
+            self._dirty.add(self.head)
             self._files.pwrite(self._fds[self.head], value, offset)
+        self.end = offset + nbytes
+        return offset
 
     def sync(self) -> None:
         """Make everything that was written durable."""

@@ -287,7 +287,7 @@ def _run_with_failure(run: Run, code: int) -> str | None:
         except OSError as error:  # creating or opening: nothing was made, and it may be tried again
             if run.log is not None:
                 return f"a bare OSError: {error}"
-        if run.log is None and run.done == 0 and os.path.exists(run.folder):
+        if not run.created and os.path.exists(run.folder):
             return "a creation that failed left something behind"
     return "it does not go on after a full disk"
 

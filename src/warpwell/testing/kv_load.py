@@ -111,6 +111,7 @@ class Run:
     acknowledge: Callable[[int, int], object]
     log: Log | None = None
     locations: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    created: bool = False
     done: int = 0
     committed: int = 0
     durable: int = 0
@@ -124,10 +125,11 @@ class Run:
 
     def begin(self) -> None:
         """Create the store."""
-        if self.log is None:
+        if not self.created:
             self.log = Log.create(
                 self.folder, durability=self.script.durability, segment_bytes=SEGMENT_BYTES, files=self.files
             )
+            self.created = True
             self.acknowledge(0, 0)
 
     def next(self) -> None:
