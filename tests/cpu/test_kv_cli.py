@@ -99,6 +99,28 @@ def test_load_and_append(words: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "records per second" in capsys.readouterr().out
 
 
+def test_a_store_is_replaced_once_the_new_one_is_whole(
+    words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "a name of 17 byte").write_bytes(b"v")
+    before = sorted(p.name for p in tmp_path.iterdir())
+    assert "--keys hash" in failing(capsys, "load", bad, words, "--overwrite")
+    with kv.open(words, mode="r+"):
+        assert "writ" in failing(capsys, "load", bad, words, "--overwrite", "--keys", "hash")
+    assert "MANIFEST" in failing(capsys, "load", bad, tmp_path / "words", "--overwrite", "--keys", "hash")
+    (tmp_path / "file").write_bytes(b"")
+    assert "file" in failing(capsys, "load", bad, tmp_path / "file", "--overwrite", "--keys", "hash")
+    (tmp_path / "file").unlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+    assert answer(capsys, "stats", words)["records"] == 3
+    assert answer(capsys, "load", bad, words, "--overwrite", "--keys", "number")["records"] == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+    with kv.open(words) as store:
+        assert dict(store.items()) == {bytes(8): b"v"}
+
+
 def test_load_lmdb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(tmp_path / "db"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
@@ -137,7 +159,7 @@ def test_bad_input_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_load_that_is_broken_off_leaves_a_store_that_opens(tmp_path: Path, number: signal.Signals) -> None:
-    rows = 8000
+    rows = 5000
     np.savez(tmp_path / "rows.npz", x=np.ones((rows, 1 << 16), np.uint8))
     command = [sys.executable, "-m", "warpwell", "kv", "load", str(tmp_path / "rows.npz"), str(tmp_path / "s.kv")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
@@ -339,12 +361,35 @@ def test_compact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             store.put(k, bytes([k % 256]) * 4096)
         store.commit()
         store.delete_many(np.arange(100, 3000))
+    assert "--threshold" in failing(capsys, "compact", place, "--threshold", 2)
     said = answer(capsys, "compact", place)
     assert said["segments_retired"] > 5
     assert said["disk_bytes"] < said["disk_bytes_before"] / 5
     with kv.open(place) as store:
         assert len(store) == 100
         assert store[77] == bytes([77]) * 4096
+
+
+def test_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = [tmp_path / "one", tmp_path / "two"]
+    with kv.create(tmp_path / "s.kv", shards=shards) as store:
+        store.put_many(np.arange(1000), np.full((1000, 100), 7, np.uint8))
+    said = answer(capsys, "verify", tmp_path / "s.kv")
+    assert (said["sound"], said["records"], said["value_bytes"]) == (True, 1000, 100_000)
+    assert answer(capsys, "stats", tmp_path / "s.kv")["shards"] == 2
+    assert answer(capsys, "dump", tmp_path / "s.kv", tmp_path / "d.npz")["records"] == 1000
+    with np.load(tmp_path / "d.npz") as found:
+        assert (found["values"] == 7).all()
+        assert found["keys"].tolist() == list(range(1000))
+    (segment,) = shards[1].glob("*.val")
+    content = bytearray(segment.read_bytes())
+    content[content.index(bytes([7] * 100))] = 8
+    segment.write_bytes(content)
+    (problem,) = answer(capsys, "verify", tmp_path / "s.kv", code=1)["problems"]
+    assert problem["path"] == str(segment)
+    (shards[0] / "MANIFEST").unlink()
+    paths = [p["path"] for p in answer(capsys, "verify", tmp_path / "s.kv", code=1)["problems"]]
+    assert paths == [str(shards[0]), str(segment)]
 
 
 def test_what_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

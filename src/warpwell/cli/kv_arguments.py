@@ -62,6 +62,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
     compact = command(verbs, "compact", "kv_compact", "give back the space of values that were replaced or deleted")
     _store(compact)
+    compact.add_argument("--threshold", type=float, default=0.5, metavar="SHARE",
+                         help="of dead bytes from which on a value file is rewritten (default 0.5)")  # fmt: skip
     json_option(compact)
 
     bench = command(verbs, "bench", "kv_bench", "measure operations per second and latencies with YCSB")

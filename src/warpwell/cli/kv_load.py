@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import secrets
 import shutil
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from .. import kv
 from ..cache.sizes import parse_size
-from ..errors import ArgumentError, SchemaError, WarpwellError
+from ..errors import ArgumentError, CorruptionError, SchemaError, StoreVersionError, WarpwellError
 from ..kv.importers import Loaded, Progress, Source, load, open_source
 from ..kv.schema import Schema, as_schema
 from .output import Output
@@ -59,20 +61,39 @@ def run(arguments: argparse.Namespace) -> int:
 def _create(
     arguments: argparse.Namespace, source: Source, schema: Schema | None, report: Progress
 ) -> tuple[Loaded, int]:
-    was_there = Path(arguments.store).is_dir()
+    """Fill a new store. Bad input leaves what was there; an interrupt leaves the records up to the last commit."""
+    path = Path(arguments.store)
+    segment_bytes = parse_size(arguments.segment_bytes, "segment-bytes")
+    # what is to be replaced stays until the new store is whole
+    place = path
+    if path.is_dir() and any(path.iterdir()):
+        with contextlib.suppress(CorruptionError, StoreVersionError):
+            kv.open(path, mode="r+").close()  # refuses what is no store, or in use
+        place = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    was_there = place.is_dir()
     store = kv.create(
-        arguments.store, schema=schema, durability=arguments.durability, overwrite=arguments.overwrite,
-        segment_bytes=parse_size(arguments.segment_bytes, "segment-bytes"),
+        place, schema=schema, durability=arguments.durability, segment_bytes=segment_bytes,
+        overwrite=arguments.overwrite,
     )  # fmt: skip
     try:
-        return _load(source, store, report)
-    except WarpwellError:
-        # bad input leaves nothing; an interrupt leaves what was loaded
+        done = _load(source, store, report)
+        if place != path:
+            _replace(path, place)
+    except BaseException as error:
         store.close()
-        shutil.rmtree(arguments.store)
-        if was_there and not arguments.overwrite:
-            Path(arguments.store).mkdir()
+        if place != path or isinstance(error, WarpwellError):
+            shutil.rmtree(place)
+            if was_there:
+                place.mkdir()
         raise
+    return done
+
+
+def _replace(path: Path, new: Path) -> None:
+    """Put a new store in the place of an old one."""
+    kv.create(path, overwrite=True).close()  # refuses one that somebody opened meanwhile
+    shutil.rmtree(path)
+    new.rename(path)
 
 
 def _append(

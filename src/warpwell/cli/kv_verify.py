@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
+from collections.abc import Callable
 
+from ..errors import CorruptionError, FormatError, MissingFileError
 from ..kv.keys import as_key
-from ..kv.verify import Problem, verify
+from ..kv.manifest import read_manifest
+from ..kv.verify import Problem, VerifyReport, verify
 from .kv_get import describe_key
 from .output import Output
 
@@ -18,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output(arguments.json)
     started = time.perf_counter()
     with output.progress() as report:
-        found = verify(arguments.store, progress=lambda done, total: report("verify", done, total))
+        found = _verify(arguments.store, lambda done, total: report("verify", done, total))
     values = {
         "command": "verify",
         "store": str(arguments.store),
@@ -38,6 +42,24 @@ def run(arguments: argparse.Namespace) -> int:
             key = "" if problem.key is None else f" (key {describe_key(problem.key)})"
             output.screen.print(f"{problem.path}{at}: {problem.what}{key}", markup=False)
     return 0 if found.sound else DAMAGED
+
+
+def _verify(path: str, progress: Callable[[int, int], object]) -> VerifyReport:
+    """Check a store and its shards; unlike `Store.verify`, one that is too damaged to open."""
+    report = verify(path, progress=progress)
+    with contextlib.suppress(CorruptionError):  # it is among the problems
+        for shard in (read_manifest(report.path).schema or {}).get("shards") or ():
+            try:
+                found = verify(shard["path"], progress=progress)
+            except (MissingFileError, FormatError) as error:
+                report.problems.append(Problem(shard["path"], None, str(error)))
+                continue
+            report.records += found.records
+            report.value_bytes += found.value_bytes
+            report.journal_records += found.journal_records
+            report.torn_bytes += found.torn_bytes
+            report.problems += found.problems
+    return report
 
 
 def _values(problem: Problem) -> dict[str, object]:
