@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from .. import errors
 from ..nvme import COMMAND_INTERRUPTED, READ, WRITE
 from ..targets import (
     SYSTEM,
+    Block,
     backoff,
     call_native,
     clock_ns,
@@ -54,6 +56,7 @@ BYTES_FREE = 7
 READS = 8
 WRITES = 16
 LANE_WORDS = 8
+STATE_WORDS = WRITES + LANE_WORDS
 L_HEAD = 0
 L_TAIL = 1
 L_DUE = 2
@@ -102,24 +105,13 @@ class Latency(Medium):
         bandwidth: float | None = None,
         latency_us: float | tuple[float, float] | None = None,
     ) -> None:
-        if preset is not None:
-            known = drive(preset)
-            preset = known.name
-            read_iops = known.read_iops if read_iops is None else read_iops
-            write_iops = known.write_iops if write_iops is None else write_iops
-            bandwidth = known.bandwidth if bandwidth is None else bandwidth
-            latency_us = known.latency_us if latency_us is None else latency_us
+        self.limits = limits_of(preset, read_iops, write_iops, bandwidth, latency_us)
         self.medium = medium
         self.nbytes = medium.nbytes
         self.writable = medium.writable
         self.emulated = True
-        self._read_iops = _pair(read_iops, "read_iops")
-        self._write_iops = _pair(write_iops, "write_iops")
-        self._bandwidth = _pair(bandwidth, "bandwidth")[0]
-        self._latency_us = _pair(latency_us, "latency_us")
-        text = preset or f"{self._latency_us[0]:g} us"
-        self.name = f"latency {text} over {medium.name}"
-        self.description = f"latency {text} over {medium.description} (emulated)"
+        self.name = f"latency {self.limits.name} over {medium.name}"
+        self.description = f"latency {self.limits.name} over {medium.description} (emulated)"
         self._native: NativeMedium | None = None
         self._keep: Any = None
 
@@ -129,19 +121,10 @@ class Latency(Medium):
             inner = self.medium.native()
             if inner is None:
                 return None
-            block = memory_for("cpu").allocate(8 * (WRITES + LANE_WORDS))
-            entries = memory_for("cpu").allocate(2 * 16 * IN_FLIGHT)
+            block = memory_for("cpu").allocate(8 * STATE_WORDS)
             table = SlotTable() if inner.complete else None
-            words = block.words
-            words[:4] = (inner.start, inner.complete, inner.state, table.address if table else 0)
-            words[BYTES_COST] = _cost(self._bandwidth / 512)
-            for k, iops in enumerate((self._read_iops, self._write_iops)):
-                lane = words[(READS, WRITES)[k] :]
-                lane[L_DUE] = NEVER
-                lane[L_ENTRIES] = entries.address + 16 * IN_FLIGHT * k
-                lane[L_COST_512], lane[L_COST_4096] = _cost(iops[0]), _cost(iops[1])
-                lane[L_LATENCY] = int(self._latency_us[k] * 1000)
-            self._keep = (block, entries, table)
+            block.words[:4] = (inner.start, inner.complete, inner.state, table.address if table else 0)
+            self._keep = (block, self.limits.fill(block.words), table)
             self._native = NativeMedium(latency_start.address, latency_complete.address, block.address)
         return self._native
 
@@ -172,10 +155,59 @@ class Latency(Medium):
 
     def _wait(self, begin: float, nbytes: int, lane: int) -> None:
         """Loading a whole array takes as long as on the drive."""
-        seconds = self._latency_us[lane] * 1e-6 + (nbytes / self._bandwidth if self._bandwidth else 0.0)
+        rate = self.limits.bandwidth
+        seconds = self.limits.latency_us[lane] * 1e-6 + (nbytes / rate if rate else 0.0)
         left = begin + seconds - time.monotonic()
         if left > 0:
             time.sleep(left)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an emulated drive can do: see `Latency`. 0 is no limit."""
+
+    name: str
+    read_iops: tuple[float, float]
+    write_iops: tuple[float, float]
+    bandwidth: float
+    latency_us: tuple[float, float]
+
+    def fill(self, words: NDArray[np.int64]) -> Block:
+        """Write the limits and empty lanes into a state; return the memory of the lanes' entries."""
+        entries = memory_for("cpu").allocate(2 * 16 * IN_FLIGHT)
+        words[BYTES_COST] = _cost(self.bandwidth / 512)
+        for k, iops in enumerate((self.read_iops, self.write_iops)):
+            lane = words[(READS, WRITES)[k] :]
+            lane[L_DUE] = NEVER
+            lane[L_ENTRIES] = entries.address + 16 * IN_FLIGHT * k
+            lane[L_COST_512], lane[L_COST_4096] = _cost(iops[0]), _cost(iops[1])
+            lane[L_LATENCY] = int(self.latency_us[k] * 1000)
+        return entries
+
+
+def limits_of(
+    preset: str | None,
+    read_iops: float | tuple[float, float] | None,
+    write_iops: float | tuple[float, float] | None,
+    bandwidth: float | None,
+    latency_us: float | tuple[float, float] | None,
+) -> Limits:
+    """Return the limits of a preset, with the values given in place of its own."""
+    if preset is not None:
+        known = drive(preset)
+        preset = known.name
+        read_iops = known.read_iops if read_iops is None else read_iops
+        write_iops = known.write_iops if write_iops is None else write_iops
+        bandwidth = known.bandwidth if bandwidth is None else bandwidth
+        latency_us = known.latency_us if latency_us is None else latency_us
+    latencies = _pair(latency_us, "latency_us")
+    return Limits(
+        preset or f"{latencies[0]:g} us",
+        _pair(read_iops, "read_iops"),
+        _pair(write_iops, "write_iops"),
+        _pair(bandwidth, "bandwidth")[0],
+        latencies,
+    )
 
 
 def _pair(value: float | tuple[float, float] | None, name: str) -> tuple[float, float]:

@@ -105,6 +105,8 @@ FETCH = 32
 """Most commands fetched from a port in one round."""
 USES = 31
 """Mask of how often an id was used, in the tag of a key-value command (see `take_off`)."""
+USES_SHIFT = 26
+"""Where it stands in the tag, above the port's index and the id."""
 
 
 @device
@@ -215,7 +217,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
         uses = take_off(port, cid)
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
         operation = opcode | (size << 8) | (word5_options(word5) << 16)
-        tag = (index << 21) | (uses << 16) | cid
+        tag = (uses << USES_SHIFT) | (index << 16) | cid
         tail = (tag << 32) | word5_value_size(word5)
         answer = call_native(function, state, operation, key0, key1, buffer, tail)
         if answer != PENDING and not land(port, cid, uses):
@@ -288,12 +290,9 @@ def finish_key_value(control, record, tag, status):
     """Post a pending key-value command's completion with its result, or drop one that nobody is waiting for."""
     function = load_relaxed(record + 8 * NS_COMPLETE, SYSTEM)
     result = call_native(function, load_relaxed(record + 8 * NS_STATE, SYSTEM), 1, tag, 0, 0, 0)
-    index = tag >> 21
-    port = 0
-    if index < load_relaxed(control + 8 * K_N_PORTS, SYSTEM):
-        port = port_of(control, index)
+    port = port_of(control, (tag >> 16) & (MAX_PORTS - 1))
     cid = tag & 0xFFFF
-    if port == 0 or cid >> field(port, P_DEPTH_SHIFT) != 0 or not land(port, cid, (tag >> 16) & USES):
+    if port == 0 or cid >> field(port, P_DEPTH_SHIFT) != 0 or not land(port, cid, (tag >> USES_SHIFT) & USES):
         fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
         return
     count_error(record, status)
