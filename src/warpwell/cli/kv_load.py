@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             "store": str(path),
             "source": str(arguments.source),
             "format": source.kind,
-            "schema": None if schema is None else {f.name: [f.dtype.name, list(f.shape)] for f in schema.fields},
+            "schema": _described(schema, arguments.json),
             "records_read": done.records,
             "records": records,
             "value_bytes": done.nbytes,
@@ -116,6 +116,14 @@ def _tell(path: str) -> None:
     """Say what an interrupt left."""
     with contextlib.suppress(WarpwellError), kv.open(path) as left:
         print(f"warpwell: {path} opens, with {len(left):,} records", file=sys.stderr)
+
+
+def _described(schema: Schema | None, as_json: bool) -> object:
+    if schema is None:
+        return None if as_json else "none: values are bytes"
+    if as_json:
+        return {f.name: [f.dtype.name, list(f.shape)] for f in schema.fields}
+    return ", ".join(f"{f.name}: {f.dtype.name} {f.shape}" for f in schema.fields)
 
 
 def _told(schema: Schema | None) -> str:

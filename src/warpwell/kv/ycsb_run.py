@@ -151,6 +151,10 @@ def run(
     requests = Requests(workload, seed) if requests is None else requests
     values = system.values_of(_values(workload.value_bytes, _POOL, seed, at_least=batch))
     work = _one_by_one if batch == 1 else _batched
+    # what is compiled at the first call, is
+    shares = workload.update + workload.insert + workload.read_modify_write
+    for code in (READ, READ_MODIFY_WRITE) if shares else (READ,):
+        work(system, np.array([code], np.uint8), requests.load_keys(0, 1), values, workload.value_bytes)
     times: list[NDArray[np.int64]] = [np.zeros((0, 2), np.int64)]
     done = total = 0
     for block in requests.blocks(group if batch == 1 else batch):
