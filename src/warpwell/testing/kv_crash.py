@@ -172,22 +172,25 @@ def count_calls(script: Script, base: str) -> int:
 # -- power cuts -----------------------------------------------------------------------------------------------
 
 
-def power_cuts(count: int, seed: int, base: str) -> Counts:
-    """Let the power fail at random calls of loads, and in part of the runs once more during the recovery."""
+def power_cuts(
+    count: int, seed: int, base: str, recorder: Callable[[str], RecordingFiles] = RecordingFiles
+) -> Counts:
+    """Let the power fail at random calls of loads, and in part of the runs once more during the recovery.
+
+    `recorder` makes the system calls of the loads; one that forgets some shows that the campaign notices.
+    """
     rng, counts, start = random.Random(seed), Counts(), time.monotonic()
     while counts.runs < count:
         script = write_script(rng.getrandbits(32), durability=rng.choice(DURABILITIES))
         with _folder(base) as folder:
-            events = _record(script, folder)
+            events = _record(script, recorder(folder), folder)
         for _ in range(min(_CUTS_A_SCRIPT, count - counts.runs)):
             _one_cut(script, events, rng, counts, base)
     counts.seconds = time.monotonic() - start
     return counts
 
 
-def _record(script: Script, folder: str) -> list[Event]:
-    files = RecordingFiles(folder)
-
+def _record(script: Script, files: RecordingFiles, folder: str) -> list[Event]:
     def acknowledge(done: int, durable: int) -> None:
         files.mark("done", done)
         files.mark("durable", durable)

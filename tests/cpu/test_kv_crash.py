@@ -1,0 +1,139 @@
+"""Small crash campaigns on key-value logs, and planted faults that they must find."""
+
+import errno
+import os
+import random
+import tempfile
+
+import pytest
+
+from warpwell.kv.floor import Floor
+from warpwell.kv.guard import Guard
+from warpwell.kv.journal import Journal
+from warpwell.testing import kv_crash
+from warpwell.testing.kv_crash import failed_calls, kills_at_every_call, power_cuts, random_kills
+from warpwell.testing.kv_flips import flip_campaign
+from warpwell.testing.power import Disk, RecordingFiles
+
+# A forked child of a process with threads only runs the load and ends.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture
+def memory():
+    """A folder in memory: a killed process and a simulated disk need no real one, whose fsync takes its time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        yield folder
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Scripts of fewer steps."""
+    write = kv_crash.write_script
+    monkeypatch.setattr(kv_crash, "write_script", lambda seed, durability: write(seed, 18, durability, keys=8))
+
+
+def show(outcome: object) -> str:
+    return "\n".join([repr(outcome), *getattr(outcome, "details", [])])
+
+
+def test_random_kills_lose_nothing(memory):
+    outcome = random_kills(40, 1, memory)
+    assert outcome.runs == 40 and outcome.interrupted > 0 and outcome.acknowledged > 0
+    assert outcome.wrong == 0, show(outcome)
+
+
+def test_kills_at_every_call_lose_nothing(memory, short):
+    outcome = kills_at_every_call(2, memory)
+    assert outcome.runs > 100 and outcome.interrupted > outcome.runs - 10
+    assert outcome.wrong == 0, show(outcome)
+
+
+def test_power_cuts_lose_nothing(memory):
+    outcome = power_cuts(200, 3, memory)
+    assert outcome.acknowledged > 0
+    assert outcome.wrong == 0, show(outcome)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_failed_calls_lose_nothing(memory, short, code):
+    outcome = failed_calls(4, memory, code)
+    assert outcome.runs > 30
+    assert outcome.wrong == 0, show(outcome)
+
+
+def test_flipped_bits_are_noticed(memory):
+    outcome = flip_campaign(5, memory, stride=97, value_share=0.001)
+    assert outcome.header_bytes > 100 and outcome.value_bytes > 2
+    assert outcome.refused > 0 and outcome.found_reading > 0
+    assert outcome.wrong == 0, show(outcome)
+
+
+class Forgetful(RecordingFiles):
+    """Does not sync files with a name that ends so, or folders."""
+
+    def __init__(self, folder: str, forgets: str) -> None:
+        super().__init__(folder)
+        self.forgets = forgets
+
+    def sync(self, fd: int) -> None:
+        if not os.readlink(f"/proc/self/fd/{fd}").endswith(self.forgets):
+            super().sync(fd)
+
+    def sync_folder(self, path: str) -> None:
+        if self.forgets != "/":
+            super().sync_folder(path)
+
+
+@pytest.mark.parametrize("forgets", [".val", ".jnl", ".snap", "MANIFEST.new", "/"])
+def test_a_forgotten_sync_is_found(memory, forgets):
+    assert power_cuts(200, 6, memory, lambda folder: Forgetful(folder, forgets)).wrong > 0
+
+
+def test_a_floor_before_the_journal_is_found(memory, monkeypatch):
+    write = Journal.write
+    floors = []
+    init = Floor.__init__
+    monkeypatch.setattr(Floor, "__init__", lambda self, *a: (init(self, *a), floors.append(self))[0])
+
+    def early(self, records, *, ordered, last):
+        write(self, records, ordered=ordered, last=last)
+        if last:
+            floors[-1].raise_to(self.position.seq, self.position.chain)
+
+    monkeypatch.setattr(Journal, "write", early)
+    assert power_cuts(300, 7, memory).refused > 0
+
+
+def test_an_fsync_that_is_tried_again_is_found(memory, short, monkeypatch):
+    def again(self, call):
+        try:
+            call()
+        except OSError:
+            call()
+
+    monkeypatch.setattr(Guard, "sync", again)
+    outcome = failed_calls(8, memory, errno.EIO)
+    assert outcome.lost + outcome.refused + outcome.holes + outcome.wrong_bytes > 0
+
+
+def test_the_disk_keeps_what_was_synced_and_may_drop_the_rest(tmp_path):
+    folder = str(tmp_path / "live")
+    files = RecordingFiles(folder)
+    files.mkdir(folder)
+    files.sync_folder(str(tmp_path))
+    fd = files.create(f"{folder}/a")
+    files.pwrite(fd, b"x" * 1024, 0)
+    files.sync(fd)
+    files.sync_folder(folder)
+    files.pwrite(fd, b"y" * 1024, 0)
+    files.close(fd)
+    os.close(os.open(f"{folder}/b", os.O_CREAT))  # behind the recorder's back
+    seen = set()
+    for seed in range(200):
+        left = tmp_path / f"left{seed}"
+        Disk(files.events).cut(str(left), random.Random(seed))
+        data = (left / "a").read_bytes()
+        assert len(data) == 1024 and set(data) <= set(b"xy") and not (left / "b").exists()
+        seen.add((data[:512] == b"y" * 512, data[512:] == b"y" * 512))
+    assert seen == {(False, False), (True, False), (False, True), (True, True)}
