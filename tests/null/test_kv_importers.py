@@ -213,6 +213,15 @@ def test_lmdb(tmp_path: Path) -> None:
         assert all(store.records[key(k)] == b"v" * (k % 300) for k in range(5000))
         with pytest.raises(FormatError, match="none"):
             open_source(place, database="none")
+    with lmdb.open(str(tmp_path / "several"), max_dbs=1) as environment:
+        many = environment.open_db(b"many", dupsort=True)
+        with environment.begin(many, write=True) as transaction:
+            for value in (b"1", b"2"):
+                transaction.put(b"k", value)
+    with pytest.raises(FormatError, match="several values"):
+        open_source(tmp_path / "several", database="many")
+    both = loaded(open_source(tmp_path / "several", database="many", keys="number")).records
+    assert both == {key(0): b"1", key(1): b"2"}
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "data.mdb").write_bytes(b"no database" * 1000)
     with pytest.raises(FormatError, match="not an LMDB"):

@@ -46,9 +46,15 @@ class LmdbSource:
             self._database = self._environment.open_db(name, create=False)
             with self._environment.begin(self._database) as transaction:
                 self.records: int = transaction.stat(self._database)["entries"]
+                several = self._database.flags(transaction).get("dupsort", False)
         except self._lmdb.Error as error:
             self.close()
             raise FormatError(f"{path} has no database {database!r} ({error})", path=path) from None
+        if several and rule.rule != "number":
+            self.close()
+            raise FormatError(
+                f"{path} has several values for one key, and a store has one: take --keys number to keep all", path=path
+            )
 
     def batches(self) -> Iterator[Batch]:
         """Read all records."""

@@ -22,6 +22,7 @@ KEY_RULES = ("name", "number", "hash")
 BATCH_BYTES = 8 << 20
 BATCH_RECORDS = 4096
 _COMMIT_BYTES = 64 << 20
+_COMMIT_RECORDS = 1 << 18
 
 SchemaFields = dict[str, tuple[str, tuple[int, ...]]]
 Progress = Callable[[str, int, int], None]
@@ -173,15 +174,15 @@ def load(source: Source, store: Target, progress: Progress | None = None) -> Loa
     progress : callable, optional
         Called after each batch as ``progress("load", records, total)``; total is 0 where it is not known.
     """
-    records = nbytes = uncommitted = 0
+    records = nbytes = 0
+    committed = (0, 0)
     for batch in source.batches():
         store.put_many(batch.keys, batch.values)
         records += len(batch.keys)
         nbytes += batch.nbytes
-        uncommitted += batch.nbytes
-        if uncommitted >= _COMMIT_BYTES:
+        if records - committed[0] >= _COMMIT_RECORDS or nbytes - committed[1] >= _COMMIT_BYTES:
             store.commit()
-            uncommitted = 0
+            committed = (records, nbytes)
         if progress is not None:
             progress("load", records, source.records)
     store.commit()
