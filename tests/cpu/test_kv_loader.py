@@ -20,6 +20,7 @@ from warpwell.errors import ArgumentError, ForkError, KeyMissingError
 from warpwell.kv.keys import as_keys
 from warpwell.kv.loader import DataLoader
 from warpwell.kv.permutation import Permutation
+from warpwell.kv.prefetch import Prefetch
 
 # The threads of the parent do nothing that a child here waits for.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -332,6 +333,17 @@ def test_errors_come_after_the_batches_before_them(kind: Callable[[Any], Any], p
     store.fail_on = None
     loader.load_state_dict(loader.state_dict())
     assert flat(seen) + flat(batches(loader)) == order
+
+
+def test_after_an_error_nothing_is_in_flight() -> None:
+    store = DeviceRecords(np.arange(10))
+    store.fail_on = 2
+    ahead: Prefetch[int] = Prefetch(iter(range(10)), lambda k: store.get_async(np.array([k])), 4)
+    assert [next(ahead)[0] for _ in range(2)] == [0, 1]
+    with pytest.raises(OSError, match="planted"):
+        next(ahead)
+    assert (store.flying, store.calls) == (0, 6 + 1)  # the one that failed is waited on twice
+    assert next(ahead, None) is None
 
 
 def test_errors_of_a_submission_come_in_their_turn() -> None:
