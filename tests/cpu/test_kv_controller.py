@@ -32,7 +32,7 @@ class Bench:
         self.pairs = QueuePairs(memory_for(device), count=count, depth=depth, staging_bytes=512, results=True)
         options = {"threads": 2, "interpreted": device == "interp"} | options
         self.controller = Controller(self.pairs, **options)
-        self.nsid = self.controller.attach_kv(functions or self.memory.native(), name="test", owner=self.memory)
+        self.nsid = self.controller.attach_kv(functions or self.memory.native(), name="test")
 
     def send(
         self, rows: Sequence[list[int]], values: Any = None, *, threads: int = 1, nsid: int | None = None,

@@ -238,7 +238,7 @@ class Controller:
         name : str
             For messages.
         owner : object, optional
-            Kept while the namespace is served: what the functions work on.
+            Kept while the namespace is served, as the functions' own owner is: what they work on.
 
         Raises
         ------
@@ -251,7 +251,7 @@ class Controller:
             record[native.NS_STATE] = functions.state
             record[native.NS_BYTES] = 0
             record[native.NS_KIND] = native.KEY_VALUE
-            self._stores[nsid] = (name, owner)
+            self._stores[nsid] = (name, (functions, owner))
             self._publish(nsid, functions.start, functions.complete)
             return nsid
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from .. import errors
 from ..nvme import KV_UNRECOVERED_ERROR
@@ -80,8 +79,6 @@ class KeyValueFaulty:
         Microseconds.
     status : int
         NVMe status of errors.
-    owner : object, optional
-        What the functions work on; kept as long as this object.
 
     Raises
     ------
@@ -96,14 +93,13 @@ class KeyValueFaulty:
         repeat: bool = True,
         late_us: float = 1000.0,
         status: int = KV_UNRECOVERED_ERROR,
-        owner: Any = None,
     ) -> None:
         self._block = memory_for("cpu").allocate(8 * (STEPS + MAX_STEPS))
         self._entries, self._results = memory_for("cpu").allocate(ENTRY_BYTES * WAITING), results_table()
         self._words = self._block.words
         self._words[:4] = (functions.start, functions.complete, functions.state, self._results.address)
         self._words[ENTRIES] = self._entries.address
-        self._owner = owner
+        self._functions = functions
         self.configure(schedule, repeat=repeat, late_us=late_us, status=status)
 
     def configure(
@@ -150,7 +146,7 @@ class KeyValueFaulty:
 
     def native(self) -> NativeMedium:
         """Return the native functions."""
-        return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address)
+        return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, self)
 
 
 @device

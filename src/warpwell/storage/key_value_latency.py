@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..nvme import COMMAND_INTERRUPTED, FLUSH, KV_DELETE, KV_RETRIEVE, KV_STORE
 from ..targets import call_native, clock_ns, device, memory_for, native
 from ._results import keep_result, results_table, take_result
@@ -58,8 +56,6 @@ class KeyValueLatency:
         Bytes a second, reads and writes together. No limit where left out.
     latency_us : float or tuple of float, optional
         Microseconds; two numbers for reads and for writes. 0 where left out.
-    owner : object, optional
-        What the functions work on; kept as long as this object.
 
     Raises
     ------
@@ -77,7 +73,6 @@ class KeyValueLatency:
         write_iops: float | tuple[float, float] | None = None,
         bandwidth: float | None = None,
         latency_us: float | tuple[float, float] | None = None,
-        owner: Any = None,
     ) -> None:
         self.limits = limits_of(preset, read_iops, write_iops, bandwidth, latency_us)
         self.description = f"latency {self.limits.name} (emulated)"
@@ -86,11 +81,11 @@ class KeyValueLatency:
         words = self._block.words
         words[:4] = (functions.start, functions.complete, functions.state, self._table.address)
         words[RESULTS] = self._results.address
-        self._keep = (self.limits.fill(words), owner)
+        self._keep = (self.limits.fill(words), functions)
 
     def native(self) -> NativeMedium:
         """Return the native functions."""
-        return NativeMedium(delayed_start.address, delayed_complete.address, self._block.address)
+        return NativeMedium(delayed_start.address, delayed_complete.address, self._block.address, self)
 
 
 @device

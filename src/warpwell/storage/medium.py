@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -34,11 +34,14 @@ class NativeMedium:
         C address; 0 where no command is ever pending.
     state : int
         First argument of both: the address of 64-bit words.
+    owner : object
+        What holds the memory of `state`; whoever calls the functions keeps it.
     """
 
     start: int
     complete: int
     state: int
+    owner: Any = field(default=None, compare=False, repr=False)
 
 
 class Medium(ABC):

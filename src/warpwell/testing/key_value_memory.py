@@ -94,7 +94,7 @@ class KeyValueMemory:
 
     def native(self) -> NativeMedium:
         """Return the native functions."""
-        return NativeMedium(memory_start.address, 0, self._state.address)
+        return NativeMedium(memory_start.address, 0, self._state.address, self)
 
     def fill(self, keys: NDArray[np.int64], values: NDArray[np.uint8]) -> None:
         """Put values (``[N, nbytes]``) under 8-byte keys that were not there."""

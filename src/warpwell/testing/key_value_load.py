@@ -1,0 +1,164 @@
+"""Load on key-value queues whose every value can be checked: it says which key it belongs to, and its own size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..nvme import KV_RETRIEVE, KV_UNRECOVERED_ERROR, command_word0, key_value_word5
+from ..queues.completion import drain, result_of, take_ready
+from ..queues.layout import ASYNC, ID_PAGE, ID_STATE, ID_STATUS, Q_WORDS, TAKEN
+from ..queues.submission import id_record, release_id, staging_of, submit_entry, take_id
+from ..targets import (
+    DEVICE,
+    SYSTEM,
+    backoff,
+    clock_ns,
+    device,
+    element_address,
+    fetch_add,
+    grid,
+    i64,
+    kernel,
+    load_relaxed,
+    rem,
+    store_relaxed,
+    store_release,
+)
+from .key_value_memory import NOTHING, TIMED_OUT, settle, wait
+
+GOOD = 0
+WRONG = 1
+"""The value, or its size, is not the key's."""
+FAILED = 2
+"""Unrecovered error."""
+LATE = 3
+"""No completion in time."""
+FULL = 4
+"""No id was free."""
+OTHER = 5
+"""Any other status."""
+OUTCOMES = 6
+
+VALUE_WORDS = 8
+NBYTES = 8 * VALUE_WORDS
+GOLDEN = -0x61C8864680B583EB
+
+
+@device
+def content(key: int, index: int) -> Any:
+    """Return a word of the value of a key."""
+    return i64(i64(key + 1) * GOLDEN) ^ index
+
+
+@device
+def words_of_value(key: int) -> int:
+    """Return how many words the value of a key has."""
+    return 1 + (key & (VALUE_WORDS - 1))
+
+
+def fill_checked(store: Any, keys: int) -> None:
+    """Put the values of keys 0 to ``keys - 1`` into a `KeyValueMemory`."""
+    for key in range(keys):
+        words = np.array([content(key, k) for k in range(words_of_value(key))])
+        store.fill(np.array([key]), words.view(np.uint8)[None])
+
+
+@device
+def send_retrieve(queue: int, nsid: int, key: int, kind: int) -> Any:
+    """Ask for the value of an 8-byte key; return the id, whose state is then `kind`, or `NOTHING` (thread)."""
+    cid = take_id(queue, 0)
+    if cid < 0:
+        return NOTHING
+    staging = staging_of(queue, cid)
+    for k in range(VALUE_WORDS):
+        store_relaxed(staging + 8 * k, -1, SYSTEM)
+    record = id_record(queue, cid)
+    store_relaxed(record + 8 * ID_PAGE, key, DEVICE)
+    store_release(record + 8 * ID_STATE, kind, DEVICE)
+    word0 = command_word0(KV_RETRIEVE, cid, nsid)
+    submit_entry(queue, word0, key, staging, key_value_word5(NBYTES, 8, 0), 0, 0)
+    return cid
+
+
+@device
+def outcome_of(queue: int, cid: int, key: int, answer: int) -> int:
+    """Check what came for a key."""
+    if answer == TIMED_OUT:
+        return LATE
+    status = answer & 0xFFFF
+    if status == KV_UNRECOVERED_ERROR:
+        return FAILED
+    if status != 0:
+        return OTHER
+    count = words_of_value(key)
+    if answer >> 16 != 8 * count:
+        return WRONG
+    staging = staging_of(queue, cid)
+    for k in range(VALUE_WORDS):
+        expected = -1
+        if k < count:
+            expected = content(key, k)
+        if load_relaxed(staging + 8 * k, SYSTEM) != expected:
+            return WRONG
+    return GOOD
+
+
+@kernel
+def retrieve_checked(
+    queues: int, n_queues: int, nsid: int, keys: int, each: int, limit: int, counts: Any, slowest: Any
+) -> None:
+    """Each thread retrieves `each` values one after the other, and counts outcomes; `slowest` in ns."""
+    i = grid(1)
+    queue = queues + rem(i, n_queues) * (8 * Q_WORDS)
+    longest = 0
+    for n in range(each):
+        key = rem(i * 7919 + n, keys)
+        since = clock_ns()
+        cid = send_retrieve(queue, nsid, key, TAKEN)
+        outcome = FULL
+        if cid >= 0:
+            answer = wait(queue, cid, limit)
+            outcome = outcome_of(queue, cid, key, answer)
+            if answer != TIMED_OUT:
+                release_id(queue, cid)
+        else:
+            settle(queue)
+        longest = max(longest, clock_ns() - since)
+        fetch_add(element_address(counts, outcome), 1, DEVICE)
+    slowest[i] = longest
+
+
+@kernel
+def keep_busy(queues: int, n_queues: int, nsid: int, keys: int, most: int, until: int, counts: Any) -> None:
+    """One thread a queue: keep up to `most` retrieves under way until that time, then wait for what is left."""
+    i = grid(1)
+    queue = queues + rem(i, n_queues) * (8 * Q_WORDS)
+    held = 0
+    n = 0
+    attempt = 0
+    while held > 0 or clock_ns() < until:
+        worked = False
+        if held < most and clock_ns() < until:
+            key = rem(i * 7919 + n, keys)
+            cid = send_retrieve(queue, nsid, key, ASYNC)
+            if cid >= 0:
+                held += 1
+                n += 1
+                worked = True
+        if not worked:
+            drain(queue, 1, 0, 0)
+        cid = take_ready(queue)
+        while cid >= 0:
+            record = id_record(queue, cid)
+            answer = load_relaxed(record + 8 * ID_STATUS, DEVICE) | (result_of(queue, cid) << 16)
+            outcome = outcome_of(queue, cid, load_relaxed(record + 8 * ID_PAGE, DEVICE), answer)
+            release_id(queue, cid)
+            fetch_add(element_address(counts, outcome), 1, DEVICE)
+            held -= 1
+            worked = True
+            cid = take_ready(queue)
+        attempt = 0 if worked else attempt + 1
+        if attempt > 0:
+            backoff(min(attempt, 20))

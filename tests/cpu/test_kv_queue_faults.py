@@ -1,0 +1,234 @@
+"""Queues under key-value load when something is wrong: what comes late, twice or never, and counters that wrap.
+
+Every value says which key it is of, so that one delivered to another command is noticed.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.queues import QueuePairs
+from warpwell.queues.layout import P_CQ_TAIL, P_SQ_HEAD, Q_WORDS
+from warpwell.storage.controller import Controller
+from warpwell.storage.key_value_faulty import KeyValueFaulty
+from warpwell.storage.key_value_latency import KeyValueLatency
+from warpwell.targets import clock_ns, grid, kernel, memory_for
+from warpwell.testing.key_value_load import (
+    FAILED,
+    FULL,
+    GOOD,
+    LATE,
+    NBYTES,
+    OTHER,
+    OUTCOMES,
+    WRONG,
+    fill_checked,
+    retrieve_checked,
+    send_retrieve,
+)
+from warpwell.testing.key_value_memory import KeyValueMemory, settle
+
+KEYS = 500
+PATIENT = 20 * 10**9
+MS = 10**6
+
+
+@pytest.fixture(scope="module")
+def memory() -> KeyValueMemory:
+    made = KeyValueMemory(slots=1024, largest=NBYTES)
+    fill_checked(made, KEYS)
+    return made
+
+
+class Load:
+    """A controller, queue pairs, and a namespace that is or is not faulty."""
+
+    def __init__(self, functions: Any, *, count: int = 1, depth: int = 16, threads: int = 2, window: int = 0):
+        self.pairs = QueuePairs(memory_for("cpu"), count=count, depth=depth, staging_bytes=512, results=True)
+        self.controller = Controller(self.pairs, threads=threads, window=window)
+        self.nsid = self.controller.attach_kv(functions, name="load")
+        self.slowest = 0.0
+
+    def run(self, threads: int, each: int, *, limit: int = PATIENT) -> dict[int, int]:
+        """Retrieve; return how often each outcome came."""
+        counts, slowest = np.zeros(OUTCOMES, np.int64), np.zeros(threads, np.int64)
+        arguments = (self.pairs.records, self.pairs.count, self.nsid, KEYS, each, limit, counts, slowest)
+        with self.controller.active():
+            retrieve_checked[threads](*arguments, device="cpu")
+        self.slowest = slowest.max() / 1e9
+        assert counts.sum() == threads * each and counts[WRONG] == 0 and counts[OTHER] == 0
+        return {k: int(n) for k, n in enumerate(counts) if n}
+
+    def settle(self, seconds: float = 10.0) -> int:
+        """Release ids whose completion came late, until all are free or for that long; return those in use."""
+        end = time.monotonic() + seconds
+        with self.controller.active():
+            while self.pairs.in_use() and time.monotonic() < end:
+                settle_all[self.pairs.count](self.pairs.records, device="cpu")
+        return self.pairs.in_use()
+
+
+@kernel
+def settle_all(first):
+    for _ in range(100):
+        settle(first + grid(1) * (8 * Q_WORDS))
+
+
+@kernel
+def fill_up(queue, nsid, sent, out):
+    """Send until there is no room, and once more."""
+    while True:
+        since = clock_ns()
+        cid = send_retrieve(queue, nsid, out[0], 1)
+        if cid < 0:
+            out[1] = clock_ns() - since
+            return
+        sent[out[0]] = cid
+        out[0] += 1
+
+
+@pytest.fixture
+def loads() -> Iterator[Any]:
+    made: list[Load] = []
+
+    def make(*args: Any, **options: Any) -> Load:
+        made.append(Load(*args, **options))
+        return made[-1]
+
+    yield make
+    for load in made:
+        load.controller.close()
+
+
+@pytest.mark.parametrize(("depth", "window"), [(4, 0), (16, 0), (16, 5), (65536, 0)])
+def test_ids_and_phases_wrap(memory: KeyValueMemory, loads: Any, depth: int, window: int) -> None:
+    """Twice over every 16-bit counter, and over the phase of the largest ring there is."""
+    load = loads(memory.native(), depth=depth, window=window)
+    threads = 2 if depth == 4 else 4
+    each = 2 * 70_000 // threads
+    assert load.run(threads, each) == {GOOD: threads * each}
+    port = load.pairs.ports[0]
+    assert port[P_SQ_HEAD] == port[P_CQ_TAIL] == threads * each > 2 * 65536
+    assert load.pairs.in_use() == 0 and load.controller.stray(load.nsid) == 0
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_a_full_queue_refuses_at_once(memory: KeyValueMemory, loads: Any, window: int) -> None:
+    faulty = KeyValueFaulty(memory.native())
+    load = loads(faulty.native(), depth=64, window=window)
+    faulty.stop()
+    out, sent = np.zeros(2, np.int64), np.zeros(64, np.int64)
+    with load.controller.active():
+        for _ in range(3):
+            fill_up[1](load.pairs.record(0), load.nsid, sent, out, device="cpu")
+            assert out[0] == load.pairs.ids == 32
+            assert out[1] < 100 * MS
+    assert len(set(sent[:32].tolist())) == 32
+    # somebody else is refused as well, and loses no time
+    assert load.run(4, 10) == {FULL: 40}
+    assert load.slowest < 1
+    faulty.resume()
+    # nobody polls these ids: only orphans and asynchronous ones are settled, so they stay taken
+    deadline = time.monotonic() + 10
+    while load.controller.outstanding() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert load.controller.outstanding() == 0
+
+
+@pytest.mark.parametrize("window", [0, 12])
+def test_late_completions(memory: KeyValueMemory, loads: Any, window: int) -> None:
+    """A value that comes after the time-out goes to the quarantined id's own staging, to nobody else's."""
+    faulty = KeyValueFaulty(memory.native(), ["ok", "ok", "late", "ok"], late_us=40_000)
+    load = loads(faulty.native(), depth=64, window=window)
+    counts = load.run(4, 300, limit=10 * MS)
+    assert counts[LATE] >= 20 and counts[GOOD] >= 20
+    assert load.settle() == 0, faulty.counts
+    # late ones that are waited for long enough are good
+    faulty.configure(["late", "ok"], late_us=2_000)
+    assert load.run(4, 50) == {GOOD: 200}
+    assert load.controller.stray(load.nsid) == 0
+
+
+def test_lost_completions(memory: KeyValueMemory, loads: Any) -> None:
+    faulty = KeyValueFaulty(memory.native(), ["lost"] + ["ok"] * 19)
+    load = loads(faulty.native(), depth=64)
+    counts = load.run(4, 100, limit=20 * MS)
+    assert counts == {GOOD: 380, LATE: 20}
+    # their ids are never used again
+    assert load.settle(0.3) == 20
+    faulty.configure(["lost"])
+    counts = load.run(4, 10, limit=20 * MS)
+    assert counts == {LATE: 12, FULL: 28}
+    assert load.slowest < 5
+    assert load.settle(0.1) == 32 and faulty.counts["lost"] == 32
+
+
+@pytest.mark.parametrize("late_us", [0, 3_000])
+def test_duplicate_completions(memory: KeyValueMemory, loads: Any, late_us: int) -> None:
+    """The second one finds its id free, or in use by another command, which it must not complete."""
+    faulty = KeyValueFaulty(memory.native(), ["duplicate", "ok", "duplicate"], late_us=late_us)
+    # few ids, so that they are used again at once
+    load = loads(faulty.native(), depth=4)
+    assert load.run(2, 3_000) == {GOOD: 6_000}
+    deadline = time.monotonic() + 10
+    with load.controller.active():
+        while faulty.waiting and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert faulty.counts["duplicate"] == 4_000
+    # each is dropped: while it is looked at, the one service thread runs no command that it could be taken for
+    assert load.controller.stray(load.nsid) == 4_000
+    assert load.pairs.in_use() == 0
+
+
+def test_errors_by_schedule(memory: KeyValueMemory, loads: Any) -> None:
+    faulty = KeyValueFaulty(memory.native(), ["ok", "error", "ok"])
+    load = loads(faulty.native(), depth=32)
+    assert load.run(3, 100) == {GOOD: 200, FAILED: 100}
+    assert load.controller.errors(load.nsid) == 100
+    faulty.configure(["error"], repeat=False)
+    assert load.run(1, 10) == {FAILED: 1, GOOD: 9}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_everything_at_once(memory: KeyValueMemory, loads: Any, seed: int) -> None:
+    """A schedule of all faults, two queues, an emulated drive below: never a wrong value."""
+    random = np.random.default_rng(seed)
+    kinds = random.choice(["ok", "late", "duplicate", "error", "lost"], 500, p=[0.8, 0.1, 0.05, 0.04, 0.01]).tolist()
+    below = memory.native() if seed & 1 else KeyValueLatency(memory.native(), latency_us=200)
+    if isinstance(below, KeyValueLatency):
+        kinds = ["ok" if kind == "duplicate" else kind for kind in kinds]
+    functions = below.native() if isinstance(below, KeyValueLatency) else below
+    faulty = KeyValueFaulty(functions, kinds, late_us=float(random.choice([0, 500, 8_000])))
+    load = loads(faulty.native(), count=2, depth=128, window=int(random.choice([0, 100])))
+    load.run(8, 250, limit=4 * MS)
+    lost = faulty.counts["lost"]
+    assert load.settle(0.5 if lost else 10) == lost
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_a_stopped_service_thread_hangs_nobody(memory: KeyValueMemory, loads: Any, window: int) -> None:
+    load = loads(memory.native(), depth=16, window=window)
+    counts, slowest = np.zeros(OUTCOMES, np.int64), np.zeros(4, np.int64)
+    arguments = (load.pairs.records, 1, load.nsid, KEYS, 1_000_000, 100 * MS, counts, slowest)
+    load.run(4, 50)
+    stopper = threading.Timer(0.3, load.controller.close)
+    with load.controller.active():
+        stopper.start()
+        start = time.monotonic()
+        stopped_soon(arguments)
+    assert time.monotonic() - start < 30
+    stopper.join()
+    assert counts[WRONG] == counts[OTHER] == 0 and counts[GOOD] > 0
+    assert counts[LATE] == load.pairs.ids and slowest.max() < 10**10
+    with pytest.raises(errors.ClosedError):
+        load.controller.begin()
+
+
+def stopped_soon(arguments: tuple[Any, ...]) -> None:
+    """Retrieve while the controller is closed; every command after that ends by its limit, or is refused."""
+    retrieve_checked[4](*arguments, device="cpu")
