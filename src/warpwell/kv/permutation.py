@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..targets import device
+from ..targets.device import device
 
 ROUNDS = 16
 """Rounds of the network; with 12 and more no bias shows over all orders of up to 6 positions (60,000 seeds)."""
