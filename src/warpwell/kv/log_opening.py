@@ -65,10 +65,10 @@ def create_writable(
                 segments.close()
             new_journal(files, path, identity.bytes, 1, Position(SUPERBLOCK, 0, 0)).close()
             Floor(files, path, identity.bytes).close()
+            files.sync_folder(os.path.dirname(path))
             files.sync_folder(path)
             manifest.publish(files, path)
             files.sync_folder(path)
-            files.sync_folder(os.path.dirname(path))
             return _open(files, path, writer)
         except BaseException as error:
             if isinstance(error, errors.SharingError | errors.ArgumentError):

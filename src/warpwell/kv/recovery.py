@@ -233,25 +233,44 @@ def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.
 def repair(files: Files, folder: str, loaded: Loaded, manifest: Manifest, segments: Segments) -> None:
     """Do what a writer does before it goes on: drop the torn end, and make all that counts durable.
 
-    Records behind the floor are written once more. After a failed fsync the system takes lost pages for clean,
-    so that another fsync alone would say that all is well.
+    What lies behind the floor is written once more. After a failed fsync the system takes lost pages for clean,
+    so that another fsync alone would say that all is well. Values need that only with durability "none": all others
+    were durable before their records were written.
     """
+    # Whoever renamed the manifest that we see may have ended before that was durable. What we commit, and which
+    # files we delete, must not depend on a name that a power cut takes back.
+    files.sync_folder(folder)
     position, fd = loaded.position, loaded.fd
     if loaded.size != position.offset:
         files.truncate(fd, position.offset)
         files.sync(fd)
     seen = min(max(loaded.floor[0], loaded.start.seq), position.seq)
-    at = position.offset - RECORD_BYTES * (position.seq - seen)
-    if at < position.offset:
-        fresh = loaded.slots[len(loaded.slots) - (position.seq - seen) :, 2]
-        for segment in np.unique(segment_of(fresh[fresh > 0])).tolist():
-            files.sync(segments.fd(segment))
-        while at < position.offset:
-            part = read_at(fd, min(position.offset - at, 1 << 23), at)
-            files.pwrite(fd, part, at)
-            at += len(part)
+    fresh = loaded.slots[len(loaded.slots) - (position.seq - seen) :]
+    if len(fresh):
+        if manifest.durability == "none":
+            _rewrite_values(files, fresh, segments)
+        _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
         files.sync(fd)
     remove_strays(files, folder, manifest)
+
+
+def _rewrite_values(files: Files, slots: NDArray[np.int64], segments: Segments) -> None:
+    slots = slots[(slots[:, 2] > 0) & (size_of(slots[:, 3]) > 0)]
+    ids, offsets = segment_of(slots[:, 2]), offset_of(slots[:, 2])
+    for segment in np.unique(ids).tolist():
+        rows = ids == segment
+        end = int((offsets[rows] + size_of(slots[rows, 3])).max())
+        _rewrite(files, segments.fd(segment), int(offsets[rows].min()), end)
+        files.sync(segments.fd(segment))
+
+
+def _rewrite(files: Files, fd: int, begin: int, end: int) -> None:
+    while begin < end:
+        part = read_at(fd, min(end - begin, 1 << 23), begin)
+        if not part:
+            break
+        files.pwrite(fd, part, begin)
+        begin += len(part)
 
 
 def remove_strays(files: Files, folder: str, manifest: Manifest) -> None:

@@ -22,12 +22,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
+import numpy as np
+
 from .. import errors
 from ..kv.files import Files
 from ..kv.log import Log
 from .kv_faults import MOMENTS, FailingFiles, InterceptedFiles, KillingFiles, Verdict, judge
 from .kv_flips import Flips, flip_campaign
-from .kv_load import Run, Script, State, contents, write_script
+from .kv_load import Run, Script, State, contents, index_of, padded, write_script
 from .power import Disk, Event, RecordingFiles
 
 DURABILITIES = ("commit", "commit", "commit", "none", "always")
@@ -175,8 +177,9 @@ def count_calls(script: Script, base: str) -> int:
 def power_cuts(
     count: int, seed: int, base: str, recorder: Callable[[str], RecordingFiles] = RecordingFiles
 ) -> Counts:
-    """Let the power fail at random calls of loads, and in part of the runs once more during the recovery.
+    """Let the power fail at random calls of loads, in part of the runs once more after the recovery.
 
+    In another part the process is killed at the call, and the power fails after the recovery only.
     `recorder` makes the system calls of the loads; one that forgets some shows that the campaign notices.
     """
     rng, counts, start = random.Random(seed), Counts(), time.monotonic()
@@ -202,33 +205,41 @@ def _record(script: Script, files: RecordingFiles, folder: str) -> list[Event]:
 def _one_cut(script: Script, events: list[Event], rng: random.Random, counts: Counts, base: str) -> None:
     at = rng.randint(0, len(events))
     least, most = _last_mark(events[:at], "durable"), _last_mark(events[:at], "done") + 1
-    again = rng.random() < 0.25
     counts.acknowledged += max(least, 0)
     counts.interrupted += at < len(events)
-    what = f"{script.durability}, power cut after event {at} of {len(events)}"
+    before = rng.choice(("", "", "cut", "kill"))
+    what = f"{script.durability}, {before} after event {at} of {len(events)}, power cut"
     with _folder(base) as folder, _folder(base) as second:
-        Disk(events[:at]).cut(folder, rng)
-        verdict: object = judge(folder, script, least, most, write=not again)
-        if again and isinstance(verdict, dict):
-            verdict = _cut_recovery(script.durability, verdict, folder, second, rng)
-            what += ", and again in its recovery"
+        disk = Disk(events[:at])
+        if before == "kill":
+            disk.keep(folder)
+            least = most - 1
+        else:
+            disk.cut(folder, rng)
+        verdict: object = judge(folder, script, least, most, write=before == "")
+        if before and isinstance(verdict, dict):
+            files = RecordingFiles(folder, events[:at] if before == "kill" else None)
+            verdict = _cut_recovery(script.durability, verdict, files, second, rng)
         counts.add(verdict, what)
 
 
-def _cut_recovery(durability: str, held: State, folder: str, second: str, rng: random.Random) -> object:
-    """Recover a store, put records, and cut the power once more somewhere in between."""
-    files = RecordingFiles(folder)
-    before = len(files.events)
+def _cut_recovery(durability: str, held: State, files: RecordingFiles, second: str, rng: random.Random) -> object:
+    """Recover a store, put records, and cut the power somewhere behind the recovery."""
     after = {**held, b"second": rng.randbytes(rng.randint(0, 9000))}
-    with Log.open(folder, writable=True, files=files) as log:
+    with Log.open(files.folder, writable=True, files=files) as log:
+        before = len(files.events)
         if contents(log) != held:
             return Verdict("hole", "a writer recovers other records than a reader")
         log.append_one(b"second", after[b"second"])
         log.commit()
-        files.mark("durable", 1 if durability != "none" else 0)
-    files.mark("durable", 1)
+        committed = len(files.events) if durability != "none" else sys.maxsize
+        if rng.random() < 0.5:
+            keys, lens = padded(list(after))
+            known = {**index_of(log), b"second": log.append_one(b"second", after[b"second"])}
+            log.snapshot(keys, lens, np.array([known[key] for key in after], np.int64))
+            committed = min(committed, len(files.events))
     at = rng.randint(before, len(files.events))
-    least = max(0, _last_mark(files.events[:at], "durable"))
+    least = int(at >= min(committed, len(files.events)))
     Disk(files.events[:at]).cut(second, rng)
     return judge(second, Script([("one", b"second", after[b"second"])], [held, after], durability), least, 1)
 
@@ -268,12 +279,24 @@ def _one_failure(script: Script, number: int, code: int, rng: random.Random, cou
         if problem is not None:
             counts.add(Verdict("failed", problem), what)
             return
-        Disk(recording.events).cut(left, rng)
         done, durable = reached
+        Disk(recording.events).cut(left, rng)
         verdict: object = judge(left, script, durable, done + 1)
         if not isinstance(verdict, Verdict):
-            verdict = judge(folder, script, done, done + 1)
+            verdict = judge(folder, script, done, done + 1, write=False)
+        if isinstance(verdict, dict):
+            verdict = _reopen_and_cut(script.durability, verdict, recording, rng, base)
         counts.add(verdict, what)
+
+
+def _reopen_and_cut(durability: str, held: State, recording: RecordingFiles, rng: random.Random, base: str) -> object:
+    """Recover on the disk that has lost pages without saying so again, and cut the power once that is done."""
+    with Log.open(recording.folder, writable=True, files=recording) as log:
+        if contents(log) != held:
+            return Verdict("hole", "a writer recovers other records than a reader")
+    with _folder(base) as left:
+        Disk(recording.events).cut(left, rng)
+        return judge(left, Script([], [held], durability), 0, 0)
 
 
 def _run_with_failure(run: Run, code: int) -> str | None:

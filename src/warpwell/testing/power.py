@@ -45,16 +45,22 @@ class RecordingFiles(Files):
     Parameters
     ----------
     folder : str
-        The store's. What is there already counts as durable.
+        The store's. What is there already counts as durable, but for what `events` say.
+    events : list of Event, optional
+        What was done before, by a process that was killed; `Disk.keep` has made `folder` of them.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, events: list[Event] | None = None) -> None:
         self.folder = os.path.abspath(folder)
-        self.events: list[Event] = []
+        self.events: list[Event] = list(events or ())
         self._inodes: dict[str, int] = {}
         self._open: dict[int, int] = {}
         self._count = 0
-        if os.path.isdir(self.folder):
+        for event in self.events:
+            if event.kind in ("create", "rename", "unlink"):
+                _rename(self._inodes, event)
+                self._count = max(self._count, event.inode)
+        if events is None and os.path.isdir(self.folder):
             self.events.append(Event("mkdir"))
             for name in sorted(os.listdir(self.folder)):
                 with open(os.path.join(self.folder, name), "rb") as file:
@@ -171,6 +177,21 @@ class Disk:
             inode.pending = []
         elif kind == "lose":
             self._inodes[event.inode].pending = []
+
+    def keep(self, folder: str) -> None:
+        """Make `folder`, which does not exist, what the calls have made, as a process sees it."""
+        if not self._there:
+            return
+        names = dict(self._names)
+        for change in self._pending:
+            _rename(names, change)
+        os.mkdir(folder)
+        for name, inode in names.items():
+            content = bytearray(self._inodes[inode].durable)
+            for change in self._inodes[inode].pending:
+                _write(content, change, 0, len(change.data))
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(content)
 
     def cut(self, folder: str, rng: random.Random) -> None:
         """Make `folder`, which does not exist, what is left when the power fails now.
