@@ -130,18 +130,16 @@ def retrieve_checked(
     slowest[i] = longest
 
 
-@kernel
-def keep_busy(queues: int, n_queues: int, nsid: int, keys: int, most: int, until: int, counts: Any) -> None:
-    """One thread a queue: keep up to `most` retrieves under way until that time, then wait for what is left."""
-    i = grid(1)
-    queue = queues + rem(i, n_queues) * (8 * Q_WORDS)
+@device
+def keep_busy(queue: int, nsid: int, keys: int, most: int, until: int, counts: Any) -> None:
+    """Keep up to `most` retrieves under way until that time, then wait for what is left (one thread a queue)."""
     held = 0
     n = 0
     attempt = 0
     while held > 0 or clock_ns() < until:
         worked = False
         if held < most and clock_ns() < until:
-            key = rem(i * 7919 + n, keys)
+            key = rem(n, keys)
             cid = send_retrieve(queue, nsid, key, ASYNC)
             if cid >= 0:
                 held += 1
@@ -162,3 +160,31 @@ def keep_busy(queues: int, n_queues: int, nsid: int, keys: int, most: int, until
         attempt = 0 if worked else attempt + 1
         if attempt > 0:
             backoff(min(attempt, 20))
+
+
+@kernel
+def keep_all_busy(queues: int, nsid: int, keys: int, most: int, nanoseconds: int, counts: Any) -> None:
+    """Thread i keeps queue i busy."""
+    until = clock_ns() + nanoseconds
+    keep_busy(queues + grid(1) * (8 * Q_WORDS), nsid, keys, most, until, counts)
+
+
+@kernel
+def one_beside_busy(queues: int, nsid: int, keys: int, most: int, nanoseconds: int, counts: Any, times: Any) -> None:
+    """Thread 0 retrieves one value after the other and notes each time (ns); the others keep their queues busy."""
+    i = grid(1)
+    queue = queues + i * (8 * Q_WORDS)
+    until = clock_ns() + nanoseconds
+    if i > 0:
+        keep_busy(queue, nsid, keys, most, until, counts)
+        return
+    n = 0
+    while n < len(times) and clock_ns() < until:
+        since = clock_ns()
+        key = rem(n, keys)
+        cid = send_retrieve(queue, nsid, key, TAKEN)
+        answer = wait(queue, cid, 1 << 40)
+        fetch_add(element_address(counts, outcome_of(queue, cid, key, answer)), 1, DEVICE)
+        release_id(queue, cid)
+        times[n] = clock_ns() - since
+        n += 1

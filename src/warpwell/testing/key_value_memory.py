@@ -130,6 +130,12 @@ def find(state: int, key0: int, key1: int, size: int) -> int:
 @native
 def memory_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
     """Run a command at once."""
+    return serve_memory(state, op, key0, key1, buffer, tail)
+
+
+@device
+def serve_memory(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
+    """Do what `memory_start` does, for other native functions."""
     opcode = op & 0xFF
     lock(state + 8 * LOCK)
     answer = run(state, opcode, (op >> 8) & 0xFF, op >> 16, key0, key1, buffer, tail & 0xFFFFFFFF)
