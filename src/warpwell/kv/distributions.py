@@ -138,7 +138,8 @@ def zipfian(
     eta = (1 - (2 / n) ** (1 - theta)) / (1 - (1 + 0.5**theta) / np.maximum(zeta_items, 1.001 + 0.5**theta))
     tail = (n * np.maximum(eta * u - eta + 1, 0) ** (1 / (1 - theta))).astype(np.int64)
     drawn = np.where(uz < 1, 0, np.where(uz < 1 + 0.5**theta, 1, tail))
-    return np.minimum(drawn, np.asarray(items) - 1).astype(np.int64)
+    out: Items = np.minimum(drawn, np.asarray(items) - 1).astype(np.int64)
+    return out
 
 
 def zeta(begin: int, end: int, theta: float) -> float:
