@@ -123,3 +123,28 @@ def test_prefetches_that_hold_all_frames_do_not_stop_a_miss(frames: int) -> None
         out = np.zeros(8, np.int64)
         spread[8](a, out)
         np.testing.assert_array_equal(out, np.arange(8) * 64 * 7 % data.size)
+
+
+@ww.kernel
+def stroll(a, index, out):
+    i = ww.grid(1)
+    for k in range(index.shape[1]):
+        out[i] += a[64 * index[i, k]]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("tier", ["storage", "host-cached"])
+def test_a_cache_as_large_as_its_data_comes_to_rest(tier):
+    """Frames that many threads win for one page and give back are used before any resident page is evicted."""
+    pages = 256
+    index = np.random.default_rng(1).integers(0, pages, (THREADS, 400))
+    with ww.open(storage.RamMedium(np.zeros(64 * pages, np.int64)), dtype=np.int64, page_size=PAGE, cache="1MiB",
+                 tier=tier) as a:  # fmt: skip
+        assert a.cache.frames == pages
+        for _ in range(3):
+            stroll[THREADS](a, index, np.zeros(THREADS, np.int64))
+        a.cache.load(a._nsid, 0, pages, keep=False)
+        before = a.stats
+        stroll[THREADS](a, index, np.zeros(THREADS, np.int64))
+        assert a.stats.misses == before.misses
+        assert a.stats.evictions == before.evictions

@@ -163,9 +163,13 @@ def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
         text = CudaSeam.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
     lines = [line.strip() for line in text.splitlines()]
     fences = [k for k, line in enumerate(lines) if line.startswith("fence.acq_rel.gpu")]
-    assert fences
+    fills = 0
     for k in fences:
+        after = next(i for i in range(k + 1, len(lines)) if lines[i].startswith(("st.relaxed", "st.release", "atom.")))
+        if "v2" not in lines[after]:
+            continue  # the fence before a queue's turns
+        fills += 1
         before = next(i for i in range(k - 1, -1, -1) if lines[i].startswith(("bar.warp.sync", "st.", "atom.")))
         assert lines[before].startswith("bar.warp.sync")
-        after = next(i for i in range(k + 1, len(lines)) if lines[i].startswith(("st.relaxed", "st.release", "atom.")))
-        assert "v2" in lines[after], "the first store after the fence is the copy into the frame"
+    # a host page, a page of a command, a prefetched page: each copy into a frame has its fence
+    assert fills == 3

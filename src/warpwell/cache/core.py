@@ -27,6 +27,7 @@ from .layout import (
     C_LOOK,
     C_N_QUEUES,
     C_N_SPACES,
+    C_OWNERS,
     C_QUEUES,
     C_SPACES,
     C_STATS,
@@ -99,6 +100,12 @@ def space_of(core, page):
 def nsid_of(core, page):
     """Return the namespace of a page, by which the host knows its array (thread)."""
     return field(space_of(core, page), S_NSID)
+
+
+@device
+def owner_address(core, frame):
+    """Return the address of a frame's owner word (thread)."""
+    return field(core, C_OWNERS) + 8 * frame
 
 
 @device

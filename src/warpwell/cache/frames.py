@@ -16,11 +16,10 @@ from warpwell.targets import (
     rem,
     shfl,
     store_relaxed,
-    store_release,
     syncwarp,
 )
 
-from .core import count, latch, queue_of, space_of, word_address
+from .core import count, latch, owner_address, queue_of, space_of, word_address
 from .layout import (
     C_HASH_MASK,
     C_PAGE_SHIFT,
@@ -37,7 +36,8 @@ from .layout import (
     S_POOL,
     WRITE_ERROR,
 )
-from .transfer import copy, frame_address, host_page, leave_writeback, owner_address, start, unwritten, wait
+from .stash import take_free
+from .transfer import copy, frame_address, host_page, leave_writeback, start, unwritten, wait
 from .word import (
     BUSY,
     DIRTY,
@@ -100,17 +100,30 @@ def step(core, pool, clean_only):
 
 
 @device
-def find_frame(core, space, mask, lane, leader):
+def spare_frame(core, pool, steps):
+    """Win a frame without a write-back: from the stash, or by so many steps of the clock (thread); or NO_FRAME."""
+    frame = take_free(pool)
+    for _ in range(steps):
+        if frame < 0:
+            frame = step(core, pool, True)
+    return frame
+
+
+@device
+def find_frame(core, space, wanted, mask, lane, leader):
     """Win a frame, writing a dirty victim back first; return it HELD, or NO_FRAME (all lanes of `mask`).
 
-    Gives up after two rounds of the clock or a failed write, holding nothing.
+    Gives up after two rounds of the clock or a failed write, holding nothing; and as soon as the page of the
+    word `wanted` is no longer INVALID: of all that miss a page one wants a frame, and the others would only
+    evict what is in use.
     """
     pool = pool_of(core, space)
     left = 2 * field(pool, F_COUNT) + 2
     while True:
         found = NO_FRAME
         if lane == leader:
-            while left > 0 and found == NO_FRAME:
+            found = take_free(pool)
+            while left > 0 and found == NO_FRAME and state_of(load_relaxed(wanted, DEVICE)) == INVALID:
                 found = step(core, pool, False)
                 left -= 1
         found = shfl(mask, found, leader)
@@ -183,12 +196,6 @@ def write_back(core, page, frame, mask, lane, leader):
         else:
             count(core, N_WRITEBACKS, 1)
     return status == 0
-
-
-@device
-def release_frame(core, frame):
-    """Put a HELD frame among the free ones (thread)."""
-    store_release(owner_address(core, frame), FREE_FRAME, DEVICE)
 
 
 @device

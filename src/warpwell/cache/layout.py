@@ -59,7 +59,17 @@ F_COUNT = 1
 F_HAND = 2
 F_PINNED = 3
 """Long-held pins; at most `F_COUNT` - 1."""
-POOL_WORDS = 16
+F_RING = 4
+"""Address of the stash: a ring of frames + 1, 0 where empty (see `cache.stash`)."""
+F_RING_MASK = 5
+F_STASHED = 16
+"""Frames in the stash that nobody has claimed (for a moment less than none). (Lines of their own from here.)"""
+F_STASH_HEAD = 17
+F_STASH_ROOM = 32
+F_STASH_TAIL = 33
+POOL_WORDS = 48
+RING_MAX = 1 << 14
+"""Most frames of a stash; what does not fit in is left to the clock."""
 
 FREE_FRAME = 0
 HELD_FRAME = -1

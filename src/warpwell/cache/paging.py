@@ -28,8 +28,8 @@ from warpwell.targets import (
     syncwarp,
 )
 
-from .core import count, expired, failed_before, latch, latched, progress, queue_of, word_address
-from .frames import clean, find_frame, pool_of, release_frame, step, win_page
+from .core import count, expired, failed_before, latch, latched, owner_address, progress, queue_of, word_address
+from .frames import clean, find_frame, pool_of, spare_frame, win_page
 from .layout import (
     C_HASH_MASK,
     C_MERGE,
@@ -49,7 +49,8 @@ from .layout import (
     S_PAGES,
     STALLED,
 )
-from .transfer import abandon, fill, host_page, owner_address, publish, serve, start, wait
+from .stash import give_back
+from .transfer import abandon, fill, host_page, publish, serve, start, wait
 from .word import (
     DIRTY,
     INVALID,
@@ -149,7 +150,7 @@ def try_pin(core, word, old, page):
                 return -1 - owner
             if compare_exchange(word, old, evicted(old), DEVICE) == old:
                 count(core, N_EVICTIONS, 1)
-                release_frame(core, frame)
+                give_back(core, frame)
             return RETRY
     if pins_of(old) == PINS_MAX:
         return RETRY
@@ -187,7 +188,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
         short = 1
     if shfl(mask, short, leader) != 0:
         return RETRY
-    frame = call_cold(find_frame, core, space, mask, lane, leader)
+    frame = call_cold(find_frame, core, space, word, mask, lane, leader)
     if frame < 0:
         return RETRY
     cid = 0
@@ -199,7 +200,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
                 release_id(queue, cid)
             cid = -1
         if cid < 0:
-            release_frame(core, frame)
+            give_back(core, frame)
         else:
             count(core, N_MISSES, 1)
     cid = shfl(mask, cid, leader)
@@ -274,18 +275,14 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
             break
         won = 0
         if lane == leader:
-            frame = -1
-            pool = pool_of(core, space)
-            for _ in range(SPARE_STEPS):
-                if frame < 0:
-                    frame = step(core, pool, True)
+            frame = spare_frame(core, pool_of(core, space), SPARE_STEPS)
             if frame >= 0:
                 if win_page(core, word_address(core, following)):
                     store_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + pages), frame, DEVICE)
                     count(core, N_MISSES, 1)
                     won = 1
                 else:
-                    release_frame(core, frame)
+                    give_back(core, frame)
         if shfl(mask, won, leader) == 0:
             break
         pages += 1
@@ -313,12 +310,9 @@ def prefetch_page(core, space, page, mask, lane, leader):
         if source == 0:
             cid = take_id(queue, field(queue, Q_N_IDS) >> 2)
         if source != 0 or cid >= 0:
-            pool = pool_of(core, space)
-            for _ in range(4 * SPARE_STEPS):
-                if frame < 0:
-                    frame = step(core, pool, True)
+            frame = spare_frame(core, pool_of(core, space), 4 * SPARE_STEPS)
             if frame >= 0 and not win_page(core, word):
-                release_frame(core, frame)
+                give_back(core, frame)
                 frame = -1
             if frame < 0 and cid >= 0:
                 release_id(queue, cid)
@@ -362,6 +356,6 @@ def evict_page(core, space, page, mask, lane, leader):
                 gone = 1
             elif compare_exchange(word, old, evicted(old), DEVICE) == old:
                 count(core, N_EVICTIONS, 1)
-                release_frame(core, frame)
+                give_back(core, frame)
                 gone = 1
     return shfl(mask, gone, leader) != 0

@@ -78,7 +78,8 @@ class Plan:
         self.frames = max(1, min((budget - counted) // (page_size + 8), wanted, FRAME_MAX))
         self.pools = split(self.spaces, self.frames)
         records = at.CORE_WORDS + at.SPACE_WORDS * len(self.spaces) + at.POOL_WORDS * len(self.pools)
-        self._table_at = _aligned(8 * records, ALIGNMENT)
+        self._rings_at = _aligned(8 * records, ALIGNMENT)
+        self._table_at = _aligned(self._rings_at + 8 * sum(ring_words(n) for _, n in self.pools), ALIGNMENT)
         self._owners_at = _aligned(self._table_at + self.table_bytes, ALIGNMENT)
         self._frames_at = self._owners_at + _aligned(8 * self.frames, ALIGNMENT)
         self.nbytes = self._frames_at + self.frames * page_size
@@ -105,10 +106,19 @@ class Plan:
             record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool
             record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
             record[at.S_CORE] = address
+        ring = self._rings_at
         for k, (first, number) in enumerate(self.pools):
             record = words[pools_at + k * at.POOL_WORDS :]
             record[at.F_FIRST], record[at.F_COUNT] = first, number
+            room = ring_words(number)
+            record[at.F_RING], record[at.F_RING_MASK], record[at.F_STASH_ROOM] = address + ring, room - 1, room
+            ring += 8 * room
         return words
+
+
+def ring_words(frames: int) -> int:
+    """Return the size of the stash of a pool."""
+    return min(1 << max(0, frames - 1).bit_length(), at.RING_MAX)
 
 
 def split(spaces: Sequence[Space], frames: int) -> list[tuple[int, int]]:

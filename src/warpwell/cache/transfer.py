@@ -26,12 +26,10 @@ from warpwell.targets import (
     syncwarp,
 )
 
-from .core import count, expired, gave_up, latch, nsid_of, progress, word_address
+from .core import count, expired, gave_up, latch, nsid_of, owner_address, progress, word_address
 from .layout import (
     C_FRAMES,
-    C_OWNERS,
     C_PAGE_SHIFT,
-    FREE_FRAME,
     N_PAGES_READ,
     N_READ_COMMANDS,
     N_WRITE_COMMANDS,
@@ -40,6 +38,7 @@ from .layout import (
     S_NSID,
     STALLED,
 )
+from .stash import give_back
 from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 
 for _function in (command_word0, command_word6):
@@ -53,12 +52,6 @@ BLOCK_SHIFT = 9
 def frame_address(core, frame):
     """Return the address of a frame (thread)."""
     return field(core, C_FRAMES) + (frame << field(core, C_PAGE_SHIFT))
-
-
-@device
-def owner_address(core, frame):
-    """Return the address of a frame's owner word (thread)."""
-    return field(core, C_OWNERS) + 8 * frame
 
 
 @device
@@ -200,11 +193,11 @@ def publish(core, page, frame, pins):
 
 @device
 def abandon(core, page, frame):
-    """Put a BUSY page back to INVALID and its frame among the free ones (the leader)."""
+    """Put a BUSY page back to INVALID and its frame into the stash (the leader)."""
     word = word_address(core, page)
     busy = load_relaxed(word, DEVICE)
     store_release(word, pack(0, generation_of(busy), INVALID), DEVICE)
-    store_release(owner_address(core, frame), FREE_FRAME, DEVICE)
+    give_back(core, frame)
 
 
 @device

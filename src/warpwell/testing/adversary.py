@@ -30,8 +30,9 @@ class Adversary(Interpreter):
     max_steps : int
     trace : int
         As for `Interpreter`.
-    naps : bool
-        Nap in every seed, long, and often after a watched word was read.
+    nappers : int
+        So many of the first threads nap in every seed, long, and often after a watched word was read; the
+        others never.
 
     Attributes
     ----------
@@ -39,14 +40,16 @@ class Adversary(Interpreter):
         Called with the new value after each store to that word by a 64-bit access.
     """
 
-    def __init__(self, seed: int, *, max_steps: int, trace: int = 0, naps: bool = False) -> None:
+    def __init__(self, seed: int, *, max_steps: int, trace: int = 0, nappers: int = 0) -> None:
         super().__init__(seed, max_steps=max_steps, coarse_copies=True, trace=trace)
         self.watched: dict[int, Watch] = {}
         self._every = self.random.choice((0, 0, 200, 1000))
         self._after_load = self.random.choice((0.0, 0.01, 0.05))
         self._lengths = (50, 500, 3000)
-        if naps:
-            self._every, self._after_load, self._lengths = 1000, 0.2, (2000, 4000, 8000)
+        self._nappers = nappers
+        if nappers:
+            # only they sleep, and long: the others turn the generations meanwhile
+            self._every, self._after_load, self._lengths = 0, 0.2, (6000, 12000, 24000)
         self._nap_at = self._next_nap() if self._every else 1 << 62
 
     def announce_blocks(self, *blocks: Block) -> None:
@@ -61,7 +64,7 @@ class Adversary(Interpreter):
     def _switch(self) -> None:
         thread = self.thread
         if self.steps >= self._nap_at and not (self._stopping or self._ending) and self._is_awake(thread):
-            self._nap_at = self._next_nap()
+            self._nap_at = self._next_nap() if self._every else 1 << 62
             self._remove(thread)
             length = int(self.random.choice(self._lengths) * (0.5 + self.random.random()))
             heapq.heappush(self._asleep, (self.now + length, self.steps, thread))
@@ -78,7 +81,8 @@ class Adversary(Interpreter):
     def _load(self, addr: int, scope: int, order: int) -> int:
         value = super()._load(addr, scope, order)
         # what was read of a word that matters is old by the time it is used
-        if addr in self.watched and self._every and self.random.random() < self._after_load:
+        napper = self._every if self._nappers == 0 else self.thread.index < self._nappers
+        if addr in self.watched and napper and self.random.random() < self._after_load:
             self._next_switch = self._nap_at = self.steps
         return value
 

@@ -13,6 +13,7 @@ from functools import partial
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..array import atomic_add
 from ..array.array import Array
@@ -119,7 +120,7 @@ class CacheModel:
     # -- threads --------------------------------------------------------------------------------------------
 
     def _interpreter(self, seed: int) -> Adversary:
-        run = Adversary(seed, max_steps=MAX_STEPS, trace=self.trace, naps=self.naps)
+        run = Adversary(seed, max_steps=MAX_STEPS, trace=self.trace, nappers=self.readers if self.naps else 0)
         cache = self.cache
         assert cache._core is not None
         run.announce_blocks(
@@ -284,8 +285,27 @@ class CacheModel:
         if self._read_core(pool, at.POOL_WORDS)[at.F_PINNED]:
             raise Violation("long-held pins are still counted when all was done")
         valid = sum(state_of(int(w)) == VALID for w in words)
-        if settled and (valid != int((owners > 0).sum()) or (owners < 0).any() or self.cache.pairs.in_use()):
-            raise Violation(f"{valid} valid pages, owners {owners.tolist()}, {self.cache.pairs.in_use()} ids taken")
+        stashed = self._stashed(pool, owners)
+        if settled and (
+            valid != int((owners > 0).sum())
+            or valid + int((owners == at.FREE_FRAME).sum()) + len(stashed) != len(owners)
+            or self.cache.pairs.in_use()
+        ):
+            raise Violation(
+                f"{valid} valid pages, owners {owners.tolist()}, stash {stashed}, {self.cache.pairs.in_use()} ids taken"
+            )
+
+    def _stashed(self, pool: int, owners: NDArray[np.int64]) -> list[int]:
+        """Return the frames in the stash: each is there once, and is nobody else's."""
+        record = self._read_core(pool, at.POOL_WORDS)
+        ring = self._read_core(record[at.F_RING], record[at.F_RING_MASK] + 1)
+        frames = [place - 1 for place in ring if place]
+        counted = record[at.F_STASHED], len(ring) - record[at.F_STASH_ROOM]
+        if len(set(frames)) != len(frames) or any(owners[f] != at.HELD_FRAME for f in frames):
+            raise Violation(f"stash {frames}: a frame is there twice or elsewhere too, owners {owners.tolist()}")
+        if counted != (len(frames), len(frames)):
+            raise Violation(f"stash {frames}: counted are {counted[0]} frames and {counted[1]} places")
+        return frames
 
     def _owners(self) -> list[int]:
         return self._read_core(self.view.owners, self.frames)
