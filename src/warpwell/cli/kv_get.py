@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import kv
-from ..errors import ArgumentError, KeyLengthError, MissingFileError
+from ..errors import ArgumentError, KeyLengthError, KeyMissingError, MissingFileError
 from ..kv.keys import as_key
 from .output import Output
 
@@ -23,7 +23,11 @@ def run(arguments: argparse.Namespace) -> int:
     target = None if arguments.out is None else _target(arguments.out)
     with kv.open(arguments.store) as store:
         key = _find(store, arguments.key, arguments.type)
-        value = store[key]
+        value = store.get(key)
+        if value is None:
+            raise KeyMissingError(
+                f"{arguments.store} has no key {describe_key(key)}: check it, and its --type", key=as_key(key)
+            )
         schema = store.schema
     if arguments.field is not None:
         if schema is None:
