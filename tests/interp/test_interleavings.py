@@ -11,6 +11,7 @@ from warpwell.cache import word
 from warpwell.testing.cache_model import CacheModel
 from warpwell.testing.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
 from warpwell.testing.interleavings import FAULT_RUNS, explore, find, interleave, main
+from warpwell.testing.key_value_model import KeyValueModel
 from warpwell.testing.queue_model import QueueModel
 
 CHUNKS = 3
@@ -18,7 +19,7 @@ RUNS = 100
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("scenario", ["queue", "cache"])
+@pytest.mark.parametrize("scenario", ["queue", "cache", "key-value"])
 def test_no_violation(scenario: str, chunk: int) -> None:
     seeds = range(chunk * RUNS, (chunk + 1) * RUNS)
     violations = [o for o in explore(scenario, seeds) if o.violation is not None]
@@ -36,7 +37,7 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
     assert find(fault, runs=60).violation is None
 
 
-@pytest.mark.parametrize("model", [QueueModel, CacheModel])
+@pytest.mark.parametrize("model", [QueueModel, CacheModel, KeyValueModel])
 def test_a_seed_replays(model: type) -> None:
     def run(seed: int) -> tuple:
         made = model(seed)
@@ -65,6 +66,7 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(r["scenario"], r["first_seed"], r["runs"], r["violations"]) for r in results] == [
         ("queue", 7, 3, []),
         ("cache", 7, 3, []),
+        ("key-value", 7, 3, []),
     ]
     assert main(["--replay", "7", "--scenario", "queue"]) == 0
     assert "no violation" in capsys.readouterr().out

@@ -14,6 +14,9 @@ nothing is found. Harmful is to give the pin back, with DIRTY, before the store.
 *Mark cleared early.* The mover may clear marks long before it rings the doorbell, because nobody takes a
 cleared mark for a rung doorbell. Harmful is to clear a mark whose turn at the tail has not come.
 
+*Entry given back before its key is read.* The thread that reads it fetches nothing else meanwhile, and ids are
+half as many as entries, so nobody comes round to this one; `HARMLESS` has that change too.
+
 A generation of 2 bits needs a reader that sleeps through four evictions of its page, so its `Focus` has one
 frame, two pages and threads that do nothing but read.
 """
@@ -54,6 +57,7 @@ class Fault:
 
 _SUBMIT = "queues.submission"
 _DRAIN = "queues.completion"
+_SERVE = "storage.serve"
 
 _PULL = """        page_shift = field(core, C_PAGE_SHIFT)
         for k in range(pages):
@@ -73,6 +77,24 @@ _BELL = """            store_release(field(queue, Q_SQ_DOORBELL), tail & mask, S
 """
 _TAIL = """            store_release(queue + 8 * Q_TAIL, tail, DEVICE)
 """
+_PHASE = """        word1 = load_acquire(entry_of(queue, mine, shift) + 8, SYSTEM)
+"""
+_RESULT = """                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM) & 0xFFFFFFFF
+"""
+_KEEP = """            if results != 0:
+                # before the id is done, and after the phase word was acquired: until then it is an older one's
+                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM) & 0xFFFFFFFF
+                store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, result, DEVICE)
+"""
+_KEYS = """        if keyed:
+            key0 = load_relaxed(entry + 8, SYSTEM)
+            key1 = load_relaxed(entry + 56, SYSTEM)
+"""
+_READ = """        head += 1
+        # released, because it tells submitters that the entry was read
+        store_release(port + 8 * P_SQ_HEAD, head, SYSTEM)
+"""
+_POSTED = """    store_release(entry + 8, completion_word1("""
 _STORE = """            if frame >= 0:
                 load_acquire(word, DEVICE)
                 out = apply(frame_address(core, frame) + offset, bits, size, operation)
@@ -155,6 +177,30 @@ FAULTS = (
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=True),
     ),
+    Fault(
+        "result-before-phase", "key-value", "dw0 is read before the phase word says that it is new",
+        (Edit(_DRAIN, "drain", _PHASE, "        early = load_relaxed(entry_of(queue, mine, shift), SYSTEM)\n" + _PHASE),
+         Edit(_DRAIN, "drain", _RESULT, "                result = early & 0xFFFFFFFF\n")),
+    ),
+    Fault(
+        "result-after-done", "key-value", "the id is done before its dw0 is kept",
+        (Edit(_DRAIN, "drain", _KEEP, ""),
+         Edit(_DRAIN, "drain", "        # the last entry knows best", "        if taken:\n" + _KEEP
+              + "        # the last entry knows best")),
+    ),
+    Fault(
+        "completion-before-value", "key-value", "the phase word does not release the value: it may be seen first",
+        (Edit(_SERVE, "post", _POSTED, _POSTED.replace("release", "relaxed")),),
+    ),
+    Fault(
+        "duplicate-posted", "key-value", "a completion is posted though its command is not under way",
+        (Edit(_SERVE, "land", "    if now & 1 == 0 or (now >> 1) & USES != uses:\n        return False\n",
+              "    if True:\n        return True\n"),),
+    ),
+    Fault(
+        "uses-ignored", "key-value", "a completion that comes twice passes for that of the id's next command",
+        (Edit(_SERVE, "land", "if now & 1 == 0 or (now >> 1) & USES != uses:", "if now & 1 == 0:"),),
+    ),
 )  # fmt: skip
 
 HARMLESS = (
@@ -167,6 +213,10 @@ HARMLESS = (
             "                    fetch_or(word, DIRTY, DEVICE)\n"
             "                out =")),
          Edit("cache.access", "access", _UNPIN, "            unpin(word, 0)\n")),
+    ),
+    Fault(
+        "head-before-key", "key-value", "the entry is given back before the words of the key are read",
+        (Edit(_SERVE, "serve_port", _KEYS, ""), Edit(_SERVE, "serve_port", _READ, _READ + _KEYS)),
     ),
 )  # fmt: skip
 

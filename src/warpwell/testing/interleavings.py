@@ -17,9 +17,10 @@ from typing import Any
 
 from .cache_model import CacheModel, Focus
 from .faults_planted import FAULTS, Fault, planted
+from .key_value_model import KeyValueModel
 from .queue_model import QueueModel
 
-SCENARIOS = ("queue", "cache")
+SCENARIOS = ("queue", "cache", "key-value")
 FAULT_RUNS = 1000
 _CHUNK = 50
 
@@ -51,7 +52,7 @@ def interleave(scenario: str, seed: int, *, trace: int = 0, focus: Focus | None 
 
     Parameters
     ----------
-    scenario : {"queue", "cache"}
+    scenario : {"queue", "cache", "key-value"}
     seed : int
     trace : int
         Last accesses to add to the text of a violation.
@@ -59,7 +60,10 @@ def interleave(scenario: str, seed: int, *, trace: int = 0, focus: Focus | None 
         What to narrow the cache scenario to.
     """
     model: QueueModel | CacheModel
-    model = QueueModel(seed, trace) if scenario == "queue" else CacheModel(seed, trace, focus)
+    if scenario == "cache":
+        model = CacheModel(seed, trace, focus)
+    else:
+        model = KeyValueModel(seed, trace) if scenario == "key-value" else QueueModel(seed, trace)
     try:
         return Outcome(scenario, seed, model.check(), None)
     except Exception as error:
@@ -107,7 +111,7 @@ def _run_faults(names: Sequence[str], options: argparse.Namespace) -> int:
         found.append(result)
         if not options.json:
             said = f"seed {result.seed}, run {result.runs}" if result.seed is not None else "NOT FOUND"
-            print(f"{result.fault:24s} {result.scenario:6s} {said}  ({result.seconds:.1f} s)  {fault.what}", flush=True)
+            print(f"{result.fault:24s} {result.scenario:9s} {said}  ({result.seconds:.1f} s)  {fault.what}", flush=True)
     if options.json:
         print(json.dumps([asdict(f) for f in found], indent=2))
     return int(any(f.seed is None for f in found))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
 from ..nvme import READ, WRITE, command_word0, command_word6
 from ..queues import QueuePairs
@@ -53,6 +54,7 @@ class Request:
     status: int
     looks: int
     cid: int = -1
+    size: int = 0
     started: bool = False
     moved: bool = False
     completed: bool = False
@@ -73,30 +75,42 @@ class QueueModel:
         Accesses to keep for the report.
     """
 
+    results = False
+    """Whether the pair keeps dw0 of completions."""
+    medium: Any
+
     def __init__(self, seed: int, trace: int = 0) -> None:
         random = Random(seed * 2 + 1)
         self.run = Adversary(seed, max_steps=MAX_STEPS, trace=trace)
         self.depth = random.choice((4, 4, 8))
-        self.pairs = QueuePairs(memory_for("interp"), count=1, depth=self.depth, staging_bytes=BLOCK)
-        self.controller = Controller(self.pairs, threads=1, interpreted=True)
+        self.pairs = QueuePairs(
+            memory_for("interp"), count=1, depth=self.depth, staging_bytes=BLOCK, results=self.results
+        )
+        self.controller = Controller(self.pairs, threads=1, interpreted=True, window=self._window(random))
         self.queue, self.port = self.pairs.record(0), self.pairs.port(0)
         self.bound: dict[int, Request] = {}
         self.entered = 0
         threads = random.randint(3, 6)
         each = random.randint(2, 7)
         self.requests = [self._request(random, n) for n in range(threads * each)]
-        self.medium = ScriptedMedium(
-            BLOCK * len(self.requests), seed, moved=8 * WORDS, on_start=self._started, on_move=self._moved
-        )
-        for request in self.requests:
-            if request.opcode == READ:
-                self.medium.block(request.serial)[: 8 * WORDS] = self._bytes(request)
-        self.nsid = self.controller.attach(self.medium)
+        self.nsid = self._attach(seed)
         for k in range(threads):
             mine = self.requests[k * each : (k + 1) * each]
             self.run.spawn(self._submitter, mine, random.choice((1, 1, 2, 3)), name=f"submitter-{k}")
         self._services(random)
         self._watch()
+
+    def _window(self, random: Random) -> int:
+        return 0
+
+    def _attach(self, seed: int) -> int:
+        medium = self.medium = ScriptedMedium(
+            BLOCK * len(self.requests), seed, moved=8 * WORDS, on_start=self._started, on_move=self._moved
+        )
+        for request in self.requests:
+            if request.opcode == READ:
+                medium.block(request.serial)[: 8 * WORDS] = self._bytes(request)
+        return self.controller.attach(medium)
 
     def _request(self, random: Random, serial: int) -> Request:
         kind = random.choice(("wait", "wait", "wait", "async", "orphan"))
@@ -209,10 +223,12 @@ class QueueModel:
         if request.kind == "async":
             store_release(id_record(queue, cid) + 8 * ID_STATE, ASYNC, DEVICE)
         self.entered += 1
-        word0 = command_word0(request.opcode, cid, self.nsid)
-        if not submit(queue, word0, staging, request.serial, command_word6(0, 0)):
+        if not self._enter(request, command_word0(request.opcode, cid, self.nsid), staging):
             raise Violation(f"command {request.serial} found no room in the ring")
         return True
+
+    def _enter(self, request: Request, word0: int, staging: int) -> bool:
+        return bool(submit(self.queue, word0, staging, request.serial, command_word6(0, 0)))
 
     def _wait(self, request: Request) -> None:
         attempt = 0
@@ -245,15 +261,18 @@ class QueueModel:
             raise Violation(f"command {request.serial} completed before the medium was done")
         if status != request.status:
             raise Violation(f"command {request.serial} got status {status}, not its own {request.status}")
+        self._check_data(request, status)
+        request.completed = True
+        del self.bound[request.cid]
+        release_id(self.queue, request.cid)
+
+    def _check_data(self, request: Request, status: int) -> None:
         staging = staging_of(self.queue, request.cid)
         if status == 0 and request.opcode == READ:
             for k in range(WORDS):
                 word = load_relaxed(staging + 8 * k, DEVICE)
                 if word != request.word(k):
                     raise Violation(f"command {request.serial} read {word:#x}, not {request.word(k):#x}")
-        request.completed = True
-        del self.bound[request.cid]
-        release_id(self.queue, request.cid)
 
     # -- the whole ------------------------------------------------------------------------------------------
 
@@ -281,6 +300,9 @@ class QueueModel:
         ready = int(queue[Q_READY_TAIL] - queue[Q_READY_HEAD])
         if (states != FREE).any() or queue[marks : marks + self.depth].any() or ready:
             raise Violation("an id, a mark or a ready completion was left over")
+        self._check_stored()
+
+    def _check_stored(self) -> None:
         for request in self.requests:
             data = bytes(self.medium.block(request.serial)[: 8 * WORDS])
             kept = request.opcode == READ or request.status == 0

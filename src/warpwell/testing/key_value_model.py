@@ -1,0 +1,177 @@
+"""Key-value scenario: the queue scenario with keys, values and their sizes, and with completions that come twice."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+from ..nvme import KV_RETRIEVE, KV_STORE, key_value_word5
+from ..queues.completion import result_of
+from ..queues.submission import staging_of, submit_entry
+from ..storage.medium import PENDING, NativeMedium
+from ..targets import DEVICE, SYSTEM, fetch_add, load_relaxed, memory_for
+from ..targets.interp import current, native_handle
+from .adversary import Violation
+from .queue_model import WORDS, QueueModel, Request
+
+_models: dict[int, ScriptedStore] = {}
+_numbers = itertools.count(1)
+
+MOST = 30
+"""Most commands of a run: no id is used so often that the number of uses in tags comes round."""
+
+
+class ScriptedStore:
+    """What answers the commands of a `KeyValueModel`: late, out of order, and twice.
+
+    Parameters
+    ----------
+    model : KeyValueModel
+    seed : int
+        Decides what is pending, when it completes, and what completes once more.
+    """
+
+    def __init__(self, model: KeyValueModel, seed: int) -> None:
+        self._model = model
+        self._random = Random(seed)
+        self._late = self._random.choice((0.0, 0.5, 1.0, 1.0))
+        self._lazy = self._random.choice((0.0, 0.5, 0.9))
+        self._twice = self._random.choice((0.0, 0.0, 0.5))
+        self._waiting: list[tuple[Request, int, int, bool]] = []
+        self._results: dict[int, int] = {}
+        self.duplicates = 0
+        # what a store's own queue does between threads: who takes a command knows what its starter knew
+        self.order = memory_for("interp").allocate(8)
+        self._number = next(_numbers)
+        _models[self._number] = self
+
+    def native(self) -> NativeMedium:
+        """Return interpreted functions; compiled code cannot call them."""
+        return NativeMedium(native_handle(_start), native_handle(_complete), self._number)
+
+    def start(self, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
+        """Begin a command, as `Controller.attach_kv` says."""
+        tag = tail >> 32
+        request = self._model.arrived(op, key0, key1, buffer, tail & 0xFFFFFFFF, tag & 0xFFFF)
+        if self._random.random() >= self._late:
+            answer = self._finish(request, buffer)
+            if self._random.random() < self._twice:
+                self._put((request, buffer, tag, True))
+            return answer
+        self._put((request, buffer, tag, False))
+        return PENDING
+
+    def _put(self, entry: tuple[Request, int, int, bool]) -> None:
+        fetch_add(self.order.address, 1, SYSTEM)
+        self._waiting.append(entry)
+
+    def _finish(self, request: Request, buffer: int) -> int:
+        request.moved = True
+        if request.status == 0 and request.opcode == KV_RETRIEVE:
+            for k in range(request.size // 8):
+                current().write_bytes(buffer + 8 * k, request.word(k).to_bytes(8, "little"))
+        elif request.opcode == KV_STORE:
+            found = current().read_bytes(buffer, 8 * WORDS)
+            if bytes(found) != self._model.data_of(request):
+                raise Violation(f"command {request.serial} stored other data than it was given")
+        return request.status | request.size << 16
+
+    def complete(self, question: int, tag: int) -> int:
+        """Return a finished command or its result, as `Controller.attach_kv` says."""
+        if question == 1:
+            return self._results[tag]
+        if not self._waiting or self._random.random() < self._lazy:
+            return -1
+        request, buffer, tag, again = self._waiting.pop(int(self._random.random() * len(self._waiting)))
+        fetch_add(self.order.address, 1, SYSTEM)
+        self._results[tag] = request.size
+        if again:
+            self.duplicates += 1
+        else:
+            self._finish(request, buffer)
+            if self._random.random() < self._twice:
+                self._put((request, buffer, tag, True))
+        return tag << 16 | request.status
+
+    def close(self) -> None:
+        """Forget the store."""
+        _models.pop(self._number, None)
+
+
+class KeyValueModel(QueueModel):
+    """One run of the key-value scenario.
+
+    Parameters
+    ----------
+    seed : int
+        Decides the scenario and the interleaving.
+    trace : int
+        Accesses to keep for the report.
+    """
+
+    results = True
+
+    def _window(self, random: Random) -> int:
+        return random.choice((0, 0, 1, 3))
+
+    def _attach(self, seed: int) -> int:
+        self.medium = ScriptedStore(self, seed)
+        return self.controller.attach_kv(self.medium.native(), name="scripted", owner=self.medium)
+
+    def _request(self, random: Random, serial: int) -> Request:
+        request = super()._request(random, serial)
+        request.opcode = random.choice((KV_RETRIEVE, KV_RETRIEVE, KV_STORE))
+        # each value has a size that tells it from its neighbours'
+        request.size = 8 * (1 + serial % WORDS)
+        return request
+
+    @staticmethod
+    def _key(request: Request) -> tuple[int, int]:
+        return request.word(0x77) - (1 << 62), -request.serial
+
+    def data_of(self, request: Request) -> bytes:
+        """Return all the data of a command."""
+        return self._bytes(request)
+
+    def _enter(self, request: Request, word0: int, staging: int) -> bool:
+        low, high = self._key(request)
+        word5 = key_value_word5(8 * WORDS, 1 + request.serial % 16, request.serial & 3)
+        return bool(submit_entry(self.queue, word0, low, staging, word5, 0, high))
+
+    def arrived(self, op: int, key0: int, key1: int, buffer: int, nbytes: int, cid: int) -> Request:
+        """Check a command against what was submitted under its id."""
+        request = self._of(cid, "a command arrived")
+        if request.started:
+            raise Violation(f"command {request.serial} was fetched twice")
+        request.started = True
+        operation = request.opcode | (1 + request.serial % 16) << 8 | (request.serial & 3) << 16
+        expected = (operation, *self._key(request), staging_of(self.queue, request.cid), 8 * WORDS)
+        if (op, key0, key1, buffer, nbytes) != expected:
+            raise Violation(f"command {request.serial} arrived as {op, key0, key1, buffer, nbytes}, not {expected}")
+        return request
+
+    def _check_data(self, request: Request, status: int) -> None:
+        result = result_of(self.queue, request.cid)
+        if result != request.size:
+            raise Violation(f"command {request.serial} got result {result}, not its own {request.size}")
+        if status != 0 or request.opcode != KV_RETRIEVE:
+            return
+        staging = staging_of(self.queue, request.cid)
+        for k in range(WORDS):
+            word = load_relaxed(staging + 8 * k, DEVICE)
+            expected = request.word(k) if 8 * k < request.size else -1
+            if word != expected:
+                raise Violation(f"command {request.serial} read {word:#x}, not {expected:#x}")
+
+    def _check_stored(self) -> None:
+        stray = self.controller.stray(self.nsid)
+        if stray != self.medium.duplicates:
+            raise Violation(f"{self.medium.duplicates} completions came twice, and {stray} were dropped")
+
+
+def _start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
+    return _models[state].start(op, key0, key1, buffer, tail)
+
+
+def _complete(state: int, question: int, tag: int, _c: int, _d: int, _e: int) -> int:
+    return _models[state].complete(question, tag)
