@@ -146,11 +146,11 @@ def test_lookup_on_weak_memory(seed: int) -> None:
 class Place:
     """One segment file with some values, and an index over them."""
 
-    def __init__(self, folder: Path, values: dict[bytes, bytes]) -> None:
+    def __init__(self, folder: Path, values: dict[bytes, bytes], mapped: bool) -> None:
         self.path = folder / "1.val"
         self.state = StoreState()
         self.index = Index(self.state)
-        self.reader = Reader(self.state, str(folder))
+        self.reader = Reader(self.state, str(folder), mapped=mapped)
         blob, rows = bytearray(4096), []
         for key, value in values.items():
             blob += bytes(-len(blob) % 64)
@@ -171,10 +171,12 @@ class Place:
         return (int(self.places[key][0]) & (1 << 40) - 1) * 64
 
 
-@pytest.fixture
-def place(tmp_path: Path):
+@pytest.fixture(params=[True, False], ids=["mapped", "pread"])
+def place(tmp_path: Path, request: pytest.FixtureRequest):
     random = np.random.default_rng(0)
-    made = Place(tmp_path, {b"k%d" % n: random.bytes(n) for n in (0, 1, 7, 64, 1000, 65536, 65537, 1 << 20)})
+    sizes = (0, 1, 7, 64, 1000, 20_000, 65536, 65537, 1 << 20)
+    made = Place(tmp_path, {b"k%d" % n: random.bytes(n) for n in sizes}, request.param)
+    assert (1 in made.reader._mappings) == request.param
     yield made
     made.close()
 
@@ -214,20 +216,39 @@ def test_a_file_that_was_cut(place: Place) -> None:
     kept = place.reader.get(b"k64")
     os.ftruncate(place.fd, place.offset(b"k1000") + 10)
     assert place.reader.get(b"k64") == kept
-    for key in (b"k1000", b"k65536", b"k1048576"):
+    for key in (b"k1000", b"k20000", b"k65536", b"k1048576"):
         with pytest.raises(errors.CorruptionError, match="cut"):
             place.reader.get(key)
     with pytest.raises(errors.CorruptionError, match="cut"):
         place.reader.rows(as_keys([b"k1000"]), 1000)
 
 
+def test_a_file_that_grows_and_one_that_comes_into_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    more, at = b"more" * 1000, os.fstat(place.fd).st_size + 4096 - os.fstat(place.fd).st_size % 4096
+    os.pwrite(place.fd, more, at)
+    crc = crc32c(more)
+    place.index.put_one(b"more", 1 << 40 | at // 64, (crc - (crc >> 31 << 32)) << 32 | 4 << LENGTH_SHIFT | 4000)
+    assert place.reader.get(b"more") == more
+    if place.reader._mapped:
+        # As if the file had not been in the page cache when it was opened.
+        monkeypatch.setattr("warpwell.kv.mapping._RESIDENT", 2.0)
+        place.reader.on_segment(1, -1)
+        place.reader.on_segment(1, place.fd)
+        assert not place.reader._mappings and place.reader.get(b"more") == more
+        monkeypatch.undo()
+        for _ in range(256):
+            place.reader.rows(as_keys([b"more"]), 4000)
+        assert 1 in place.reader._mappings and place.reader.get(b"more") == more
+
+
 def test_a_drive_that_fails(place: Place) -> None:
     # a descriptor that cannot be read stands for a failing drive: EISDIR
     folder = os.open(place.path.parent, os.O_RDONLY)
+    place.reader.on_segment(1, -1)
     place.reader.on_segment(1, folder)
-    os.close(folder)
     with pytest.raises(errors.MediumError, match="directory") as raised:
         place.reader.get(b"k64")
+    os.close(folder)
     assert isinstance(raised.value, OSError)
     place.reader.on_segment(1, -1)
     with pytest.raises(errors.CorruptionError, match="not open"):

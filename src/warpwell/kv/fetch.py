@@ -27,7 +27,7 @@ from warpwell.kv.layout import (
     leave,
     stripe_of,
 )
-from warpwell.kv.slots import key_at, lookup
+from warpwell.kv.slots import look_up_all, lookup
 from warpwell.targets import (
     SYSTEM,
     backoff,
@@ -40,6 +40,7 @@ from warpwell.targets import (
     load_relaxed,
     load_weak_as,
     pread,
+    prefetch,
     store_release,
     store_weak_as,
 )
@@ -58,6 +59,12 @@ FAILED = 100
 """Plus errno."""
 
 EINTR = 4
+LATER = 2
+"""Values of a batch between the one that is read and the one that is called from memory."""
+LINES = 16
+"""Cache lines of it."""
+MAPPED_MOST = 32768
+"""Bytes of values that are copied out of mapped files; a system call costs larger ones next to nothing."""
 
 
 @device
@@ -96,7 +103,7 @@ def read_value(state, loc0, loc1, out):
     size = loc1 & SIZE_MASK
     crc = (loc1 >> 32) & 0xFFFFFFFF
     offset = (loc0 & OFFSET_MASK) << UNIT_SHIFT
-    if offset + size <= load_relaxed(entry + 8 * G_MAPPED, SYSTEM):
+    if size <= MAPPED_MOST and offset + size <= load_acquire(entry + 8 * G_MAPPED, SYSTEM):
         copy_bytes(out, load_relaxed(entry + 8 * G_BASE, SYSTEM) + offset, size)
         if crc32c(out, size, 0) == crc:
             return FOUND
@@ -105,6 +112,22 @@ def read_value(state, loc0, loc1, out):
     if status == FOUND and crc32c(out, size, 0) != crc:
         return BAD_CRC
     return status
+
+
+@device
+def call_ahead(state, locations, k, count):
+    """Begin to load a value that comes a little later in a batch, if it is in a mapped file."""
+    loc0 = load_weak_as(locations + 16 * (k + LATER), INT64) if k + LATER < count else 0
+    if loc0 == 0:
+        return
+    entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
+    size = load_weak_as(locations + 16 * (k + LATER) + 8, INT64) & SIZE_MASK
+    offset = (loc0 & OFFSET_MASK) << UNIT_SHIFT
+    if entry == 0 or size > MAPPED_MOST or offset + size > load_acquire(entry + 8 * G_MAPPED, SYSTEM):
+        return
+    at = load_relaxed(entry + 8 * G_BASE, SYSTEM) + offset
+    for line in range(at, at + min(size, LINES * 64), 64):
+        prefetch(line)
 
 
 @device
@@ -179,6 +202,14 @@ def get_one(state, stripe, key0, key1, length, out, limit):
     return -(1 << 40) - status
 
 
+def has_one(state, stripe, key0, key1, length):
+    """Return 1 where a key is there, else 0."""
+    epoch = enter(state, stripe)
+    loc0, _ = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
+    leave(state, stripe, epoch)
+    return 1 if loc0 != 0 else 0
+
+
 def get_rows(state, stripe, keys, lengths, count, out, row_bytes, found, locations):
     """Read values of `row_bytes` bytes each into rows; absent rows become zero.
 
@@ -186,16 +217,11 @@ def get_rows(state, stripe, keys, lengths, count, out, row_bytes, found, locatio
     how many went wrong.
     """
     epoch = enter(state, stripe)
-    table = load_acquire(state + 8 * S_TABLE, SYSTEM)
-    # All lookups first: the processor overlaps their cache misses, which it cannot do across a read.
-    for k in range(count):
-        key0, key1, length = key_at(keys, lengths, k)
-        loc0, loc1 = lookup(table, key0, key1, length)
-        store_weak_as(locations + 16 * k, loc0, INT64)
-        store_weak_as(locations + 16 * k + 8, loc1, INT64)
+    look_up_all(load_acquire(state + 8 * S_TABLE, SYSTEM), keys, lengths, count, locations)
     hits = 0
     wrong = 0
     for k in range(count):
+        call_ahead(state, locations, k, count)
         loc0 = load_weak_as(locations + 16 * k, INT64)
         loc1 = load_weak_as(locations + 16 * k + 8, INT64)
         row = out + row_bytes * k
@@ -223,6 +249,7 @@ def read_many(state, stripe, locations, count, out, starts, found):
     wrong = 0
     nbytes = 0
     for k in range(count):
+        call_ahead(state, locations, k, count)
         loc0 = load_weak_as(locations + 16 * k, INT64)
         loc1 = load_weak_as(locations + 16 * k + 8, INT64)
         status = ABSENT

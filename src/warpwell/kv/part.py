@@ -57,9 +57,13 @@ class Part:
 
     # -- reads ----------------------------------------------------------------------------------------------
 
-    def get(self, key: bytes) -> bytes | None:
-        """Return one value, None for an absent key."""
+    def get(self, key: bytes | int) -> bytes | None:
+        """Return one value, None for an absent key; see `Reader.get`."""
         return self.reader.get(key)
+
+    def has(self, key: bytes | int) -> bool:
+        """Tell whether a key is there."""
+        return self.reader.contains(key)
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None

@@ -22,12 +22,15 @@ from .fetch import (
     STALE,
     get_one,
     get_rows,
+    has_one,
     read_many,
 )
 from .index import words_of
-from .keys import Keys
+from .keys import Keys, as_key
 from .layout import (
+    G_BASE,
     G_FD,
+    G_MAPPED,
     S_SEGMENTS,
     SEGMENT_ENTRY,
     SEGMENT_HEADER,
@@ -36,9 +39,12 @@ from .layout import (
     StoreState,
     publish,
 )
+from .mapping import Mapping, map_file
 from .native import compiled
 
 _ERROR = 1 << 40
+_LOOK = 255
+"""A batch of so many looks whether a segment can be mapped by now."""
 
 
 class Reader:
@@ -49,10 +55,17 @@ class Reader:
     state : StoreState
     path : str
         The store, for messages.
+    mapped : bool
+        Map segments that are in the page cache.
     """
 
-    def __init__(self, state: StoreState, path: str) -> None:
+    def __init__(self, state: StoreState, path: str, *, mapped: bool = True) -> None:
+        self._mapped = mapped
+        self._mappings: dict[int, Mapping] = {}
+        self._looked = 0
+        self._calls = 0
         self._state = state
+        self._address = state.address
         self._path = path
         self._table = _SegmentTable(16)
         self._lock = threading.Lock()
@@ -66,14 +79,47 @@ class Reader:
         with self._lock:
             if segment >= self._table.count:
                 self._grow(segment + 1)
-            self._table.entries[segment, G_FD] = fd + 1
+            entry = self._table.entries[segment]
+            if fd < 0:
+                entry[G_MAPPED] = 0
+                entry[G_FD] = 0
+                mapping = self._mappings.pop(segment, None)
+                if mapping is not None:
+                    mapping.close()
+                return
+            entry[G_FD] = fd + 1
+            self._map(segment, fd)
+
+    def _map(self, segment: int, fd: int) -> None:
+        mapping = map_file(fd) if self._mapped else None
+        if mapping is not None:
+            self._mappings[segment] = mapping
+            self._table.entries[segment, G_BASE] = mapping.address
+            self._table.entries[segment, G_MAPPED] = mapping.nbytes
+
+    def look_again(self) -> None:
+        """Map one more segment, if reads have brought it into the page cache since it was looked at last."""
+        with self._lock:
+            fds = self._table.entries[:, G_FD]
+            candidates = np.flatnonzero((fds > 0) & (self._table.entries[:, G_MAPPED] == 0))
+            if self._mapped and candidates.size:
+                self._looked += 1
+                segment = int(candidates[self._looked % candidates.size])
+                self._map(segment, int(fds[segment]) - 1)
 
     def close(self) -> None:
         """Read nothing from now on, and wait for readers that are inside."""
         with self._lock:
-            self._table.entries[:, G_FD] = 0
-        # Flips the epoch, so that whoever could have seen a descriptor has left before the log closes it.
-        self._state.retire(lambda: None)
+            self._mapped = False
+            self._table.entries[:, [G_MAPPED, G_FD]] = 0
+            mappings = list(self._mappings.values())
+            self._mappings.clear()
+        # Whoever could have seen a descriptor or a mapping leaves before they go.
+        def unmap() -> None:
+            for mapping in mappings:
+                mapping.close()
+
+        self._state.retire(unmap)
         self._state.drain()
 
     def _grow(self, count: int) -> None:
@@ -87,41 +133,52 @@ class Reader:
 
     # -- values ---------------------------------------------------------------------------------------------
 
-    def get(self, key: bytes) -> bytes | None:
-        """Return one value, None for an absent key."""
-        length = len(key)
-        key0, key1 = words_of(key)
+    def get(self, key: bytes | int) -> bytes | None:
+        """Return one value, None for an absent key; an int of 64 bits is its 8 bytes."""
+        # One record at a time is where Python costs more than the store: this is written for speed.
+        key1, length = 0, 8
+        if type(key) is int:
+            key0 = key
+        elif len(key) == 8:  # type: ignore[arg-type]
+            key0 = int.from_bytes(key, "little", signed=True)  # type: ignore[arg-type]
+        else:
+            length = len(key)  # type: ignore[arg-type]
+            key0, key1 = words_of(key)  # type: ignore[arg-type]
         try:
-            buffer, address, call, state = self._local.ready
+            buffer, address, stripe, call = self._local.ready
         except AttributeError:
-            buffer, address, call, state = self._prepare()
-        size = call(state, address >> 12, key0, key1, length, address, SCRATCH_BYTES)
+            buffer, address, stripe, call = self._prepare()
+        size = call(self._address, stripe, key0, key1, length, address, SCRATCH_BYTES)
         if size >= 0:
             return buffer[:size]  # type: ignore[no-any-return]
         if size == -_ERROR:
             return None
-        return self._get_hard(key, key0, key1, int(size))
+        return self._get_hard(key, key0, key1, length, int(size))
+
+    def contains(self, key: bytes | int) -> bool:
+        """Tell whether a key is there."""
+        key0, key1 = (key, 0) if isinstance(key, int) else words_of(key)
+        length = 8 if isinstance(key, int) else len(key)
+        return bool(compiled(has_one)(self._address, threading.get_ident() >> 12, key0, key1, length))
 
     def _prepare(self) -> Any:
         raw = mmap.mmap(-1, SCRATCH_BYTES)
         address = np.frombuffer(raw, np.uint8).ctypes.data
         # a slice of an mmap object is bytes, made in one step
-        self._local.ready = (raw, address, compiled(get_one), self._state.address)
+        self._local.ready = (raw, address, address >> 12, compiled(get_one))
         return self._local.ready
 
-    def _get_hard(self, key: bytes, key0: int, key1: int, size: int) -> bytes | None:
+    def _get_hard(self, key: bytes | int, key0: int, key1: int, length: int, size: int) -> bytes | None:
         """A value that is larger than the scratch buffer, or a read that went wrong."""
         while -_ERROR < size < 0:
             out = np.empty(-1 - size, np.uint8)
             address = out.ctypes.data
-            size = int(
-                compiled(get_one)(self._state.address, address >> 12, key0, key1, len(key), address, out.nbytes)
-            )
+            size = int(compiled(get_one)(self._address, address >> 12, key0, key1, length, address, out.nbytes))
             if size >= 0:
                 return out[:size].tobytes()
         if size == -_ERROR:
             return None
-        raise self.error(key, -size - _ERROR)
+        raise self.error(as_key(key), -size - _ERROR)
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
@@ -138,6 +195,9 @@ class Reader:
             The system could not read.
         """
         count = keys.size
+        self._calls += 1
+        if self._calls & _LOOK == 0:
+            self.look_again()
         if out is None:
             out = np.empty((count, row_bytes), np.uint8)
         found = np.empty(count, np.bool_)
@@ -160,6 +220,9 @@ class Reader:
 
     def values(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[list[bytes | None], bool]:
         """Read the values at locations that were looked up; the flag tells that a segment went meanwhile."""
+        self._calls += 1
+        if self._calls & _LOOK == 0:
+            self.look_again()
         sizes = locations[:, 1] & SIZE_MASK
         sizes[locations[:, 0] == 0] = 0
         ends = np.cumsum(sizes)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ..storage.medium import NativeMedium
 from ..targets import device, i64, store_weak_as
 from .compaction import CompactionReport
-from .keys import Keys, from_bytes
+from .index import words_of
+from .keys import Keys
 from .layout import UINT8
 from .log import Log
 from .native import compiled
@@ -87,9 +88,19 @@ class Shards:
 
     # -- reads ----------------------------------------------------------------------------------------------
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes | int) -> bytes | None:
         """See `Part.get`."""
-        return self.parts[int(self.place(from_bytes([key]))[0])].get(key)
+        return self.part_of(key).get(key)
+
+    def has(self, key: bytes | int) -> bool:
+        """See `Part.has`."""
+        return self.part_of(key).has(key)
+
+    def part_of(self, key: bytes | int) -> Part:
+        """Return the shard of one key."""
+        words = (key, 0) if isinstance(key, int) else words_of(key)
+        length = 8 if isinstance(key, int) else len(key)
+        return self.parts[int(compiled(shard_of)(*words, length, len(self.parts)))]
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
@@ -134,7 +145,7 @@ class Shards:
 
     def put_one(self, key: bytes, value: Any) -> None:
         """See `Part.put_one`."""
-        self.parts[int(self.place(from_bytes([key]))[0])].put_one(key, value)
+        self.part_of(key).put_one(key, value)
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """See `Part.delete`."""

@@ -36,6 +36,7 @@ from warpwell.targets import (
     load_acquire,
     load_relaxed,
     load_weak_as,
+    prefetch,
     store_relaxed,
     store_release,
     store_weak_as,
@@ -44,6 +45,9 @@ from warpwell.targets import (
 _MIX1 = -0x00AE502812AA7333  # 0xFF51AFD7ED558CCD as a signed word
 _MIX2 = -0x3B314601E57A13AD  # 0xC4CEB9FE1A85EC53
 _LOW = 0x7FFFFFFF
+
+AHEAD = 8
+"""Keys of a batch whose slots are on their way from memory while one is looked up."""
 
 
 @device
@@ -141,18 +145,28 @@ def key_at(keys, lengths, k):
     )
 
 
-def lookup_many(state, stripe, keys, lengths, count, locations):
+@device
+def look_up_all(table, keys, lengths, count, locations):
     """Write the locations of keys, two words each, (0, 0) for absent ones; return how many are there."""
-    epoch = enter(state, stripe)
-    table = load_acquire(state + 8 * S_TABLE, SYSTEM)
+    mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
     found = 0
     for k in range(count):
+        if k + AHEAD < count:
+            key0, key1, length = key_at(keys, lengths, k + AHEAD)
+            prefetch(table + TABLE_HEADER + SLOT * (hash_of(key0, key1, length) & mask))
         key0, key1, length = key_at(keys, lengths, k)
         loc0, loc1 = lookup(table, key0, key1, length)
         store_weak_as(locations + 16 * k, loc0, INT64)
         store_weak_as(locations + 16 * k + 8, loc1, INT64)
         if loc0 != 0:
             found += 1
+    return found
+
+
+def lookup_many(state, stripe, keys, lengths, count, locations):
+    """Write the locations of keys, two words each, (0, 0) for absent ones; return how many are there."""
+    epoch = enter(state, stripe)
+    found = look_up_all(load_acquire(state + 8 * S_TABLE, SYSTEM), keys, lengths, count, locations)
     leave(state, stripe, epoch)
     fetch_add(stripe_of(state, stripe) + 8 * C_GETS, count, SYSTEM)
     return found

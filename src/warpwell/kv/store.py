@@ -16,13 +16,14 @@ from .. import errors
 from ..storage.medium import NativeMedium
 from .compaction import CompactionReport
 from .host_future import HostFuture
-from .keys import Key, Keys, as_key, as_keys, from_bytes
+from .keys import Key, Keys, as_key, as_keys
 from .schema import Schema
 from .sorting import sorted_keys, with_prefix
 from .statistics import StoreStatistics
 from .values import many_values, one_value, row_bytes_of
 from .verify import VerifyReport
 
+_INT = 1 << 63
 _BATCH = 1024
 """Records that iteration reads at once."""
 
@@ -33,7 +34,8 @@ class Parts(Protocol):
     path: str
 
     def __len__(self) -> int: ...
-    def get(self, key: bytes) -> bytes | None: ...
+    def get(self, key: bytes | int) -> bytes | None: ...
+    def has(self, key: bytes | int) -> bool: ...
     def rows(self, keys: Keys, row_bytes: int, out: Any = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]: ...
     def values(self, keys: Keys) -> list[bytes | None]: ...
     def contains(self, keys: Keys) -> NDArray[np.bool_]: ...
@@ -73,6 +75,7 @@ class Store(MutableMapping[Any, Any]):
         self.schema = schema
         self.writable = writable
         self._parts = parts
+        self._get = parts.get
         self._durability = durability
         self._unusable: Any = None
         self._counts = {"puts": 0, "deletes": 0, "commits": 0}
@@ -102,7 +105,13 @@ class Store(MutableMapping[Any, Any]):
         """
         if self._unusable is not None:
             raise self._unusable()
-        value = self._reading(self._parts.get, as_key(key))
+        if type(key) is not int or not -_INT <= key < _INT:
+            key = as_key(key)
+        try:
+            value = self._get(key)
+        except errors.CorruptionError:
+            self._check()  # another thread closed the store meanwhile
+            raise
         if value is None:
             return default
         return value if self.schema is None else self.schema.unpack_one(value)
@@ -117,7 +126,7 @@ class Store(MutableMapping[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         self._check()
-        return bool(self._parts.contains(from_bytes([as_key(key)]))[0])
+        return self._parts.has(as_key(key))
 
     def put(self, key: Key, value: Any) -> None:
         """Store one record; see `put_many`."""
@@ -400,8 +409,7 @@ class Store(MutableMapping[Any, Any]):
         try:
             return function(*args)
         except errors.CorruptionError:
-            if self._unusable is not None:  # closed by another thread meanwhile
-                raise self._unusable() from None
+            self._check()  # another thread closed the store meanwhile
             raise
 
     def _check(self) -> None:

@@ -40,6 +40,7 @@ from .atomics import (
     match_any,
     popc,
     pread,
+    prefetch,
     pwrite,
     rem,
     shfl,

@@ -62,6 +62,7 @@ if _libc.pthread_key_create(ctypes.byref(_tls_key), None) != 0:
     raise OSError("pthread_key_create failed: no thread-local key is left in this process")
 # By symbol, not by value: object code from the on-disk cache finds this process's own key.
 llvm.add_symbol("warpwell_tls_key", ctypes.addressof(_tls_key))
+llvm.add_symbol("warpwell_guarded_ranges", a.guarded_ranges())
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 
@@ -420,6 +421,25 @@ def _transfer(name: str) -> Codegen:
 
 _define(a.pread, types.int64, 4, _transfer("pread"))
 _define(a.pwrite, types.int64, 4, _transfer("pwrite"))
+
+
+def _prefetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    function = _external(builder, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
+    builder.call(function, [builder.inttoptr(args[0], I8.as_pointer()), I32(0), I32(3), I32(1)])
+    return context.get_dummy_value()
+
+
+_define(a.prefetch, types.void, 1, _prefetch)
+
+
+def _guarded_ranges(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    name = "warpwell_guarded_ranges"
+    table = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, I64, name)
+    table.linkage = "external"
+    return builder.ptrtoint(table, I64)
+
+
+_define(a.guarded_ranges, types.int64, 0, _guarded_ranges)
 
 
 def _call_native(context: Any, builder: Any, sig: Any, args: Any) -> Any:

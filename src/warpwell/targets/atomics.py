@@ -12,6 +12,7 @@ the docstring says that a warp does.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from .interp import current
@@ -230,6 +231,17 @@ def crc32c(address: int, nbytes: int, seed: int) -> int:
     `seed` is the CRC of what comes before them, 0 at the start.
     """
     return current().crc32c(address, nbytes, seed)
+
+
+def prefetch(address: int) -> None:
+    """Begin to load the cache line at `address`, which may be any number (`cpu`; nothing on `interp`)."""
+
+
+def guarded_ranges() -> int:
+    """Return the address of the table of mapped files that are guarded (`bus_error`; `cpu`)."""
+    from .bus_error import TABLE
+
+    return ctypes.addressof(TABLE)
 
 
 def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
