@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
+import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +45,15 @@ from .mapping import Mapping, map_file
 from .native import compiled
 
 _ERROR = 1 << 40
+_LARGE = 1024
+"""Bytes of values that are worth a bytes object made in advance."""
+_CONTENTS = bytes.__basicsize__ - 1
+"""Where the contents of a bytes object begin."""
+_FILLS = (
+    sys.implementation.name == "cpython"
+    and ctypes.string_at(id(b"contents") + _CONTENTS, 9) == b"contents\0"
+    and bytes(1) is not bytes(1)  # no small object is shared (the empty one may be)
+)
 _LOOK = 255
 """A batch of so many looks whether a segment can be mapped by now."""
 
@@ -225,27 +236,49 @@ class Reader:
             self.look_again()
         sizes = locations[:, 1] & SIZE_MASK
         sizes[locations[:, 0] == 0] = 0
+        found = np.empty(keys.size, np.uint8)
+        listed: list[bytes | None]
+        if _FILLS and keys.size and int(sizes.sum()) >= _LARGE * keys.size:
+            # Large values go straight into their bytes objects, which nobody else has seen yet (C extensions
+            # make them like that): another copy would take as long as the read.
+            listed = [bytes(n) for n in sizes.tolist()]
+            places = np.fromiter(map(id, listed), np.int64, keys.size) + _CONTENTS
+            stale = self._read(keys, locations, 0, places, found)
+            if found.all():
+                return listed, stale
+            return [v if ok else None for v, ok in zip(listed, found.tolist(), strict=True)], stale
         ends = np.cumsum(sizes)
         starts = ends - sizes
         out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-        found = np.empty(keys.size, np.uint8)
-        at = out.ctypes.data
-        wrong = compiled(read_many)(
-            self._state.address, at >> 12, locations.ctypes.data, keys.size, at, starts.ctypes.data, found.ctypes.data
-        )
-        if wrong:
-            if (found == STALE).any():
-                return [], True
-            self._raise_first(keys, found, locations, 0)
+        stale = self._read(keys, locations, out.ctypes.data, starts, found)
         raw: Any = out.tobytes() if out.nbytes < 1 << 16 else out.data
         pairs = zip(starts.tolist(), ends.tolist(), found.tolist(), strict=True)
-        return [bytes(raw[a:b]) if ok else None for a, b, ok in pairs], False
+        return [bytes(raw[a:b]) if ok else None for a, b, ok in pairs], stale
+
+    def _read(
+        self,
+        keys: Keys,
+        locations: NDArray[np.int64],
+        base: int,
+        starts: NDArray[np.int64],
+        found: NDArray[np.uint8],
+    ) -> bool:
+        """Read values to ``base + starts``; return whether a segment went meanwhile."""
+        wrong = compiled(read_many)(
+            self._address, found.ctypes.data >> 12, locations.ctypes.data, keys.size, base, starts.ctypes.data,
+            found.ctypes.data,
+        )  # fmt: skip
+        if not wrong:
+            return False
+        if (found == STALE).any():
+            return True
+        self._raise_first(keys, found, locations, 0)
 
     # -- errors ---------------------------------------------------------------------------------------------
 
     def _raise_first(
         self, keys: Keys, found: NDArray[np.uint8], locations: NDArray[np.int64], row_bytes: int
-    ) -> None:
+    ) -> NoReturn:
         k = int(np.flatnonzero(found > FOUND)[0])
         if found[k] == OTHER_SIZE:
             size = int(locations[k, 1]) & SIZE_MASK
