@@ -1,24 +1,36 @@
-"""Device code of key-value loaders compiles to PTX without a GPU."""
+"""Kernels that submit key-value commands compile to PTX without a GPU, and read dw0 after the phase word."""
+
+import re
 
 import numpy as np
 import pytest
 
-import warpwell as ww
-from warpwell.kv.permutation import permuted
 from warpwell.targets import run_cuda
+from warpwell.testing.key_value_load import keep_all_busy, retrieve_checked
 
 pytestmark = pytest.mark.ptx
 
-
-@ww.kernel
-def shuffled_keys(first, words, keys, out):
-    i = ww.grid(1)
-    if i < out.size:
-        out[i] = keys[permuted(first + i, words)]
+WORD = np.int64(0)
+COUNTS = np.zeros(6, np.int64)
 
 
-def test_an_order_is_computed_by_the_gpu() -> None:
-    words = np.zeros(1, np.int64)
-    text = run_cuda.ptx(shuffled_keys, (0, words, words, words))
-    assert ".visible .entry" in text and "sm_90" in text
-    assert str(0x7FEB352D) in text, "the round function is not in the kernel"
+@pytest.fixture(scope="module")
+def text() -> str:
+    return run_cuda.ptx(retrieve_checked, (WORD,) * 6 + (COUNTS,) * 2)
+
+
+def test_kernels_compile_to_ptx(text: str) -> None:
+    assert ".visible .entry" in text
+    assert ".visible .entry" in run_cuda.ptx(keep_all_busy, (WORD,) * 5 + (COUNTS,))
+
+
+def test_dw0_is_read_after_the_phase_word_was_acquired(text: str) -> None:
+    lines = [line.strip() for line in text.splitlines() if ".sys." in line or "4294967295" in line]
+    found = 0
+    for k, line in enumerate(lines):
+        m = re.match(r"ld\.relaxed\.sys\.global\.u64\s+(%\w+), ", line)
+        # dw0 is the one load of which the lower half is taken
+        if m and any(re.match(rf"and\.b64\s+%\w+, {m[1]}, 4294967295;", other) for other in lines[k:]):
+            assert lines[k - 1].startswith("ld.acquire.sys")
+            found += 1
+    assert found >= 1

@@ -21,6 +21,7 @@ from ..targets import (
     grid,
     i64,
     kernel,
+    lane_id,
     load_relaxed,
     rem,
     store_relaxed,
@@ -146,7 +147,8 @@ def keep_busy(queue: int, nsid: int, keys: int, most: int, until: int, counts: A
                 n += 1
                 worked = True
         if not worked:
-            drain(queue, 1, 0, 0)
+            lane = lane_id()
+            drain(queue, 1 << lane, lane, lane)
         cid = take_ready(queue)
         while cid >= 0:
             record = id_record(queue, cid)

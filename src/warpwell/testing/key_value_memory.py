@@ -38,6 +38,7 @@ from ..targets import (
     element_address,
     grid,
     kernel,
+    lane_id,
     memory_for,
     native,
     rem,
@@ -206,7 +207,8 @@ def send(queue: int, nsid: int, command: int, buffer: int) -> Any:
 @device
 def settle(queue: int) -> None:
     """Drain the queue, and release an id whose waiter gave up and whose completion came (thread)."""
-    drain(queue, 1, 0, 0)
+    lane = lane_id()
+    drain(queue, 1 << lane, lane, lane)
     late = take_ready(queue)
     if late >= 0:
         release_id(queue, late)
