@@ -180,11 +180,12 @@ def count_reads(state, stripe, gets, hits, nbytes, errors):
         fetch_add(line + 8 * C_ERRORS, errors, SYSTEM)
 
 
-def get_one(state, stripe, key0, key1, length, out, limit):
-    """Read one value of at most `limit` bytes.
-
-    Returns its size, ``-1 - size`` of one that is larger (nothing was read), or ``-(1 << 40) - status``.
-    """
+@device
+def get_value(block, key0, key1, length):
+    """Read one value as `get_one` does."""
+    state = load_weak_as(block, INT64)
+    stripe = load_weak_as(block + 8, INT64)
+    limit = load_weak_as(block + 24, INT64)
     epoch = enter(state, stripe)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     size = loc1 & SIZE_MASK
@@ -193,13 +194,27 @@ def get_one(state, stripe, key0, key1, length, out, limit):
         leave(state, stripe, epoch)
         return -1 - size
     if loc0 != 0:
-        status = read_value(state, loc0, loc1, out)
+        status = read_value(state, loc0, loc1, load_weak_as(block + 16, INT64))
     leave(state, stripe, epoch)
     if status == FOUND:
         count_reads(state, stripe, 1, 1, size, 0)
         return size
     count_reads(state, stripe, 1, 0, 0, 1 if status != ABSENT else 0)
     return -(1 << 40) - status
+
+
+def get_one(block, key0, key1, length):
+    """Read one value; `block` has the state's address, the stripe, and the buffer's address and size.
+
+    Returns the value's size, ``-1 - size`` of one that is larger than the buffer (nothing was read), or
+    ``-(1 << 40) - status``.
+    """
+    return get_value(block, key0, key1, length)
+
+
+def get_int(block, key):
+    """Read the value of an 8-byte key as `get_one` does: the fewer arguments, the faster Python's call."""
+    return get_value(block, key, 0, 8)
 
 
 def has_one(state, stripe, key0, key1, length):

@@ -49,6 +49,8 @@ class Part:
         assert recovered is not None
         self.index = Index(self.state, len(recovered))
         self.reader = Reader(self.state, path)
+        self.get = self.reader.get
+        """Return one value, None for an absent key; see `Reader.get`."""
         log.on_segment(self.reader.on_segment)
         self.index.put(_keys(recovered.keys, recovered.key_lens), recovered.locs)
 
@@ -56,10 +58,6 @@ class Part:
         return len(self.index)
 
     # -- reads ----------------------------------------------------------------------------------------------
-
-    def get(self, key: bytes | int) -> bytes | None:
-        """Return one value, None for an absent key; see `Reader.get`."""
-        return self.reader.get(key)
 
     def has(self, key: bytes | int) -> bool:
         """Tell whether a key is there."""

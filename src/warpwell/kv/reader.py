@@ -22,6 +22,7 @@ from .fetch import (
     SCRATCH_BYTES,
     SHORT,
     STALE,
+    get_int,
     get_one,
     get_rows,
     has_one,
@@ -144,27 +145,30 @@ class Reader:
 
     # -- values ---------------------------------------------------------------------------------------------
 
-    def get(self, key: bytes | int) -> bytes | None:
-        """Return one value, None for an absent key; an int of 64 bits is its 8 bytes."""
+    def get(self, key: Any) -> bytes | None:
+        """Return one value, None for an absent key.
+
+        Parameters
+        ----------
+        key : int or bytes
+            An int of 64 bits (OverflowError for others) is its 8 bytes.
+        """
         # One record at a time is where Python costs more than the store: this is written for speed.
-        key1, length = 0, 8
-        if type(key) is int:
-            key0 = key
-        elif len(key) == 8:  # type: ignore[arg-type]
-            key0 = int.from_bytes(key, "little", signed=True)  # type: ignore[arg-type]
-        else:
-            length = len(key)  # type: ignore[arg-type]
-            key0, key1 = words_of(key)  # type: ignore[arg-type]
         try:
-            buffer, address, stripe, call = self._local.ready
+            call, block, buffer = self._local.ready
         except AttributeError:
-            buffer, address, stripe, call = self._prepare()
-        size = call(self._address, stripe, key0, key1, length, address, SCRATCH_BYTES)
+            call, block, buffer = self._prepare()
+        if type(key) is int:
+            size = call(block, key)
+        elif len(key) == 8:
+            size = call(block, int.from_bytes(key, "little", signed=True))
+        else:
+            size = compiled(get_one)(block, *words_of(as_key(key)), len(key))
         if size >= 0:
             return buffer[:size]  # type: ignore[no-any-return]
         if size == -_ERROR:
             return None
-        return self._get_hard(key, key0, key1, length, int(size))
+        return self._get_hard(as_key(key), int(size))
 
     def contains(self, key: bytes | int) -> bool:
         """Tell whether a key is there."""
@@ -173,23 +177,27 @@ class Reader:
         return bool(compiled(has_one)(self._address, threading.get_ident() >> 12, key0, key1, length))
 
     def _prepare(self) -> Any:
+        """Make the calling thread's buffer and the words that `get_one` takes."""
         raw = mmap.mmap(-1, SCRATCH_BYTES)
         address = np.frombuffer(raw, np.uint8).ctypes.data
+        block = np.array([self._address, address >> 12, address, SCRATCH_BYTES], np.int64)
+        self._local.block = block
         # a slice of an mmap object is bytes, made in one step
-        self._local.ready = (raw, address, address >> 12, compiled(get_one))
+        self._local.ready = (compiled(get_int), int(block.ctypes.data), raw)
         return self._local.ready
 
-    def _get_hard(self, key: bytes | int, key0: int, key1: int, length: int, size: int) -> bytes | None:
-        """A value that is larger than the scratch buffer, or a read that went wrong."""
+    def _get_hard(self, key: bytes, size: int) -> bytes | None:
+        """A value that is larger than the thread's buffer, or a read that went wrong."""
         while -_ERROR < size < 0:
             out = np.empty(-1 - size, np.uint8)
             address = out.ctypes.data
-            size = int(compiled(get_one)(self._address, address >> 12, key0, key1, length, address, out.nbytes))
+            block = np.array([self._address, address >> 12, address, out.nbytes], np.int64)
+            size = int(compiled(get_one)(block.ctypes.data, *words_of(key), len(key)))
             if size >= 0:
                 return out[:size].tobytes()
         if size == -_ERROR:
             return None
-        raise self.error(as_key(key), -size - _ERROR)
+        raise self.error(key, -size - _ERROR)
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None

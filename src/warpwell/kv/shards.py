@@ -12,7 +12,7 @@ from ..storage.medium import NativeMedium
 from ..targets import device, i64, store_weak_as
 from .compaction import CompactionReport
 from .index import words_of
-from .keys import Keys
+from .keys import Keys, as_key
 from .layout import UINT8
 from .log import Log
 from .native import compiled
@@ -88,9 +88,9 @@ class Shards:
 
     # -- reads ----------------------------------------------------------------------------------------------
 
-    def get(self, key: bytes | int) -> bytes | None:
+    def get(self, key: Any) -> bytes | None:
         """See `Part.get`."""
-        return self.part_of(key).get(key)
+        return self.part_of(key if type(key) is int else as_key(key)).get(key)
 
     def has(self, key: bytes | int) -> bool:
         """See `Part.has`."""

@@ -23,7 +23,6 @@ from .statistics import StoreStatistics
 from .values import many_values, one_value, row_bytes_of
 from .verify import VerifyReport
 
-_INT = 1 << 63
 _BATCH = 1024
 """Records that iteration reads at once."""
 
@@ -34,7 +33,8 @@ class Parts(Protocol):
     path: str
 
     def __len__(self) -> int: ...
-    def get(self, key: bytes | int) -> bytes | None: ...
+    @property
+    def get(self) -> Callable[[Any], bytes | None]: ...
     def has(self, key: bytes | int) -> bool: ...
     def rows(self, keys: Keys, row_bytes: int, out: Any = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]: ...
     def values(self, keys: Keys) -> list[bytes | None]: ...
@@ -105,10 +105,13 @@ class Store(MutableMapping[Any, Any]):
         """
         if self._unusable is not None:
             raise self._unusable()
-        if type(key) is not int or not -_INT <= key < _INT:
+        if type(key) is not int and type(key) is not bytes:
             key = as_key(key)
         try:
             value = self._get(key)
+        except OverflowError:
+            as_key(key)  # raises what tells why
+            raise
         except errors.CorruptionError:
             self._check()  # another thread closed the store meanwhile
             raise
