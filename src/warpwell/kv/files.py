@@ -73,6 +73,10 @@ class Files:
             return False
         return True
 
+    def unlock(self, fd: int) -> None:
+        """Give the lock back, for descriptors that forked children have of the same open file, too."""
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
     def close(self, fd: int) -> None:
         """Close a descriptor."""
         os.close(fd)

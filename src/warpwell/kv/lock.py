@@ -53,7 +53,6 @@ class WriterLock:
             files.close(fd)
             raise
         self._fd = fd
-        self._pid = os.getpid()
         _held.add(self)
 
     def release(self) -> None:
@@ -61,6 +60,9 @@ class WriterLock:
         fd, self._fd = self._fd, -1
         _held.discard(self)
         if fd >= 0:
+            # A child that was forked just now may not have closed its copy yet.
+            with contextlib.suppress(OSError):
+                self._files.unlock(fd)
             self._files.close(fd)
 
 

@@ -1,0 +1,621 @@
+"""The log of key-value stores: appending, recovery, readers, snapshots, compaction, locks and damage."""
+
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.kv.checksum import crc32c, crc32c_many
+from warpwell.kv.compaction import compact
+from warpwell.kv.files import Files
+from warpwell.kv.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
+from warpwell.kv.journal import journal_path
+from warpwell.kv.log import Log
+from warpwell.kv.manifest import read_manifest
+from warpwell.kv.verify import verify
+from warpwell.targets.checksum import crc32c_of
+from warpwell.testing.kv_load import Run, contents, index_of, padded, unpadded, write_script
+
+SMALL = 1 << 16
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "store.kv")
+
+
+def put(log, records):
+    return log.append(*padded(list(records)), list(records.values()))
+
+
+def read(path):
+    with Log.open(path, writable=False) as log:
+        return contents(log)
+
+
+def journal_of(path):
+    return journal_path(path, read_manifest(path).journal)
+
+
+def edit(path, offset, data):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_checksums_are_crc32c():
+    assert crc32c(b"123456789") == 0xE3069283
+    data = np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint8)
+    starts, sizes = np.array([0, 1, 77, 5000]), np.array([0, 1, 1023, 5000])
+    found = crc32c_many(data.ctypes.data + starts, sizes)
+    assert found.tolist() == [crc32c_of(data[a : a + n].tobytes()) for a, n in zip(starts, sizes, strict=True)]
+    assert crc32c(data[7:], crc32c(data[:7])) == crc32c(data)
+
+
+def test_what_is_committed_is_there_again(path):
+    records = {b"a": b"", b"a\0": b"x", b"16 bytes of key.": b"y" * 5000, b"eight by": b"z" * 64}
+    with Log.create(path, schema_json={"x": [1, 2]}) as log:
+        locs = put(log, records)
+        assert offset_of(locs[2, 0]) % 4096 == 0
+        assert log.commit() == 4
+        assert log.append_one(b"late", b"bird")[0] > 0
+    with Log.open(path, writable=True) as log:
+        assert contents(log) == {**records, b"late": b"bird"}
+        assert log.schema_json == {"x": [1, 2]} and log.writable
+        log.append_deletes(*padded([b"a", b"not there"]))
+    del records[b"a"]
+    assert read(path) == {**records, b"late": b"bird"}
+    assert verify(path).sound
+
+
+def test_what_is_not_committed_is_not_seen(path):
+    with Log.create(path) as log:
+        put(log, {b"k": b"1"})
+        log.commit()
+        put(log, {b"k": b"2"})
+        assert read(path) == {b"k": b"1"}
+    assert read(path) == {b"k": b"2"}
+
+
+@pytest.mark.parametrize("shape", ["rows", "aligned rows", "list", "memoryviews", "no bytes"])
+def test_values_come_back_in_any_shape(path, shape):
+    rng = np.random.default_rng(1)
+    rows = rng.integers(0, 256, (3000, {"aligned rows": 128, "no bytes": 0}.get(shape, 100))).astype(np.uint8)
+    keys, lens = padded([b"%d" % k for k in range(3000)])
+    values = rows if shape in ("rows", "aligned rows", "no bytes") else [row.tobytes() for row in rows]
+    if shape == "memoryviews":
+        values = [memoryview(row) for row in rows]
+    with Log.create(path, segment_bytes=SMALL) as log:
+        log.append(keys, lens, values)
+        log.commit()
+        assert len(log.segments()) == {"no bytes": 1, "aligned rows": 7}.get(shape, 7)
+    assert read(path) == {b"%d" % k: row.tobytes() for k, row in enumerate(rows)}
+
+
+def test_large_values(path):
+    rng = np.random.default_rng(2)
+    records = {b"%d" % n: rng.bytes(n) for n in (SMALL, MAX_VALUE, 4096, 300_000, 262_144, 1, MAX_VALUE - 1)}
+    with Log.create(path, segment_bytes=SMALL) as log:
+        put(log, records)
+        log.append_one(b"one", records[b"300000"])
+        with pytest.raises(errors.ValueSizeError):
+            put(log, {b"small": b"x", b"too large": bytes(MAX_VALUE + 1)})
+        with pytest.raises(errors.ValueSizeError):
+            log.append_one(b"too large", bytes(MAX_VALUE + 1))
+    assert read(path) == {**records, b"one": records[b"300000"]}
+
+
+def test_a_hundred_thousand_small_records_take_less_than_a_second(path):
+    keys, lens = padded([b"%08d" % k for k in range(100_000)])
+    rows = np.zeros((100_000, 100), np.uint8)
+    with Log.create(path, durability="none") as log:
+        log.append(keys[:1], lens[:1], rows[:1])  # compiles
+        log.commit()
+        start = time.process_time()
+        log.append(keys, lens, rows)
+        log.commit()
+        assert time.process_time() - start < 1
+
+
+def test_many_uncommitted_records_spill_into_the_journal_but_do_not_count(path, monkeypatch):
+    monkeypatch.setattr("warpwell.kv.log._SPILL", 100)
+    log = Log.create(path)
+    put(log, {b"first": b"0"})
+    log.commit()
+    for k in range(500):
+        log.append_one(b"%d" % k, b"x")
+    assert os.path.getsize(journal_of(path)) > SUPERBLOCK + 400 * RECORD_BYTES
+    assert read(path) == {b"first": b"0"}
+    log.commit()
+    assert len(read(path)) == 501
+    log.close()
+
+
+# -- readers --------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """An index of a reader that follows."""
+
+    def __init__(self, path):
+        self.log = Log.open(path, writable=False)
+        found = self.log.recovered
+        self.locations = {}
+        self.apply(found.keys, found.key_lens, found.locs, True)
+
+    def apply(self, keys, lens, locs, reset):
+        if reset:
+            self.locations = {}
+        for key, loc in zip(unpadded(keys, lens), locs.tolist(), strict=True):
+            if loc[0] == -1:
+                self.locations.pop(key, None)
+            else:
+                self.locations[key] = loc
+
+    def refresh(self):
+        changes = self.log.refresh()
+        self.apply(*changes)
+        self.log.release(self.log.retired())
+        return changes
+
+    def contents(self):
+        out = {}
+        for key, (loc0, loc1) in self.locations.items():
+            value = os.pread(self.log.segment_fd(segment_of(loc0)), size_of(loc1), offset_of(loc0))
+            assert crc32c(value) == loc1 >> 32 & 0xFFFFFFFF
+            out[key] = value
+        return out
+
+
+def test_readers_follow_commits(path):
+    with Log.create(path, segment_bytes=SMALL) as log:
+        reader = Reader(path)
+        assert reader.refresh().reset is False
+        put(log, {b"a": b"1", b"b": b"2"})
+        assert len(reader.refresh().keys) == 0
+        log.commit()
+        assert len(reader.refresh().keys) == 2
+        put(log, {b"%d" % k: bytes(1000) for k in range(200)})  # new segments
+        log.append_deletes(*padded([b"a"]))
+        log.commit()
+        assert reader.refresh().locs[-1, 0] == -1
+        assert reader.contents() == {b"b": b"2", **{b"%d" % k: bytes(1000) for k in range(200)}}
+        with pytest.raises(errors.ReadOnlyError):
+            reader.log.append_one(b"k", b"v")
+        reader.log.close()
+        with pytest.raises(errors.ClosedError):
+            reader.log.refresh()
+
+
+def test_a_reader_goes_over_to_the_next_journal_or_starts_anew(path):
+    with Log.create(path) as log:
+        reader, late = Reader(path), Reader(path)
+        for k in range(3):
+            put(log, {b"%d" % k: b"x", b"same": b"%d" % k})
+            log.commit()
+            with Log.open(path, writable=False) as now:
+                found = now.recovered
+                log.snapshot(found.keys, found.key_lens, found.locs)
+            assert reader.refresh().reset is False
+            assert reader.contents() == read(path)
+        assert late.refresh().reset is True
+        assert late.contents() == read(path)
+        reader.log.close()
+        late.log.close()
+
+
+def test_readers_follow_a_busy_writer_from_state_to_state(tmp_path):
+    path = str(tmp_path / "store.kv")
+    script = write_script(11, steps=150)
+    script.steps = [step for step in script.steps if step[0] != "reopen"]
+    reached = []
+    run = Run(script, path, Files(), lambda done, durable: reached.append(done))
+    run.begin()
+    seen = []
+
+    def follow():
+        reader = Reader(path)
+        while threading.current_thread() is not None and not stop.is_set():
+            reader.refresh()
+            seen.append(reader.contents())
+        reader.refresh()
+        seen.append(reader.contents())
+        reader.log.close()
+
+    stop = threading.Event()
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for _ in script.steps:
+        run.next()
+        time.sleep(0.001)
+    stop.set()
+    thread.join(60)
+    run.close()
+    assert not thread.is_alive() and len(seen) > 10
+    at = 0
+    for state in seen:
+        assert state in script.states[at:], "a reader saw what never was, or went back"
+        at = script.states.index(state, at)
+    assert seen[-1] == script.states[-1]
+
+
+def test_a_reader_that_opens_while_segments_are_replaced_finds_a_store(path):
+    with Log.create(path, segment_bytes=SMALL) as log:
+        run = Run(write_script(12, steps=1), path, Files(), lambda done, durable: None, log=log)
+        stop = threading.Event()
+        problems, opened = [], []
+
+        def open_again():
+            while not stop.is_set():
+                try:
+                    opened.append(len(read(path)))
+                except Exception as error:
+                    problems.append(error)
+                    return
+
+        thread = threading.Thread(target=open_again)
+        thread.start()
+        for k in range(150):
+            values = {b"%d" % j: bytes([k]) * 3000 for j in range(12)}
+            run.locations.update(zip(values, map(tuple, put(log, values).tolist()), strict=True))
+            run._committing("compact", log)
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert not problems and len(opened) > 3
+
+
+# -- snapshots and compaction ---------------------------------------------------------------------------------
+
+
+def test_compaction_gives_space_back_and_keeps_every_value(path):
+    script = write_script(5, steps=1)
+    with Log.create(path, segment_bytes=SMALL) as log:
+        run = Run(script, path, Files(), lambda done, durable: None, log=log)
+        state = {}
+        for k in range(40):
+            values = {b"%d" % j: bytes([k]) * 900 for j in range(k % 7, 30)}
+            state.update(values)
+            run.locations.update(zip(values, map(tuple, put(log, values).tolist()), strict=True))
+        before = set(log.segments())
+        overwritten = []
+
+        def lookup(keys, lens):
+            if not overwritten:  # a put in the middle of a compaction
+                overwritten.append(log.append_one(b"3", b"newest"))
+                run.locations[b"3"] = overwritten[0]
+            return run._lookup(keys, lens)
+
+        drained = []
+        report = compact(
+            log,
+            live=run._index,
+            lookup=lookup,
+            relocate=run._relocate,
+            drained=lambda: drained.append(set(log.segments())),
+            progress=lambda done, total: drained.append((done, total)),
+        )
+        assert report.moved > 0 and report.freed_bytes > 0 and set(report.segments) <= before
+        assert drained[-1] >= before  # still open until readers have drained
+        assert not set(report.segments) & set(log.segments())
+        assert not any(os.path.exists(log.segment_path(s)) for s in report.segments)
+        assert drained[-2][0] == drained[-2][1] == report.moved_bytes
+    state[b"3"] = b"newest"
+    assert read(path) == state
+    assert verify(path).sound
+    with Log.open(path, writable=True) as log:  # nothing is left to do
+        run = Run(script, path, Files(), lambda done, durable: None, log=log)
+        run.locations = index_of(log)
+        compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate, drained=lambda: None)
+        again = compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate)
+        assert again.segments == ()
+        new = log.append_one(b"next", b"v")[0]
+        assert segment_of(new) > max(report.segments)  # an id is never given twice
+
+
+def test_compaction_refuses_a_damaged_value(path):
+    with Log.create(path, segment_bytes=SMALL) as log:
+        run = Run(write_script(5, steps=1), path, Files(), lambda done, durable: None, log=log)
+        for k in range(3):
+            values = {b"%d" % j: bytes([k]) * 900 for j in range(k, 30)}
+            run.locations.update(zip(values, map(tuple, put(log, values).tolist()), strict=True))
+        log.commit()
+        loc = run.locations[b"0"]
+        edit(log.segment_path(loc[0] >> 40), offset_of(loc[0]) + 5, b"\xff")
+        files = sorted(os.listdir(path))
+        with pytest.raises(errors.CorruptionError, match="damaged"):
+            compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate, threshold=0.2)
+        assert set(files) <= set(os.listdir(path))
+    problems = verify(path).problems
+    assert [problem.key for problem in problems] == [b"0"]
+
+
+def test_a_snapshot_takes_only_what_it_can_name(path):
+    with Log.create(path) as log:
+        put(log, {b"k": b"v"})
+        keys, lens = padded([b"k"])
+        with pytest.raises(errors.ArgumentError, match="segments"):
+            log.snapshot(keys, lens, np.array([[9 << 40 | 64, 1 << 25]], np.int64))
+
+
+# -- one writer, forks, failures ------------------------------------------------------------------------------
+
+
+def test_one_writer_at_a_time(path):
+    with Log.create(path) as log:
+        with pytest.raises(errors.SharingError, match=str(os.getpid())):
+            Log.open(path, writable=True)
+        put(log, {b"k": b"v"})
+    Log.open(path, writable=True).close()
+
+
+def in_child(body):
+    """Run `body` in a forked process and return what it returns, as JSON."""
+    source, sink = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            os.write(sink, json.dumps(body()).encode())
+        finally:
+            os._exit(0)
+    os.close(sink)
+    with open(source, "rb") as file:
+        out = file.read()
+    os.waitpid(process, 0)
+    return json.loads(out)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_write_and_does_not_keep_the_lock(path):
+    log = Log.create(path)
+    put(log, {b"k": b"v"})
+
+    def child():
+        names = []
+        for attempt in (lambda: log.append_one(b"x", b"y"), log.commit):
+            try:
+                attempt()
+            except errors.ForkError:
+                names.append("fork")
+        log.close()
+        return names
+
+    assert in_child(child) == ["fork", "fork"]
+    log.commit()
+    source, sink = os.pipe()
+    process = os.fork()
+    if process == 0:  # lives on while the parent closes
+        os.close(sink)
+        os.read(source, 1)
+        os._exit(0)
+    log.close()
+    Log.open(path, writable=True).close()
+    os.close(sink)
+    os.waitpid(process, 0)
+    assert read(path) == {b"k": b"v"}
+
+
+class Failing(Files):
+    """Fails a kind of call while `on`."""
+
+    def __init__(self):
+        self.on = None
+        self.error = 5
+
+    def sync(self, fd):
+        if self.on == "sync":
+            raise OSError(self.error, "planted")
+        super().sync(fd)
+
+    def pwrite(self, fd, data, offset):
+        if self.on == "pwrite":
+            raise OSError(self.error, "planted")
+        super().pwrite(fd, data, offset)
+
+
+def test_a_failed_fsync_ends_the_writing(path):
+    files = Failing()
+    log = Log.create(path, files=files)
+    put(log, {b"a": b"1"})
+    log.commit()
+    put(log, {b"b": b"2"})
+    files.on = "sync"
+    with pytest.raises(errors.StoreFailedError, match="fsync"):
+        log.commit()
+    files.on = None
+    for attempt in (log.commit, lambda: log.append_one(b"c", b"3"), lambda: log.append_deletes(*padded([b"a"]))):
+        with pytest.raises(errors.StoreFailedError):
+            attempt()
+    assert log.failed
+    log.close()
+    assert read(path) == {b"a": b"1"}
+
+
+def test_a_full_disk_changes_nothing(path):
+    files = Failing()
+    files.error = 28
+    log = Log.create(path, files=files, segment_bytes=SMALL)
+    put(log, {b"a": b"1"})
+    files.on = "pwrite"
+    with pytest.raises(errors.StorageFullError):
+        put(log, {b"b": b"2"})
+    with pytest.raises(errors.StorageFullError):
+        log.append_one(b"b", b"2")
+    with pytest.raises(errors.StorageFullError):
+        log.commit()
+    files.on = None
+    put(log, {b"c": b"3"})
+    log.commit()
+    log.close()
+    assert read(path) == {b"a": b"1", b"c": b"3"}
+
+
+def test_always_takes_a_put_back_that_was_not_committed(path):
+    files = Failing()
+    files.error = 28
+    log = Log.create(path, durability="always", files=files)
+    log.append_one(b"a", b"1")
+    assert read(path) == {b"a": b"1"}
+    files.on = "pwrite"
+    with pytest.raises(errors.StorageFullError):
+        log.append_deletes(*padded([b"a"]))
+    files.on = None
+    log.close()
+    assert read(path) == {b"a": b"1"}
+
+
+# -- bad folders and damage -----------------------------------------------------------------------------------
+
+
+def test_folders_that_are_no_stores(tmp_path):
+    with pytest.raises(errors.MissingFileError, match="does not exist"):
+        Log.open(tmp_path / "none", writable=False)
+    with pytest.raises(errors.FormatError, match="no key-value store"):
+        Log.open(tmp_path, writable=True)
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(errors.FormatError, match="folder"):
+        Log.open(tmp_path / "file", writable=False)
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+    with pytest.raises(errors.ArgumentError, match="other files"):
+        Log.create(tmp_path)
+    with pytest.raises(errors.ArgumentError, match="is a file"):
+        Log.create(tmp_path / "file")
+    with pytest.raises(errors.MissingFileError, match="no such folder"):
+        Log.create(tmp_path / "a" / "b")
+    for wrong in ({"durability": "maybe"}, {"segment_bytes": 10}):
+        with pytest.raises(errors.ArgumentError, match=next(iter(wrong))):
+            Log.create(tmp_path / "new", **wrong)
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+    Log.create(tmp_path / "new").close()
+    with pytest.raises(errors.ArgumentError, match="a store already"):
+        Log.create(tmp_path / "new")
+
+
+def test_a_newer_format_is_named(path):
+    Log.create(path).close()
+    manifest = os.path.join(path, "MANIFEST")
+    with open(manifest, "rb") as file:
+        body = file.read().partition(b"\n")[2]
+    with open(manifest, "wb") as file:
+        file.write(f"warpwell-kv 2 {len(body)} {crc32c(body, crc32c(b'2')):08x}\n".encode() + body)
+    with pytest.raises(errors.StoreVersionError, match="update"):
+        Log.open(path, writable=True)
+
+
+def committed(path, groups=4):
+    log = Log.create(path, segment_bytes=SMALL)
+    for k in range(groups):
+        put(log, {b"%d" % j: bytes([k]) * 100 for j in range(3)})
+        log.commit()
+    log.close()
+    return journal_of(path)
+
+
+def snap(path):
+    out = {}
+    for name in os.listdir(path):
+        if name != "LOCK":
+            with open(os.path.join(path, name), "rb") as file:
+                out[name] = file.read()
+    return out
+
+
+@pytest.mark.parametrize("record", [0, 5, 11])
+@pytest.mark.parametrize("how", ["flip", "zero", "cut", "cut within", "swap"])
+def test_damage_of_what_was_committed_is_refused_and_left_alone(path, record, how):
+    journal = committed(path)
+    at = SUPERBLOCK + RECORD_BYTES * record
+    if how == "flip":
+        edit(journal, at + 33, b"\xaa")
+    elif how == "zero":
+        edit(journal, at, bytes(RECORD_BYTES))
+    elif how.startswith("cut"):
+        os.truncate(journal, at + 30 * (how == "cut within"))
+    else:
+        with open(journal, "rb") as file:
+            file.seek(SUPERBLOCK + RECORD_BYTES * ((record + 3) % 12))
+            other = file.read(RECORD_BYTES)
+        edit(journal, at, other)
+    before = snap(path)
+    for writable in (True, False):
+        with pytest.raises(errors.CorruptionError) as caught:
+            Log.open(path, writable=writable)
+        assert str(caught.value.path) == journal and "copy" in str(caught.value)
+    assert snap(path) == before
+    assert [problem.path for problem in verify(path).problems] == [journal]
+
+
+def test_a_torn_end_is_dropped_by_the_writer_only(path):
+    journal = committed(path)
+    whole = os.path.getsize(journal)
+    with open(journal, "ab") as file:
+        file.write(os.urandom(100))
+    expected = {b"%d" % j: bytes([3]) * 100 for j in range(3)}
+    assert read(path) == expected
+    assert os.path.getsize(journal) == whole + 100
+    assert verify(path).torn_bytes == 100 and verify(path).sound
+    with Log.open(path, writable=True) as log:
+        assert os.path.getsize(journal) == whole
+        put(log, {b"new": b"v"})
+    assert read(path) == {**expected, b"new": b"v"}
+
+
+def test_missing_and_cut_files_are_named(path):
+    committed(path)
+    before = snap(path)
+    for name, change in [("00000001.val", os.unlink), ("00000001.jnl", os.unlink), ("00000001.val", None)]:
+        file = os.path.join(path, name)
+        if change is None:
+            os.truncate(file, SUPERBLOCK + 10)
+        else:
+            change(file)
+        with pytest.raises(errors.CorruptionError, match=name):
+            Log.open(path, writable=True)
+        with pytest.raises(errors.CorruptionError, match=name):
+            Log.open(path, writable=False)
+        assert not verify(path).sound
+        with open(file, "wb") as out:
+            out.write(before[name])
+    assert len(read(path)) == 3
+
+
+def test_a_journal_of_another_store_is_refused(tmp_path):
+    ours, theirs = committed(str(tmp_path / "a")), committed(str(tmp_path / "b"))
+    os.replace(theirs, ours)
+    with pytest.raises(errors.CorruptionError, match="another file"):
+        Log.open(tmp_path / "a", writable=True)
+
+
+def test_an_older_copy_of_the_journal_is_refused(path):
+    journal = committed(path)
+    with open(journal, "rb") as file:
+        old = file.read()
+    with Log.open(path, writable=True) as log:
+        put(log, {b"new": b"v"})
+    with open(journal, "wb") as file:
+        file.write(old)
+    with pytest.raises(errors.CorruptionError, match="had been committed"):
+        Log.open(path, writable=True)
+
+
+def test_a_location_is_never_used_twice(path):
+    log = Log.create(path)
+    first = log.append_one(b"k", b"x" * 500)[0]
+    log._writer.release()  # the process is gone before it commits
+    again = Log.open(path, writable=True)
+    assert again.append_one(b"k", b"y")[0] > first
+    again.close()
+
+
+def test_segments_are_announced(path):
+    with Log.create(path, segment_bytes=SMALL) as log:
+        seen = []
+        log.on_segment(lambda segment, fd: seen.append((segment, fd)))
+        assert seen == [(1, log.segment_fd(1))]
+        put(log, {b"%d" % k: bytes(30_000) for k in range(5)})
+        assert [segment for segment, _ in seen] == log.segments() == [1, 2, 3, 4, 5]
+    assert [fd for _, fd in seen[5:]] == [-1] * 5

@@ -1,0 +1,72 @@
+"""Structures of key-value logs on disk, and where values are placed."""
+
+import numpy as np
+import pytest
+
+from warpwell.kv import format as layout
+from warpwell.kv.format import crc_of, file_name, key_len_of, locations, offset_of, segment_of, size_of
+from warpwell.kv.journal import new_records
+from warpwell.kv.recovery import join, live, split
+from warpwell.kv.segments import place
+
+
+def test_structures_have_the_documented_sizes():
+    assert layout.RECORD.itemsize == 64 and layout.SUPER.itemsize == 4096
+    assert layout.RECORD.fields["crc"][1] == 60 and layout.SUPER.fields["crc"][1] == 4092
+
+
+def test_a_location_keeps_its_parts():
+    offsets = np.array([4096, 4160, 1 << 39], np.int64)
+    crcs = np.array([0, 0xFFFFFFFF, 0x80000001], np.int64)
+    lens = np.array([1, 8, 16], np.uint8)
+    sizes = np.array([0, 100, layout.MAX_VALUE], np.int64)
+    locs = locations(layout.MAX_SEGMENT, offsets, crcs, lens, sizes)
+    assert (locs[:, 0] > 0).all()
+    assert (segment_of(locs[:, 0]) == layout.MAX_SEGMENT).all()
+    assert offset_of(locs[:, 0]).tolist() == offsets.tolist()
+    assert crc_of(locs[:, 1]).tolist() == crcs.tolist()
+    assert key_len_of(locs[:, 1]).tolist() == lens.tolist()
+    assert size_of(locs[:, 1]).tolist() == sizes.tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_are_aligned_and_do_not_overlap(seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([0, 1, 63, 64, 65, 4095, 4096, 4097, 20000], rng.integers(0, 40))
+    end = int(rng.integers(4096, 20000))
+    offsets = place(sizes, end)
+    assert len(offsets) == len(sizes)
+    for k, (offset, size) in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
+        assert offset % (4096 if size >= 4096 else 64) == 0
+        before = end if k == 0 else offsets[k - 1] + sizes[k - 1]
+        assert before <= offset < before + (4096 if size >= 4096 else 64)
+
+
+def test_the_last_record_of_a_key_is_live():
+    keys = [b"a", b"a\0", b"b", b"a", b"b", b"c"]
+    padded = np.frombuffer(b"".join(k.ljust(16, b"\0") for k in keys), np.uint8).reshape(-1, 16)
+    lens = np.array([len(k) for k in keys], np.uint8)
+    locs = locations(1, np.arange(6) * 64 + 4096, np.zeros(6, np.int64), lens, np.ones(6, np.int64))
+    locs[4, 0] = layout.TOMBSTONE
+    found = live(join(padded, lens, locs))
+    keys_found, lens_found, locs_found = split(found)
+    assert [k.tobytes()[:n] for k, n in zip(keys_found, lens_found, strict=True)] == [b"a\0", b"a", b"c"]
+    assert offset_of(locs_found[:, 0]).tolist() == [4160, 4096 + 192, 4096 + 320]
+
+
+def test_live_takes_the_first_as_given_where_keys_differ():
+    slots = np.array([[1, 0, 5, 8 << 25], [2, 0, 6, 8 << 25]], np.int64)
+    assert live(slots, 2).tolist() == slots.tolist()
+    again = np.concatenate([slots, [[1, 0, layout.TOMBSTONE, 8 << 25]]])
+    assert live(again, 2).tolist() == slots[1:].tolist()
+
+
+def test_deletes_name_no_place():
+    records = new_records(layout.DELETE, np.zeros((2, 16), np.uint8), np.array([3, 16], np.uint8))
+    assert records["loc"][:, 0].tolist() == [-1, -1]
+    assert key_len_of(records["loc"][:, 1]).tolist() == [3, 16]
+
+
+def test_file_names():
+    assert file_name(layout.SEGMENT_FILE, 7) == "00000007.val"
+    assert file_name(layout.JOURNAL_FILE, 123456789) == "123456789.jnl"
