@@ -46,7 +46,7 @@ def shares(controller: Controller, nsid: int, groups: list[QueuePairs], seconds:
     counts = np.zeros(OUTCOMES, np.int64)
     failures: list[BaseException] = []
 
-    def load(pairs: QueuePairs) -> None:
+    def load(pairs: QueuePairs, seconds: float = seconds) -> None:
         try:
             with controller.active(pairs):
                 arguments = (pairs.records, nsid, KEYS, pairs.ids, int(seconds * SECOND), counts)
@@ -57,7 +57,7 @@ def shares(controller: Controller, nsid: int, groups: list[QueuePairs], seconds:
     def served() -> np.ndarray[Any, Any]:
         return np.concatenate([pairs.ports[:, P_COMMANDS] for pairs in groups])
 
-    load(groups[0])  # compiles, if need be
+    load(groups[0], 0.001)  # compiles, if need be
     threads = [threading.Thread(target=load, args=(pairs,)) for pairs in groups]
     for thread in threads:
         thread.start()
@@ -96,7 +96,7 @@ def test_four_equal_queues_of_one_thread_without_a_window(memory: KeyValueMemory
     start = NativeMedium(busy_start.address, 0, memory.native().state, memory)
     nsid = controller.attach_kv(start, name="busy")
     try:
-        done = shares(controller, nsid, [pairs], 3.0)
+        done = shares(controller, nsid, [pairs], 1.5)
         # a round is 32 commands of each queue: one more or less is in what was counted
         assert jain(done) >= 0.99 and np.ptp(done) <= 64, done
     finally:
@@ -123,9 +123,9 @@ def test_weights_of_one_thread_without_a_window(memory: KeyValueMemory) -> None:
     controller.add_pairs(other, weight=3)
     nsid = controller.attach_kv(NativeMedium(busy_start.address, 0, memory.native().state, memory), name="busy")
     try:
-        done = shares(controller, nsid, [one, other], 4.0)
+        done = shares(controller, nsid, [one, other], 2.0)
         # rounds of 10 and 30 commands
-        assert abs(done[1] - 3 * done[0]) <= 60 and done[0] > 100, done
+        assert abs(done[1] - 3 * done[0]) <= 60 and done[0] > 50, done
     finally:
         controller.close()
 
@@ -141,7 +141,7 @@ def test_a_greedy_queue_starves_nobody(memory: KeyValueMemory) -> None:
         for queues in (1, 4):
             counts, times = np.zeros(OUTCOMES, np.int64), np.zeros(2_000, np.int64)
             with controller.active():
-                one_beside_busy[queues](pairs.records, nsid, KEYS, pairs.ids, 2 * SECOND, counts, times, device="cpu")
+                one_beside_busy[queues](pairs.records, nsid, KEYS, pairs.ids, SECOND, counts, times, device="cpu")
             assert counts[GOOD] == counts.sum()
             noted = times[times > 0]
             assert len(noted) > 50
