@@ -3,6 +3,8 @@
 from .controller import Controller, service_threads
 from .faulty import Faulty
 from .file import FileMedium
+from .key_value_faulty import KeyValueFaulty
+from .key_value_latency import KeyValueLatency
 from .latency import Latency
 from .medium import PENDING, Medium, NativeMedium
 from .presets import DRIVES, Drive
