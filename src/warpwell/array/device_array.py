@@ -46,18 +46,44 @@ _NAME = b"dltensor"
 
 
 class DeviceArray:
-    """A C-ordered array in GPU memory (DLPack and ``__cuda_array_interface__``).
+    """An array in GPU memory (DLPack and ``__cuda_array_interface__``).
+
+    Parameters
+    ----------
+    memory : object
+        Bytes in GPU memory, a numba-cuda array.
+    shape : tuple of int
+    dtype : numpy.dtype
+    offset : int
+        Byte of `memory` where the first item is.
+    strides : tuple of int, optional
+        Bytes between items, by dimension; left out: C order.
+    keep : object, optional
+        Kept while the array, or what was made of it without a copy, is there.
 
     Attributes
     ----------
     shape : tuple of int
     dtype : numpy.dtype
+    strides : tuple of int or None
     """
 
-    def __init__(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        memory: Any,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        offset: int = 0,
+        strides: tuple[int, ...] | None = None,
+        keep: Any = None,
+    ) -> None:
         self._memory = memory
         self.shape = shape
         self.dtype = dtype
+        self._offset = offset
+        self.strides = strides
+        self._keep = keep
 
     @property
     def nbytes(self) -> int:
@@ -66,18 +92,23 @@ class DeviceArray:
 
     @property
     def _pointer(self) -> int:
-        return int(self._memory.__cuda_array_interface__["data"][0])
+        return int(self._memory.__cuda_array_interface__["data"][0]) + self._offset
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3 of the interface."""
         typestr = self.dtype.str
         return {"shape": self.shape, "typestr": typestr, "data": (self._pointer, False), "version": 3,
-                "descr": self.dtype.descr, "strides": None, "stream": None}  # fmt: skip
+                "descr": self.dtype.descr, "strides": self.strides, "stream": None}  # fmt: skip
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the DLPack device: CUDA, ordinal 0."""
-        return _KDLCUDA, 0
+        """Return the DLPack device: CUDA, and which."""
+        return _KDLCUDA, self._ordinal
+
+    @property
+    def _ordinal(self) -> int:
+        context = getattr(getattr(self._memory, "gpu_data", None), "context", None)
+        return int(context.device.id) if context is not None else 0
 
     def __dlpack__(self, **_: Any) -> Any:
         """Return a DLPack capsule that shares the memory. The data is complete: no stream need be waited for."""
@@ -86,22 +117,36 @@ class DeviceArray:
             raise errors.DTypeError(f"DLPack has no items of {self.dtype}: view them as bytes with copy_to_host()")
         ndim = len(self.shape)
         shape = (ctypes.c_int64 * max(ndim, 1))(*self.shape)
+        steps = None
+        if self.strides is not None:
+            if any(step % self.dtype.itemsize for step in self.strides):
+                raise errors.DTypeError(
+                    f"DLPack counts strides in items, and {self.strides} bytes are not whole ones of {self.dtype}: copy"
+                    " the field with copy_to_host(), or give it a store of its own"
+                )
+            steps = (ctypes.c_int64 * max(ndim, 1))(*(step // self.dtype.itemsize for step in self.strides))
         managed = _Managed()
         tensor = managed.tensor
-        tensor.data, tensor.device_type, tensor.device_id = self._pointer, _KDLCUDA, 0
+        tensor.data, tensor.device_type, tensor.device_id = self._pointer, _KDLCUDA, self._ordinal
         tensor.ndim, tensor.code, tensor.bits, tensor.lanes = ndim, code, 8 * self.dtype.itemsize, 1
         tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
-        tensor.strides = None
+        tensor.strides = None if steps is None else ctypes.cast(steps, ctypes.POINTER(ctypes.c_int64))
         managed.deleter = _delete
         address = ctypes.addressof(managed)
         # kept until the consumer calls the deleter; a capsule nobody consumes keeps the array alive
-        _alive[address] = (managed, shape, self._memory)
+        _alive[address] = (managed, shape, steps, self._memory, self._keep)
         return _new_capsule(address, _NAME, None)
 
     def copy_to_host(self) -> NDArray[Any]:
         """Return the array as a NumPy array."""
-        flat = np.asarray(self._memory.copy_to_host()).view(np.uint8)
-        return flat[: self.nbytes].view(self.dtype).reshape(self.shape)
+        if self.strides is None:
+            flat = np.asarray(self._memory[self._offset :].copy_to_host() if self._offset else self._memory.copy_to_host())
+            return flat.view(np.uint8)[: self.nbytes].view(self.dtype).reshape(self.shape)
+        if 0 in self.shape:
+            return np.empty(self.shape, self.dtype)
+        reach = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)) + self.dtype.itemsize
+        flat = np.asarray(self._memory[self._offset : self._offset + reach].copy_to_host()).view(np.uint8)
+        return np.ndarray(self.shape, self.dtype, flat, strides=self.strides).copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return a host copy."""

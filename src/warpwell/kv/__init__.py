@@ -8,6 +8,7 @@
 """
 
 from .dataset import Dataset
+from .device_store import DeviceStore
 from .loader import DataLoader
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
@@ -16,4 +17,4 @@ from .schema import Schema
 from .statistics import StoreStatistics
 from .store import Store
 
-__all__ = ["DataLoader", "Dataset", "Permutation", "Schema", "Store", "StoreStatistics", "create", "open"]
+__all__ = ["DataLoader", "Dataset", "DeviceStore", "Permutation", "Schema", "Store", "StoreStatistics", "create", "open"]

@@ -131,24 +131,29 @@ def call_ahead(state, locations, k, count):
 
 
 @device
-def read_part(state, loc0, loc1, out, limit, stripe):
-    """Read the first `limit` bytes of a longer value and check the CRC of all of it (inside of an epoch)."""
+def read_part(state, loc0, loc1, out, first, limit, stripe):
+    """Read `limit` bytes from byte `first` of a value and check the CRC of all of it (inside of an epoch)."""
     entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
     if entry == 0:
         return STALE
     size = loc1 & SIZE_MASK
     offset = (loc0 & OFFSET_MASK) << UNIT_SHIFT
     fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
-    status = read_all(fd, out, limit, offset)
-    crc = crc32c(out, limit, 0)
-    if status != FOUND:
-        return status
+    status = FOUND
+    crc = 0
     lock = take_scratch(state, stripe)
-    done = limit
+    done = 0
     while done < size and status == FOUND:
         count = min(SCRATCH_BYTES, size - done)
-        status = read_all(fd, lock + 64, count, offset + done)
-        crc = crc32c(lock + 64, count, crc)
+        into = lock + 64
+        if done == first:
+            count = limit
+            into = out
+        elif done < first:
+            count = min(count, first - done)
+        status = read_all(fd, into, count, offset + done)
+        if status == FOUND:
+            crc = crc32c(into, count, crc)
         done += count
     store_release(lock, 0, SYSTEM)
     if status == FOUND and crc != (loc1 >> 32) & 0xFFFFFFFF:

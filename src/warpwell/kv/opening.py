@@ -7,10 +7,14 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import errors
 from ..cache.sizes import parse_size
+from ..targets import has_cuda
+from .device_store import DeviceStore, Drive
+from .engine import Options
 from .files import Files
 from .lock import WriterLock
 from .log import Log
@@ -78,7 +82,22 @@ def create(
     return Store(parts, schema=given, writable=True, durability=durability)
 
 
-def open_store(path: Path, mode: str = "r") -> Store:
+def open_store(
+    path: Path,
+    mode: str = "r",
+    *,
+    device: str | None = None,
+    cache: int | str | None = None,
+    queues: int = 4,
+    depth: int = 1024,
+    threads: int | None = None,
+    value_bytes: int | None = None,
+    timeout: float = 10.0,
+    window: int = 0,
+    weight: int = 1,
+    beside: DeviceStore | None = None,
+    drive: Drive | None = None,
+) -> Store:
     """Open a store.
 
     Parameters
@@ -88,10 +107,30 @@ def open_store(path: Path, mode: str = "r") -> Store:
     mode : {"r", "r+"}
         For reading, beside others and beside a writer; or for reading and writing, alone. A reader sees what was
         committed before, and what came later after `Store.refresh`.
+    device : str, optional
+        "cuda" (or "cuda:1"), "cpu" or "interp": where kernels and `DeviceStore.get_async` fetch records. Left out,
+        only the host reads; the options below go with a device.
+    cache : int or str, optional
+        Bytes of device memory for values that are fetched again, for example "1GiB".
+    queues, depth : int
+        Queue pairs, and entries of each (a power of two); half as many commands are in flight at most.
+    threads : int, optional
+        Native threads that serve the queues.
+    value_bytes : int, optional
+        Room for a value in a batch, for stores without a schema (4096). Larger values are cut there.
+    timeout : float
+        Seconds without any answer after which waiting device code gives up.
+    window, weight : int
+        See `warpwell.storage.Controller`.
+    beside : DeviceStore, optional
+        A store of the same folder on another device: this one's queues are served by that one's controller.
+    drive : callable, optional
+        Makes an emulated drive of a shard's native functions (`warpwell.storage.KeyValueLatency`).
 
     Returns
     -------
     Store
+        A `DeviceStore` where a device was given.
 
     Raises
     ------
@@ -106,6 +145,16 @@ def open_store(path: Path, mode: str = "r") -> Store:
     """
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
+    options = None
+    if device is not None:
+        options = Options(
+            device=_device(device),
+            cache_bytes=0 if cache is None or mode == "r+" else parse_size(cache),
+            queues=queues, depth=depth, threads=threads, timeout=timeout, window=window, weight=weight,
+            value_bytes=4096 if value_bytes is None else value_bytes,
+        )  # fmt: skip
+    elif cache is not None or beside is not None or drive is not None or value_bytes is not None:
+        raise errors.ArgumentError("cache, value_bytes, beside and drive need a device: pass device=", name="device")
     log = Log.open(path, writable=mode == "r+")
     opened: list[Callable[[], None]] = [log.close]
     try:
@@ -121,11 +170,28 @@ def open_store(path: Path, mode: str = "r") -> Store:
             parts = Shards(log, _open_shards(log, meta["shards"], opened))
         else:
             parts = Part(log, log.path)
-        return Store(parts, schema=schema, writable=log.writable, durability=log.durability)
+        if options is None:
+            return Store(parts, schema=schema, writable=log.writable, durability=log.durability)
+        if schema is not None:
+            options = replace(options, value_bytes=schema.nbytes)
+        return DeviceStore(
+            parts, schema=schema, writable=log.writable, durability=log.durability, options=options, beside=beside,
+            drive=drive,
+        )  # fmt: skip
     except BaseException:
         with contextlib.suppress(Exception):
             close_all(opened)
         raise
+
+
+def _device(name: str) -> str:
+    if name in ("cpu", "interp") or (name.startswith("cuda") and (has_cuda() or name == "cuda")):
+        if name.startswith("cuda") and not has_cuda():
+            raise errors.DeviceNotFoundError(
+                'device "cuda" needs an NVIDIA GPU and the cuda extra (pip install "warpwell[cuda]"): use "cpu"'
+            )
+        return name
+    raise errors.ArgumentError(f'device {name!r} is unknown: choose "cpu", "cuda", "cuda:1" or "interp"', name="device")
 
 
 def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: list[str] | None) -> Parts:

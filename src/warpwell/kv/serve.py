@@ -113,8 +113,8 @@ def hand_over(ring, op, key0, key1, buffer, tail):
 
 
 @device
-def retrieve(state, key0, key1, length, buffer, nbytes, stripe):
-    """Copy a value, or as much of it as fits; return status and the value's whole size in bits from 16 on."""
+def retrieve(state, key0, key1, length, buffer, nbytes, first, stripe):
+    """Copy a value from byte `first` on, as much as fits; return status and its whole size in bits from 16 on."""
     epoch = enter(state, stripe)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     size = loc1 & SIZE_MASK
@@ -122,10 +122,12 @@ def retrieve(state, key0, key1, length, buffer, nbytes, stripe):
     if loc0 != 0:
         if nbytes == 0:
             status = FOUND  # only the size is asked for
-        elif size <= nbytes:
+        elif size <= nbytes and first == 0:
             status = read_value(state, loc0, loc1, buffer)
+        elif first >= size:
+            status = FOUND
         else:
-            status = read_part(state, loc0, loc1, buffer, nbytes, stripe)
+            status = read_part(state, loc0, loc1, buffer, first, min(nbytes, size - first), stripe)
     leave(state, stripe, epoch)
     if status == FOUND:
         count_reads(state, stripe, 1, 1, min(size, nbytes), 0)
@@ -146,7 +148,8 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
     state : int
         Address of the store's state block.
     op : int
-        Opcode, key length from bit 8 on, options from bit 16 on.
+        Opcode, key length from bit 8 on, options from bit 16 on; from bit 24 on where in the value a retrieve
+        begins, in units of 512 bytes.
     key0, key1 : int
         The key's words.
     buffer : int
@@ -172,7 +175,7 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
     low = masked(key0, length)
     high = masked(key1, length - 8)
     if opcode == KV_RETRIEVE:
-        return retrieve(state, low, high, length, buffer, nbytes, tail >> 48)
+        return retrieve(state, low, high, length, buffer, nbytes, ((op >> 24) & 0xFFFF) << 9, tail >> 48)
     if opcode == KV_EXIST:
         stripe = tail >> 48
         epoch = enter(state, stripe)

@@ -216,7 +216,8 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
         cid = word0_cid(word0)
         uses = take_off(port, cid)
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
-        operation = opcode | (size << 8) | (word5_options(word5) << 16)
+        # bits 31:16 of cdw11, which the command set reserves: where in the value to begin, in units of 512 bytes
+        operation = opcode | (size << 8) | (word5_options(word5) << 16) | (((word5 >> 48) & 0xFFFF) << 24)
         tag = (uses << USES_SHIFT) | (index << 16) | cid
         tail = (tag << 32) | word5_value_size(word5)
         answer = call_native(function, state, operation, key0, key1, buffer, tail)

@@ -1,0 +1,125 @@
+"""DeviceStore: a store whose records a device fetches by itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .. import errors
+from ..storage.medium import NativeMedium
+from . import requests as at
+from .engine import Engine, Options
+from .future import DeviceFuture, Spaces
+from .kernel_view import KernelStore
+from .schema import Schema
+from .store import Parts, Store
+
+Drive = Callable[[NativeMedium], Any]
+
+
+class DeviceStore(Store):
+    """A `Store` on a device: `get_async` fetches there, and kernels take the store as an argument.
+
+    Use `warpwell.kv.open` with ``device=``. Everything that the host does with a store it does with this one,
+    too. A store that is open for writing has no device cache, because kernels and the host change records.
+
+    Attributes
+    ----------
+    device : str
+        "cpu", "cuda" or "interp".
+    options : Options
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        schema: Schema | None,
+        writable: bool,
+        durability: str,
+        options: Options,
+        beside: DeviceStore | None = None,
+        drive: Drive | None = None,
+    ) -> None:
+        super().__init__(parts, schema=schema, writable=writable, durability=durability)
+        self.options = options
+        natives = [] if beside is not None else self.native()
+        self._drives = [drive(native) for native in natives] if drive is not None else []
+        served = [d.native() for d in self._drives] if self._drives else natives
+        if beside is not None:
+            served = beside._engine._natives
+        self._beside = beside
+        self._engine = Engine(served, options, name=self.path, beside=None if beside is None else beside._engine)
+        self._spaces = Spaces()
+        self.device = self._engine.target
+        self._futures: weakref.WeakSet[DeviceFuture] = weakref.WeakSet()
+
+    def get_async(self, keys: Any) -> Any:
+        """Begin to fetch the values of many keys; see `DeviceFuture.wait` for what comes.
+
+        Equal keys are fetched once. Keys: as for `get_many`, or int64 [N] in the GPU's memory.
+        """
+        self._check()
+        future = DeviceFuture(self._engine, self._spaces, keys, self.schema)
+        self._futures.add(future)
+        return future
+
+    @property
+    def device_stats(self) -> dict[str, int]:
+        """Return what the device did: values its cache answered, commands, rows merged with others, pieces' size."""
+        self._check()
+        hits, commands, merged = self._engine.read_words(at.K_COUNTERS, 3)
+        return {
+            "hits": hits, "commands": commands, "merged": merged, "cache_records": self._engine.cache_records,
+            "piece_bytes": self._engine.chunk, "staging_bytes": self._engine.pairs.shared_nbytes,
+        }  # fmt: skip
+
+    def refresh(self) -> int:
+        """See `Store.refresh`; the device cache is emptied if anything changed."""
+        changes = super().refresh()
+        if changes:
+            self._wait_for_batches()
+            self._engine.forget()
+        return changes
+
+    def _wait_for_batches(self) -> None:
+        for future in list(self._futures):
+            future.wait()
+
+    def _close(self, *, commit: bool) -> None:
+        if self.closed:
+            return
+        self._engine.close()
+        super()._close(commit=commit)
+
+    # -- an argument of kernels (`warpwell.targets.KernelArgument`) -----------------------------------------------
+
+    def kernel_struct(self) -> KernelStore:
+        """Return what kernels receive."""
+        self._check()
+        return self._engine.view
+
+    def launch_begins(self) -> None:
+        """A launch that takes the store begins."""
+        self._engine.begin()
+
+    def launch_ended(self) -> None:
+        """A launch ended: raise where it gave up waiting."""
+        self._engine.end()
+        self._engine.raise_stopped()
+
+    def launch_continues(self, done: Callable[[], bool]) -> None:
+        """Refuse a launch that goes on: batches have `get_async` for that."""
+        self._engine.end()
+        raise errors.ArgumentError(
+            "a kernel that takes a store is launched without a stream: use get_async for what goes on meanwhile"
+        )
+
+    def interp_services(self) -> list[Callable[[], int]]:
+        """Return the steps that an interpreted launch calls beside its threads."""
+        return self._engine.services()
+
+    def abort(self) -> None:
+        """Make every wait of device code end soon."""
+        self._engine.abort()

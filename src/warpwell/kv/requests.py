@@ -1,0 +1,265 @@
+"""Requests: how device threads fetch, look for and store records, through the queues alone.
+
+A converged group of lanes works on one queue: every lane that wants something takes a command id and submits
+its own command, the group drains the ring, and for each value that has come all lanes copy it together out of
+the id's part of the staging arena. Values larger than that part come in pieces, each asked for by its offset.
+No lane waits for an id while it holds one, so a group of any size gets on with a single id.
+"""
+
+from __future__ import annotations
+
+from warpwell.kv.shards import shard_of
+from warpwell.nvme import KV_STORE, command_word0, key_value_word5
+from warpwell.queues.completion import drain, orphan, poll, take_ready
+from warpwell.queues.layout import ID_RESULT, ID_STATE, ORPHAN, Q_PROGRESS, Q_WORDS, TAKEN
+from warpwell.queues.submission import field, id_record, release_id, staging_of, submit_entry, take_id
+from warpwell.targets import (
+    DEVICE,
+    SYSTEM,
+    backoff,
+    ballot,
+    bits_as,
+    clock_ns,
+    compare_exchange,
+    copy_wide,
+    device,
+    ffs,
+    load_relaxed,
+    popc,
+    rem,
+    shfl,
+    store_relaxed,
+    store_relaxed_as,
+    syncwarp,
+)
+
+from .layout import UINT8
+
+for _function in (command_word0, key_value_word5):
+    device(_function)
+
+# -- record of a store in device memory, in words --------------------------------------------------------------
+K_QUEUES = 0
+"""Address of the first queue record."""
+K_N_QUEUES = 1
+K_NSID = 2
+"""Namespace of the first shard; the others follow."""
+K_SHARDS = 3
+K_CHUNK = 4
+"""Bytes of a value that one command carries."""
+K_TIMEOUT = 5
+"""Nanoseconds without any completion after which a waiter gives up."""
+K_CACHE = 6
+"""Address of the device cache's record, or 0."""
+K_ABORT = 7
+"""Address of a word of shared memory that the host sets to end all waits."""
+K_STOPPED = 16
+"""1 once a waiter gave up or saw the host's word. (A line of its own.)"""
+K_LOOK = 17
+"""When some thread looks at the host's word again."""
+K_COUNTERS = 32
+N_HITS = 32
+"""Values that the device cache answered."""
+N_COMMANDS = 33
+N_MERGED = 34
+"""Rows of a batch whose key stands in an earlier row too."""
+K_WORDS = 48
+
+TIMED_OUT = 0x7FFF
+"""In place of a status: nothing came, or the host ended the wait."""
+CHUNK_UNIT = 9
+"""log2 of the bytes that an offset counts, bits 31:16 of cdw11 (a field of our own where the set has none)."""
+LOOK_NS = 10**6
+@device
+def queue_at(core, number):
+    """Return the queue record for any number that is not negative (thread)."""
+    return field(core, K_QUEUES) + rem(number, field(core, K_N_QUEUES)) * (8 * Q_WORDS)
+
+
+@device
+def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
+    """Submit the command of an id that the thread holds (thread); False where the ring is stuck."""
+    nsid = field(core, K_NSID)
+    shards = field(core, K_SHARDS)
+    if shards > 1:
+        nsid += shard_of(key0, key1, length, shards)
+    word5 = key_value_word5(nbytes, length, 0) | ((offset >> CHUNK_UNIT) << 48)
+    return submit_entry(queue, command_word0(opcode, cid, nsid), key0, staging_of(queue, cid), word5, 0, key1)
+
+
+@device
+def start(core, queue, opcode, key0, key1, length, nbytes):
+    """Take an id and submit a command without data to send; return the id, -1 where none is free (thread)."""
+    cid = take_id(queue, 0)
+    if cid < 0:
+        return -1
+    if not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes, field(core, K_CHUNK)), 0):
+        release_id(queue, cid)
+        return -1
+    return cid
+
+
+@device
+def serve(queue, mask, lane, leader):
+    """Drain a queue, and release the id of one command that was given up (all lanes of `mask`)."""
+    syncwarp(mask)
+    drain(queue, mask, lane, leader)
+    if lane == leader:
+        cid = take_ready(queue)
+        if cid >= 0:
+            release_id(queue, cid)
+    syncwarp(mask)
+
+
+@device
+def stopped(core, since):
+    """Tell whether waiting is over: nothing came for long since `since`, or the host said so (thread)."""
+    if load_relaxed(core + 8 * K_STOPPED, DEVICE) != 0:
+        return True
+    now = clock_ns()
+    due = load_relaxed(core + 8 * K_LOOK, DEVICE)
+    over = now - since > field(core, K_TIMEOUT)
+    # of all that ask, one a millisecond reads over the bus
+    if now >= due and compare_exchange(core + 8 * K_LOOK, due, now + LOOK_NS, DEVICE) == due:
+        over = over or load_relaxed(field(core, K_ABORT), SYSTEM) != 0
+    if over:
+        store_relaxed(core + 8 * K_STOPPED, 1, DEVICE)
+    return over
+
+
+@device
+def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask, lane, leader):
+    """Carry out a command for each lane that wants one and wait for it (all lanes of `mask`, one queue).
+
+    Parameters
+    ----------
+    want : bool
+        Whether the lane takes part.
+    cid : int
+        An id whose Retrieve the lane has submitted already (`start`), or -1.
+    at, nbytes : int
+        Where the value goes to (Retrieve) or comes from (Store), and the room there or its size.
+
+    Returns
+    -------
+    int
+        ``status | size << 16``; status 0 is success, `TIMED_OUT` where waiting is over. The lane acquired
+        the value; it holds no id any more.
+    """
+    answer = 0
+    offset = 0
+    attempt = 0
+    since = clock_ns()
+    seen = 0
+    chunk = field(core, K_CHUNK)
+    progress = field(queue, Q_PROGRESS)
+    while True:
+        fresh = False
+        if want and cid < 0:
+            cid = take_id(queue, 0)
+            fresh = cid >= 0
+        sending = ballot(mask, fresh and opcode == KV_STORE)
+        if sending != 0:
+            buffer = 0
+            if fresh:
+                buffer = staging_of(queue, cid)
+            copy_each(sending, buffer, at, nbytes, mask, lane)
+            syncwarp(mask)
+        if fresh and not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes, chunk), 0):
+            release_id(queue, cid)
+            cid = -1
+        if ballot(mask, want) == 0:
+            return answer
+        status = -1
+        if want and cid >= 0:
+            status = poll(queue, cid)
+        arrived = ballot(mask, status >= 0)
+        if arrived != 0:
+            syncwarp(mask)
+            size = 0
+            source = 0
+            if status >= 0:
+                size = load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE)
+                source = staging_of(queue, cid)
+            piece = 0
+            if status == 0 and opcode != KV_STORE:
+                piece = max(0, min(chunk, min(size, nbytes) - offset))
+            copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
+            syncwarp(mask)
+            if status >= 0:
+                offset += piece
+                if piece > 0 and offset < min(size, nbytes):
+                    store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
+                    if not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes - offset, chunk), offset):
+                        release_id(queue, cid)
+                        answer = TIMED_OUT
+                        want = False
+                        cid = -1
+                else:
+                    release_id(queue, cid)
+                    answer = status | (size << 16)
+                    want = False
+                    cid = -1
+            attempt = 0
+            continue
+        serve(queue, mask, lane, leader)
+        over = 0
+        if lane == leader and attempt & 15 == 15:
+            now = load_relaxed(progress, DEVICE)
+            if now != seen:
+                seen = now
+                since = clock_ns()
+            if stopped(core, since):
+                over = 1
+        if shfl(mask, over, leader) != 0 and want:
+            if cid < 0 or orphan(queue, cid, ORPHAN) < 0:
+                answer = TIMED_OUT
+                want = False
+                cid = -1
+        backoff(attempt)
+        attempt += 1
+
+
+@device
+def copy_each(lanes, to, source, nbytes, mask, lane):
+    """Copy a value for each of `lanes`, all lanes of `mask` together; the caller synchronizes before and after."""
+    while lanes != 0:
+        owner = ffs(lanes) - 1
+        copy(shfl(mask, to, owner), shfl(mask, source, owner), shfl(mask, nbytes, owner), mask, lane)
+        lanes &= lanes - 1
+
+
+@device
+def copy(to, source, nbytes, mask, lane):
+    """Copy bytes with all lanes of `mask`, 16 at a time where both addresses allow it (nothing is ordered)."""
+    lanes = popc(mask)
+    rank = popc(mask & ((1 << lane) - 1))
+    done = 0
+    if (to | source) & 15 == 0:
+        whole = nbytes & ~15
+        stride = lanes << 4
+        at = rank << 4
+        while at < whole:
+            pieces = 0
+            reach = at
+            while pieces < 4 and reach < whole:
+                pieces += 1
+                reach += stride
+            copy_wide(to + at, source + at, stride, pieces)
+            at = reach
+        done = whole
+    # staging is read in aligned words past the L1 cache, which may hold what was there before
+    at = done + 8 * rank
+    while at < nbytes:
+        skew = (source + at) & 7
+        word = load_relaxed(source + at - skew, SYSTEM)
+        if skew != 0:
+            word = (word >> (8 * skew)) & ((1 << (64 - 8 * skew)) - 1)
+            if at + 8 - skew < nbytes:
+                word |= load_relaxed(source + at - skew + 8, SYSTEM) << (64 - 8 * skew)
+        if (to + at) & 7 == 0 and at + 8 <= nbytes:
+            store_relaxed(to + at, word, DEVICE)
+        else:
+            for k in range(min(8, nbytes - at)):
+                store_relaxed_as(to + at + k, bits_as((word >> (8 * k)) & 0xFF, UINT8), UINT8)
+        at += 8 * lanes
