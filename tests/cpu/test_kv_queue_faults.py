@@ -140,6 +140,25 @@ def test_a_full_queue_refuses_at_once(memory: KeyValueMemory, loads: Any, window
     assert load.controller.outstanding() == 0
 
 
+@pytest.mark.parametrize("window", [0, 4])
+def test_commands_of_a_launch_that_ended_before_a_thread_awoke(memory: KeyValueMemory, loads: Any, window: int) -> None:
+    load = loads(memory.native(), depth=16, window=window)
+    load.run(1, 1)
+    for _ in range(5):
+        time.sleep(0.1)  # the threads park
+        before = load.pairs.ports[0, P_CQ_TAIL]
+        counts, slowest = np.zeros(OUTCOMES, np.int64), np.zeros(1, np.int64)
+        retrieve_checked[1](load.pairs.records, 1, load.nsid, KEYS, 1, 0, counts, slowest, device="cpu")
+        assert load.pairs.announced() == 1
+        load.controller.begin()
+        load.controller.end()
+        deadline = time.monotonic() + 5
+        while load.pairs.ports[0, P_CQ_TAIL] == before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert load.pairs.ports[0, P_CQ_TAIL] == before + 1 and load.pairs.announced() == 0
+        load.settle()
+
+
 @pytest.mark.parametrize("window", [0, 12])
 def test_late_completions(memory: KeyValueMemory, loads: Any, window: int) -> None:
     """A value that comes after the time-out goes to the quarantined id's own staging, to nobody else's."""

@@ -112,6 +112,12 @@ class QueuePairs:
         """Return how many commands the controller has fetched and not completed (host; a snapshot)."""
         return int(self.ports[:, at.P_OUTSTANDING].sum())
 
+    def announced(self) -> int:
+        """Return how many commands wait in the rings, their doorbell rung (host; a snapshot)."""
+        words, base = self._shared.words, self._shared.address
+        tails = words[(self.ports[:, at.P_SQ_DOORBELL] - base) // 8]
+        return int(((tails - self.ports[:, at.P_SQ_HEAD]) & (self.depth - 1)).sum())
+
     def in_use(self) -> int:
         """Return how many command ids are taken (host; between launches)."""
         return sum(

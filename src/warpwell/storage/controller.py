@@ -403,7 +403,7 @@ class Controller:
         while True:
             with self._lock:
                 while not self._control[native.K_STOP] and not self._control[native.K_LAUNCHES] and (
-                    self.outstanding() == 0
+                    not self._unserved()
                 ):
                     self._wake.wait()
                 if self._control[native.K_STOP]:
@@ -412,6 +412,10 @@ class Controller:
                 loop(self.control, self._batches + self._batch_bytes * index, self.namespaces)
             else:
                 loop(self.control, index, self._stride, self.namespaces)
+
+    def _unserved(self) -> bool:
+        """Whether commands wait or are under way: a launch may have begun and ended before a thread awoke."""
+        return any(c.pairs.announced() or c.pairs.outstanding() for c in self._clients)
 
     def _require_open(self) -> None:
         if self._closed:
