@@ -162,10 +162,10 @@ def test_nothing_is_given_back_while_a_reader_is_inside(first: int) -> None:
         wrong: list[int] = []
 
         def reader(stripe: int) -> None:
-            for _ in range(3):
+            for _ in range(6):
                 epoch = enter(state, stripe)
                 held = load_acquire(state + 8 * S_TABLE, 2)
-                for _ in range(6):
+                for _ in range(30):
                     if fetch_add(value, 0, 2) >= held:  # the newest, as freed memory would be
                         wrong.append(held)
                 leave(state, stripe, epoch)
