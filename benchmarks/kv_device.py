@@ -1,0 +1,239 @@
+"""How many records a second do kernels get, by value size, queues and service threads, beside the host's way?
+
+Records lie in a store in memory (tmpfs: no drive). *Kernel* rows: every thread retrieves records at random by
+itself, past the device cache or out of it. *Batch* rows: `get_async` of many keys. *Host* row: `get_many` into
+pinned memory (index and copies on the host), then one copy to the device. *Overlap*: a batch that is fetched
+while a kernel computes, against the longer of the two alone. *Two devices*: queues of two GPUs on one emulated
+drive that one GPU loads to half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from measure import kernel_seconds, machine, save, table
+
+import warpwell as ww
+from warpwell.storage import KeyValueLatency
+from warpwell.targets import grid, kernel, memory_for, store_weak_as
+from warpwell.targets.stream import stream_on
+
+I8 = np.dtype(np.int64)
+ODD = 0x9E3779B97F4A7C15 & 0x7FFFFFFF
+
+
+@kernel
+def retrieve_all(kv, buffers, mask, rounds, wrong):
+    """Retrieve `rounds` records a thread, keys at random; the first word of a value is its key."""
+    i = grid(1)
+    state = i * 2654435761 + 12345
+    for _ in range(rounds):
+        state = state * 6364136223846793005 + 1442695040888963407
+        key = (state >> 20) & mask
+        row = buffers[i]
+        size = kv.retrieve(key, row)
+        if size != 8 * row.size or row[0] != key:
+            ww.atomic_add(wrong, 0, 1)
+
+
+@kernel
+def compute(sink, rounds):
+    """Keep the arithmetic units busy, as training does."""
+    i = grid(1)
+    total = i
+    for k in range(rounds):
+        total = total * 6364136223846793005 + k
+    store_weak_as(sink + 8 * (i & 0xFFFF), total, I8)
+
+
+def make(folder: str, nbytes: int, count: int) -> str:
+    """Make a store of `count` values of `nbytes` bytes, whose first word is their key."""
+    path = f"{folder}/v{nbytes}"
+    with ww.kv.create(path, schema={"v": ("int64", (nbytes // 8,))}, durability="none") as store:
+        for first in range(0, count, 1 << 16):
+            keys = np.arange(first, min(count, first + (1 << 16)))
+            store.put_many(keys, {"v": np.repeat(keys[:, None], nbytes // 8, axis=1)})
+    return path
+
+
+def on_device(target: str, array: np.ndarray) -> Any:
+    """Return an array where kernels of the target want it."""
+    from warpwell.targets.arrays import to_device
+
+    return to_device(target, array)
+
+
+def kernel_rate(path: str, target: str, nbytes: int, count: int, lanes: int, rounds: int, cached: bool,
+                **options: Any) -> float:  # fmt: skip
+    """Return millions of records a second that kernels retrieve."""
+    cache = 4 * count * (nbytes + 64) if cached else None
+    with ww.kv.open(path, device=target, cache=cache, **options) as store:
+        buffers = on_device(target, np.zeros((lanes, nbytes // 8), np.int64))
+        wrong = on_device(target, np.zeros(1, np.int64))
+        if cached:
+            for first in range(0, count, 1 << 16):
+                store.get_async(np.arange(first, min(count, first + (1 << 16)))).wait()
+        seconds = kernel_seconds(
+            retrieve_all, lanes, store, buffers, count - 1, rounds, wrong, device=target, arrays=[store], runs=3
+        )
+        bad = int(np.asarray(wrong.copy_to_host() if target == "cuda" else wrong)[0])
+        if bad:
+            raise SystemExit(f"{bad} values were wrong")
+        return lanes * rounds / seconds / 1e6
+
+
+def batch_rates(path: str, target: str, nbytes: int, count: int, batch: int, **options: Any) -> tuple[float, float]:
+    """Return millions of records a second: batches on the device, and on the host with a pinned copy."""
+    rng = np.random.default_rng(0)
+    keys = [rng.integers(0, count, batch) for _ in range(24)]
+    with ww.kv.open(path, device=target, **options) as store:
+        pinned = memory_for(target).allocate_shared(batch * nbytes)
+        device = memory_for(target).allocate(batch * nbytes)
+        rows = pinned.view(np.dtype(np.uint8))[: batch * nbytes].reshape(batch, nbytes)
+        stream = stream_on(target)
+        times: tuple[list[float], list[float]] = ([], [])
+        for k in keys:
+            begun = time.perf_counter()
+            store.get_async(k).wait()
+            half = time.perf_counter()
+            store.get_many(k, out=rows)
+            stream.copy(device.address, pinned.address, batch * nbytes)
+            stream.wait()
+            times[0].append(half - begun)
+            times[1].append(time.perf_counter() - half)
+        return tuple(batch / statistics.median(t[4:]) / 1e6 for t in times)  # type: ignore[return-value]
+
+
+def overlap(path: str, target: str, count: int, batch: int) -> list[Any]:
+    """Return seconds: fetch alone, compute alone, both, and both over the longer."""
+    rng = np.random.default_rng(1)
+    sink = memory_for(target).allocate(8 << 16)
+    threads = 1 << 18 if target == "cuda" else 1 << 10
+    with ww.kv.open(path, device=target, depth=8192) as store:
+
+        def fetch() -> Any:
+            return store.get_async(rng.integers(0, count, batch))
+
+        def run(rounds: int) -> float:
+            begun = time.perf_counter()
+            compute[threads](sink.address, rounds, device=target)
+            return time.perf_counter() - begun
+
+        fetch().wait()
+        run(10)
+        alone = []
+        for _ in range(12):
+            begun = time.perf_counter()
+            fetch().wait()
+            alone.append(time.perf_counter() - begun)
+        fetching = statistics.median(alone)
+        rounds = 1000
+        rounds = max(1, int(rounds * fetching / statistics.median(run(rounds) for _ in range(5))))
+        computing = statistics.median(run(rounds) for _ in range(9))
+        both = []
+        future = fetch()
+        future.wait()
+        for _ in range(14):
+            begun = time.perf_counter()
+            following = fetch()
+            run(rounds)
+            following.wait()
+            both.append(time.perf_counter() - begun)
+        together = statistics.median(both[2:])
+        return [batch, 1e3 * fetching, 1e3 * computing, 1e3 * together, together / max(fetching, computing)]
+
+
+def two_devices(path: str, count: int, threads: int, rounds: int) -> list[Any]:
+    """Return millions of records a second of one GPU, and of two GPUs whose queues are on one emulated drive."""
+    limits = {"latency_us": 100.0}
+    shape = {"queues": 4, "depth": 64, "value_bytes": None}
+    probe = ww.kv.open(path, device="cuda:0", drive=lambda n: KeyValueLatency(n, **limits), **shape)
+    with probe:
+        one = _drive_rate([probe], count, threads, rounds)
+    limits["read_iops"] = 2 * one * 1e6
+    first = ww.kv.open(path, device="cuda:0", drive=lambda n: KeyValueLatency(n, **limits), threads=8, **shape)
+    second = ww.kv.open(path, device="cuda:1", beside=first, **shape)
+    alone = _drive_rate([first], count, threads, rounds)
+    together = _drive_rate([first, second], count, threads, rounds)
+    second.close()
+    first.close()
+    return [2 * one, alone, together, together / alone]
+
+
+def _drive_rate(stores: list[Any], count: int, threads: int, rounds: int) -> float:
+    """Return the records a second that all stores' devices get together, in millions, by batches."""
+    rng = np.random.default_rng(2)
+    done = [0.0] * len(stores)
+    gate = threading.Barrier(len(stores))
+
+    def work(k: int) -> None:
+        keys = [rng.integers(0, count, threads) for _ in range(rounds + 2)]
+        for some in keys[:2]:
+            stores[k].get_async(some).wait()
+        gate.wait()
+        begun = time.perf_counter()
+        for some in keys[2:]:
+            stores[k].get_async(some).wait()
+        done[k] = time.perf_counter() - begun
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(len(stores))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(threads * rounds / seconds for seconds in done) / 1e6
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default=ww.default_device())
+    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1024, 8192])
+    parser.add_argument("--bytes", type=int, default=None, help="bytes of each store (512 MiB on cuda, 4 MiB on cpu)")
+    parser.add_argument("--folder", default="/dev/shm")
+    parser.add_argument("--two", action="store_true", help="only the two devices")
+    parser.add_argument("--json", default=None, metavar="FILE")
+    options = parser.parse_args()
+    gpu = options.device == "cuda"
+    total = options.bytes or (1 << 29 if gpu else 1 << 22)
+    threads, rounds = (1 << 15, 8) if gpu else (64, 16)
+    results: dict[str, Any] = machine(options.device) | {"store_bytes": total}
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        if options.two:
+            path = make(folder, 1024, 1 << 17)
+            results["two"] = two_devices(path, 1 << 17, 4096, 40)
+            table("two GPUs on one emulated drive (100 us, IOPS limit twice what one GPU reaches)",
+                  ["limit M/s", "one M/s", "two M/s", "two/one"], [results["two"]])  # fmt: skip
+            save(options.json, results)
+            return
+        rows, batches = [], []
+        shapes = [(1, 1), (4, 4), (8, 8), (14, 14)] if gpu else [(1, 1), (4, 2)]
+        for nbytes in options.sizes:
+            count = 1 << (total // nbytes).bit_length() - 1
+            path = make(folder, nbytes, count)
+            for queues, service in shapes:
+                rate = kernel_rate(path, options.device, nbytes, count, threads, rounds, False,
+                                   queues=queues, threads=service, depth=4096)  # fmt: skip
+                rows.append([nbytes, "kernel", queues, service, rate, rate * nbytes / 1e3])
+            rate = kernel_rate(path, options.device, nbytes, count, threads, rounds * 8, True, queues=8, depth=4096)
+            rows.append([nbytes, "kernel, cached", "", "", rate, rate * nbytes / 1e3])
+            for batch in (256, 4096):
+                device, host = batch_rates(path, options.device, nbytes, count, batch, queues=8, depth=2048)
+                batches.append([nbytes, batch, device, host, device / host])
+        table("records a second by kernels", ["value B", "how", "queues", "threads", "M/s", "GB/s"], rows)
+        table("batches: get_async, and get_many with a pinned copy",
+              ["value B", "keys", "device M/s", "host M/s", "ratio"], batches)  # fmt: skip
+        record = overlap(path, options.device, count, 4096)
+        table("overlap, 8 KiB values", ["keys", "fetch ms", "compute ms", "both ms", "both/longer"], [record])
+        results |= {"rows": rows, "batches": batches, "overlap": record}
+        save(options.json, results)
+
+
+if __name__ == "__main__":
+    main()
