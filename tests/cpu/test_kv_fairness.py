@@ -1,11 +1,14 @@
 """Shares of queues that wait for one drive, and what an emulated drive gives to one device and to two."""
 
+import ctypes
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+from warpwell import nvme
 from warpwell.queues import QueuePairs
 from warpwell.queues.layout import P_COMMANDS
 from warpwell.storage.controller import Controller
@@ -187,3 +190,25 @@ def test_times_and_results_of_an_emulated_drive(memory: KeyValueMemory) -> None:
         finally:
             controller.close()
     assert "980Pro" in KeyValueLatency(memory.native(), "980pro").description
+
+
+def test_a_retrieve_counts_the_bytes_that_moved() -> None:
+    """At 1 MB/s: 64 KiB take 65 ms, the last 4 KiB of them 4 ms, and a look at the size no time."""
+    whole = 1 << 16
+    store = KeyValueMemory(slots=16, largest=whole)
+    store.fill(np.array([1]), np.zeros((1, whole), np.uint8))
+    drive = KeyValueLatency(store.native(), bandwidth=1e6).native()
+    call = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))
+    start, complete = call(drive.start), call(drive.complete)
+    room = np.zeros(whole, np.uint8)
+    # a whole value, its last 4 KiB, none of it, and one that is absent
+    for key, begin, nbytes, least in ((1, 0, whole, 0.065), (1, 120, whole, 0.004), (1, 0, 0, 0), (2, 0, whole, 0)):
+        operation = nvme.KV_RETRIEVE | 8 << 8 | begin << 24
+        since = time.monotonic()
+        assert start(drive.state, operation, key, 0, room.ctypes.data, 5 << 32 | nbytes) == -1
+        while (got := complete(drive.state, 0, 0, 0, 0, 0)) < 0:
+            assert time.monotonic() - since < 10
+        took = time.monotonic() - since
+        assert got == 5 << 16 | (0 if key == 1 else nvme.KV_KEY_DOES_NOT_EXIST)
+        assert complete(drive.state, 1, 5, 0, 0, 0) == (whole if key == 1 else 0)
+        assert least <= took < least + 0.05

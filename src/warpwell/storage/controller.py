@@ -229,12 +229,13 @@ class Controller:
         ----------
         functions : NativeMedium
             ``start(state, op, key0, key1, buffer, tail)`` begins a command: op is
-            ``opcode | key_size << 8 | options << 16``, and tail ``tag << 32 | value_size``, the value's or the
-            buffer's. A tag has 31 bits; bits 16 to 25 are the index of the queue. It returns
-            ``status | result << 16``, or `PENDING`. After that ``complete(state, 0, 0, 0, 0, 0)`` returns
-            ``tag << 16 | status`` once for it, and -1 while nothing is due; ``complete(state, 1, tag, 0, 0, 0)``,
-            which follows at once in the same thread, returns its result. The result is dw0 of the completion. A
-            completion of no command under way is dropped and counted (`stray`).
+            ``opcode | key_size << 8 | options << 16 | start << 24``, where start is the place in the value, in 512
+            bytes, at which a retrieve begins, and tail ``tag << 32 | value_size``, the value's or the buffer's. A
+            tag has 31 bits; bits 16 to 25 are the index of the queue. It returns ``status | result << 16``, or
+            `PENDING`. After that ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and
+            -1 while nothing is due; ``complete(state, 1, tag, 0, 0, 0)``, which follows at once in the same thread,
+            returns its result. The result is dw0 of the completion. A completion of no command under way is dropped
+            and counted (`stray`).
         name : str
             For messages.
         owner : object, optional

@@ -9,6 +9,7 @@ from ._words import (
     R_EXTRA,
     R_NBYTES,
     R_OP,
+    R_STATUS,
     R_TAG,
     SlotTable,
     record_of,
@@ -34,7 +35,9 @@ from .latency import (
 from .medium import PENDING, NativeMedium
 
 RESULTS = STATE_WORDS
-R_RESULT = R_NBYTES
+UNIT = 512
+"""Bytes of a step in which a retrieve may begin within the value."""
+R_RESULT = R_STATUS
 """dw0 of a command that is done and waits for its time."""
 
 
@@ -100,11 +103,12 @@ def lane_of(state: int, op: int) -> int:
 @device
 def moved_by(op: int, nbytes: int, result: int) -> int:
     """Return the bytes of the value that a command moved, at least 1: any command counts as one."""
+    start = ((op >> 24) & 0xFFFF) * UNIT
     opcode = op & 0xFF
     if opcode == KV_STORE:
         return max(1, nbytes)
     if opcode == KV_RETRIEVE:
-        return max(1, min(nbytes, result))
+        return max(1, min(nbytes, result - start))
     return 1
 
 
@@ -112,8 +116,8 @@ def moved_by(op: int, nbytes: int, result: int) -> int:
 def hold(state: int, slot: int, answer: int) -> int:
     """Keep a command that is done until its time; return PENDING, or the answer where it is past."""
     record = record_of(word(state, TABLE), slot)
-    op = word(record, R_OP) & 0xFFFFFF
-    moved = moved_by(op, word(record, R_OP) >> 24, answer >> 16)
+    op = word(record, R_OP)
+    moved = moved_by(op, word(record, R_NBYTES), answer >> 16)
     lane = lane_of(state, op)
     deadline = admit(state, lane, word(record, R_EXTRA), moved)
     set_word(record, R_RESULT, answer >> 16)
@@ -133,7 +137,8 @@ def delayed_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: 
     nbytes = tail & 0xFFFFFFFF
     record = record_of(table, slot)
     set_word(record, R_TAG, tail >> 32)
-    set_word(record, R_OP, op | (nbytes << 24))
+    set_word(record, R_OP, op)
+    set_word(record, R_NBYTES, nbytes)
     set_word(record, R_EXTRA, arrival)
     inner = (slot << 32) | nbytes
     answer = call_native(word(state, START), word(state, INNER), op, key0, key1, buffer, inner)
