@@ -93,8 +93,9 @@ def enter(state: int, stripe: int) -> int:
     while True:
         epoch = load_acquire(state + 8 * S_EPOCH, SYSTEM)
         fetch_add(readers + 8 * (epoch & 1), 1, SYSTEM)
-        # A read-modify-write, because a load could still be answered from before the count went up.
-        if fetch_add(state + 8 * S_EPOCH, 0, SYSTEM) == epoch:
+        # Whoever ends an epoch looks at this count by a read-modify-write, too: it either sees this one, or this
+        # one sees that the epoch has ended.
+        if load_acquire(state + 8 * S_EPOCH, SYSTEM) == epoch:
             return epoch
         fetch_add(readers + 8 * (epoch & 1), -1, SYSTEM)
 
