@@ -11,7 +11,7 @@ from __future__ import annotations
 from warpwell.kv.shards import shard_of
 from warpwell.nvme import KV_STORE, command_word0, key_value_word5
 from warpwell.queues.completion import drain, orphan, poll, take_ready
-from warpwell.queues.layout import ID_RESULT, ID_STATE, ORPHAN, Q_PROGRESS, Q_WORDS, TAKEN
+from warpwell.queues.layout import ID_RESULT, ID_STATE, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
 from warpwell.queues.submission import field, id_record, release_id, staging_of, submit_entry, take_id
 from warpwell.targets import (
     DEVICE,
@@ -155,9 +155,16 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
     progress = field(queue, Q_PROGRESS)
     while True:
         fresh = False
-        if want and cid < 0:
-            cid = take_id(queue, 0)
-            fresh = cid >= 0
+        seeking = ballot(mask, want and cid < 0)
+        if seeking != 0:
+            # as many lanes as there are free ids: what all add and take back would hide those from everybody
+            free = 0
+            if lane == leader:
+                free = field(queue, Q_N_IDS) - load_relaxed(queue + 8 * Q_IN_USE, DEVICE)
+            free = shfl(mask, free, leader)
+            if want and cid < 0 and popc(seeking & ((1 << lane) - 1)) < free:
+                cid = take_id(queue, 0)
+                fresh = cid >= 0
         sending = ballot(mask, fresh and opcode == KV_STORE)
         if sending != 0:
             buffer = 0
