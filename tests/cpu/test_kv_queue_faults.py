@@ -187,6 +187,17 @@ def test_lost_completions(memory: KeyValueMemory, loads: Any) -> None:
     assert load.settle(0.1) == 32 and faulty.counts["lost"] == 32
 
 
+def test_lost_completions_do_not_use_the_window_up(memory: KeyValueMemory, loads: Any) -> None:
+    """What never completes fills the window for a second; after that others go on."""
+    faulty = KeyValueFaulty(memory.native(), ["lost"] * 8, repeat=False)
+    load = loads(faulty.native(), depth=64, window=8, count=2)
+    assert load.run(8, 1, limit=5 * MS) == {LATE: 8}
+    counts = load.run(4, 200)
+    assert counts == {GOOD: 800} and 0.5 < load.slowest < 5
+    assert load.run(4, 200) == {GOOD: 800} and load.slowest < 0.9
+    assert load.settle(0.1) == 8
+
+
 @pytest.mark.parametrize("late_us", [0, 3_000])
 def test_duplicate_completions(memory: KeyValueMemory, loads: Any, late_us: int) -> None:
     """The second one finds its id free, or in use by another command, which it must not complete."""

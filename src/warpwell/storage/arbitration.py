@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from warpwell.queues.layout import (
     P_COMMANDS,
+    P_CQ_TAIL,
     P_DEPTH_SHIFT,
     P_OUTSTANDING,
     P_SQ,
@@ -20,6 +21,7 @@ from warpwell.queues.layout import (
 from warpwell.queues.submission import field
 from warpwell.targets import (
     SYSTEM,
+    clock_ns,
     device,
     exchange,
     fetch_add,
@@ -50,6 +52,13 @@ TURN = K_SHARED + 1
 """Index of the port whose turn it is."""
 LEFT = K_SHARED + 2
 """Commands that it may still send in this turn."""
+WRITTEN_OFF = K_SHARED + 3
+"""Commands under way that count no more: nothing completed for long while they filled the window."""
+POSTED = K_SHARED + 4
+"""Completions of all ports when a full window was first seen without further ones."""
+SINCE = K_SHARED + 5
+"""When that was (ns)."""
+SILENCE_NS = 10**9
 
 BATCH = 8
 """Most commands that a thread takes at a time."""
@@ -84,7 +93,7 @@ def fetch(control, batch):
     if load_relaxed(lock, SYSTEM) != 0 or exchange(lock, 1, SYSTEM) != 0:
         return 0
     ports = load_acquire(control + 8 * K_N_PORTS, SYSTEM)
-    room = min(BATCH, load_relaxed(control + 8 * K_WINDOW, SYSTEM) - under_way(control, ports))
+    room = min(BATCH, room_in_window(control, ports))
     turn = load_relaxed(control + 8 * TURN, SYSTEM)
     left = load_relaxed(control + 8 * LEFT, SYSTEM)
     count = 0
@@ -140,14 +149,39 @@ def take(port, index, most, batch):
 
 
 @device
-def under_way(control, ports):
-    """Return how many commands were fetched and not completed, of all ports."""
-    total = 0
+def room_in_window(control, ports):
+    """Return how many commands may be fetched (under the lock).
+
+    A drive that loses commands must not lose the window to them: once nothing was completed for a second,
+    those under way count no more.
+    """
+    under_way = total(control, ports, P_OUTSTANDING)
+    off = min(load_relaxed(control + 8 * WRITTEN_OFF, SYSTEM), under_way)
+    room = load_relaxed(control + 8 * K_WINDOW, SYSTEM) - (under_way - off)
+    if room <= 0:
+        posted = total(control, ports, P_CQ_TAIL)
+        now = clock_ns()
+        if posted != load_relaxed(control + 8 * POSTED, SYSTEM) or load_relaxed(control + 8 * SINCE, SYSTEM) == 0:
+            store_relaxed(control + 8 * POSTED, posted, SYSTEM)
+            store_relaxed(control + 8 * SINCE, now, SYSTEM)
+        elif now - load_relaxed(control + 8 * SINCE, SYSTEM) > SILENCE_NS:
+            off = under_way
+            store_relaxed(control + 8 * SINCE, 0, SYSTEM)
+    else:
+        store_relaxed(control + 8 * SINCE, 0, SYSTEM)
+    store_relaxed(control + 8 * WRITTEN_OFF, off, SYSTEM)
+    return room
+
+
+@device
+def total(control, ports, word):
+    """Return the sum of a word of all port records."""
+    out = 0
     for index in range(ports):
         port = port_of(control, index)
         if port != 0:
-            total += load_relaxed(port + 8 * P_OUTSTANDING, SYSTEM)
-    return total
+            out += load_relaxed(port + 8 * word, SYSTEM)
+    return out
 
 
 @device
