@@ -25,12 +25,12 @@ def test_kernels_compile_to_ptx(text: str) -> None:
 
 
 def test_dw0_is_read_after_the_phase_word_was_acquired(text: str) -> None:
-    lines = [line.strip() for line in text.splitlines() if ".sys." in line or "4294967295" in line]
+    lines = [line.strip() for line in text.splitlines() if ".sys." in line or "st.relaxed.gpu" in line]
     found = 0
     for k, line in enumerate(lines):
         m = re.match(r"ld\.relaxed\.sys\.global\.u64\s+(%\w+), ", line)
-        # dw0 is the one load of which the lower half is taken
-        if m and any(re.match(rf"and\.b64\s+%\w+, {m[1]}, 4294967295;", other) for other in lines[k:]):
+        # dw0 and dw1 are the one load of shared memory that is kept in device memory
+        if m and any(re.match(rf"st\.relaxed\.gpu\.global\.u64 \[%\w+\], {m[1]};", other) for other in lines[k:]):
             assert lines[k - 1].startswith("ld.acquire.sys")
             found += 1
     assert found >= 1

@@ -41,6 +41,7 @@ class Options:
     value_bytes: int = 4096
     window: int = 0
     weight: int = 1
+    returns: str = "request"
 
 
 @kernel
@@ -78,8 +79,10 @@ class Engine:
             self.memory = memory
             self.chunk = self._chunk()
             self.pairs = QueuePairs(
-                memory, count=options.queues, depth=options.depth, staging_bytes=self.chunk, results=True
-            )
+                memory, count=options.queues, depth=options.depth, results=True,
+                staging_bytes=SMALLEST if self._places() else self.chunk,
+                returns=self._places(), place_bytes=self.chunk if self._places() else 0,
+            )  # fmt: skip
             self._abort = memory.allocate_shared(4096)
             self._core = memory.allocate(8 * at.K_WORDS)
             self._cache: Block | None = self._make_cache(options.cache_bytes)
@@ -101,14 +104,23 @@ class Engine:
             words[at.K_CHUNK], words[at.K_TIMEOUT] = self.chunk, int(options.timeout * 1e9)
             words[at.K_CACHE] = self._cache.address if self._cache is not None else 0
             words[at.K_ABORT] = self._abort.address
+            words[at.K_RETURNS] = int(self._places() > 0)
             self._core.write(0, words)
-        self.view = KernelStore(None, {"core": self._core.address, "chunk": self.chunk})
+        self.view = KernelStore(None, {"core": self._core.address, "chunk": self.pairs.staging_bytes})
 
     def _chunk(self) -> int:
         """Return the bytes of a piece: as large as a value, as far as the arena allows."""
         wanted = max(SMALLEST, 1 << max(0, self.options.value_bytes - 1).bit_length())
-        share = ARENA // (self.options.queues * max(1, self.options.depth // 2))
+        inside = max(1, self.options.depth // 2) if self.options.returns == "request" else 16
+        share = ARENA // (self.options.queues * inside)
         return max(SMALLEST, min(wanted, LARGEST, 1 << max(share, 1).bit_length() - 1))
+
+    def _places(self) -> int:
+        """Return the places of a queue pair's return value queue, 0 where values come to the requests themselves."""
+        if self.options.returns == "request":
+            return 0
+        share = ARENA // (self.options.queues * self.chunk)
+        return max(1, min(1 << max(share, 1).bit_length() - 1, self.options.depth // 4))
 
     def _make_cache(self, nbytes: int) -> Block | None:
         stride = -(-max(16, self.options.value_bytes) // 16) * 16

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from warpwell.nvme import KV_DELETE, KV_EXIST, KV_RETRIEVE, KV_STORE
+from warpwell.queues.completion import give_place, place_of, result_of
 from warpwell.queues.completion import poll as poll_id
-from warpwell.queues.layout import ID_RESULT
+from warpwell.queues.layout import DONE, ID_FRAMES, ID_STATE, TAKEN
 from warpwell.queues.submission import field, id_record, release_id, staging_of
 from warpwell.targets import (
     DEVICE,
     DeviceStruct,
     activemask,
     ballot,
+    compare_exchange,
     device,
     element_address,
     fetch_add,
@@ -25,6 +27,7 @@ from warpwell.targets import (
     load_relaxed,
     rem,
     shfl,
+    store_relaxed,
     struct_method,
     syncwarp,
 )
@@ -34,8 +37,12 @@ from .requests import (
     K_CACHE,
     K_CHUNK,
     K_N_QUEUES,
+    K_RETURNS,
     N_COMMANDS,
     N_HITS,
+    NO_PLACE,
+    TIMED_OUT,
+    begin,
     copy_each,
     execute,
     queue_at,
@@ -97,6 +104,11 @@ def submit_one(core, key0, key1, length):
     if cid < 0:
         return -1
     fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
+    # for `poll_one`, should the command have to be submitted again
+    record = id_record(queue_at(core, number), cid) + 8 * ID_FRAMES
+    store_relaxed(record, key0, DEVICE)
+    store_relaxed(record + 8, key1, DEVICE)
+    store_relaxed(record + 16, length, DEVICE)
     return (number << 16) | cid
 
 
@@ -119,13 +131,29 @@ def poll_one(core, ticket):
             open_ = False
     if status < 0:
         status = poll_id(queue, ticket & 0xFFFF)
+    if status == NO_PLACE and field(core, K_RETURNS) != 0:
+        return again(core, queue, ticket & 0xFFFF)
     return status
+
+
+@device
+def again(core, queue, cid):
+    """Submit a command once more for which no place was free; return -1, or the status if that failed (thread)."""
+    record = id_record(queue, cid)
+    if compare_exchange(record + 8 * ID_STATE, DONE | (NO_PLACE << 8), TAKEN, DEVICE) != DONE | (NO_PLACE << 8):
+        return -1  # another thread that polls the ticket did it
+    key = record + 8 * ID_FRAMES
+    key0 = load_relaxed(key, DEVICE)
+    key1 = load_relaxed(key + 8, DEVICE)
+    if begin(core, queue, cid, KV_RETRIEVE, key0, key1, load_relaxed(key + 16, DEVICE), field(core, K_CHUNK), 0):
+        return -1
+    return TIMED_OUT
 
 
 @linked
 def size_one(core, ticket):
     """Return the size of the value that a completed ticket brought (thread)."""
-    return load_relaxed(id_record(queue_at(core, ticket >> 16), ticket & 0xFFFF) + 8 * ID_RESULT, DEVICE)
+    return result_of(queue_at(core, ticket >> 16), ticket & 0xFFFF)
 
 
 @linked
@@ -139,15 +167,19 @@ def take_one(core, ticket, to, room):
     queue = queue_at(core, ticket >> 16)
     cid = ticket & 0xFFFF
     status = poll_id(queue, cid)
-    size = load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE)
+    size = result_of(queue, cid)
     syncwarp(mask)
     count = 0
     if status == 0:
         count = min(size, min(room, field(core, K_CHUNK)))
-    copy_each(ballot(mask, count > 0), to, staging_of(queue, cid), count, mask, lane)
+    source = staging_of(queue, cid)
+    if status == 0 and field(core, K_RETURNS) != 0:
+        source = place_of(queue, cid)
+    copy_each(ballot(mask, count > 0), to, source, count, mask, lane)
     syncwarp(mask)
     if status < 0:
         return FAILED
+    give_place(queue, cid)
     release_id(queue, cid)
     if status == 0:
         return size

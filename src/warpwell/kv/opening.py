@@ -95,6 +95,7 @@ def open_store(
     timeout: float = 10.0,
     window: int = 0,
     weight: int = 1,
+    returns: str = "request",
     beside: DeviceStore | None = None,
     drive: Drive | None = None,
 ) -> Store:
@@ -122,6 +123,9 @@ def open_store(
         Seconds without any answer after which waiting device code gives up.
     window, weight : int
         See `warpwell.storage.Controller`.
+    returns : {"request", "queue"}
+        Where the device puts values: in a region that each request has, or in a return value queue, whose places
+        it lends to values as they come. With a queue, larger values travel in one piece, and fewer at a time.
     beside : DeviceStore, optional
         A store of the same folder on another device: this one's queues are served by that one's controller.
     drive : callable, optional
@@ -146,11 +150,13 @@ def open_store(
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
     options = None
+    if returns not in ("request", "queue"):
+        raise errors.ArgumentError(f'returns is {returns!r}: "request" or "queue"', name="returns")
     if device is not None:
         options = Options(
             device=_device(device),
             cache_bytes=0 if cache is None or mode == "r+" else parse_size(cache),
-            queues=queues, depth=depth, threads=threads, timeout=timeout, window=window, weight=weight,
+            queues=queues, depth=depth, threads=threads, timeout=timeout, window=window, weight=weight, returns=returns,
             value_bytes=4096 if value_bytes is None else value_bytes,
         )  # fmt: skip
     elif cache is not None or beside is not None or drive is not None or value_bytes is not None:

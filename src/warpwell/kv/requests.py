@@ -9,9 +9,9 @@ No lane waits for an id while it holds one, so a group of any size gets on with 
 from __future__ import annotations
 
 from warpwell.kv.shards import shard_of
-from warpwell.nvme import KV_STORE, command_word0, key_value_word5
-from warpwell.queues.completion import drain, orphan, poll, take_ready
-from warpwell.queues.layout import ID_RESULT, ID_STATE, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
+from warpwell.nvme import KV_RETRIEVE, KV_STORE, command_word0, key_value_word5
+from warpwell.queues.completion import drain, give_place, orphan, place_of, poll, result_of, take_ready
+from warpwell.queues.layout import ID_STATE, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
 from warpwell.queues.submission import field, id_record, release_id, staging_of, submit_entry, take_id
 from warpwell.targets import (
     DEVICE,
@@ -53,6 +53,8 @@ K_CACHE = 6
 """Address of the device cache's record, or 0."""
 K_ABORT = 7
 """Address of a word of shared memory that the host sets to end all waits."""
+K_RETURNS = 8
+"""1: values come in a return value queue, where the controller has a place for them, and not in the id's staging."""
 K_STOPPED = 16
 """1 once a waiter gave up or saw the host's word. (A line of its own.)"""
 K_LOOK = 17
@@ -65,6 +67,8 @@ N_MERGED = 34
 """Rows of a batch whose key stands in an earlier row too."""
 K_WORDS = 48
 
+NO_PLACE = 0x82
+"""Status of a retrieve for whose value no place of the return value queue was free."""
 TIMED_OUT = 0x7FFF
 """In place of a status: nothing came, or the host ended the wait."""
 CHUNK_UNIT = 9
@@ -84,7 +88,10 @@ def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
     if shards > 1:
         nsid += shard_of(key0, key1, length, shards)
     word5 = key_value_word5(nbytes, length, 0) | ((offset >> CHUNK_UNIT) << 48)
-    return submit_entry(queue, command_word0(opcode, cid, nsid), key0, staging_of(queue, cid), word5, 0, key1)
+    buffer = staging_of(queue, cid)
+    if opcode == KV_RETRIEVE and field(core, K_RETURNS) != 0:
+        buffer = 0
+    return submit_entry(queue, command_word0(opcode, cid, nsid), key0, buffer, word5, 0, key1)
 
 
 @device
@@ -107,6 +114,7 @@ def serve(queue, mask, lane, leader):
     if lane == leader:
         cid = take_ready(queue)
         if cid >= 0:
+            give_place(queue, cid)
             release_id(queue, cid)
     syncwarp(mask)
 
@@ -153,6 +161,8 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
     seen = 0
     chunk = field(core, K_CHUNK)
     progress = field(queue, Q_PROGRESS)
+    returns = field(core, K_RETURNS)
+    refused = False
     while True:
         fresh = False
         seeking = ballot(mask, want and cid < 0)
@@ -180,20 +190,30 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
         status = -1
         if want and cid >= 0:
             status = poll(queue, cid)
+        if status == NO_PLACE and returns != 0 and opcode == KV_RETRIEVE:
+            # all places are taken: the same command once more, when somebody has taken a value
+            store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
+            if begin(core, queue, cid, opcode, key0, key1, length, min(nbytes - offset, chunk), offset):
+                status = -1
+            refused = True
         arrived = ballot(mask, status >= 0)
         if arrived != 0:
             syncwarp(mask)
             size = 0
             source = 0
             if status >= 0:
-                size = load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE)
+                size = result_of(queue, cid)
                 source = staging_of(queue, cid)
+                if returns != 0 and opcode == KV_RETRIEVE:
+                    source = place_of(queue, cid)
             piece = 0
             if status == 0 and opcode != KV_STORE:
                 piece = max(0, min(chunk, min(size, nbytes) - offset))
             copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
             syncwarp(mask)
             if status >= 0:
+                give_place(queue, cid)
+                refused = False
                 offset += piece
                 if piece > 0 and offset < min(size, nbytes):
                     store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
@@ -211,9 +231,11 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
             continue
         serve(queue, mask, lane, leader)
         over = 0
+        # an answer that refuses is no progress: the places may be held by tickets that nobody takes
+        unanswered = ballot(mask, refused)
         if lane == leader and attempt & 15 == 15:
             now = load_relaxed(progress, DEVICE)
-            if now != seen:
+            if now != seen and unanswered == 0:
                 seen = now
                 since = clock_ns()
             if stopped(core, since):

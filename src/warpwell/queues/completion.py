@@ -44,8 +44,12 @@ from .layout import (
     Q_READY_HEAD,
     Q_READY_TAIL,
     Q_RESULTS,
+    Q_RETURNS,
     Q_SQ_HEAD,
     Q_TURNS,
+    R_FLAGS,
+    R_PLACE_BYTES,
+    R_PLACES,
     TAKEN,
 )
 from .submission import field, id_record
@@ -74,7 +78,29 @@ def poll(queue, cid):
 @device
 def result_of(queue, cid):
     """Return dw0 of an id's completion, after `poll` or `take_ready` (thread; the pair keeps results)."""
-    return load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE)
+    return load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) & 0xFFFFFFFF
+
+
+@device
+def place_of(queue, cid):
+    """Return the address of the value in the return value queue that a completion told of, or 0 (thread).
+
+    As for `result_of`.
+    """
+    place = (load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) >> 32) & 0xFFFFFFFF
+    if place == 0:
+        return 0
+    returns = field(queue, Q_RETURNS)
+    return field(returns, R_PLACES) + (place - 1) * field(returns, R_PLACE_BYTES)
+
+
+@device
+def give_place(queue, cid):
+    """Give a completion's place in the return value queue back, if it has one (thread; releases its reads)."""
+    place = (load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) >> 32) & 0xFFFFFFFF
+    if place != 0:
+        store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, 0, DEVICE)
+        store_release(field(field(queue, Q_RETURNS), R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
 
 
 @device
@@ -139,7 +165,7 @@ def drain(queue, mask, lane, leader):
             status = word1_status(word1)
             if results != 0:
                 # before the id is done, and after the phase word was acquired: until then it is an older one's
-                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM) & 0xFFFFFFFF
+                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
                 store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, result, DEVICE)
             if compare_exchange(state, TAKEN, DONE | (status << 8), DEVICE) != TAKEN:
                 store_relaxed(id_record(queue, cid) + 8 * ID_STATUS, status, DEVICE)

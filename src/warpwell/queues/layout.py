@@ -37,7 +37,9 @@ Q_STAGING_BYTES = 10
 Q_READY = 11
 """Address of the ring of completed asynchronous and orphaned ids (`Q_N_IDS` words)."""
 Q_RESULTS = 13
-"""Not 0: completions' dw0 is kept in `ID_RESULT`."""
+"""Not 0: completions' dw0 and dw1 are kept in `ID_RESULT`."""
+Q_RETURNS = 14
+"""Address of the record of the return value queue, or 0."""
 Q_TICKET = 16
 Q_TAIL = 32
 Q_CQ_LOCK = 48
@@ -62,7 +64,7 @@ ID_COUNT = 3
 """Pages of the transfer."""
 ID_OPCODE = 4
 ID_RESULT = 5
-"""dw0 of the completion, where `Q_RESULTS` asks for it."""
+"""dw0 of the completion, and dw1 above it, where `Q_RESULTS` asks for them (`completion.result_of`, `place_of`)."""
 ID_FRAMES = 8
 """Frames of the pages, `MERGE_MAX` words."""
 MERGE_MAX = 8
@@ -103,4 +105,20 @@ P_BURST = 12
 """Most commands fetched in one round, in proportion to the weight."""
 P_FLIGHTS = 13
 """Address of a word for each id: times that a key-value command used it, doubled, plus 1 while one is under way."""
+P_RETURNS = 14
+"""Address of the record of the return value queue, or 0."""
 P_WORDS = 16
+
+# -- record of a return value queue (shared host memory) -------------------------------------------------------
+
+R_COUNT = 0
+"""Places, a power of two."""
+R_PLACE_BYTES = 1
+R_PLACES = 2
+"""Address of the first place."""
+R_FLAGS = 3
+"""Address of a word for each place: 1 while a value is in it that nobody has taken."""
+R_OF = 4
+"""Address of a word for each command id: place + 1 that its command was lent (the controller's)."""
+R_NEXT = 8
+R_WORDS = 16

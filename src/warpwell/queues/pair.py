@@ -31,6 +31,11 @@ class QueuePairs:
     results : bool
         Keep dw0 of completions in the id records (a key-value completion has the value's size there).
 
+    returns : int
+        Places of a return value queue for each pair, a power of two, or 0 (see `warpwell.storage.returns`).
+    place_bytes : int
+        Bytes of each place, a multiple of 512.
+
     Attributes
     ----------
     records : int
@@ -44,8 +49,9 @@ class QueuePairs:
     """
 
     def __init__(
-        self, memory: Memory, *, count: int, depth: int, staging_bytes: int, results: bool = False
-    ) -> None:
+        self, memory: Memory, *, count: int, depth: int, staging_bytes: int, results: bool = False,
+        returns: int = 0, place_bytes: int = 0,
+    ) -> None:  # fmt: skip
         if count < 1 or depth < 4 or depth & (depth - 1) or depth > 65536:
             raise errors.ArgumentError(
                 f"{count} queue pairs of depth {depth}: need at least 1 pair and a power of two from 4 to 65536"
@@ -61,7 +67,15 @@ class QueuePairs:
         staging_all = self.ids * staging_bytes
         staging_all = -(-staging_all // 4096) * 4096
         port_bytes = -(-8 * at.P_WORDS * count // 4096) * 4096
-        self._shared: Block = memory.allocate_shared(port_bytes + count * (ring_bytes + staging_all))
+        if returns & (returns - 1) or (returns and (place_bytes < 512 or place_bytes % 512 or not results)):
+            raise errors.ArgumentError(
+                f"{returns} places of {place_bytes} bytes: a power of two, of multiples of 512 bytes, and with results"
+            )
+        self.returns = returns
+        returned = 8 * (at.R_WORDS + returns + self.ids)
+        returned = -(-returned // 4096) * 4096 + returns * place_bytes if returns else 0
+        returns_at = port_bytes + count * (ring_bytes + staging_all)
+        self._shared: Block = memory.allocate_shared(returns_at + count * returned)
         self.records = self._device.address
         self.progress = self.records + 8 * count * (at.Q_WORDS + per_pair)
         self.ports = self._shared.words[: count * at.P_WORDS].reshape(count, at.P_WORDS)
@@ -88,6 +102,15 @@ class QueuePairs:
             port[at.P_DEPTH_SHIFT] = shift
             port[at.P_SQ_DOORBELL], port[at.P_CQ_DOORBELL] = doorbells, doorbells + LINE
             port[at.P_SQID] = k + 1
+            if returns:
+                here = returns_at + k * returned
+                lent = self._shared.words[here // 8 :]
+                address = self._shared.address + here
+                lent[at.R_COUNT], lent[at.R_PLACE_BYTES] = returns, place_bytes
+                lent[at.R_FLAGS] = address + 8 * at.R_WORDS
+                lent[at.R_OF] = address + 8 * (at.R_WORDS + returns)
+                lent[at.R_PLACES] = address + returned - returns * place_bytes
+                record[at.Q_RETURNS] = port[at.P_RETURNS] = address
         self._device.write(0, records)
 
     def port(self, index: int) -> int:

@@ -31,6 +31,7 @@ from warpwell.queues.layout import (
     P_FLIGHTS,
     P_OUTSTANDING,
     P_POST_LOCK,
+    P_RETURNS,
     P_SQ,
     P_SQ_DOORBELL,
     P_SQ_HEAD,
@@ -50,6 +51,8 @@ from warpwell.targets import (
     store_relaxed,
     store_release,
 )
+
+from .returns import lend, with_place
 
 for _function in (
     completion_word0, completion_word1, word0_cid, word0_nsid, word0_opc, word5_key_size, word5_options, word5_slba,
@@ -95,11 +98,14 @@ KEY_VALUE = 1
 
 PENDING = -1
 INVALID_OPCODE = 0x0001
+INVALID_FIELD = 0x0002
 INVALID_NAMESPACE = 0x000B
 LBA_OUT_OF_RANGE = 0x0080
 INVALID_KEY_SIZE = 0x0086
 KEY_DOES_NOT_EXIST = 0x0087
 KEY_EXISTS = 0x0089
+NO_BUFFER = 0x0082
+"""Namespace not ready: no place in the return value queue is free; the command is to be submitted again."""
 
 FETCH = 32
 """Most commands fetched from a port in one round."""
@@ -215,12 +221,18 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
     else:
         cid = word0_cid(word0)
         uses = take_off(port, cid)
+        if buffer == 0 and opcode == KV_RETRIEVE and word5_value_size(word5) > 0 and field(port, P_RETURNS) != 0:
+            buffer = lend(port, cid)
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
         # bits 31:16 of cdw11, which the command set reserves: where in the value to begin, in units of 512 bytes
         operation = opcode | (size << 8) | (word5_options(word5) << 16) | (((word5 >> 48) & 0xFFFF) << 24)
         tag = (uses << USES_SHIFT) | (index << 16) | cid
         tail = (tag << 32) | word5_value_size(word5)
-        answer = call_native(function, state, operation, key0, key1, buffer, tail)
+        answer = INVALID_FIELD
+        if field(port, P_RETURNS) != 0:
+            answer = NO_BUFFER
+        if buffer != 0 or word5_value_size(word5) == 0:
+            answer = call_native(function, state, operation, key0, key1, buffer, tail)
         if answer != PENDING and not land(port, cid, uses):
             # it was completed as well, and that was posted
             fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
@@ -254,8 +266,8 @@ def land(port, cid, uses):
 
 @device
 def count_error(record, status):
-    """Count a failed command; an absent key, or one that is there, is an answer."""
-    if status != 0 and status != KEY_DOES_NOT_EXIST and status != KEY_EXISTS:
+    """Count a failed command; an absent key, one that is there, or no free place is an answer."""
+    if status != 0 and status != NO_BUFFER and status != KEY_DOES_NOT_EXIST and status != KEY_EXISTS:
         fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
 
 
@@ -317,7 +329,7 @@ def post(port, cid, status, result):
     entry = field(port, P_CQ) + 16 * (tail & mask)
     phase = ((tail >> shift) & 1) ^ 1
     fetched = load_acquire(port + 8 * P_SQ_HEAD, SYSTEM) & mask
-    store_relaxed(entry, completion_word0(result), SYSTEM)
+    store_relaxed(entry, completion_word0(with_place(port, cid, status, result)), SYSTEM)
     store_release(entry + 8, completion_word1(fetched, field(port, P_SQID), cid, phase, status), SYSTEM)
     store_relaxed(port + 8 * P_CQ_TAIL, tail + 1, SYSTEM)
     fetch_add(port + 8 * P_OUTSTANDING, -1, SYSTEM)

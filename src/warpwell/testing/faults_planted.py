@@ -79,11 +79,11 @@ _TAIL = """            store_release(queue + 8 * Q_TAIL, tail, DEVICE)
 """
 _PHASE = """        word1 = load_acquire(entry_of(queue, mine, shift) + 8, SYSTEM)
 """
-_RESULT = """                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM) & 0xFFFFFFFF
+_RESULT = """                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
 """
 _KEEP = """            if results != 0:
                 # before the id is done, and after the phase word was acquired: until then it is an older one's
-                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM) & 0xFFFFFFFF
+                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
                 store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, result, DEVICE)
 """
 _KEYS = """        if keyed:
@@ -180,7 +180,7 @@ FAULTS = (
     Fault(
         "result-before-phase", "key-value", "dw0 is read before the phase word says that it is new",
         (Edit(_DRAIN, "drain", _PHASE, "        early = load_relaxed(entry_of(queue, mine, shift), SYSTEM)\n" + _PHASE),
-         Edit(_DRAIN, "drain", _RESULT, "                result = early & 0xFFFFFFFF\n")),
+         Edit(_DRAIN, "drain", _RESULT, "                result = early\n")),
     ),
     Fault(
         "result-after-done", "key-value", "the id is done before its dw0 is kept",

@@ -1,0 +1,46 @@
+"""Return value queue: places for values, in shared memory, that the controller chooses when it answers.
+
+A retrieve that names no buffer asks for one. The controller takes the next free place and tells its number in
+dw1 of the completion; whoever has read the value gives the place back by clearing its word. There are fewer
+places than command ids: where all are taken, the command completes with "namespace not ready", and is to be
+submitted again once values have been taken.
+"""
+
+from __future__ import annotations
+
+from warpwell.queues.layout import P_RETURNS, R_COUNT, R_FLAGS, R_NEXT, R_OF, R_PLACE_BYTES, R_PLACES
+from warpwell.queues.submission import field
+from warpwell.targets import SYSTEM, compare_exchange, device, load_acquire, load_relaxed, store_relaxed, store_release
+
+
+@device
+def lend(port, cid):
+    """Take a place for a command's value; return its address, 0 where all are taken (any service thread)."""
+    record = field(port, P_RETURNS)
+    count = field(record, R_COUNT)
+    first = load_relaxed(record + 8 * R_NEXT, SYSTEM)
+    for k in range(count):
+        place = (first + k) & (count - 1)
+        flag = field(record, R_FLAGS) + 8 * place
+        if load_acquire(flag, SYSTEM) == 0 and compare_exchange(flag, 0, 1, SYSTEM) == 0:
+            store_relaxed(record + 8 * R_NEXT, place + 1, SYSTEM)
+            store_relaxed(field(record, R_OF) + 8 * cid, place + 1, SYSTEM)
+            return field(record, R_PLACES) + place * field(record, R_PLACE_BYTES)
+    return 0
+
+
+@device
+def with_place(port, cid, status, result):
+    """Return dw0 and dw1 of a completion; a place that no value lies in is free again (any service thread)."""
+    record = field(port, P_RETURNS)
+    if record == 0:
+        return result
+    of = field(record, R_OF) + 8 * cid
+    place = load_relaxed(of, SYSTEM)
+    if place == 0:
+        return result
+    store_relaxed(of, 0, SYSTEM)
+    if status != 0 or result == 0:
+        store_release(field(record, R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
+        return result
+    return result | (place << 32)
