@@ -58,6 +58,8 @@ B_SALT = 11
 B_PITCH = 12
 """Bytes of a key in `B_KEYS`: 8 or 16."""
 B_LENGTH = 13
+B_UNIQUE = 14
+"""1: no key stands in two rows, so that none need be merged."""
 B_FAILED = 16
 """Row + 1 of a row that failed, and then its status: 0 where none did."""
 B_STATUS = 17
@@ -91,6 +93,8 @@ def key_length(batch, row):
 @device
 def first_of(batch, row, key0, key1, length):
     """Return the row that stands for all with this key: this one, if it was the first to come (thread)."""
+    if field(batch, B_UNIQUE) != 0:
+        return row
     mask = field(batch, B_TABLE_MASK)
     at = hash_of(key0, key1, length) & mask
     while True:

@@ -120,8 +120,11 @@ class DeviceFuture:
         words[at.B_ROOM] = self.room
         words[at.B_SALT] = id(self) >> 4 & 0xFFFF
         copied = space.keys_at
+        self._unique = False
         if self._keys is not None:
             given, lengths = self._keys
+            self._unique = given.ndim == 1 and np.unique(given).size == n
+            words[at.B_UNIQUE] = self._unique
             width = 2 if given.ndim == 2 else 1
             words[at.B_PITCH] = 8 * width
             words[space.keys_at // 8 : space.keys_at // 8 + width * n] = given.reshape(-1)
@@ -176,7 +179,8 @@ class DeviceFuture:
         try:
             if n:
                 engine.launch(at.finish_rows, n, engine.core, base)
-                engine.launch(at.spread_rows, n, base)
+                if not self._unique:
+                    engine.launch(at.spread_rows, n, base)
             engine.stream.copy(space.host.address, base, 8 * at.B_ALL)
             engine.stream.wait((engine,))
         finally:
@@ -216,7 +220,8 @@ class DeviceFuture:
         batch: dict[str, Any] = {}
         if self._schema is not None:
             for field in self._schema.fields:
-                batch[field.name] = self._view(space.rows_at + field.offset, (n, *field.shape), field.dtype, space.stride)
+                shape = (n, *field.shape)
+                batch[field.name] = self._view(space.rows_at + field.offset, shape, field.dtype, space.stride)
         else:
             batch["value"] = self._view(space.rows_at, (n, self.room), np.dtype(np.uint8), space.stride)
             batch["size"] = self._view(space.sizes_at, (n,), np.dtype(np.int64), 8)

@@ -80,6 +80,13 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> Callab
     return None
 
 
+def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
+    """Launch a kernel of `n` threads over words in a numba-cuda stream, and return; no more than that."""
+    dispatcher = compiled(kernel, 1, len(values))
+    with contextlib.nullcontext() if dispatcher.overloads else compiling(f"kernel {kernel.__name__!r}"):
+        dispatcher[-(-n // BLOCK_THREADS), BLOCK_THREADS, stream](n, 1, 1, *values)
+
+
 def wait(event: Any, participants: Any = ()) -> None:
     """Wait for an event such that Ctrl-C works: it aborts waits in device code, then is raised."""
     # asking whether an event is done is no failure to log

@@ -111,8 +111,10 @@ class CudaStream(Stream):
 
     def launch(self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = ()) -> None:
         """See `Stream`."""
+        from . import run_cuda
+
         with self.on_device():
-            kernel[n, self._stream](*args, device="cuda")
+            run_cuda.launch(kernel, n, self._stream, *args)
 
     def wait(self, participants: Sequence[Any] = ()) -> None:
         """See `Stream`."""
