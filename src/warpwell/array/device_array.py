@@ -140,7 +140,8 @@ class DeviceArray:
     def copy_to_host(self) -> NDArray[Any]:
         """Return the array as a NumPy array."""
         if self.strides is None:
-            flat = np.asarray(self._memory[self._offset :].copy_to_host() if self._offset else self._memory.copy_to_host())
+            memory = self._memory[self._offset :] if self._offset else self._memory
+            flat = np.asarray(memory.copy_to_host())
             return flat.view(np.uint8)[: self.nbytes].view(self.dtype).reshape(self.shape)
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)

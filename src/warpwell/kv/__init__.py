@@ -17,4 +17,14 @@ from .schema import Schema
 from .statistics import StoreStatistics
 from .store import Store
 
-__all__ = ["DataLoader", "Dataset", "DeviceStore", "Permutation", "Schema", "Store", "StoreStatistics", "create", "open"]
+__all__ = [
+    "DataLoader",
+    "Dataset",
+    "DeviceStore",
+    "Permutation",
+    "Schema",
+    "Store",
+    "StoreStatistics",
+    "create",
+    "open",
+]

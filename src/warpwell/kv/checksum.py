@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..targets import NativeFunction, native
+from ..targets import NativeFunction, load_weak_as, native, pread, store_weak_as
 from ..targets import crc32c as crc32c_at
-from ..targets import load_weak_as, pread, store_weak_as
 
 I8 = np.dtype(np.int64)
 U4 = np.dtype(np.uint32)

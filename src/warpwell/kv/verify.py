@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from .. import errors
 from .checksum import check_file
 from .files import Files
-from .floor import PLACES, FLOOR_NAME, damaged_places
-from .format import offset_of, segment_of, size_of
+from .floor import FLOOR_NAME, PLACES, damaged_places
 from .following import load_for_reading
+from .format import offset_of, segment_of, size_of
 from .manifest import Manifest, read_manifest
 from .recovery import live
 from .segments import Segments
