@@ -41,6 +41,7 @@ class Space:
         self.found_at = self.sizes_at + 8 * capacity
         self.rows_at = -(-(self.found_at + capacity) // 256) * 256
         self.nbytes = self.rows_at + capacity * stride
+        self.used = False
         self.device: Block = engine.memory.allocate(self.nbytes)
         self.host: Block = engine.memory.allocate_shared(self.given)
 
@@ -76,6 +77,9 @@ class _Lease:
 
 class DeviceFuture:
     """A batch that was begun; ``wait()`` gives what `Store.get_many` would, on the device.
+
+    The memory of its arrays is used again once all of them are dropped, after what the default stream was given
+    until then: whoever reads them in another stream keeps them until that is done.
 
     Parameters
     ----------
@@ -134,6 +138,10 @@ class DeviceFuture:
                 words[space.lengths_at // 8 : space.lengths_at // 8 + n] = lengths
                 copied = space.lengths_at + 8 * n
         stream = engine.stream
+        if space.used:
+            # kernels that were given the arrays of the last batch here may still be running
+            stream.after_default()
+        space.used = True
         stream.copy(base, space.host.address, copied)
         if interface is not None:
             stream.copy(base + space.keys_at, int(interface["data"][0]), 8 * n)

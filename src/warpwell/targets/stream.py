@@ -29,6 +29,10 @@ class Stream(ABC):
         """Set bytes of device memory to zero."""
 
     @abstractmethod
+    def after_default(self) -> None:
+        """Let what follows wait for all that the device's default stream has been given so far."""
+
+    @abstractmethod
     def launch(self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = ()) -> None:
         """Launch a kernel of `n` threads."""
 
@@ -56,6 +60,9 @@ class HostStream(Stream):
         """See `Stream`."""
         if nbytes:
             view_of(address, nbytes, np.uint8)[:] = 0
+
+    def after_default(self) -> None:
+        """See `Stream`."""
 
     def launch(self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = ()) -> None:
         """See `Stream`."""
@@ -108,6 +115,15 @@ class CudaStream(Stream):
         if nbytes:
             with self.on_device():
                 self._checked(self._driver.cuMemsetD8Async(address, 0, nbytes, self._handle))
+
+    def after_default(self) -> None:
+        """See `Stream`."""
+        from numba import cuda
+
+        with self.on_device():
+            event = cuda.event(timing=False)
+            event.record(cuda.default_stream())
+            event.wait(self._stream)
 
     def launch(self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = ()) -> None:
         """See `Stream`."""
