@@ -1,8 +1,8 @@
 """Kernels of a batch: one row a thread; the rows of a warp share a queue and copy their values together.
 
 ``begin_rows`` merges equal keys, answers what the device cache has and submits the rest; it never waits.
-``finish_rows`` waits for what was submitted, submits what found no id, and fills the cache. ``spread_rows``
-copies rows to others of the same key.
+``finish_rows`` waits for what was submitted, submits what found no id, and fills the cache; to launch it once more
+does nothing. ``spread_rows`` copies rows to others of the same key.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ B_TABLE_MASK = 3
 B_FIRST = 4
 """Address of a word a row: the row whose value this one shares."""
 B_TICKETS = 5
+"""Address of a word a row: the id of its command, `NO_TICKET` or `DONE`, less `DONE`."""
 B_SIZES = 6
 """Address of a word a row: the value's size, less than 0 where there is none."""
 B_FOUND = 7
@@ -66,7 +67,7 @@ B_STATUS = 17
 B_ALL = 32
 
 DONE = -2
-"""In place of a ticket: the row has its value, or shares another's."""
+"""In place of an id: the row has its value, or shares another's. Stored as 0, which is what there is at first."""
 NO_TICKET = -1
 NO_VALUE = -1
 ABSENT = 0x87
@@ -152,7 +153,7 @@ def begin_rows(core, batch):
         fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
     elif first != row:
         fetch_add(core + 8 * N_MERGED, 1, DEVICE)
-    store_relaxed(field(batch, B_TICKETS) + 8 * row, ticket, DEVICE)
+    store_relaxed(field(batch, B_TICKETS) + 8 * row, ticket - DONE, DEVICE)
 
 
 @kernel
@@ -165,7 +166,7 @@ def finish_rows(core, batch):
     key0 = key_word(batch, row, 0)
     key1 = key_word(batch, row, 1)
     length = key_length(batch, row)
-    ticket = load_relaxed(field(batch, B_TICKETS) + 8 * row, DEVICE)
+    ticket = load_relaxed(field(batch, B_TICKETS) + 8 * row, DEVICE) + DONE
     want = ticket != DONE
     room = field(batch, B_ROOM)
     to = field(batch, B_ROWS) + row * field(batch, B_STRIDE)
@@ -174,6 +175,8 @@ def finish_rows(core, batch):
     status = answer & 0xFFFF
     size = answer >> 16
     if want:
+        # what was interrupted is finished once more: it must find no id that others have by then
+        store_relaxed(field(batch, B_TICKETS) + 8 * row, 0, DEVICE)
         if status == 0:
             tell(batch, row, size)
         else:

@@ -45,6 +45,14 @@ W_WORDS = 4
 
 
 @device
+def holds(address, key0, key1, length):
+    """Tell whether a way that is not empty has this key, or seems to while it is being filled (thread)."""
+    same = load_relaxed(address + 8 * W_KEY0, DEVICE) == key0
+    same = same and load_relaxed(address + 8 * W_KEY1, DEVICE) == key1
+    return same and load_relaxed(address + 8 * W_SIZE, DEVICE) >> 32 == length
+
+
+@device
 def look_up(cache, want, key0, key1, length, to, room, mask, lane):
     """Copy a value out of the cache for each lane that wants one; return its size, -1 for a miss.
 
@@ -59,17 +67,15 @@ def look_up(cache, want, key0, key1, length, to, room, mask, lane):
             if size < 0:
                 address = field(cache, D_WAYS) + (first + k) * (8 * W_WORDS)
                 version = load_acquire(address + 8 * W_VERSION, DEVICE)
-                if version & 1 == 0 and version != 0:
-                    told = load_relaxed(address + 8 * W_SIZE, DEVICE)
-                    same = load_relaxed(address + 8 * W_KEY0, DEVICE) == key0
-                    same = same and load_relaxed(address + 8 * W_KEY1, DEVICE) == key1
-                    if same and told >> 32 == length:
-                        size = told & 0xFFFFFFFF
-                        way = first + k
+                if version & 1 == 0 and version != 0 and holds(address, key0, key1, length):
+                    size = load_relaxed(address + 8 * W_SIZE, DEVICE) & 0xFFFFFFFF
+                    way = first + k
     found = ballot(mask, size >= 0)
     if found == 0:
         return size
     source = field(cache, D_DATA) + way * field(cache, D_STRIDE)
+    # one lane acquired the version, and all read what it covers
+    syncwarp(mask)
     copy_each(found, to, source, min(max(size, 0), room), mask, lane)
     # every lane's loads come before the owner's second look
     fence(DEVICE)
@@ -90,7 +96,7 @@ def keep(cache, want, key0, key1, length, source, size, mask, lane):
         mixed = hash_of(key0, key1, length)
         first = (mixed & field(cache, D_MASK)) << 1
         ways = field(cache, D_WAYS) + first * (8 * W_WORDS)
-        # an empty way, else one that changes from filler to filler
+        # an empty way, else one that changes from filler to filler; none where the value stands already
         other = (load_relaxed(ways + 8 * W_VERSION, DEVICE) >> 1) & 1
         if load_relaxed(ways + 8 * W_VERSION, DEVICE) == 0:
             other = 0
@@ -99,14 +105,17 @@ def keep(cache, want, key0, key1, length, source, size, mask, lane):
         way = first + other
         address = field(cache, D_WAYS) + way * (8 * W_WORDS) + 8 * W_VERSION
         before = load_relaxed(address, DEVICE)
+        for k in range(2):
+            if holds(ways + k * (8 * W_WORDS), key0, key1, length):
+                before = 1
         if before & 1 == 0 and compare_exchange(address, before, before + 1, DEVICE) == before:
             version = before
     mine = ballot(mask, version >= 0)
     if mine == 0:
         return
-    # a reader that sees one of the new bytes sees the odd version as well
-    fence(DEVICE)
+    # a reader that sees one of the new bytes sees the odd version as well: each lane learns of it, and then fences
     syncwarp(mask)
+    fence(DEVICE)
     copy_each(mine, field(cache, D_DATA) + way * field(cache, D_STRIDE), source, size, mask, lane)
     syncwarp(mask)
     if version >= 0:

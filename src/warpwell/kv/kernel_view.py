@@ -7,15 +7,27 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from warpwell.nvme import KV_DELETE, KV_EXIST, KV_RETRIEVE, KV_STORE
-from warpwell.queues.completion import give_place, place_of, result_of
+from warpwell.queues.completion import give_place, orphan, place_of, result_of
 from warpwell.queues.completion import poll as poll_id
-from warpwell.queues.layout import DONE, ID_FRAMES, ID_STATE, TAKEN
+from warpwell.queues.layout import (
+    DONE,
+    ID_COUNT,
+    ID_FRAMES,
+    ID_OPCODE,
+    ID_PAGE,
+    ID_STATE,
+    ORPHAN,
+    Q_N_IDS,
+    Q_PROGRESS,
+    TAKEN,
+)
 from warpwell.queues.submission import field, id_record, release_id, staging_of
 from warpwell.targets import (
     DEVICE,
     DeviceStruct,
     activemask,
     ballot,
+    clock_ns,
     compare_exchange,
     device,
     element_address,
@@ -34,10 +46,15 @@ from warpwell.targets import (
 
 from .device_cache import keep, look_up
 from .requests import (
+    BAD_BUFFER,
+    BAD_TICKET,
     K_CACHE,
     K_CHUNK,
+    K_FAILED,
     K_N_QUEUES,
+    K_QUEUES,
     K_RETURNS,
+    K_STATUS,
     N_COMMANDS,
     N_HITS,
     NO_PLACE,
@@ -48,6 +65,7 @@ from .requests import (
     queue_at,
     serve,
     start,
+    stopped,
 )
 from .slots import hash_of
 
@@ -55,6 +73,35 @@ ABSENT = -1
 FAILED = -2
 """What `retrieve`, `exists` and `store` return where the device failed or did not answer in time."""
 KEY_ABSENT = 0x87
+KEY_EXISTS = 0x89
+TOO_LARGE = 0x85
+
+# Words of an id's record that have this use while its command is a ticket's.
+ID_USE = ID_PAGE
+"""Times that the id was a ticket, doubled, plus 1 while the ticket is held."""
+ID_SEEN = ID_COUNT
+"""Completions of all queues when the ticket was polled, and since when it is that number (0: not polled yet)."""
+ID_SINCE = ID_OPCODE
+USES = (1 << 31) - 1
+
+
+@device
+def note(core, status):
+    """Leave word of a failure for the host, which raises after the launch (thread)."""
+    if status != 0 and status != KEY_ABSENT and status != KEY_EXISTS:
+        store_relaxed(core + 8 * K_STATUS, status, DEVICE)
+        fetch_add(core + 8 * K_FAILED, 1, DEVICE)
+
+
+@device
+def size_of_answer(answer):
+    """Turn an answer into a size, `ABSENT` or `FAILED` (thread)."""
+    status = answer & 0xFFFF
+    if status == 0:
+        return answer >> 16
+    if status == KEY_ABSENT:
+        return ABSENT
+    return FAILED
 
 
 @linked
@@ -91,6 +138,7 @@ def run(core, operation, key0, key1, length, at, nbytes):
         answer = execute(home, queue, opcode, want, -1, key0, key1, length, at, nbytes, mask, lane, leader)
         if want:
             out = answer
+            note(home, answer & 0xFFFF)
         if cache != 0 and opcode == KV_RETRIEVE:
             fits = want and out & 0xFFFF == 0 and out >> 16 <= nbytes
             keep(cache, fits, key0, key1, length, at, out >> 16, mask, lane)
@@ -109,7 +157,60 @@ def submit_one(core, key0, key1, length):
     store_relaxed(record, key0, DEVICE)
     store_relaxed(record + 8, key1, DEVICE)
     store_relaxed(record + 16, length, DEVICE)
-    return (number << 16) | cid
+    record -= 8 * ID_FRAMES
+    use = ((load_relaxed(record + 8 * ID_USE, DEVICE) >> 1) + 1) & USES
+    store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
+    store_relaxed(record + 8 * ID_USE, (use << 1) | 1, DEVICE)
+    return (use << 32) | (number << 16) | cid
+
+
+@device
+def held(core, ticket):
+    """Return the id record of a ticket, or 0 for a number that is none, or is one no more (thread)."""
+    number = (ticket >> 16) & 0xFFFF
+    if ticket < 0 or number >= field(core, K_N_QUEUES):
+        return 0
+    queue = queue_at(core, number)
+    cid = ticket & 0xFFFF
+    if cid >= field(queue, Q_N_IDS):
+        return 0
+    record = id_record(queue, cid)
+    if load_relaxed(record + 8 * ID_USE, DEVICE) != open_use(ticket):
+        return 0
+    return record
+
+
+@device
+def open_use(ticket):
+    """Return the word `ID_USE` of a ticket that is held (thread)."""
+    return ((ticket >> 32) << 1) | 1
+
+
+@device
+def let_go(record, ticket):
+    """End a ticket; return False where another thread did (thread)."""
+    use = open_use(ticket)
+    return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use
+
+
+@device
+def overdue(core, queue, record, ticket):
+    """Give a ticket up if nothing has come for long; return whether it is given up (thread)."""
+    now = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
+    since = load_relaxed(record + 8 * ID_SINCE, DEVICE)
+    if since == 0 or now != load_relaxed(record + 8 * ID_SEEN, DEVICE):
+        store_relaxed(record + 8 * ID_SEEN, now, DEVICE)
+        store_relaxed(record + 8 * ID_SINCE, clock_ns(), DEVICE)
+        return False
+    if not stopped(core, since):
+        return False
+    if let_go(record, ticket):
+        if orphan(queue, ticket & 0xFFFF, ORPHAN) >= 0:
+            # its completion came at this moment: the id is still the ticket's, which goes on
+            store_relaxed(record + 8 * ID_USE, open_use(ticket), DEVICE)
+            return False
+        note(core, TIMED_OUT)
+    return True
 
 
 @linked
@@ -117,8 +218,12 @@ def poll_one(core, ticket):
     """Return the status of a ticket's command, -1 while it is under way; never waits (any set of lanes)."""
     mask = activemask()
     lane = lane_id()
-    queue = queue_at(core, ticket >> 16)
-    status = poll_id(queue, ticket & 0xFFFF)
+    record = held(core, ticket)
+    queue = field(core, K_QUEUES)
+    status = BAD_TICKET
+    if record != 0:
+        queue = queue_at(core, (ticket >> 16) & 0xFFFF)
+        status = poll_id(queue, ticket & 0xFFFF)
     open_ = status < 0
     while True:
         todo = ballot(mask, open_)
@@ -133,6 +238,8 @@ def poll_one(core, ticket):
         status = poll_id(queue, ticket & 0xFFFF)
     if status == NO_PLACE and field(core, K_RETURNS) != 0:
         return again(core, queue, ticket & 0xFFFF)
+    if status < 0 and overdue(core, queue, record, ticket):
+        return TIMED_OUT
     return status
 
 
@@ -152,8 +259,16 @@ def again(core, queue, cid):
 
 @linked
 def size_one(core, ticket):
-    """Return the size of the value that a completed ticket brought (thread)."""
-    return result_of(queue_at(core, ticket >> 16), ticket & 0xFFFF)
+    """Return the size of the value that a completed ticket brought, `ABSENT` or `FAILED` (thread)."""
+    if held(core, ticket) == 0:
+        return FAILED
+    queue = queue_at(core, (ticket >> 16) & 0xFFFF)
+    status = poll_id(queue, ticket & 0xFFFF)
+    if status == 0:
+        return result_of(queue, ticket & 0xFFFF)
+    if status == KEY_ABSENT:
+        return ABSENT
+    return FAILED
 
 
 @linked
@@ -164,42 +279,46 @@ def take_one(core, ticket, to, room):
     """
     mask = activemask()
     lane = lane_id()
-    queue = queue_at(core, ticket >> 16)
-    cid = ticket & 0xFFFF
-    status = poll_id(queue, cid)
-    size = result_of(queue, cid)
-    syncwarp(mask)
+    queue = field(core, K_QUEUES)
+    cid = 0
+    status = BAD_TICKET
+    record = held(core, ticket)
+    if room >= 0 and record != 0:
+        queue = queue_at(core, (ticket >> 16) & 0xFFFF)
+        cid = ticket & 0xFFFF
+        status = poll_id(queue, cid)
+        if status == NO_PLACE and field(core, K_RETURNS) != 0:
+            status = -1
+        # of several threads that take a ticket, one gets it
+        if status >= 0 and not let_go(record, ticket):
+            status = BAD_TICKET
+    size = 0
     count = 0
+    source = 0
     if status == 0:
+        size = result_of(queue, cid)
         count = min(size, min(room, field(core, K_CHUNK)))
-    source = staging_of(queue, cid)
-    if status == 0 and field(core, K_RETURNS) != 0:
-        source = place_of(queue, cid)
-    copy_each(ballot(mask, count > 0), to, source, count, mask, lane)
+        source = staging_of(queue, cid)
+        if field(core, K_RETURNS) != 0:
+            source = place_of(queue, cid)
+    some = ballot(mask, count > 0)
+    syncwarp(mask)
+    copy_each(some, to, source, count, mask, lane)
     syncwarp(mask)
     if status < 0:
         return FAILED
+    if room < 0:
+        note(core, BAD_BUFFER)
+        return FAILED
+    note(core, status)
+    if status == BAD_TICKET:
+        return FAILED
     give_place(queue, cid)
     release_id(queue, cid)
-    if status == 0:
-        return size
-    if status == KEY_ABSENT:
-        return ABSENT
-    return FAILED
+    return size_of_answer(status | (size << 16))
 
 
 # -- methods -------------------------------------------------------------------------------------------------
-
-
-@device
-def size_of_answer(answer):
-    """Turn an answer into a size, `ABSENT` or `FAILED` (thread)."""
-    status = answer & 0xFFFF
-    if status == 0:
-        return answer >> 16
-    if status == KEY_ABSENT:
-        return ABSENT
-    return FAILED
 
 
 def _of_key(do: Callable[..., Any], words: bool, data: bool) -> Callable[..., Any]:
@@ -234,6 +353,15 @@ def _of_key(do: Callable[..., Any], words: bool, data: bool) -> Callable[..., An
 
 
 @device
+def room_of(data):
+    """Return the bytes of an array, -1 where its items do not stand side by side (thread)."""
+    last = data.size - 1
+    if last > 0 and element_address(data, last) - element_address(data, 0) != last * data.itemsize:
+        return -1
+    return data.size * data.itemsize
+
+
+@device
 def _submit(view, key0, key1, length):
     return submit_one(view.core, key0, key1, length)
 
@@ -255,14 +383,18 @@ def _delete(view, key0, key1, length):
 
 @device
 def _retrieve(view, key0, key1, length, data):
-    room = data.size * data.itemsize
+    room = room_of(data)
+    if room < 0:
+        note(view.core, BAD_BUFFER)
+        return FAILED
     return size_of_answer(run(view.core, KV_RETRIEVE, key0, key1, length, element_address(data, 0), room))
 
 
 @device
 def _store(view, key0, key1, length, data):
-    nbytes = data.size * data.itemsize
-    if nbytes > view.chunk:
+    nbytes = room_of(data)
+    if nbytes < 0 or nbytes > view.chunk:
+        note(view.core, BAD_BUFFER if nbytes < 0 else TOO_LARGE)
         return FAILED
     answer = run(view.core, KV_STORE, key0, key1, length, element_address(data, 0), nbytes)
     return size_of_answer(answer & 0xFFFF)
@@ -274,17 +406,17 @@ def _poll(view, ticket):
 
 
 @device
-def _size(view, ticket):
+def _length(view, ticket):
     return size_one(view.core, i64(ticket))
 
 
 @device
 def _take(view, ticket, data):
-    return take_one(view.core, i64(ticket), element_address(data, 0), data.size * data.itemsize)
+    return take_one(view.core, i64(ticket), element_address(data, 0), room_of(data))
 
 
 _KEYED = {"submit": _submit, "exists": _exists, "delete": _delete, "retrieve": _retrieve, "store": _store}
-_TICKETED = {"poll": _poll, "size": _size, "take": _take}
+_TICKETED = {"poll": _poll, "length": _length, "take": _take}
 METHODS = {
     "submit": ("view", "key"),
     "exists": ("view", "key"),
@@ -292,7 +424,7 @@ METHODS = {
     "retrieve": ("view", "key", "data"),
     "store": ("view", "key", "data"),
     "poll": ("view", "ticket"),
-    "size": ("view", "ticket"),
+    "length": ("view", "ticket"),
     "take": ("view", "ticket", "data"),
 }
 
@@ -302,12 +434,18 @@ class KernelStore(DeviceStruct):
 
     Keys are 64-bit integers, or tuples ``(key0, key1, length)`` of a longer key's words.
 
-    - ``submit(key)`` asks for a value and returns a ticket at once; -1 where all ids of the queue are taken.
-    - ``poll(ticket)`` returns -1 while that is under way, then the status, 0 for success; it never waits.
-    - ``size(ticket)`` returns the size of the value that came.
-    - ``take(ticket, out)`` copies it and gives the ticket back. Each ticket must be taken once.
+    - ``submit(key)`` asks for a value and returns a ticket at once; -1 where too many are held: take some first, or
+      use `retrieve`, for which ids are left.
+    - ``poll(ticket)`` returns -1 while that is under way, then the status, 0 for success; it never waits. Another
+      status means that the command failed, and `take` gives the ticket back; or that it was given up after the
+      store's time-out, or that it is no ticket that is held.
+    - ``length(ticket)`` returns the size of the value that came.
+    - ``take(ticket, out)`` copies it and gives the ticket back; -2 before it has come. Each ticket must be taken
+      once: who takes it once more gets -2, and the host raises.
     - ``retrieve(key, out)`` does all of that and waits; it answers from the device cache where it can.
     - ``exists(key)``, ``store(key, value)``, ``delete(key)`` wait too.
+
+    Arrays are in the device's global memory, of one dimension, with their items side by side.
 
     `take` and `retrieve` return the value's whole size, however small `out` is, -1 for an absent key, -2 where
     the device failed; the host then raises after the launch.

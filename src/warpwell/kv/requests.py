@@ -59,6 +59,9 @@ K_STOPPED = 16
 """1 once a waiter gave up or saw the host's word. (A line of its own.)"""
 K_LOOK = 17
 """When some thread looks at the host's word again."""
+K_STATUS = 18
+"""Status of the last command of a kernel that failed, and how many did: the host raises after the launch."""
+K_FAILED = 19
 K_COUNTERS = 32
 N_HITS = 32
 """Values that the device cache answered."""
@@ -71,6 +74,10 @@ NO_PLACE = 0x82
 """Status of a retrieve for whose value no place of the return value queue was free."""
 TIMED_OUT = 0x7FFF
 """In place of a status: nothing came, or the host ended the wait."""
+BAD_TICKET = 0x7FFE
+"""In place of a status: the ticket is not held, because it was taken, or given up, or never was one."""
+BAD_BUFFER = 0x7FFD
+"""In place of a status: the items of the array do not stand side by side."""
 CHUNK_UNIT = 9
 """log2 of the bytes that an offset counts, bits 31:16 of cdw11 (a field of our own where the set has none)."""
 LOOK_NS = 10**6
@@ -96,8 +103,12 @@ def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
 
 @device
 def start(core, queue, opcode, key0, key1, length, nbytes):
-    """Take an id and submit a command without data to send; return the id, -1 where none is free (thread)."""
-    cid = take_id(queue, 0)
+    """Take an id and submit a command without data to send; return the id, -1 where none is free (thread).
+
+    The id is held for as long as the caller likes. So a quarter is left for those that wait in `execute`, who hold
+    one only until its answer has come: else batches that nobody waits for yet would keep them from everybody.
+    """
+    cid = take_id(queue, (field(queue, Q_N_IDS) + 3) >> 2)
     if cid < 0:
         return -1
     if not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes, field(core, K_CHUNK)), 0):
