@@ -8,6 +8,7 @@ does nothing. ``spread_rows`` copies rows to others of the same key.
 from __future__ import annotations
 
 from warpwell.nvme import KV_RETRIEVE
+from warpwell.queues.layout import Q_WORDS
 from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
@@ -31,7 +32,7 @@ from warpwell.targets import (
 
 from .device_cache import keep, look_up
 from .layout import UINT8
-from .requests import K_CACHE, N_COMMANDS, N_HITS, N_MERGED, copy_each, execute, queue_at, start
+from .requests import K_CACHE, N_COMMANDS, N_HITS, N_MERGED, copy_each, execute, queue_at, serve, start
 from .slots import hash_of
 
 # -- record of a batch in device memory, in words --------------------------------------------------------------
@@ -204,3 +205,10 @@ def spread_rows(batch):
     copy_each(some, rows + row * stride, rows + first * stride, count, mask, lane)
     if shared:
         tell(batch, row, size)
+
+
+@kernel
+def settle(core, queues, count):
+    """Drain queues, and release what was given up (one thread; the host, between launches)."""
+    for k in range(count):
+        serve(queues + k * (8 * Q_WORDS), 1, 0, 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
+import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
-from .. import errors
 from ..storage.medium import NativeMedium
 from . import requests as at
 from .engine import Engine, Options
@@ -46,6 +46,7 @@ class DeviceStore(Store):
         self.options = options
         natives = [] if beside is not None else self.native()
         self._drives = [drive(native) for native in natives] if drive is not None else []
+        self._engine: Engine
         served = [d.native() for d in self._drives] if self._drives else natives
         if beside is not None:
             served = beside._engine._natives
@@ -53,7 +54,8 @@ class DeviceStore(Store):
         self._engine = Engine(served, options, name=self.path, beside=None if beside is None else beside._engine)
         self._spaces = Spaces()
         self.device = self._engine.target
-        self._futures: weakref.WeakSet[DeviceFuture] = weakref.WeakSet()
+        # launches of a thread that are under way, with the failures that were known before
+        self._marks = threading.local()
 
     def get_async(self, keys: Any) -> Any:
         """Begin to fetch the values of many keys; see `DeviceFuture.wait` for what comes.
@@ -61,9 +63,7 @@ class DeviceStore(Store):
         Equal keys are fetched once. Keys: as for `get_many`, or int64 [N] in the GPU's memory.
         """
         self._check()
-        future = DeviceFuture(self._engine, self._spaces, keys, self.schema)
-        self._futures.add(future)
-        return future
+        return DeviceFuture(self._engine, self._spaces, keys, self.schema)
 
     @property
     def device_stats(self) -> dict[str, int]:
@@ -76,16 +76,22 @@ class DeviceStore(Store):
         }  # fmt: skip
 
     def refresh(self) -> int:
-        """See `Store.refresh`; the device cache is emptied if anything changed."""
-        changes = super().refresh()
-        if changes:
-            self._wait_for_batches()
-            self._engine.forget()
+        """See `Store.refresh`. Batches and launches that are in flight end before, and device caches are emptied."""
+        if self._beside is not None:
+            self._beside.refresh()  # its index is what this store's device reads
+            return super().refresh()
+        if self.writable:
+            return super().refresh()
+        caches = [e for e in (self._engine, *self._engine.guests) if e.cache_records]
+        with contextlib.ExitStack() as alone:
+            # what was read before the change must not come into a cache after it
+            for engine in caches:
+                alone.enter_context(engine.alone())
+            changes = super().refresh()
+            if changes:
+                for engine in caches:
+                    engine.forget()
         return changes
-
-    def _wait_for_batches(self) -> None:
-        for future in list(self._futures):
-            future.wait()
 
     def _close(self, *, commit: bool) -> None:
         if self.closed:
@@ -103,18 +109,24 @@ class DeviceStore(Store):
     def launch_begins(self) -> None:
         """A launch that takes the store begins."""
         self._engine.begin()
+        self._stack().append(self._engine.failures)
+
+    def _stack(self) -> list[int]:
+        if not hasattr(self._marks, "stack"):
+            self._marks.stack = []
+        stack: list[int] = self._marks.stack
+        return stack
 
     def launch_ended(self) -> None:
-        """A launch ended: raise where it gave up waiting."""
+        """A launch ended: raise where a command of it failed, or it gave up waiting."""
+        failures = self._stack().pop()
         self._engine.end()
-        self._engine.raise_stopped()
+        self._engine.raise_since(failures)
 
     def launch_continues(self, done: Callable[[], bool]) -> None:
-        """Refuse a launch that goes on: batches have `get_async` for that."""
-        self._engine.end()
-        raise errors.ArgumentError(
-            "a kernel that takes a store is launched without a stream: use get_async for what goes on meanwhile"
-        )
+        """A launch goes on in a stream: it is served until `done` says True; what failed is raised by a later one."""
+        self._stack().pop()
+        self._engine.continues(done)
 
     def interp_services(self) -> list[Callable[[], int]]:
         """Return the steps that an interpreted launch calls beside its threads."""

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import errors
+from ..nvme import describe
 from ..queues import QueuePairs
-from ..queues.layout import Q_WORDS
 from ..storage import Controller
 from ..storage.controller import service_threads
 from ..storage.medium import NativeMedium
-from ..targets import Block, kernel, memory_for
+from ..targets import Block, memory_for
 from ..targets.stream import stream_on
 from . import requests as at
+from .batch import settle
 from .device_cache import D_DATA, D_MASK, D_STRIDE, D_WAYS, D_WORDS, W_WORDS
+from .format import MAX_VALUE
 from .kernel_view import KernelStore
-from .requests import serve
 
 ARENA = 64 << 20
 """Bytes of staging at most, unless the smallest pieces need more."""
@@ -43,12 +50,21 @@ class Options:
     weight: int = 1
     returns: str = "request"
 
+    def __post_init__(self) -> None:
+        """Check what nothing else would.
 
-@kernel
-def settle(core, queues, count):
-    """Drain queues, and release what was given up (one thread; the host, between launches)."""
-    for k in range(count):
-        serve(queues + k * (8 * Q_WORDS), 1, 0, 0)
+        Raises
+        ------
+        ArgumentError
+        """
+        for name, least in (("queues", 1), ("depth", 4), ("cache_bytes", 0), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise errors.ArgumentError(f"{name} is {value!r}: a number, at least {least}", name=name)
+        if not isinstance(self.value_bytes, int) or not 1 <= self.value_bytes <= MAX_VALUE:
+            raise errors.ArgumentError(f"value_bytes is {self.value_bytes!r}: 1 to {MAX_VALUE}", name="value_bytes")
+        if not 0 < self.timeout < math.inf:
+            raise errors.ArgumentError(f"timeout is {self.timeout!r}: seconds, more than 0", name="timeout")
 
 
 class Engine:
@@ -72,7 +88,16 @@ class Engine:
         self.target = "cuda" if options.device.startswith("cuda") else options.device
         self.stream = stream_on(options.device)
         self._closed = False
+        self._process = os.getpid()
         self._launches = 0
+        self._failures = 0
+        self._aborting = 0
+        self._alone: int | None = None
+        self._idle = threading.Condition(threading.RLock())
+        self._going: deque[Callable[[], bool]] = deque()
+        self._abandoned: deque[tuple[Any, int, Any]] = deque()
+        self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.guests: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._natives = list(natives)
         with self.stream.on_device():
             memory = memory_for(self.target)
@@ -98,6 +123,7 @@ class Engine:
             else:
                 self.controller, self.nsid = beside.controller, beside.nsid
                 self.controller.add_pairs(self.pairs, options.weight)
+                beside.guests.add(self)
             words = np.zeros(at.K_WORDS, np.int64)
             words[at.K_QUEUES], words[at.K_N_QUEUES] = self.pairs.records, self.pairs.count
             words[at.K_NSID], words[at.K_SHARDS] = self.nsid, len(self._natives)
@@ -145,25 +171,43 @@ class Engine:
         """Address of the record that device code works on."""
         return self._core.address
 
-    def forget(self) -> None:
-        """Empty the device cache: the store changed. No launch may be in flight."""
-        if self._cache is not None:
-            with self.stream.on_device():
-                self._cache.write(self._ways[0], np.zeros(self._ways[1], np.uint8))
-
     # -- launches -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Keep the controller's threads awake from now on."""
-        if self._closed:
-            raise errors.ClosedError(f"the store {self.name} is closed: open it again")
-        self.controller.begin(self.pairs)
-        self._launches += 1
+        """Keep the controller's threads awake from now on.
+
+        Raises
+        ------
+        ClosedError
+        ForkError
+            This process was forked from the one that opened the store: nobody serves its queues here.
+        """
+        self.check()
+        self.reap()
+        with self._idle:
+            while self._alone not in (None, threading.get_ident()):
+                self._idle.wait(0.1)
+            self.check()
+            self.controller.begin(self.pairs)
+            self._launches += 1
 
     def end(self) -> None:
         """Undo `begin`."""
-        self._launches -= 1
-        self.controller.end(self.pairs)
+        with self._idle:
+            self._launches -= 1
+            self.controller.end(self.pairs)
+            self._idle.notify_all()
+
+    def check(self) -> None:
+        """Raise where the device cannot be used."""
+        if self._closed:
+            raise errors.ClosedError(f"the store {self.name} is closed: open it again")
+        if self._process != os.getpid():
+            raise errors.ForkError(
+                f"{self.name} was opened on a device in the process that this one ({os.getpid()}) was forked from: open"
+                " it again here (multiprocessing: use the spawn method, or open it in the worker)",
+                path=self.name,
+            )
 
     def services(self) -> list[Callable[[], int]]:
         """Return the steps that an interpreted launch calls beside its threads."""
@@ -171,32 +215,151 @@ class Engine:
 
     def launch(self, function: Any, n: int, *args: int) -> None:
         """Launch a kernel in the engine's stream, between `begin` and `end`."""
-        self.stream.launch(function, n, *args, services=self.services())
+        self.stream.launch(function, n, *args, services=self.services(), aborts=(self,))
+
+    def continues(self, done: Callable[[], bool]) -> None:
+        """Note that a launch goes on: `end` is for later, when `done` says True."""
+        self._going.append(done)
+
+    def abandon(self, function: Any, n: int, lease: Any) -> None:
+        """Note a batch that nobody will wait for: `reap` launches `function`, which takes back what it holds."""
+        self._abandoned.append((function, n, lease))
+
+    def reap(self) -> None:
+        """End launches that went on and are done, and batches that were abandoned."""
+        for _ in range(len(self._going)):
+            done = self._going.popleft()
+            if done():
+                self.end()
+            else:
+                self._going.append(done)
+        while self._abandoned and self._process == os.getpid():
+            with contextlib.suppress(IndexError):
+                function, n, lease = self._abandoned.popleft()
+                try:
+                    if n:
+                        self.launch(function, n, self.core, lease.address)
+                        self.stream.wait((self,))
+                finally:
+                    self.end()
+                    self.resume()
 
     def abort(self) -> None:
         """Make every wait of device code end soon."""
+        self._aborting = threading.get_ident()
         self._abort.words[0] = 1
+
+    def recover(self, function: Any, n: int, address: int) -> None:
+        """After an interruption: let a batch give up what it still waits for, without waiting, and let others go on."""
+        self.abort()
+        with contextlib.suppress(Exception):
+            if n:
+                self.launch(function, n, self.core, address)
+            self.stream.wait()
+        self.resume()
+
+    def resume(self) -> bool:
+        """Let device code wait again, after some gave up; return whether this thread had aborted the waits."""
+        aborted = self._aborting == threading.get_ident()
+        if aborted:
+            self._aborting = 0
+            self._abort.words[0] = 0
+        with self.stream.on_device():
+            self._core.write(8 * at.K_STOPPED, np.zeros(1, np.int64))
+        return aborted
 
     def read_words(self, first: int, count: int) -> list[int]:
         """Return words of the core record."""
         with self.stream.on_device():
             return [int(w) for w in self._core.read(8 * first, 8 * count).view(np.int64)]
 
-    def raise_stopped(self) -> None:
-        """Raise where a wait was given up since the last time, and make the device usable again."""
-        if self.read_words(at.K_STOPPED, 1)[0] == 0:
-            return
-        aborted = bool(self._abort.words[0])
-        self._abort.words[0] = 0
-        with self.stream.on_device():
-            self._core.write(8 * at.K_STOPPED, np.zeros(1, np.int64))
-        if not aborted:
-            raise errors.StallError(
-                f"the device of {self.name} did not answer for {self.options.timeout:g} s: its command ids stay "
-                "quarantined until it does; check the drive",
+    @property
+    def failures(self) -> int:
+        """Commands of kernels that are known to have failed: a mark for `raise_since`."""
+        return self._failures
+
+    def raise_since(self, failures: int) -> None:
+        """Raise where a command of a kernel failed since that mark, and make the device usable again."""
+        is_stopped, _, status, count = self.read_words(at.K_STOPPED, 4)
+        self._failures = max(self._failures, count)
+        if (is_stopped or self._aborting == threading.get_ident()) and self.resume():
+            return  # Ctrl-C, which is raised
+        if count != failures:
+            raise self._failure(status)
+
+    def _failure(self, status: int) -> Exception:
+        if status == at.TIMED_OUT:
+            return self.stalled()
+        if status == at.BAD_TICKET:
+            return errors.KernelError(
+                f"a kernel took a ticket of {self.name} that was taken before, given up, or never given: take each that"
+                " submit() returned once",
                 array=self.name,
-                seconds=self.options.timeout,
             )
+        if status == at.BAD_BUFFER:
+            return errors.KernelError(
+                f"a kernel passed {self.name} an array whose items do not stand side by side: pass a row that does",
+                array=self.name,
+            )
+        if status == 0x88:
+            return errors.CorruptionError(
+                f"{self.name}: a value that a kernel asked for is damaged or cannot be read: run `warpwell kv verify`,"
+                " and put the key again from its source",
+                path=self.name,
+            )
+        hint = ": open the store with mode=\"r+\"" if status == 0x20 else "; check the drive"
+        return errors.MediumError(
+            f"{self.name}: a command of a kernel failed: {describe(status)} (status {status:#06x}){hint}", status=status
+        )
+
+    def stalled(self) -> Exception:
+        """Return the error for what was given up."""
+        return errors.StallError(
+            f"the device of {self.name} did not answer for {self.options.timeout:g} s, or another thread's Ctrl-C ended"
+            " all waits: its command ids stay quarantined until it answers; check the drive",
+            array=self.name,
+            seconds=self.options.timeout,
+        )
+
+    # -- batches --------------------------------------------------------------------------------------------
+
+    def register(self, future: Any) -> None:
+        """Note a batch that was begun; it has ``settle()``."""
+        with self._idle:
+            self._futures.add(future)
+
+    def settle(self) -> None:
+        """Wait for all batches."""
+        with self._idle:
+            futures = list(self._futures)
+        for future in futures:
+            future.settle()
+        self.reap()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Run the block while no launch or batch is in flight; those of other threads wait meanwhile."""
+        with self._idle:
+            while self._alone is not None:
+                self._idle.wait(0.1)
+            self._alone = threading.get_ident()
+        try:
+            while self._launches:
+                self.settle()
+                with self._idle:
+                    if self._launches:
+                        self._idle.wait(1e-3)
+            yield
+        finally:
+            with self._idle:
+                self._alone = None
+                self._idle.notify_all()
+
+    def forget(self) -> None:
+        """Empty the device cache: the store changed. Call it `alone`."""
+        if self._cache is not None:
+            with self.stream.on_device():
+                self._cache.write(self._ways[0], np.zeros(self._ways[1], np.uint8))
 
     # -- life -----------------------------------------------------------------------------------------------
 
@@ -221,20 +384,30 @@ class Engine:
         Raises
         ------
         SharingError
-            Requests are in flight: nothing was closed.
+            Requests are in flight, or another device uses this one's controller: nothing was closed.
         """
         if self._closed:
             return
-        if self._launches:
-            raise errors.SharingError(
-                f"{self._launches} batches or launches of {self.name} are in flight: wait() for them, then close"
-            )
-        with self.stream.on_device():
-            self.quiet(0.2)
-            self._closed = True
-            if self._owned:
-                self.controller.close()
-            elif not self.pairs.outstanding():
-                self.controller.remove_pairs(self.pairs)
-            if not self.pairs.outstanding():
-                self._cache = None
+        if self._process != os.getpid():
+            self._closed = True  # a forked child: all of this is its parent's
+            return
+        self.reap()
+        with self._idle:
+            if self._launches:
+                raise errors.SharingError(
+                    f"{self._launches} batches or launches of {self.name} are in flight: wait() for them, then close"
+                )
+            guests = [guest for guest in self.guests if not guest._closed]
+            if guests:
+                raise errors.SharingError(
+                    f"{self.name} is read by {len(guests)} devices through this one: close those first"
+                )
+            with self.stream.on_device():
+                self.quiet(0.2)
+                self._closed = True
+                if self._owned:
+                    self.controller.close()
+                elif not self.pairs.outstanding():
+                    self.controller.remove_pairs(self.pairs)
+                if not self.pairs.outstanding():
+                    self._cache = None

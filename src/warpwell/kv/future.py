@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..targets import Block
 from . import batch as at
 from .engine import Engine
 from .keys import Keys, as_keys
+from .requests import TIMED_OUT
 from .schema import Schema
 
 
@@ -34,9 +36,8 @@ class Space:
         self.lengths_at = self.keys_at + 16 * capacity
         self.given = self.lengths_at + 8 * capacity
         self.first_at = self.given
-        self.tickets_at = self.first_at + 8 * capacity
-        self.zeroed_at = self.tickets_at + 8 * capacity
-        self.table_at = self.zeroed_at
+        self.zeroed_at = self.tickets_at = self.first_at + 8 * capacity
+        self.table_at = self.tickets_at + 8 * capacity
         self.sizes_at = self.table_at + 8 * self.table
         self.found_at = self.sizes_at + 8 * capacity
         self.rows_at = -(-(self.found_at + capacity) // 256) * 256
@@ -44,6 +45,10 @@ class Space:
         self.used = False
         self.device: Block = engine.memory.allocate(self.nbytes)
         self.host: Block = engine.memory.allocate_shared(self.given)
+
+
+_KEPT = 2
+"""Free spaces of a size that stay when one of another size is made."""
 
 
 class Spaces:
@@ -56,11 +61,14 @@ class Spaces:
         """Return a space for `count` rows; made where none is free."""
         capacity = 1 << max(5, (count - 1).bit_length())
         free = self._free.setdefault((capacity, stride), [])
-        try:
+        with contextlib.suppress(IndexError):
             return free.pop()
-        except IndexError:
-            with engine.stream.on_device():
-                return Space(engine, capacity, stride)
+        # batches of other sizes are gone, perhaps for good
+        for size, others in list(self._free.items()):
+            if size != (capacity, stride):
+                del others[_KEPT:]
+        with engine.stream.on_device():
+            return Space(engine, capacity, stride)
 
     def give_back(self, space: Space) -> None:
         """Keep a space for the next batch."""
@@ -72,7 +80,8 @@ class _Lease:
 
     def __init__(self, spaces: Spaces, space: Space) -> None:
         self.space = space
-        weakref.finalize(self, spaces.give_back, space)
+        self.address = space.device.address
+        weakref.finalize(self, spaces.give_back, space).atexit = False
 
 
 class DeviceFuture:
@@ -95,7 +104,14 @@ class DeviceFuture:
         self._result: Any = None
         self._failed: Exception | None = None
         self._space: Any = None
+        self._lock = threading.RLock()
         on_gpu = hasattr(keys, "__cuda_array_interface__")
+        if on_gpu and engine.target != "cuda":
+            raise errors.ArgumentError(
+                f'keys are in GPU memory, and this store is on "{engine.target}": copy them to the host, or open it'
+                ' with device="cuda"',
+                name="keys",
+            )
         self._keys: Keys | None = None if on_gpu else as_keys(keys)
         interface = _checked(keys) if on_gpu else None
         self.count = int(interface["shape"][0]) if interface is not None else self._keys.size  # type: ignore[union-attr]
@@ -103,12 +119,19 @@ class DeviceFuture:
         self._lease: Any = _Lease(spaces, spaces.take(engine, max(1, self.count), -(-self.room // 16) * 16))
         engine.begin()
         space = self._lease.space
+        begun = False
         try:
             self._begin(space, interface)
-        except BaseException:
-            engine.end()
-            raise
+            # the keys are read when the stream comes to it
+            self._given = keys if on_gpu else None
+            self._begun = engine.stream.mark()
+            begun = True
+        finally:
+            if not begun:
+                engine.recover(at.finish_rows, self.count, space.device.address)
+                engine.end()
         self._space = space
+        engine.register(self)
 
     def _begin(self, space: Space, interface: dict[str, Any] | None) -> None:
         engine, n = self._engine, self.count
@@ -144,6 +167,7 @@ class DeviceFuture:
         space.used = True
         stream.copy(base, space.host.address, copied)
         if interface is not None:
+            stream.after_default(interface.get("stream"))
             stream.copy(base + space.keys_at, int(interface["data"][0]), 8 * n)
         stream.zero(base + space.zeroed_at, space.rows_at - space.zeroed_at + n * space.stride)
         if n:
@@ -151,7 +175,10 @@ class DeviceFuture:
 
     def done(self) -> bool:
         """Tell whether all values have come, so that `wait` returns soon."""
-        return self._result is not None or self._failed is not None or self._engine.pairs.outstanding() == 0
+        if self._result is not None or self._failed is not None:
+            return True
+        pairs = self._engine.pairs
+        return self._begun() and pairs.announced() == 0 and pairs.outstanding() == 0
 
     def wait(self) -> tuple[Any, Any]:
         """Wait for the values; may be called again.
@@ -168,22 +195,42 @@ class DeviceFuture:
         ------
         CorruptionError
             A value is damaged.
+        MediumError
+            The device answered that it could not.
         StallError
-            The device did not answer in time.
+            The device did not answer in time. Later batches may do better; this one is lost.
+        KernelError
+            Ctrl-C ended a wait before.
         """
-        if self._failed is not None:
-            raise self._failed
-        if self._result is None:
-            try:
-                self._result = self._finish()
-            except Exception as error:
-                self._failed = error
-                raise
-        return self._result  # type: ignore[no-any-return]
+        with self._lock:
+            if self._failed is not None:
+                raise self._failed
+            if self._result is None:
+                self._failed = errors.KernelError(
+                    f"the wait for a batch of {self._engine.name} was interrupted: begin it again"
+                )
+                try:
+                    self._result = self._finish()
+                    self._failed = None
+                except Exception as error:
+                    self._failed = error
+                    raise
+                finally:
+                    self._given = None
+                    if self._failed is not None:
+                        self._release()
+            return self._result  # type: ignore[no-any-return]
+
+    def settle(self) -> None:
+        """Wait, and leave what there is to raise to `wait`."""
+        with contextlib.suppress(Exception):
+            self.wait()
 
     def _finish(self) -> tuple[Any, Any]:
         engine, space, n = self._engine, self._space, self.count
         base = space.device.address
+        engine.check()
+        finished = False
         try:
             if n:
                 engine.launch(at.finish_rows, n, engine.core, base)
@@ -191,12 +238,15 @@ class DeviceFuture:
                     engine.launch(at.spread_rows, n, base)
             engine.stream.copy(space.host.address, base, 8 * at.B_ALL)
             engine.stream.wait((engine,))
+            finished = True
         finally:
+            if not finished:
+                engine.recover(at.finish_rows, n, base)
             engine.end()
         words = space.host.words
         row, status = int(words[at.B_FAILED]) - 1, int(words[at.B_STATUS])
-        engine.raise_stopped()
         if row >= 0:
+            engine.resume()
             raise self._error(row, status)
         return self._arrays()
 
@@ -209,6 +259,8 @@ class DeviceFuture:
                 " source",
                 path=self._engine.name,
             )
+        if status == TIMED_OUT:
+            return self._engine.stalled()
         return errors.MediumError(
             f"{where} could not be had: {describe(status)} (status {status:#06x}); check the drive", status=status
         )
@@ -236,10 +288,9 @@ class DeviceFuture:
         return batch, self._view(space.found_at, (n,), np.dtype(np.bool_), 1)
 
     def __del__(self) -> None:
-        # dropped without a wait: its command ids must come back
+        # dropped without a wait: its command ids must come back. This may run anywhere, in the middle of anything
         if getattr(self, "_space", None) is not None and self._result is None and self._failed is None:
-            with contextlib.suppress(Exception):
-                self.wait()
+            self._engine.abandon(at.finish_rows, self.count, self._lease)
 
     def _release(self) -> None:
         self._lease = None
@@ -255,7 +306,8 @@ class DeviceFuture:
 
 def _checked(keys: Any) -> dict[str, Any]:
     interface: dict[str, Any] = keys.__cuda_array_interface__
-    if len(interface["shape"]) != 1 or np.dtype(interface["typestr"]) != np.int64 or interface.get("strides"):
+    whole = interface.get("strides") in (None, (8,))
+    if len(interface["shape"]) != 1 or np.dtype(interface["typestr"]) != np.int64 or not whole:
         raise errors.ArgumentError(
             f"keys in GPU memory are a contiguous int64 [N], not {interface['typestr']} {interface['shape']}: convert"
             " them, or pass them from the host",

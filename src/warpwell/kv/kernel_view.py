@@ -415,8 +415,8 @@ def _take(view, ticket, data):
     return take_one(view.core, i64(ticket), element_address(data, 0), room_of(data))
 
 
-_KEYED = {"submit": _submit, "exists": _exists, "delete": _delete, "retrieve": _retrieve, "store": _store}
-_TICKETED = {"poll": _poll, "length": _length, "take": _take}
+_KEYED: dict[str, Any] = {"submit": _submit, "exists": _exists, "delete": _delete, "retrieve": _retrieve, "store": _store}
+_TICKETED: dict[str, Any] = {"poll": _poll, "length": _length, "take": _take}
 METHODS = {
     "submit": ("view", "key"),
     "exists": ("view", "key"),

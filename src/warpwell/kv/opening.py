@@ -191,10 +191,11 @@ def open_store(
 
 
 def _device(name: str) -> str:
-    if name in ("cpu", "interp") or (name.startswith("cuda") and (has_cuda() or name == "cuda")):
-        if name.startswith("cuda") and not has_cuda():
+    on_gpu = name == "cuda" or name.startswith("cuda:")
+    if name in ("cpu", "interp") or on_gpu:
+        if on_gpu and not has_cuda():
             raise errors.DeviceNotFoundError(
-                'device "cuda" needs an NVIDIA GPU and the cuda extra (pip install "warpwell[cuda]"): use "cpu"'
+                f'device "{name}" needs an NVIDIA GPU and the cuda extra (pip install "warpwell[cuda]"): use "cpu"'
             )
         return name
     raise errors.ArgumentError(f'device {name!r} is unknown: choose "cpu", "cuda", "cuda:1" or "interp"', name="device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,16 +30,22 @@ class Stream(ABC):
         """Set bytes of device memory to zero."""
 
     @abstractmethod
-    def after_default(self) -> None:
-        """Let what follows wait for all that the device's default stream has been given so far."""
+    def after_default(self, stream: int | None = None) -> None:
+        """Let what follows wait for all that the device's default stream, and one of this handle, were given so far."""
 
     @abstractmethod
-    def launch(self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = ()) -> None:
-        """Launch a kernel of `n` threads."""
+    def launch(
+        self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = (), aborts: Sequence[Any] = ()
+    ) -> None:
+        """Launch a kernel of `n` threads; see `Launch` for `services` and `aborts`."""
 
     @abstractmethod
     def wait(self, participants: Sequence[Any] = ()) -> None:
         """Wait for everything so far; Ctrl-C calls ``abort()`` of `participants`, then is raised."""
+
+    @abstractmethod
+    def mark(self) -> Callable[[], bool]:
+        """Return what tells whether all that was begun so far is done."""
 
     @abstractmethod
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
@@ -61,15 +68,21 @@ class HostStream(Stream):
         if nbytes:
             view_of(address, nbytes, np.uint8)[:] = 0
 
-    def after_default(self) -> None:
+    def after_default(self, stream: int | None = None) -> None:
         """See `Stream`."""
 
-    def launch(self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = ()) -> None:
+    def launch(
+        self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = (), aborts: Sequence[Any] = ()
+    ) -> None:
         """See `Stream`."""
-        kernel[n](*args, device=self.device, services=services)
+        kernel[n](*args, device=self.device, services=services, aborts=aborts)
 
     def wait(self, participants: Sequence[Any] = ()) -> None:
         """See `Stream`."""
+
+    def mark(self) -> Callable[[], bool]:
+        """See `Stream`."""
+        return lambda: True
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """See `Stream`."""
@@ -116,17 +129,20 @@ class CudaStream(Stream):
             with self.on_device():
                 self._checked(self._driver.cuMemsetD8Async(address, 0, nbytes, self._handle))
 
-    def after_default(self) -> None:
+    def after_default(self, stream: int | None = None) -> None:
         """See `Stream`."""
         from numba import cuda
 
         with self.on_device():
-            event = cuda.event(timing=False)
-            event.record(cuda.default_stream())
-            event.wait(self._stream)
+            for other in [cuda.default_stream()] + [cuda.external_stream(stream)] * (stream is not None):
+                event = cuda.event(timing=False)
+                event.record(other)
+                event.wait(self._stream)
 
-    def launch(self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = ()) -> None:
-        """See `Stream`."""
+    def launch(
+        self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = (), aborts: Sequence[Any] = ()
+    ) -> None:
+        """See `Stream`; `wait` is what Ctrl-C interrupts."""
         from . import run_cuda
 
         with self.on_device():
@@ -142,6 +158,22 @@ class CudaStream(Stream):
             done = cuda.event(timing=False)
             done.record(self._stream)
             run_cuda.wait(done, participants)
+
+    def mark(self) -> Callable[[], bool]:
+        """See `Stream`."""
+        from numba import cuda
+
+        # asking whether an event is done is no failure to log
+        logging.getLogger("numba.cuda.cudadrv.driver").setLevel(logging.CRITICAL)
+        with self.on_device():
+            event = cuda.event(timing=False)
+            event.record(self._stream)
+
+        def done() -> bool:
+            with self.on_device():
+                return bool(event.query())
+
+        return done
 
 
 @contextlib.contextmanager
