@@ -415,7 +415,9 @@ def _take(view, ticket, data):
     return take_one(view.core, i64(ticket), element_address(data, 0), room_of(data))
 
 
-_KEYED: dict[str, Any] = {"submit": _submit, "exists": _exists, "delete": _delete, "retrieve": _retrieve, "store": _store}
+_KEYED: dict[str, Any] = {
+    "submit": _submit, "exists": _exists, "delete": _delete, "retrieve": _retrieve, "store": _store,
+}  # fmt: skip
 _TICKETED: dict[str, Any] = {"poll": _poll, "length": _length, "take": _take}
 METHODS = {
     "submit": ("view", "key"),
