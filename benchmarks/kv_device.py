@@ -115,7 +115,7 @@ def overlap(path: str, target: str, count: int, batch: int) -> list[Any]:
     rng = np.random.default_rng(1)
     sink = memory_for(target).allocate(8 << 16)
     threads = 1 << 18 if target == "cuda" else 1 << 10
-    with ww.kv.open(path, device=target, depth=8192) as store:
+    with ww.kv.open(path, device=target, depth=2048, threads=14 if target == "cuda" else None) as store:
 
         def fetch() -> Any:
             return store.get_async(rng.integers(0, count, batch))
@@ -219,12 +219,12 @@ def main() -> None:
             path = make(folder, nbytes, count)
             for queues, service in shapes:
                 rate = kernel_rate(path, options.device, nbytes, count, threads, rounds, False,
-                                   queues=queues, threads=service, depth=4096)  # fmt: skip
+                                   queues=queues, threads=service, depth=1024)  # fmt: skip
                 rows.append([nbytes, "kernel", queues, service, rate, rate * nbytes / 1e3])
-            rate = kernel_rate(path, options.device, nbytes, count, threads, rounds * 8, True, queues=8, depth=4096)
+            rate = kernel_rate(path, options.device, nbytes, count, threads, rounds * 8, True, queues=8, depth=1024)
             rows.append([nbytes, "kernel, cached", "", "", rate, rate * nbytes / 1e3])
             for batch in (256, 4096):
-                device, host = batch_rates(path, options.device, nbytes, count, batch, queues=8, depth=2048)
+                device, host = batch_rates(path, options.device, nbytes, count, batch, queues=8, depth=1024)
                 batches.append([nbytes, batch, device, host, device / host])
         table("records a second by kernels", ["value B", "how", "queues", "threads", "M/s", "GB/s"], rows)
         table("batches: get_async, and get_many with a pinned copy",
