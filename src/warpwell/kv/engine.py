@@ -21,7 +21,7 @@ from ..queues import QueuePairs
 from ..storage import Controller
 from ..storage.controller import service_threads
 from ..storage.medium import NativeMedium
-from ..targets import Block, memory_for
+from ..targets import Block, fault_page, memory_for
 from ..targets.stream import stream_on
 from . import requests as at
 from .batch import settle
@@ -86,6 +86,7 @@ class Engine:
     ) -> None:
         self.options, self.name = options, name
         self.target = "cuda" if options.device.startswith("cuda") else options.device
+        fault_page()  # `warpwell.failed` reads it in any kernel
         self.stream = stream_on(options.device)
         self._closed = False
         self._process = os.getpid()
@@ -131,6 +132,7 @@ class Engine:
             words[at.K_CACHE] = self._cache.address if self._cache is not None else 0
             words[at.K_ABORT] = self._abort.address
             words[at.K_RETURNS] = int(self._places() > 0)
+            words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._places() or self.pairs.ids) * 3 // 4
             self._core.write(0, words)
         self.view = KernelStore(None, {"core": self._core.address, "chunk": self.pairs.staging_bytes})
 

@@ -55,6 +55,8 @@ K_ABORT = 7
 """Address of a word of shared memory that the host sets to end all waits."""
 K_RETURNS = 8
 """1: values come in a return value queue, where the controller has a place for them, and not in the id's staging."""
+K_RESERVE = 9
+"""Ids of each queue that are left for those that wait (`start`)."""
 K_STOPPED = 16
 """1 once a waiter gave up or saw the host's word. (A line of its own.)"""
 K_LOOK = 17
@@ -105,10 +107,11 @@ def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
 def start(core, queue, opcode, key0, key1, length, nbytes):
     """Take an id and submit a command without data to send; return the id, -1 where none is free (thread).
 
-    The id is held for as long as the caller likes. So a quarter is left for those that wait in `execute`, who hold
-    one only until its answer has come: else batches that nobody waits for yet would keep them from everybody.
+    The id is held for as long as the caller likes, and so is the place of its value in a return value queue. So some
+    are left for those that wait in `execute`, who hold them only until the value has come: else batches that nobody
+    waits for yet would keep them from everybody.
     """
-    cid = take_id(queue, (field(queue, Q_N_IDS) + 3) >> 2)
+    cid = take_id(queue, field(core, K_RESERVE))
     if cid < 0:
         return -1
     if not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes, field(core, K_CHUNK)), 0):

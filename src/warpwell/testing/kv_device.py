@@ -1,0 +1,190 @@
+"""Kernels that use a store in every way there is, and values that tell whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kv.keys import as_key
+from ..targets import grid, kernel
+
+MIX = 0x9E3779B97F4A7C15
+WRONG = -12
+"""What `hold` tells of a size that is not the value's."""
+
+
+def value_of(key: int | bytes, nbytes: int) -> bytes:
+    """Return the value of a key: words that no other key's value has, whatever the size."""
+    number = key if isinstance(key, int) else int.from_bytes(key, "little") + (len(key) << 128)
+    mixed = (number * MIX) ^ (number >> 61)
+    words = (np.arange(-(-nbytes // 8), dtype=np.uint64) + np.uint64(mixed & (2**64 - 1))) * np.uint64(MIX)
+    return words.tobytes()[:nbytes]
+
+
+def fill(store: Any, keys: Iterable[Any], sizes: Iterable[int]) -> dict[bytes, bytes]:
+    """Put a value for each key, and return all records."""
+    records = {as_key(k): value_of(as_key(k), n) for k, n in zip(keys, sizes, strict=True)}
+    store.put_many(list(records), list(records.values()))
+    return records
+
+
+def check_batch(batch: dict[str, Any], found: Any, keys: Iterable[Any], records: dict[bytes, bytes], room: int) -> None:
+    """Raise AssertionError where a batch of a store without a schema has anything but the values of its keys."""
+    values, sizes, there = (np.asarray(a) for a in (batch["value"], batch["size"], found))
+    wanted = [records.get(as_key(k)) for k in keys]
+    assert values.shape == (len(wanted), room) and sizes.shape == there.shape == (len(wanted),)
+    for row, value in enumerate(wanted):
+        if value is None:
+            assert sizes[row] < 0 and not there[row] and not values[row].any(), row
+        else:
+            cut = value[:room]
+            assert sizes[row] == len(value) and there[row], (row, sizes[row], len(value))
+            assert values[row, : len(cut)].tobytes() == cut, row
+
+
+def check_rows(rows: NDArray[np.uint8], sizes: Any, keys: Iterable[Any], records: dict[bytes, bytes]) -> None:
+    """Raise AssertionError where rows and sizes that kernels brought are not those of their keys."""
+    for row, key in enumerate(keys):
+        value = records.get(as_key(key))
+        if value is None:
+            assert sizes[row] == -1, (row, sizes[row])
+        else:
+            assert sizes[row] == len(value), (row, sizes[row], len(value))
+            assert rows[row, : len(value)].tobytes() == value[: rows.shape[1]], row
+
+
+@kernel
+def retrieve_rows(kv, keys, rows, sizes):
+    """Retrieve a value a thread."""
+    i = grid(1)
+    sizes[i] = kv.retrieve(keys[i], rows[i])
+
+
+@kernel
+def retrieve_long(kv, words, rows, sizes):
+    """As `retrieve_rows`, with keys of any length: three words each."""
+    i = grid(1)
+    sizes[i] = kv.retrieve((words[i, 0], words[i, 1], words[i, 2]), rows[i])
+
+
+@kernel
+def exist(kv, keys, there):
+    """Ask for a key a thread."""
+    i = grid(1)
+    there[i] = kv.exists(keys[i])
+
+
+@kernel
+def part_ways(kv, keys, rows, sizes):
+    """Lanes of a warp do different things: retrieve, ask, take a ticket, nothing."""
+    i = grid(1)
+    turn = i % 5
+    if turn == 0:
+        sizes[i] = kv.retrieve(keys[i], rows[i])
+    elif turn == 1:
+        if kv.exists(keys[i]) == 1:
+            sizes[i] = kv.retrieve(keys[i], rows[i])
+        else:
+            sizes[i] = -1
+    elif turn == 2:
+        ticket = kv.submit(keys[i])
+        if ticket < 0:
+            sizes[i] = kv.retrieve(keys[i], rows[i])
+        else:
+            while kv.poll(ticket) < 0:
+                pass
+            sizes[i] = kv.take(ticket, rows[i])
+    elif turn == 3:
+        for k in range(i % 7):
+            sizes[i] = kv.retrieve(keys[(i + k) % keys.size], rows[i])
+        sizes[i] = kv.retrieve(keys[i], rows[i])
+
+
+@kernel
+def hold(kv, keys, rows, sizes):
+    """Take a ticket, hold it while another value is retrieved, and take its value once."""
+    i = grid(1)
+    ticket = kv.submit(keys[i])
+    other = kv.retrieve(keys[(i + 1) % keys.size], rows[i])
+    if ticket < 0:
+        sizes[i] = kv.retrieve(keys[i], rows[i])
+    else:
+        while kv.poll(ticket) < 0:
+            pass
+        told = kv.length(ticket)
+        sizes[i] = kv.take(ticket, rows[i])
+        if told != sizes[i] or other < -1:
+            sizes[i] = WRONG
+
+
+@kernel
+def poll_to_the_end(kv, keys, states):
+    """Poll a ticket for as long as it takes, and take it."""
+    i = grid(1)
+    ticket = kv.submit(keys[i])
+    states[i] = -3
+    if ticket >= 0:
+        states[i] = kv.poll(ticket)
+        while states[i] < 0:
+            states[i] = kv.poll(ticket)
+
+
+@kernel
+def take_twice(kv, keys, rows, sizes, again):
+    """Take each ticket twice, with something else in between."""
+    i = grid(1)
+    ticket = kv.submit(keys[i])
+    while ticket < 0:
+        ticket = kv.submit(keys[i])
+    while kv.poll(ticket) < 0:
+        pass
+    sizes[i] = kv.take(ticket, rows[i])
+    again[i] = kv.take(ticket, rows[i])
+
+
+@kernel
+def forge(kv, tickets, rows, told):
+    """Use numbers that are no tickets."""
+    i = grid(1)
+    told[i, 0] = kv.poll(tickets[i])
+    told[i, 1] = kv.length(tickets[i])
+    told[i, 2] = kv.take(tickets[i], rows[i])
+
+
+@kernel
+def into_column(kv, key, columns, told):
+    """Retrieve to where items do not stand side by side."""
+    told[grid(1)] = kv.retrieve(key, columns[:, 0])
+
+
+@kernel
+def put_rows(kv, keys, rows, told):
+    """Store a value a thread."""
+    i = grid(1)
+    told[i] = kv.store(keys[i], rows[i])
+
+
+@kernel
+def remove(kv, keys, told):
+    """Delete a record a thread."""
+    i = grid(1)
+    told[i] = kv.delete(keys[i])
+
+
+def random_keys(seed: int, count: int) -> list[bytes]:
+    """Return keys of 1 to 16 bytes, and among them many that differ in their length or one byte alone."""
+    random = np.random.default_rng(seed)
+    keys = {b"a" * n for n in range(1, 17)} | {bytes(n) for n in range(1, 17)}
+    while len(keys) < count:
+        keys.add(random.bytes(int(random.integers(1, 17))))
+    return sorted(keys)[:count]
+
+
+def words_of(keys: Iterable[Any]) -> NDArray[np.int64]:
+    """Return keys as kernels take them: two words and the length."""
+    raw = [as_key(key) for key in keys]
+    padded = np.frombuffer(b"".join(key.ljust(16, b"\0") for key in raw), np.int64).reshape(-1, 2)
+    return np.column_stack([padded, [len(key) for key in raw]]).astype(np.int64)
