@@ -12,6 +12,7 @@ from warpwell.testing.cache_model import CacheModel
 from warpwell.testing.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
 from warpwell.testing.interleavings import FAULT_RUNS, explore, find, interleave, main
 from warpwell.testing.key_value_model import KeyValueModel
+from warpwell.testing.kv_device_model import StoreModel
 from warpwell.testing.queue_model import QueueModel
 
 CHUNKS = 3
@@ -19,7 +20,7 @@ RUNS = 100
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("scenario", ["queue", "cache", "key-value"])
+@pytest.mark.parametrize("scenario", ["queue", "cache", "key-value", "store"])
 def test_no_violation(scenario: str, chunk: int) -> None:
     seeds = range(chunk * RUNS, (chunk + 1) * RUNS)
     violations = [o for o in explore(scenario, seeds) if o.violation is not None]
@@ -37,7 +38,7 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
     assert find(fault, runs=60).violation is None
 
 
-@pytest.mark.parametrize("model", [QueueModel, CacheModel, KeyValueModel])
+@pytest.mark.parametrize("model", [QueueModel, CacheModel, KeyValueModel, StoreModel])
 def test_a_seed_replays(model: type) -> None:
     def run(seed: int) -> tuple:
         made = model(seed)
@@ -67,6 +68,7 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("queue", 7, 3, []),
         ("cache", 7, 3, []),
         ("key-value", 7, 3, []),
+        ("store", 7, 3, []),
     ]
     assert main(["--replay", "7", "--scenario", "queue"]) == 0
     assert "no violation" in capsys.readouterr().out

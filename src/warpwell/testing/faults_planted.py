@@ -58,6 +58,9 @@ class Fault:
 _SUBMIT = "queues.submission"
 _DRAIN = "queues.completion"
 _SERVE = "storage.serve"
+_REQUESTS = "kv.requests"
+_WAYS = "kv.device_cache"
+_TICKETS = "kv.kernel_view"
 
 _PULL = """        page_shift = field(core, C_PAGE_SHIFT)
         for k in range(pages):
@@ -93,6 +96,15 @@ _KEYS = """        if keyed:
 _READ = """        head += 1
         # released, because it tells submitters that the entry was read
         store_release(port + 8 * P_SQ_HEAD, head, SYSTEM)
+"""
+_COPIED = """            copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
+"""
+_EARLY = """            if status >= 0:
+                """
+_ANSWERED = """                    release_id(queue, cid)
+                    answer = status"""
+_GIVEN = """                give_place(queue, cid)
+                refused = False
 """
 _POSTED = """    store_release(entry + 8, completion_word1("""
 _STORE = """            if frame >= 0:
@@ -200,6 +212,45 @@ FAULTS = (
     Fault(
         "uses-ignored", "key-value", "a completion that comes twice passes for that of the id's next command",
         (Edit(_SERVE, "land", "if now & 1 == 0 or (now >> 1) & USES != uses:", "if now & 1 == 0:"),),
+    ),
+    Fault(
+        "version-recheck-removed", "store", "who copies a value out of the cache does not look at its version again",
+        (Edit(_WAYS, "look_up", "if load_acquire(address + 8 * W_VERSION, DEVICE) != version:", "if False:"),),
+    ),
+    Fault(
+        "version-relaxed", "store", "the version does not acquire the value that it stands for",
+        (Edit(_WAYS, "look_up", "version = load_acquire(", "version = load_relaxed("),),
+    ),
+    Fault(
+        "reader-fence-removed", "store", "the second look at the version may come before the copy",
+        (Edit(_WAYS, "look_up", "    fence(DEVICE)\n    syncwarp(mask)\n", "    syncwarp(mask)\n"),),
+    ),
+    Fault(
+        "filler-fence-removed", "store", "nothing orders the odd version before the new bytes",
+        (Edit(_WAYS, "keep", "    syncwarp(mask)\n    fence(DEVICE)\n", "    syncwarp(mask)\n"),),
+    ),
+    Fault(
+        "odd-version-not-set", "store", "the version stays even while a value is being filled in",
+        (Edit(_WAYS, "keep", "before, before + 1, DEVICE) == before", "before, before, DEVICE) == before"),),
+    ),
+    Fault(
+        "id-released-before-copy", "store", "the id, and its staging buffer, are free before the value is copied",
+        (Edit(_REQUESTS, "execute", _COPIED, _EARLY + "release_id(queue, cid)\n" + _COPIED),
+         Edit(_REQUESTS, "execute", _ANSWERED, _ANSWERED.replace("release_id(queue, cid)", "pass"))),
+    ),
+    Fault(
+        "place-given-before-copy", "store", "the place in the return value queue is free before the value is copied",
+        (Edit(_REQUESTS, "execute", _COPIED, _EARLY + "give_place(queue, cid)\n" + _COPIED),
+         Edit(_REQUESTS, "execute", _GIVEN, "                refused = False\n")),
+    ),
+    Fault(
+        "ticket-taken-twice", "store", "who takes a ticket does not look whether another one has",
+        (Edit(_TICKETS, "let_go", "    return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use\n",
+              "    compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE)\n    return True\n"),),
+    ),
+    Fault(
+        "no-id-left", "store", "tickets may hold all ids, and their holders wait for one more",
+        (Edit(_REQUESTS, "start", "take_id(queue, field(core, K_RESERVE))", "take_id(queue, 0)"),),
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Seeded interleavings of queues and cache: ``python -m warpwell.testing.interleavings``.
+"""Seeded interleavings of queues, cache and stores: ``python -m warpwell.testing.interleavings``.
 
 Each seed is one scenario and one interleaving on weak memory, and the same seed gives the same run. With
 ``--faults`` the planted faults are run instead, each until a seed finds it.
@@ -18,10 +18,12 @@ from typing import Any
 from .cache_model import CacheModel, Focus
 from .faults_planted import FAULTS, Fault, planted
 from .key_value_model import KeyValueModel
+from .kv_device_model import StoreModel
 from .queue_model import QueueModel
 
-SCENARIOS = ("queue", "cache", "key-value")
+SCENARIOS = ("queue", "cache", "key-value", "store")
 FAULT_RUNS = 1000
+_MODELS: dict[str, Any] = {"queue": QueueModel, "key-value": KeyValueModel, "store": StoreModel}
 _CHUNK = 50
 
 
@@ -52,18 +54,14 @@ def interleave(scenario: str, seed: int, *, trace: int = 0, focus: Focus | None 
 
     Parameters
     ----------
-    scenario : {"queue", "cache", "key-value"}
+    scenario : {"queue", "cache", "key-value", "store"}
     seed : int
     trace : int
         Last accesses to add to the text of a violation.
     focus : Focus, optional
         What to narrow the cache scenario to.
     """
-    model: QueueModel | CacheModel
-    if scenario == "cache":
-        model = CacheModel(seed, trace, focus)
-    else:
-        model = KeyValueModel(seed, trace) if scenario == "key-value" else QueueModel(seed, trace)
+    model = CacheModel(seed, trace, focus) if scenario == "cache" else _MODELS[scenario](seed, trace)
     try:
         return Outcome(scenario, seed, model.check(), None)
     except Exception as error:

@@ -1,0 +1,319 @@
+"""Store scenario: requests, tickets and the device cache of a store under one interleaving, checked against a model.
+
+Every value says whose it is in each of its words, and keys are more than the cache has ways; so a value that is
+torn, that is another's, or that was taken twice is noticed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from ..kv import device_cache, kernel_view
+from ..kv import requests as at
+from ..nvme import KV_RETRIEVE, KV_STORE
+from ..queues import QueuePairs
+from ..storage.controller import Controller
+from ..storage.medium import PENDING, NativeMedium
+from ..targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
+from ..targets.interp import current, native_handle
+from .adversary import Adversary, Violation
+
+MAX_STEPS = 400_000
+ROOM = 1088
+"""Bytes that a thread has for a value."""
+LENGTH = 8
+
+_media: dict[int, StoreMedium] = {}
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Ticket:
+    """A ticket that several threads know: whose value it is, and how often that was taken."""
+
+    number: int
+    key: int
+    taken: int = 0
+
+
+@dataclass(order=True)
+class _Late:
+    """A command that is pending."""
+
+    tag: int
+    opcode: int = field(compare=False)
+    key: int = field(compare=False)
+    buffer: int = field(compare=False)
+    first: int = field(compare=False)
+    nbytes: int = field(compare=False)
+
+
+class StoreMedium:
+    """What answers the commands of a `StoreModel`: late, and out of order.
+
+    Parameters
+    ----------
+    model : StoreModel
+    random : random.Random
+        Decides what is pending, and when it completes.
+    """
+
+    def __init__(self, model: StoreModel, random: Random) -> None:
+        self._model, self._random = model, random
+        self._late = random.choice((0.0, 0.5, 1.0))
+        self._lazy = random.choice((0.0, 0.5, 0.95))
+        self._waiting: list[_Late] = []
+        self._result = 0
+        # what a store's own queue does between threads: who takes a command knows what its starter knew
+        self.order = memory_for("interp").allocate(8)
+        self._number = next(_numbers)
+        _media[self._number] = self
+
+    def native(self) -> NativeMedium:
+        """Return interpreted functions; compiled code cannot call them."""
+        return NativeMedium(native_handle(_start), native_handle(_complete), self._number)
+
+    def start(self, op: int, key: int, buffer: int, tail: int) -> int:
+        """Begin a command, as `Controller.attach_kv` says."""
+        command = _Late(tail >> 32, op & 0xFF, key, buffer, ((op >> 24) & 0xFFFF) << 9, tail & 0xFFFFFFFF)
+        if (op >> 8) & 0xFF != LENGTH:
+            raise Violation(f"a key of {(op >> 8) & 0xFF} bytes arrived")
+        if self._random.random() >= self._late:
+            return self._finish(command)
+        fetch_add(self.order.address, 1, SYSTEM)
+        self._waiting.append(command)
+        return PENDING
+
+    def _finish(self, command: _Late) -> int:
+        value = self._model.value(command.key)
+        if value is None:
+            return kernel_view.KEY_ABSENT
+        if command.opcode == KV_RETRIEVE:
+            part = value[command.first : command.first + command.nbytes]
+            for k in range(0, len(part), 8):
+                current().write_bytes(command.buffer + k, part[k : k + 8])
+            return len(value) << 16
+        if bytes(current().read_bytes(command.buffer, command.nbytes)) != value:
+            raise Violation(f"another value than its own was stored for key {command.key}")
+        return 0
+
+    def complete(self, question: int) -> int:
+        """Return a finished command or its result, as `Controller.attach_kv` says."""
+        if question == 1:
+            return self._result
+        if not self._waiting or self._random.random() < self._lazy:
+            return -1
+        fetch_add(self.order.address, 1, SYSTEM)
+        command = self._waiting.pop(int(self._random.random() * len(self._waiting)))
+        answer = self._finish(command)
+        self._result = answer >> 16
+        return command.tag << 16 | (answer & 0xFFFF)
+
+    def close(self) -> None:
+        """Forget the store."""
+        _media.pop(self._number, None)
+
+
+class StoreModel:
+    """One run of the store scenario.
+
+    Parameters
+    ----------
+    seed : int
+        Decides the scenario and the interleaving.
+    trace : int
+        Accesses to keep for the report.
+    """
+
+    def __init__(self, seed: int, trace: int = 0) -> None:
+        random = Random(seed * 2 + 1)
+        self.run = Adversary(seed, max_steps=MAX_STEPS, trace=trace)
+        memory = memory_for("interp")
+        depth = random.choice((4, 4, 8))
+        places = random.choice((0, 0, 1, 2))
+        self.pairs = QueuePairs(
+            memory, count=1, depth=depth, staging_bytes=512, results=True, returns=places,
+            place_bytes=512 if places else 0,
+        )  # fmt: skip
+        self.controller = Controller(self.pairs, threads=1, interpreted=True)
+        self.medium = StoreMedium(self, random)
+        nsid = self.controller.attach_kv(self.medium.native(), name="model", owner=self.medium)
+        self.queue = self.pairs.record(0)
+        self.keys = random.randint(3, 5)
+        self.large = random.random() < 0.2
+        self.impatient = random.random() < 0.25
+        self.only_gets = random.random() < 0.5
+        self.shared: list[Ticket] = []
+        self.core = memory.allocate(8 * at.K_WORDS)
+        self.cache = self._make_cache(1040 if self.large else 32)
+        self._abort = memory.allocate_shared(64)
+        words = self.core.words
+        words[at.K_QUEUES], words[at.K_N_QUEUES] = self.queue, 1
+        words[at.K_NSID], words[at.K_SHARDS], words[at.K_CHUNK] = nsid, 1, 512
+        words[at.K_TIMEOUT] = 500_000 if self.impatient else 1 << 60
+        words[at.K_CACHE] = self.cache.address if self.only_gets or random.random() < 0.7 else 0
+        words[at.K_ABORT], words[at.K_RETURNS] = self._abort.address, int(places > 0)
+        words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, places or self.pairs.ids) * 3 // 4
+        threads = random.randint(2, 4)
+        self._rows = [memory.allocate(ROOM) for _ in range(threads)]
+        for k in range(threads):
+            plan = [self._step(random) for _ in range(random.randint(3, 16 if self.only_gets else 8))]
+            self.run.spawn(self._thread, plan, self._rows[k].address, name=f"thread-{k}")
+        for way in range(2):
+            # a thread that has read a version sleeps now and then: what it copies may have changed meanwhile
+            address = self.cache.address + 128 + 8 * (device_cache.W_WORDS * way + device_cache.W_VERSION)
+            self.run.watched[address] = lambda _value: None
+        self.run.serve(*self.controller.services())
+        self.run.announce_blocks(
+            self.pairs._device, self.pairs._shared, *self.controller.blocks(), self.medium.order, self.core, self.cache,
+            self._abort, *self._rows,
+        )  # fmt: skip
+
+    def _make_cache(self, stride: int) -> Block:
+        block = memory_for("interp").allocate(128 + 2 * 8 * device_cache.W_WORDS + 2 * stride)
+        words = block.words
+        words[device_cache.D_MASK], words[device_cache.D_STRIDE] = 0, stride
+        words[device_cache.D_WAYS] = block.address + 128
+        words[device_cache.D_DATA] = block.address + 128 + 2 * 8 * device_cache.W_WORDS
+        return block
+
+    def _step(self, random: Random) -> tuple[str, int, bool]:
+        what = "get" if self.only_gets else random.choice(("get", "get", "get", "put", "ticket", "share"))
+        return what, random.randrange(self.keys + (random.random() < 0.1)), random.random() < 0.5
+
+    def value(self, key: int) -> bytes | None:
+        """Return the value of a key; the last one has none."""
+        if key >= self.keys:
+            return None
+        count = 1 + key % 4
+        if self.large and key % 2:
+            count = 64 * (1 + key % 4 // 2) + 2
+        words = (np.int64(key + 1) << np.int64(20)) + np.arange(count, dtype=np.int64)
+        return words.tobytes()
+
+    # -- threads --------------------------------------------------------------------------------------------
+
+    def _thread(self, plan: list[tuple[str, int, bool]], row: int) -> None:
+        for what, key, flag in plan:
+            for k in range(0, ROOM, 8):
+                if k < 64 or self.large:
+                    store_relaxed(row + k, -1, DEVICE)
+            if what == "get":
+                self._get(key, row)
+            elif what == "put":
+                self._put(key, row)
+            else:
+                self._use_ticket(key, row, share=what == "share", hold=flag)
+            for ticket in self.shared[: 1 + flag]:
+                self._take(ticket, row, patient=False)
+        attempt = 0
+        # what others gave up comes back
+        while load_relaxed(self.queue + 8 * at.Q_IN_USE, DEVICE) and attempt < 200:
+            at.serve(self.queue, 1, 0, 0)
+            backoff(attempt)
+            attempt += 1
+
+    def _get(self, key: int, row: int) -> None:
+        answer = kernel_view.run(self.core.address, KV_RETRIEVE, key, 0, LENGTH, row, ROOM)
+        status = answer & 0xFFFF
+        if status == at.TIMED_OUT:
+            self._gave_up()
+            return
+        value = self.value(key)
+        if value is None:
+            if status != kernel_view.KEY_ABSENT:
+                raise Violation(f"key {key} is absent, and got status {status:#x}")
+            return
+        if status != 0:
+            raise Violation(f"key {key} got status {status:#x}")
+        self._check(key, row, answer >> 16)
+
+    def _put(self, key: int, row: int) -> None:
+        value = self.value(key)
+        if value is None or len(value) > 512:
+            return
+        for k in range(0, len(value), 8):
+            store_relaxed(row + k, int.from_bytes(value[k : k + 8], "little"), DEVICE)
+        answer = kernel_view.run(self.core.address, KV_STORE, key, 0, LENGTH, row, len(value))
+        if answer == at.TIMED_OUT:
+            self._gave_up()
+        elif answer != 0:
+            raise Violation(f"storing key {key} got {answer:#x}")
+
+    def _use_ticket(self, key: int, row: int, *, share: bool, hold: bool) -> None:
+        number = kernel_view.submit_one(self.core.address, key, 0, LENGTH)
+        if number < 0:
+            return
+        ticket = Ticket(number, key)
+        if share:
+            self.shared.append(ticket)
+        if hold:
+            # ids, and places, must be left for this
+            self._get((key + 1) % self.keys, row)
+        self._take(ticket, row, patient=True)
+
+    def _take(self, ticket: Ticket, row: int, *, patient: bool) -> None:
+        core = self.core.address
+        attempt = 0
+        status = kernel_view.poll_one(core, ticket.number)
+        while patient and status < 0:
+            backoff(attempt)
+            attempt += 1
+            status = kernel_view.poll_one(core, ticket.number)
+        size = kernel_view.take_one(core, ticket.number, row, ROOM)
+        if status == at.TIMED_OUT:
+            self._gave_up()
+        if size == kernel_view.FAILED:
+            return
+        ticket.taken += 1
+        if ticket.taken > 1:
+            raise Violation(f"the ticket of key {ticket.key} was taken twice")
+        value = self.value(ticket.key)
+        if (value is None) != (size == kernel_view.ABSENT):
+            raise Violation(f"the ticket of key {ticket.key} brought {size}")
+        if value is not None:
+            self._check(ticket.key, row, size, 512)
+
+    def _gave_up(self) -> None:
+        if not self.impatient:
+            raise Violation("a wait ended that nobody had ended")
+        # as the host does after a launch
+        store_relaxed(self.core.address + 8 * at.K_STOPPED, 0, DEVICE)
+
+    def _check(self, key: int, row: int, size: int, most: int = ROOM) -> None:
+        value = self.value(key) or b""
+        if size != len(value):
+            raise Violation(f"key {key} has {len(value)} bytes, not {size}")
+        for k in range(0, min(size, most), 8):
+            word = load_relaxed(row + k, DEVICE)
+            if word != int.from_bytes(value[k : k + 8], "little"):
+                raise Violation(f"word {k // 8} of key {key} came as {word:#x}")
+
+    # -- the whole ------------------------------------------------------------------------------------------
+
+    def check(self) -> int:
+        """Run the interleaving; return its steps. Raises `Violation` or what device code raised."""
+        try:
+            self.run.run()
+            self._check_end()
+        finally:
+            self.medium.close()
+        return self.run.steps
+
+    def _check_end(self) -> None:
+        if not self.impatient and self.pairs.in_use():
+            raise Violation(f"{self.pairs.in_use()} ids are still taken")
+        if not self.impatient and any(ticket.taken != 1 for ticket in self.shared):
+            raise Violation("a ticket was not taken")
+
+
+def _start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
+    return _media[state].start(op, key0, buffer, tail)
+
+
+def _complete(state: int, question: int, _b: int, _c: int, _d: int, _e: int) -> int:
+    return _media[state].complete(question)
