@@ -1,11 +1,15 @@
-"""Kernels that submit key-value commands compile to PTX without a GPU, and read dw0 after the phase word."""
+"""Kernels of key-value commands and stores compile to PTX without a GPU, and order what they read and write."""
 
 import re
 
 import numpy as np
 import pytest
 
+from warpwell.kv import batch, kernel_view
+from warpwell.kv.kernel_view import KernelStore
 from warpwell.targets import run_cuda
+from warpwell.targets.device import linked_functions, seam_for
+from warpwell.testing import kv_device as load
 from warpwell.testing.key_value_load import keep_all_busy, retrieve_checked
 
 pytestmark = pytest.mark.ptx
@@ -34,3 +38,100 @@ def test_dw0_is_read_after_the_phase_word_was_acquired(text: str) -> None:
             assert lines[k - 1].startswith("ld.acquire.sys")
             found += 1
     assert found >= 1
+
+
+# -- stores ------------------------------------------------------------------------------------------------------
+
+STORE = KernelStore(None, {"core": 0, "chunk": 0})
+WORDS = np.zeros(4, np.int64)
+ROWS = np.zeros((4, 16), np.uint8)
+
+
+def linked(name: str) -> str:
+    seam_for("cuda")
+    from warpwell.targets._cuda import CudaSeam
+
+    function = next(f for f in linked_functions() if f is getattr(kernel_view, name))
+    with run_cuda.without_gpu((9, 0)):
+        return CudaSeam.ptx_of(function, (9, 0))
+
+
+def statements(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines()]
+
+
+def before(lines: list[str], k: int, starts: tuple[str, ...]) -> int:
+    return next(i for i in range(k - 1, -1, -1) if lines[i].startswith(starts))
+
+
+def after(lines: list[str], k: int, starts: tuple[str, ...]) -> int:
+    return next(i for i in range(k + 1, len(lines)) if lines[i].startswith(starts))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "count"),
+    [(batch.begin_rows, 2), (batch.finish_rows, 2), (batch.spread_rows, 1), (batch.settle, 3)],
+    ids=lambda k: getattr(k, "__name__", ""),
+)
+def test_kernels_of_a_batch_compile(kernel: object, count: int) -> None:
+    text = run_cuda.ptx(kernel, (WORD,) * count)
+    assert ".visible .entry" in text
+    # groups of a warp: what all lanes do together names them
+    assert kernel is batch.settle or "activemask" in text
+    assert kernel is batch.settle or "vote.sync.ballot" in text
+
+
+@pytest.mark.parametrize("name", ["run", "submit_one", "poll_one", "size_one", "take_one"])
+def test_linked_functions_compile(name: str) -> None:
+    text = linked(name)
+    assert ".visible .func" in text
+    if name in ("run", "poll_one", "take_one"):
+        for statement in ("activemask", "vote.sync.ballot", "bar.warp.sync"):
+            assert statement in text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments"),
+    [
+        (load.retrieve_rows, (STORE, WORDS, ROWS, WORDS)), (load.part_ways, (STORE, WORDS, ROWS, WORDS)),
+        (load.retrieve_long, (STORE, np.zeros((4, 3), np.int64), ROWS, WORDS)), (load.exist, (STORE, WORDS, WORDS)),
+        (load.hold, (STORE, WORDS, ROWS, WORDS)), (load.take_twice, (STORE, WORDS, ROWS, WORDS, WORDS)),
+        (load.put_rows, (STORE, WORDS, ROWS, WORDS)), (load.remove, (STORE, WORDS, WORDS)),
+    ],
+    ids=lambda k: getattr(k, "__name__", ""),
+)  # fmt: skip
+def test_kernels_that_use_a_store_call_and_do_no_more(kernel: object, arguments: tuple) -> None:
+    text = run_cuda.ptx(kernel, arguments)
+    assert "call" in text
+    # the rings are touched by the linked functions alone
+    assert "ld.acquire.sys" not in text and "st.release.sys" not in text
+
+
+def test_a_filler_fences_between_the_barrier_and_the_first_byte() -> None:
+    """Each lane learns of the odd version at the barrier, and then fences: the bytes that it writes come later."""
+    lines = statements(run_cuda.ptx(batch.finish_rows, (WORD,) * 2))
+    fills = 0
+    for k, line in enumerate(lines):
+        if not line.startswith("fence.acq_rel.gpu"):
+            continue
+        first = after(lines, k, ("st.relaxed", "st.release", "atom.", "bar.warp.sync"))
+        if "v2" not in lines[first]:
+            continue  # the fence before a queue's turns
+        assert lines[before(lines, k, ("bar.warp.sync", "st.", "atom."))].startswith("bar.warp.sync")
+        fills += 1
+    assert fills == 1
+
+
+def test_a_reader_looks_at_the_version_once_more_behind_a_fence() -> None:
+    lines = statements(run_cuda.ptx(batch.begin_rows, (WORD,) * 2))
+    copies = [k for k, line in enumerate(lines) if line.startswith("ld.relaxed.sys.global.v2")]
+    assert copies
+    # before: one lane acquired the version, and a barrier tells the others
+    barrier = before(lines, copies[0], ("bar.warp.sync", "ld.acquire.gpu"))
+    assert lines[barrier].startswith("bar.warp.sync")
+    assert any(line.startswith("ld.acquire.gpu") for line in lines[:barrier])
+    # after: every lane fences, a barrier, and the version
+    fence = after(lines, copies[-1], ("fence.acq_rel.gpu",))
+    second = after(lines, fence, ("bar.warp.sync", "ld.acquire.gpu"))
+    assert lines[second].startswith("bar.warp.sync")
+    assert after(lines, second, ("ld.acquire.gpu",)) < after(lines, second, ("st.", "atom."))

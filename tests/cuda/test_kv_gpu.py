@@ -1,0 +1,211 @@
+"""Stores on a GPU: warps of 32 that share queues, lanes that part ways, few ids for many threads, and what fails.
+
+Every value says which key it is of. The same cases as in tests/cpu/test_kv_device.py, with more threads.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell import errors, kv
+from warpwell.storage.key_value_faulty import KeyValueFaulty
+from warpwell.testing import kv_device as load
+
+DEVICE = "cuda"
+KEYS = 2000
+THREADS = 10_000
+SCHEMA = {"x": ("uint8", (8, 8)), "y": ("int64", ())}
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[bytes, bytes]]:
+    path = tmp_path_factory.mktemp("kv") / "numbers.kv"
+    with kv.create(path) as store:
+        return path, load.fill(store, range(KEYS), [k % 257 for k in range(KEYS)])
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[bytes, bytes], list[bytes]]:
+    folder = tmp_path_factory.mktemp("kv")
+    keys = load.random_keys(5, 600)
+    sizes = np.random.default_rng(6).choice([0, 1, 7, 8, 15, 16, 17, 511, 512, 513, 1500, 5000], 400)
+    with kv.create(folder / "m.kv", shards=[folder / "s0", folder / "s1"]) as store:
+        return folder / "m.kv", load.fill(store, keys[:400], sizes), keys
+
+
+def opened(path: Path, **options: Any) -> Any:
+    options = {"queues": 2, "depth": 64, "value_bytes": 256, "timeout": 20, **options}
+    return kv.open(path, options.pop("mode", "r"), device=DEVICE, **options)
+
+
+def arrays(count: int, room: int = 256) -> tuple[Any, Any]:
+    return np.zeros((count, room), np.uint8), np.full(count, -99, np.int64)
+
+
+@pytest.mark.parametrize("returns", ["request", "queue"])
+@pytest.mark.parametrize("cache", [None, "1MiB"])
+def test_a_batch_is_what_the_host_reads(mixed: Any, cache: str | None, returns: str) -> None:
+    path, records, keys = mixed
+    rng = np.random.default_rng(1)
+    with opened(path, cache=cache, value_bytes=2000, returns=returns) as store:
+        for count in (0, 1, 31, 32, 33, 5000):
+            wanted = [keys[k] for k in rng.integers(0, len(keys), count)]
+            for _ in range(2):
+                load.check_batch(*store.get_async(wanted).wait(), wanted, records, 2000)
+        assert store._engine.pairs.in_use() == 0
+        assert (store.device_stats["hits"] > 0) == (cache is not None)
+
+
+@pytest.mark.parametrize("piece", [512, 1024])
+def test_values_larger_than_a_piece(mixed: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", piece)
+    path, records, keys = mixed
+    with opened(path, value_bytes=6000) as store:
+        load.check_batch(*store.get_async(keys).wait(), keys, records, 6000)
+        rows, sizes = arrays(len(keys), 6000)
+        load.retrieve_long[len(keys)](store, load.words_of(keys), rows, sizes)
+        load.check_rows(rows, sizes, keys, records)
+
+
+def test_a_schema_and_its_arrays(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 255, (500, 8, 8), dtype=np.uint8)
+    with kv.create(tmp_path / "a", schema=SCHEMA) as store:
+        store.put_many(np.arange(500), {"x": x, "y": np.arange(500) * 3})
+    with opened(tmp_path / "a", cache="1MiB") as store:
+        keys = np.random.default_rng(1).integers(-20, 520, 3000)
+        host, told = store.get_many(keys)
+        batches = [store.get_async(keys).wait() for _ in range(3)]
+        for batch, found in batches:
+            assert (np.asarray(found) == told).all()
+            assert all((np.asarray(batch[name]) == host[name]).all() for name in SCHEMA)
+        shapes = {name: batches[0][0][name].shape for name in SCHEMA}
+        assert shapes == {"x": (3000, 8, 8), "y": (3000,)}
+        # memory that is still held is not used for another batch
+        assert len({batch["y"].__cuda_array_interface__["data"][0] for batch, _ in batches}) == 3
+
+
+def test_keys_in_gpu_memory(numbers: Any) -> None:
+    from numba import cuda
+
+    path, records = numbers
+    keys = np.random.default_rng(2).integers(0, KEYS + 50, 4000)
+    with opened(path, cache="1MiB") as store:
+        for _ in range(3):
+            load.check_batch(*store.get_async(cuda.to_device(keys)).wait(), keys.tolist(), records, 256)
+        assert store.get_async(cuda.to_device(keys[:0])).wait()[1].shape == (0,)
+        with pytest.raises(errors.ArgumentError, match="int64"):
+            store.get_async(cuda.to_device(keys.astype(np.int32)))
+        with pytest.raises(errors.ArgumentError, match="int64"):
+            store.get_async(cuda.to_device(keys)[::2])
+
+
+@pytest.mark.parametrize("returns", ["request", "queue"])
+@pytest.mark.parametrize("cache", [None, "64KiB"])
+@pytest.mark.parametrize(("queues", "depth"), [(1, 4), (3, 64)])
+def test_many_threads(numbers: Any, queues: int, depth: int, cache: str | None, returns: str) -> None:
+    path, records = numbers
+    keys = np.random.default_rng(3).integers(-50, KEYS + 50, THREADS)
+    with opened(path, cache=cache, queues=queues, depth=depth, returns=returns) as store:
+        future = store.get_async(keys)
+        for kernel in (load.retrieve_rows, load.part_ways, load.hold):
+            rows, sizes = arrays(THREADS)
+            kernel[THREADS](store, keys, rows, sizes)
+            some = np.arange(THREADS)
+            some = some[some % 5 != 4] if kernel is load.part_ways else some
+            load.check_rows(rows[some], sizes[some], keys[some].tolist(), records)
+        there = np.zeros(THREADS, np.int64)
+        load.exist[THREADS](store, keys, there)
+        assert (there == ((keys >= 0) & (keys < KEYS))).all()
+        load.check_batch(*future.wait(), keys.tolist(), records, 256)
+        assert store._engine.pairs.in_use() == 0
+        assert (store.device_stats["hits"] > 0) == (cache is not None)
+
+
+def test_batches_in_any_order_and_dropped_ones(numbers: Any) -> None:
+    path, records = numbers
+    with opened(path, queues=1, depth=4, timeout=5) as store:
+        keys = [np.arange(k, k + 300) for k in (0, 400, 800, 1200)]
+        futures = [store.get_async(k) for k in keys]
+        store.get_async(keys[0])
+        gc.collect()
+        for k in (3, 0, 2, 1):
+            load.check_batch(*futures[k].wait(), keys[k].tolist(), records, 256)
+        assert store._engine.quiet(5)
+
+
+def test_tickets_that_are_none(numbers: Any) -> None:
+    forged = [-1, -(2**63), 0, 1, 7, 8, 0xFFFF, 2 << 16, 0xFFFFFFFF, 1 << 32, (1 << 32) + 3, 2**63 - 1]
+    tickets = np.resize(np.array(forged, np.int64), 96)
+    with opened(numbers[0]) as store:
+        rows, _ = arrays(96)
+        told = np.zeros((96, 3), np.int64)
+        with pytest.raises(errors.KernelError, match="ticket"):
+            load.forge[96](store, tickets, rows, told)
+        assert (told[:, 0] > 0).all() and (told[:, 1:] == -2).all() and not rows.any()
+        assert store._engine.pairs.in_use() == 0
+
+
+def test_a_ticket_is_taken_once(numbers: Any) -> None:
+    path, records = numbers
+    keys = np.arange(20)
+    with opened(path) as store:
+        rows, sizes = arrays(20)
+        again = np.zeros(20, np.int64)
+        with pytest.raises(errors.KernelError, match="once"):
+            load.take_twice[20](store, keys, rows, sizes, again)
+        load.check_rows(rows, sizes, keys.tolist(), records)
+        assert (again == -2).all() and store._engine.pairs.in_use() == 0
+
+
+def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
+    path, records = numbers
+    faults: list[KeyValueFaulty] = []
+
+    def drive(functions: Any) -> KeyValueFaulty:
+        faults.append(KeyValueFaulty(functions))
+        return faults[-1]
+
+    keys = np.arange(500)
+    with opened(path, timeout=0.5, drive=drive) as store:
+        rows, sizes = arrays(500)
+        states = np.zeros(500, np.int64)
+        faults[0].stop()
+        future = store.get_async(keys)
+        start = time.monotonic()
+        with pytest.raises(errors.StallError):
+            future.wait()
+        with pytest.raises(errors.StallError):
+            load.retrieve_rows[500](store, keys, rows, sizes)
+        assert (sizes == -2).all()
+        faults[0].resume()
+        assert store._engine.quiet(10)
+        faults[0].stop()
+        with pytest.raises(errors.StallError):
+            load.poll_to_the_end[500](store, keys, states)
+        assert set(states) <= {-3, 0x7FFF} and time.monotonic() - start < 60
+        faults[0].resume()
+        assert store._engine.quiet(10)
+        load.retrieve_rows[500](store, keys, rows, sizes)
+        load.check_rows(rows, sizes, keys.tolist(), records)
+        load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 256)
+
+
+def test_kernels_write(tmp_path: Path) -> None:
+    kv.create(tmp_path / "w").close()
+    keys, values = np.arange(200), np.random.default_rng(0).integers(0, 255, (200, 200), dtype=np.uint8)
+    told = np.full(200, -99, np.int64)
+    with opened(tmp_path / "w", mode="r+") as store:
+        load.put_rows[200](store, keys, values, told)
+        assert (told == 0).all()
+        rows, sizes = arrays(200)
+        load.retrieve_rows[200](store, keys, rows, sizes)
+        assert (sizes == 200).all() and (rows[:, :200] == values).all()
+        load.remove[100](store, keys, told)
+    with kv.open(tmp_path / "w") as store:
+        assert len(store) == 100 and store[150] == values[150].tobytes()
