@@ -65,8 +65,9 @@ class Lmdb:
     def __init__(self, folder: Path, durable: bool, nbytes: int, row_bytes: int = 0) -> None:
         import lmdb
 
-        self.environment = lmdb.open(str(folder / "lmdb"), map_size=4 * nbytes + (1 << 30), sync=durable, metasync=durable,
-                                     readahead=False)  # fmt: skip
+        self.environment = lmdb.open(
+            str(folder / "lmdb"), map_size=4 * nbytes + (1 << 30), sync=durable, metasync=durable, readahead=False
+        )
         self._transaction: Any = None
         self._writes = False
 
