@@ -7,7 +7,7 @@ does nothing. ``spread_rows`` copies rows to others of the same key.
 
 from __future__ import annotations
 
-from warpwell.nvme import KV_RETRIEVE
+from warpwell.nvme import KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE
 from warpwell.queues.layout import Q_WORDS
 from warpwell.queues.submission import field
 from warpwell.targets import (
@@ -71,7 +71,6 @@ DONE = -2
 """In place of an id: the row has its value, or shares another's. Stored as 0, which is what there is at first."""
 NO_TICKET = -1
 NO_VALUE = -1
-ABSENT = 0x87
 
 
 @device
@@ -182,7 +181,7 @@ def finish_rows(core, batch):
             tell(batch, row, size)
         else:
             tell(batch, row, NO_VALUE)
-            if status != ABSENT and compare_exchange(batch + 8 * B_FAILED, 0, row + 1, DEVICE) == 0:
+            if status != KV_KEY_DOES_NOT_EXIST and compare_exchange(batch + 8 * B_FAILED, 0, row + 1, DEVICE) == 0:
                 store_relaxed(batch + 8 * B_STATUS, status, DEVICE)
     cache = field(core, K_CACHE)
     if cache != 0:

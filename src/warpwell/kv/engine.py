@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..nvme import describe
+from ..nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
 from ..queues import QueuePairs
 from ..storage import Controller
 from ..storage.controller import service_threads
@@ -303,15 +303,18 @@ class Engine:
                 f"a kernel passed {self.name} an array whose items do not stand side by side: pass a row that does",
                 array=self.name,
             )
-        if status == 0x88:
-            return errors.CorruptionError(
-                f"{self.name}: a value that a kernel asked for is damaged or cannot be read: run `warpwell kv verify`,"
-                " and put the key again from its source",
-                path=self.name,
-            )
-        hint = ": open the store with mode=\"r+\"" if status == 0x20 else "; check the drive"
+        if status == KV_UNRECOVERED_ERROR:
+            return self.damaged(f"{self.name}: a value that a kernel asked for")
+        hint = ': open the store with mode="r+"' if status == NAMESPACE_WRITE_PROTECTED else "; check the drive"
         return errors.MediumError(
             f"{self.name}: a command of a kernel failed: {describe(status)} (status {status:#06x}){hint}", status=status
+        )
+
+    def damaged(self, what: str) -> Exception:
+        """Return the error for a value whose CRC is wrong, or that could not be read."""
+        return errors.CorruptionError(
+            f"{what} is damaged or cannot be read: run `warpwell kv verify`, and put the key again from its source",
+            path=self.name,
         )
 
     def stalled(self) -> Exception:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import errors
 from ..array.device_array import DeviceArray
-from ..nvme import describe
+from ..nvme import KV_UNRECOVERED_ERROR, describe
 from ..targets import Block
 from . import batch as at
 from .engine import Engine
@@ -253,12 +253,8 @@ class DeviceFuture:
     def _error(self, row: int, status: int) -> Exception:
         key = "" if self._keys is None else f" of key {self._keys.row(row)!r}"
         where = f"{self._engine.name}, row {row}: the value{key}"
-        if status == 0x88:
-            return errors.CorruptionError(
-                f"{where} is damaged or cannot be read: run `warpwell kv verify`, and put the key again from its"
-                " source",
-                path=self._engine.name,
-            )
+        if status == KV_UNRECOVERED_ERROR:
+            return self._engine.damaged(where)
         if status == TIMED_OUT:
             return self._engine.stalled()
         return errors.MediumError(

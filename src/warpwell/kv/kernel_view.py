@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from warpwell.nvme import KV_DELETE, KV_EXIST, KV_RETRIEVE, KV_STORE
+from warpwell.nvme import KV_DELETE, KV_EXIST, KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE, KV_STORE
 from warpwell.queues.completion import give_place, orphan, place_of, result_of
 from warpwell.queues.completion import poll as poll_id
 from warpwell.queues.layout import (
@@ -72,7 +72,6 @@ from .slots import hash_of
 ABSENT = -1
 FAILED = -2
 """What `retrieve`, `exists` and `store` return where the device failed or did not answer in time."""
-KEY_ABSENT = 0x87
 KEY_EXISTS = 0x89
 TOO_LARGE = 0x85
 
@@ -88,7 +87,7 @@ USES = (1 << 31) - 1
 @device
 def note(core, status):
     """Leave word of a failure for the host, which raises after the launch (thread)."""
-    if status != 0 and status != KEY_ABSENT and status != KEY_EXISTS:
+    if status != 0 and status != KV_KEY_DOES_NOT_EXIST and status != KEY_EXISTS:
         store_relaxed(core + 8 * K_STATUS, status, DEVICE)
         fetch_add(core + 8 * K_FAILED, 1, DEVICE)
 
@@ -99,7 +98,7 @@ def size_of_answer(answer):
     status = answer & 0xFFFF
     if status == 0:
         return answer >> 16
-    if status == KEY_ABSENT:
+    if status == KV_KEY_DOES_NOT_EXIST:
         return ABSENT
     return FAILED
 
@@ -266,7 +265,7 @@ def size_one(core, ticket):
     status = poll_id(queue, ticket & 0xFFFF)
     if status == 0:
         return result_of(queue, ticket & 0xFFFF)
-    if status == KEY_ABSENT:
+    if status == KV_KEY_DOES_NOT_EXIST:
         return ABSENT
     return FAILED
 
@@ -371,7 +370,7 @@ def _exists(view, key0, key1, length):
     status = run(view.core, KV_EXIST, key0, key1, length, 0, 0) & 0xFFFF
     if status == 0:
         return 1
-    if status == KEY_ABSENT:
+    if status == KV_KEY_DOES_NOT_EXIST:
         return 0
     return FAILED
 

@@ -359,10 +359,6 @@ class Log:
         """Return the file of a segment."""
         return self._segments.path(segment)
 
-    def drop_recovered(self) -> None:
-        """Forget the records of `recovered`, whose memory an index does not need twice."""
-        self.recovered = None
-
     def segments(self) -> list[int]:
         """Return the open segments."""
         return self._segments.ids()

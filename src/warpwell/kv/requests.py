@@ -9,7 +9,7 @@ No lane waits for an id while it holds one, so a group of any size gets on with 
 from __future__ import annotations
 
 from warpwell.kv.shards import shard_of
-from warpwell.nvme import KV_RETRIEVE, KV_STORE, command_word0, key_value_word5
+from warpwell.nvme import KV_RETRIEVE, KV_STORE, NAMESPACE_NOT_READY, command_word0, key_value_word5
 from warpwell.queues.completion import drain, give_place, orphan, place_of, poll, result_of, take_ready
 from warpwell.queues.layout import ID_STATE, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
 from warpwell.queues.submission import field, id_record, release_id, staging_of, submit_entry, take_id
@@ -72,7 +72,7 @@ N_MERGED = 34
 """Rows of a batch whose key stands in an earlier row too."""
 K_WORDS = 48
 
-NO_PLACE = 0x82
+NO_PLACE = NAMESPACE_NOT_READY
 """Status of a retrieve for whose value no place of the return value queue was free."""
 TIMED_OUT = 0x7FFF
 """In place of a status: nothing came, or the host ended the wait."""

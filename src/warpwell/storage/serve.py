@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from warpwell.nvme import (
     FLUSH,
+    INVALID_FIELD,
+    INVALID_NAMESPACE,
+    INVALID_OPCODE,
     KV_DELETE,
     KV_EXIST,
+    KV_INVALID_KEY_SIZE,
+    KV_KEY_DOES_NOT_EXIST,
+    KV_KEY_EXISTS,
     KV_LIST,
     KV_RETRIEVE,
     KV_STORE,
+    LBA_OUT_OF_RANGE,
+    NAMESPACE_NOT_READY,
     READ,
     WRITE,
     completion_word0,
@@ -97,15 +105,6 @@ KEY_VALUE = 1
 """Kind of a namespace: of keys and values."""
 
 PENDING = -1
-INVALID_OPCODE = 0x0001
-INVALID_FIELD = 0x0002
-INVALID_NAMESPACE = 0x000B
-LBA_OUT_OF_RANGE = 0x0080
-INVALID_KEY_SIZE = 0x0086
-KEY_DOES_NOT_EXIST = 0x0087
-KEY_EXISTS = 0x0089
-NO_BUFFER = 0x0082
-"""Namespace not ready: no place in the return value queue is free; the command is to be submitted again."""
 
 FETCH = 32
 """Most commands fetched from a port in one round."""
@@ -217,7 +216,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
     ):  # fmt: skip
         answer = INVALID_OPCODE
     elif size < shortest or size > 16:
-        answer = INVALID_KEY_SIZE
+        answer = KV_INVALID_KEY_SIZE
     else:
         cid = word0_cid(word0)
         uses = take_off(port, cid)
@@ -230,7 +229,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
         tail = (tag << 32) | word5_value_size(word5)
         answer = INVALID_FIELD
         if field(port, P_RETURNS) != 0:
-            answer = NO_BUFFER
+            answer = NAMESPACE_NOT_READY  # no place is free: to be submitted again
         if buffer != 0 or word5_value_size(word5) == 0:
             answer = call_native(function, state, operation, key0, key1, buffer, tail)
         if answer != PENDING and not land(port, cid, uses):
@@ -267,7 +266,7 @@ def land(port, cid, uses):
 @device
 def count_error(record, status):
     """Count a failed command; an absent key, one that is there, or no free place is an answer."""
-    if status != 0 and status != NO_BUFFER and status != KEY_DOES_NOT_EXIST and status != KEY_EXISTS:
+    if status != 0 and status != NAMESPACE_NOT_READY and status != KV_KEY_DOES_NOT_EXIST and status != KV_KEY_EXISTS:
         fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
 
 

@@ -134,7 +134,10 @@ class CudaStream(Stream):
         from numba import cuda
 
         with self.on_device():
-            for other in [cuda.default_stream()] + [cuda.external_stream(stream)] * (stream is not None):
+            others = [cuda.default_stream()]
+            if stream is not None:
+                others.append(cuda.external_stream(stream))
+            for other in others:
                 event = cuda.event(timing=False)
                 event.record(other)
                 event.wait(self._stream)

@@ -91,7 +91,7 @@ class StoreMedium:
     def _finish(self, command: _Late) -> int:
         value = self._model.value(command.key)
         if value is None:
-            return kernel_view.KEY_ABSENT
+            return kernel_view.KV_KEY_DOES_NOT_EXIST
         if command.opcode == KV_RETRIEVE:
             part = value[command.first : command.first + command.nbytes]
             for k in range(0, len(part), 8):
@@ -225,7 +225,7 @@ class StoreModel:
             return
         value = self.value(key)
         if value is None:
-            if status != kernel_view.KEY_ABSENT:
+            if status != kernel_view.KV_KEY_DOES_NOT_EXIST:
                 raise Violation(f"key {key} is absent, and got status {status:#x}")
             return
         if status != 0:
