@@ -72,7 +72,11 @@ class Block:
         if self._host:
             self.view(np.dtype(np.uint8))[offset : offset + raw.nbytes] = raw
         elif raw.nbytes:
+            from numba import cuda
+
             self._owner[offset : offset + raw.nbytes].copy_to_device(raw)
+            # the copy may return with its last bytes still on their way, and no other stream waits for them
+            cuda.default_stream().synchronize()
 
     def free(self) -> None:
         """Drop the memory; the block must not be used again."""
@@ -103,12 +107,12 @@ class CudaMemory(Memory):
     def allocate(self, nbytes: int) -> Block:
         """See `Memory`."""
         from numba import cuda
-        from numba.cuda.cudadrv.driver import device_memset
 
         size = max(-(-nbytes // 16) * 16, 16)
         array = cuda.device_array(size, np.uint8)
-        device_memset(array, 0, size)
-        return Block(int(_pointer(array)), size, array, host=False)
+        address = int(_pointer(array))
+        _zero(address, size)
+        return Block(address, size, array, host=False)
 
     def allocate_shared(self, nbytes: int) -> Block:
         """See `Memory`."""
@@ -124,6 +128,29 @@ class CudaMemory(Memory):
 def memory_for(device: str) -> Memory:
     """Return the allocator of "cpu", "cuda" or "interp"."""
     return CudaMemory() if device == "cuda" else HostMemory(device)
+
+
+def _zero(address: int, nbytes: int) -> None:
+    """Zero device memory, and wait for it.
+
+    A memset of the default stream would be ordered neither with the host nor with non-blocking streams: it could
+    come after the first copy into the new memory. And it would wait for kernels that run there.
+    """
+    from cuda.bindings import driver
+
+    from .. import errors
+
+    def check(result: Any) -> Any:
+        if int(result[0]) != 0:
+            raise errors.DeviceNotFoundError(f"the GPU could not clear {nbytes} bytes ({result[0]}): was it reset?")
+        return result[-1]
+
+    stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    try:
+        check(driver.cuMemsetD8Async(address, 0, nbytes, stream))
+        check(driver.cuStreamSynchronize(stream))
+    finally:
+        driver.cuStreamDestroy(stream)
 
 
 def _pointer(array: Any) -> Any:
