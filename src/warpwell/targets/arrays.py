@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from .memory import clear
+
 
 def to_device(device: str, values: ArrayLike) -> Any:
     """Return a copy of an array in device memory.
@@ -39,11 +41,9 @@ def zeros(device: str, shape: int | tuple[int, ...], dtype: DTypeLike = np.int64
     """Return an array of zeros in device memory (as `to_device`)."""
     if device != "cuda":
         return np.zeros(shape, dtype)
-    from numba.cuda.cudadrv.driver import device_memset
-
     array = _allocate(shape, np.dtype(dtype))
     if array.size:
-        device_memset(array, 0, array.size * array.dtype.itemsize)
+        clear(int(array.device_ctypes_pointer.value), array.size * array.dtype.itemsize)
     return array
 
 

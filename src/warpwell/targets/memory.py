@@ -111,7 +111,7 @@ class CudaMemory(Memory):
         size = max(-(-nbytes // 16) * 16, 16)
         array = cuda.device_array(size, np.uint8)
         address = int(_pointer(array))
-        _zero(address, size)
+        clear(address, size)
         return Block(address, size, array, host=False)
 
     def allocate_shared(self, nbytes: int) -> Block:
@@ -130,8 +130,8 @@ def memory_for(device: str) -> Memory:
     return CudaMemory() if device == "cuda" else HostMemory(device)
 
 
-def _zero(address: int, nbytes: int) -> None:
-    """Zero device memory, and wait for it.
+def clear(address: int, nbytes: int) -> None:
+    """Zero memory of the current GPU, and wait for it.
 
     A memset of the default stream would be ordered neither with the host nor with non-blocking streams: it could
     come after the first copy into the new memory. And it would wait for kernels that run there.
