@@ -15,7 +15,7 @@ RANKS = (
     ("storage",),
     ("cache",),
     ("array",),
-    ("graph", "kv"),
+    ("graph", "kv", "scheduler"),
     ("testing",),
     ("cli",),
 )

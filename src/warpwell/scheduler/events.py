@@ -1,0 +1,69 @@
+"""Log: what the scheduler saw and decided, as records that every executor writes alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+KINDS = (
+    "arrive", "launch", "preempt", "resize", "stop", "end", "fail", "cancel", "reject", "hold", "lost",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a log.
+
+    Attributes
+    ----------
+    time : float
+        Seconds since the executor was made.
+    kind : str
+        One of `KINDS`. "hold" is a preemption that was weighed and not done.
+    task : int
+        `Task.number`.
+    name, tenant : str
+        Of the task.
+    why : dict
+        The rule that decided and the figures that it compared; ``explain`` prints them.
+    """
+
+    time: float
+    kind: str
+    task: int
+    name: str
+    tenant: str = "default"
+    why: dict[str, Any] = field(default_factory=dict)
+
+
+class Log:
+    """Events in order; equal for equal input and seed."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        """Append an event."""
+        self.events.append(event)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def write(self, stream: TextIO) -> None:
+        """Write one JSON object a line."""
+        for event in self.events:
+            stream.write(json.dumps(event.__dict__, sort_keys=True) + "\n")
+
+    @classmethod
+    def read(cls, lines: Iterable[str]) -> Log:
+        """Read what `write` wrote."""
+        log = cls()
+        for line in lines:
+            if line.strip():
+                log.add(Event(**json.loads(line)))
+        return log

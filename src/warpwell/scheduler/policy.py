@@ -1,0 +1,123 @@
+"""Policy: decides who runs. Pure: no clock, no threads, no random numbers of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .executor import Capacity
+from .task import Job, Placement
+
+
+class Rates(Protocol):
+    """Estimates of how fast kernels run together (`warpwell.scheduler.rates`)."""
+
+    def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
+        """Return each job's normalized IPC, ipc_shared / ipc_alone, when exactly these run together.
+
+        The order of `jobs` is the order of residency: the first was launched first.
+        """
+
+
+@dataclass
+class View:
+    """What a policy sees.
+
+    Attributes
+    ----------
+    now : float
+    running : list of Job
+        In the order of residency (launched first, first). STOPPING ones are among them until they have left.
+    waiting : list of Job
+        Heads of requests that could be launched, in order of arrival; preempted ones are among them.
+    limit : int
+        Kernels that may run at the same time.
+    rates : Rates
+    cost : callable
+        ``cost(victim, stays)``: seconds that a preemption is expected to take (`Executor.cost`).
+    capacity : Capacity
+    free_memory : int
+        Bytes that admitted tasks leave. The scheduler itself keeps a task that does not fit from being launched.
+    tenants : mapping
+        Settings of each tenant (`warpwell.scheduler.tenants`): weight, quota, and use so far.
+    """
+
+    now: float
+    running: list[Job]
+    waiting: list[Job]
+    limit: int
+    rates: Rates
+    cost: Callable[[Job, Sequence[Job]], float]
+    capacity: Capacity
+    free_memory: int
+    tenants: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Put a waiting job on the device."""
+
+    job: Job
+    placement: Placement = field(default_factory=Placement)
+    why: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preempt:
+    """Make a running job leave: for `newcomer`, which the policy will launch when it has left."""
+
+    job: Job
+    mode: str = "drain"
+    newcomer: Job | None = None
+    why: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Change a running job's quota."""
+
+    job: Job
+    workers: int | None
+    why: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Leave things as they are, although a preemption was weighed (for the log)."""
+
+    job: Job
+    why: dict[str, Any] = field(default_factory=dict)
+
+
+Decision = Launch | Preempt | Resize | Hold
+
+
+class Policy(ABC):
+    """Decides, whenever something arrived, ended or left, and every `period` seconds where it is set.
+
+    Attributes
+    ----------
+    name : str
+        As ``--policy`` has it.
+    starves : bool
+        Whether a task may wait forever under it (`source` alone, and what says so).
+    period : float or None
+        Seconds between decisions without an event (aging, slices).
+    """
+
+    name: str
+    starves: bool = False
+    period: float | None = None
+
+    @abstractmethod
+    def decide(self, view: View) -> list[Decision]:
+        """Return decisions, in the order in which they are to be carried out.
+
+        The scheduler carries them out, and asks once more as long as something was launched, so a policy may decide one
+        thing at a time.
+        """
+
+    def ended(self, job: Job, now: float) -> None:  # noqa: B027 - most keep nothing
+        """Learn that a job has ended."""
