@@ -5,7 +5,9 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     WarpwellError (Exception)
     ├── ArgumentError (ValueError)              an option that cannot be: page size, cache size, tier ...
     │   ├── KeyLengthError                      a key of 0 or more than 16 bytes
-    │   └── ValueSizeError                      a value over the limit, or that does not fit its records
+    │   ├── ValueSizeError                      a value over the limit, or that does not fit its records
+    │   ├── QuotaError                          shares of tenants that are more than there is
+    │   └── TransformError                      a kernel that cannot be cut into blocks
     ├── DTypeError (TypeError)                  a dtype or item type that is not supported
     │   └── SchemaError                         fields that are not those of a store's schema
     ├── FormatError (ValueError)                a file that is not what its name or header says
@@ -21,6 +23,10 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── StoreFailedError (OSError)              a store that takes no more writes since one failed
     ├── DeviceNotFoundError (RuntimeError)      a GPU that is not there
     ├── StorageFullError (OSError)              no space left on the medium
+    ├── SchedulerError (RuntimeError)           a task that a scheduler could not carry out
+    │   ├── TaskLostError                       a task whose device or process died, and that cannot run again
+    │   ├── TaskMemoryError (MemoryError)       a task that is larger than the device's memory, or a tenant's part
+    │   └── ServiceError (ConnectionError)      a scheduler service that does not answer
     └── KernelError (RuntimeError)              what a kernel latched; raised after its launch
         ├── IndexRangeError (IndexError)        an index outside of the array
         ├── MediumError (OSError)               a command that completed with an error status
@@ -55,13 +61,19 @@ __all__ = [
     "MediumError",
     "MissingFileError",
     "PinError",
+    "QuotaError",
     "ReadOnlyError",
+    "SchedulerError",
     "SchemaError",
+    "ServiceError",
     "SharingError",
     "StallError",
     "StorageFullError",
     "StoreFailedError",
     "StoreVersionError",
+    "TaskLostError",
+    "TaskMemoryError",
+    "TransformError",
     "ValueSizeError",
     "WarpwellError",
 ]
@@ -78,7 +90,7 @@ class WarpwellError(Exception):
     Parameters
     ----------
     message : str
-        What happened, and what to do next.
+        What happened, and what to do next. (The first parameter of every class here.)
     """
 
 
@@ -87,8 +99,6 @@ class ArgumentError(WarpwellError, ValueError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     name : str, optional
         The argument, for example ``"page_size"``.
     """
@@ -103,8 +113,6 @@ class KeyLengthError(ArgumentError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     name : str, optional
         As in `ArgumentError`.
     length : int, optional
@@ -121,8 +129,6 @@ class ValueSizeError(ArgumentError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     name : str, optional
         As in `ArgumentError`.
     nbytes : int, optional
@@ -143,8 +149,6 @@ class SchemaError(DTypeError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     field : str, optional
         The field.
     """
@@ -159,8 +163,6 @@ class FormatError(WarpwellError, ValueError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     path : str or os.PathLike, optional
         The file.
     """
@@ -175,8 +177,6 @@ class EdgeListError(FormatError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     path : str or os.PathLike, optional
         The file.
     line : int, optional
@@ -195,8 +195,6 @@ class CorruptionError(FormatError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     path : str or os.PathLike, optional
         The file.
     offset : int, optional
@@ -215,8 +213,6 @@ class StoreVersionError(FormatError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     path : str or os.PathLike, optional
         The file.
     version : int, optional
@@ -235,8 +231,6 @@ class MissingFileError(WarpwellError, FileNotFoundError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     path : str or os.PathLike, optional
         The file. (``filename`` stays None: it would change what str() prints.)
     """
@@ -260,8 +254,6 @@ class SharingError(WarpwellError, ValueError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     path : str or os.PathLike, optional
         The file.
     """
@@ -280,8 +272,6 @@ class KeyMissingError(WarpwellError, KeyError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     key : bytes, optional
         The key.
     """
@@ -300,8 +290,6 @@ class StoreFailedError(WarpwellError, OSError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     path : str or os.PathLike, optional
         The store or file.
     code : int, optional
@@ -322,8 +310,6 @@ class DeviceNotFoundError(WarpwellError, RuntimeError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     device : str, optional
         What was asked for, for example ``"cuda"``.
     """
@@ -338,8 +324,6 @@ class StorageFullError(WarpwellError, OSError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     path : str or os.PathLike, optional
         The file that could not grow.
     """
@@ -350,13 +334,60 @@ class StorageFullError(WarpwellError, OSError):
         self.path = path
 
 
+class QuotaError(ArgumentError):
+    """Quotas of tenants are over 100 %, or a tenant that no setting names asks for a share."""
+
+
+class TransformError(ArgumentError):
+    """A kernel cannot be cut into blocks that are claimed one by one; it can run whole.
+
+    Parameters
+    ----------
+    construct : str, optional
+        What stands in the way.
+    line : int, optional
+        Where, in the kernel's file.
+    """
+
+    def __init__(
+        self, message: str, *, name: str | None = None, construct: str | None = None, line: int | None = None
+    ) -> None:
+        super().__init__(message, name=name)
+        self.construct = construct
+        self.line = line
+
+
+class SchedulerError(WarpwellError, RuntimeError):
+    """A scheduler could not carry a task out.
+
+    Parameters
+    ----------
+    task : str, optional
+        The task's name.
+    """
+
+    def __init__(self, message: str, *, task: str | None = None) -> None:
+        super().__init__(message)
+        self.task = task
+
+
+class TaskLostError(SchedulerError):
+    """The device or the process that ran a task died, and its input is gone with it."""
+
+
+class TaskMemoryError(SchedulerError, MemoryError):
+    """A task is larger than the device's memory, or than its tenant's part of it."""
+
+
+class ServiceError(SchedulerError, ConnectionError):
+    """A scheduler service does not answer, or refused the call."""
+
+
 class KernelError(WarpwellError, RuntimeError):
     """A kernel latched an error; results of that launch are not to be used.
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
     array : str, optional
         Name of the array, its path where it has one.
     kernel : str, optional
@@ -374,10 +405,6 @@ class IndexRangeError(KernelError, IndexError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
-    array, kernel : str, optional
-        As in `KernelError`.
     index : int, optional
         The index, flattened in C order where the array has several dimensions.
     size : int, optional
@@ -403,10 +430,6 @@ class MediumError(KernelError, OSError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
-    array, kernel : str, optional
-        As in `KernelError`.
     page : int, optional
         Page of the array.
     lba : int, optional
@@ -437,10 +460,6 @@ class StallError(KernelError, TimeoutError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
-    array, kernel : str, optional
-        As in `KernelError`.
     seconds : float, optional
         How long nothing moved.
     """
@@ -463,10 +482,6 @@ class PinError(KernelError):
 
     Parameters
     ----------
-    message : str
-        What happened, and what to do next.
-    array, kernel : str, optional
-        As in `KernelError`.
     page : int, optional
         Page of the array.
     """

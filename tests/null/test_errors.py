@@ -35,6 +35,12 @@ BUILTIN = {
     "ForkError": ValueError,
     "KeyMissingError": KeyError,
     "StoreFailedError": OSError,
+    "QuotaError": ValueError,
+    "TransformError": ValueError,
+    "SchedulerError": RuntimeError,
+    "TaskLostError": RuntimeError,
+    "TaskMemoryError": MemoryError,
+    "ServiceError": ConnectionError,
 }
 
 EXAMPLES = [
@@ -58,6 +64,12 @@ EXAMPLES = [
     errors.ForkError("m", path="a.kv"),
     errors.KeyMissingError("m", key=b"k"),
     errors.StoreFailedError("m", path="a.kv", code=28),
+    errors.QuotaError("m", name="quota"),
+    errors.TransformError("m", name="kernel", construct="barrier", line=3),
+    errors.SchedulerError("m", task="t"),
+    errors.TaskLostError("m", task="t"),
+    errors.TaskMemoryError("m", task="t"),
+    errors.ServiceError("m", task="t"),
 ]
 
 
