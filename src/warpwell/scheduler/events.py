@@ -39,10 +39,17 @@ class Event:
 
 
 class Log:
-    """Events in order; equal for equal input and seed."""
+    """Events in order; equal for equal input and seed.
+
+    Attributes
+    ----------
+    about : dict
+        What was run, as plain data: policy, rates, seed, device. The first line of a file, where there is something.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.about: dict[str, Any] = {}
 
     def add(self, event: Event) -> None:
         """Append an event."""
@@ -55,7 +62,9 @@ class Log:
         return len(self.events)
 
     def write(self, stream: TextIO) -> None:
-        """Write one JSON object a line."""
+        """Write one JSON object a line; the first is ``{"about": ...}`` where `about` is not empty."""
+        if self.about:
+            stream.write(json.dumps({"about": self.about}, sort_keys=True) + "\n")
         for event in self.events:
             stream.write(json.dumps(event.__dict__, sort_keys=True) + "\n")
 
@@ -65,5 +74,9 @@ class Log:
         log = cls()
         for line in lines:
             if line.strip():
-                log.add(Event(**json.loads(line)))
+                fields = json.loads(line)
+                if "about" in fields:
+                    log.about = fields["about"]
+                else:
+                    log.add(Event(**fields))
         return log
