@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .task import Job, Placement
+from .task import Job, Placement, Profile, Task
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Capacity:
         Name of each partition made at start, and its processors.
     clock : float
         Cycles a second, for formulas in cycles.
+    modes : tuple of str
+        Ways to preempt that the executor knows: of "drain", "flush", "switch".
     """
 
     processors: int = 132
@@ -35,6 +37,7 @@ class Capacity:
     memory: int = 80 << 30
     partitions: dict[str, int] | None = None
     clock: float = 1.755e9
+    modes: tuple[str, ...] = ("drain", "flush")
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,10 @@ class Stopped:
 class Executor(ABC):
     """Runs tasks. Calls return at once; what became of them comes out of `poll`.
 
-    A job is launched when it is new or has stopped, and never while it runs. Each launch ends with exactly one `Ended`
-    or `Stopped`. Only the thread of the scheduler calls these methods.
+    A job is launched when it is new or has stopped, and never while it runs (`SchedulerError`). Each launch ends with
+    exactly one `Ended` or `Stopped`; one that was asked to leave while its last blocks ran has `Ended`. A quota has at
+    least one worker (`ArgumentError`: preempt a task that is to have none). Only the thread of the scheduler calls
+    these methods, but for `wake`. `ExecutorConformance` in `warpwell.testing` checks all of it.
     """
 
     @property
@@ -74,7 +79,12 @@ class Executor(ABC):
 
     @abstractmethod
     def preempt(self, job: Job, mode: str = "drain") -> None:
-        """Ask a running job to leave: "drain" (blocks that run end), "flush" (they are dropped), "switch" (saved)."""
+        """Ask a running job to leave: "drain" (blocks that run end), "flush" (they are dropped), "switch" (saved).
+
+        A mode that the executor does not have, or that the task does not allow (flush where it is not idempotent), is
+        a drain. A job that runs whole (``placement.plain``) does not leave: its `Ended` comes when it is done. Asking
+        twice is asking once.
+        """
 
     @abstractmethod
     def resize(self, job: Job, workers: int | None) -> None:
@@ -83,6 +93,31 @@ class Executor(ABC):
     @abstractmethod
     def progress(self, job: Job) -> int:
         """Return how many blocks have ended."""
+
+    def claimed(self, job: Job) -> int:
+        """Return how many blocks have begun; equal to `progress` where none runs, or where that is not known.
+
+        The watchdog asks: a job with a block in hand that begins none and ends none for a long time is stuck.
+        """
+        return self.progress(job)
+
+    def discard(self, job: Job) -> None:  # noqa: B027 - a simulation holds nothing
+        """Forget a job that has stopped and will not be launched again (cancelled): give back what it holds."""
+
+    def abandon(self, job: Job, error: BaseException) -> None:
+        """Give up a running job that is stuck: it ends at once with ``Ended(error)``, and its workers count no more.
+
+        Raises
+        ------
+        TaskLostError
+            The workers cannot be had back without the device (a GPU): nothing that runs on it will end.
+        """
+        from .. import errors
+
+        raise errors.TaskLostError(
+            f"task {job.task.name!r} is stuck, and this device cannot stop it: restart the process that owns the device",
+            task=job.task.name,
+        ) from error
 
     @abstractmethod
     def cost(self, victim: Job, stays: Sequence[Job]) -> float:
@@ -98,7 +133,17 @@ class Executor(ABC):
 
     @abstractmethod
     def wait(self, until: float | None) -> None:
-        """Return when `poll` has something to say, or at time `until`. With None, wait for an event, if one is due."""
+        """Return when `poll` has something to say, or at time `until`. With None, wait for an event, if one is due.
+
+        It also returns, perhaps a little later, after `wake`.
+        """
+
+    def wake(self) -> None:  # noqa: B027 - virtual time does not wait
+        """Make `wait` return soon, now or when it is next called. Any thread may call it."""
+
+    def truth(self, task: Task) -> Profile:
+        """Return what a task is really like: what policies with perfect prediction see. Only a simulation knows more."""
+        return task.profile
 
     def close(self) -> None:  # noqa: B027 - a simulation holds nothing
         """Stop everything and give the device back."""

@@ -101,6 +101,9 @@ class Task:
         are among the arguments.
     size : dict
         Names and numbers that say how large the input is: features of the predictor.
+    whole : str
+        Why the kernel cannot be cut into blocks, empty where it can: it then runs whole (``placement.plain``), cannot be
+        preempted, and the log has this text (``why["whole"]`` of its "launch").
     number : int
         Given by the scheduler, in order of submission.
     """
@@ -116,6 +119,7 @@ class Task:
     memory: int = 0
     idempotent: bool = False
     size: dict[str, float] = field(default_factory=dict)
+    whole: str = ""
     number: int = -1
 
     def __post_init__(self) -> None:
@@ -193,6 +197,8 @@ class Job:
     preemptions : int
     placement : Placement or None
         Where it runs; None while it waits.
+    number : int
+        Its place in the order of submission: what logs call it, and what ties are broken by.
     """
 
     task: Task
@@ -207,6 +213,7 @@ class Job:
     preemptions: int = 0
     placement: Placement | None = None
     error: BaseException | None = None
+    number: int = -1
 
     @property
     def waits(self) -> bool:
