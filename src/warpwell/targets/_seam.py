@@ -67,6 +67,10 @@ class Seam:
 
         self._extending.overload(function, strict=False)(implementation)
 
+    def overload(self, stub: Callable[..., Any], **options: Any) -> Any:
+        """Give a stub a body in Python, chosen by the types of its arguments (Numba's `overload`)."""
+        return self._extending.overload(stub, strict=False, prefer_literal=True, **options)
+
     def primitive(self, stub: Callable[..., Any]) -> Callable[..., Any]:
         """Give a stub its compiled body: a decorator for ``(typingctx, *types) -> (signature, codegen)``."""
 

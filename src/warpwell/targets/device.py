@@ -62,6 +62,7 @@ def seam_for(target: str) -> Any:
     if target not in _seams:
         module = importlib.import_module(f"{__package__}._{target}")
         _seams[target] = module.seam
+        importlib.import_module(f"{__package__}._{target}_blocks")
         for kind, args in _registered:
             getattr(module.seam, kind)(*args)
     return _seams[target]

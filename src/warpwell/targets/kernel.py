@@ -48,10 +48,15 @@ class Kernel:
         Device code. It finds its index with ``ww.grid(1)`` (``ww.grid(2)`` and ``(3)`` for launch shapes).
     """
 
-    def __init__(self, function: Callable[..., Any], *, max_registers: int | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, max_registers: int | None = None, block: int | None = None
+    ) -> None:
+        if block is not None and not (1 <= block <= 1024 and block % 32 == 0):
+            raise errors.ArgumentError(f"a block of {block} threads: give a multiple of 32, at most 1024", name="block")
         functools.update_wrapper(self, function)
         self.function = function
         self.max_registers = max_registers
+        self.block = block
         self.compiled: dict[Any, Any] = {}
         mark_device(function)
 
@@ -124,13 +129,14 @@ class Launch:
                 done = _runner(target)(self, values, total, [*participants, *aborts])
         finally:
             if done is None:
-                _finish(begun)
+                finish(begun)
         if done is not None:
             for argument in participants:
                 argument.launch_continues(done)
 
 
-def _finish(participants: Sequence[KernelArgument]) -> None:
+def finish(participants: Sequence[KernelArgument]) -> None:
+    """Tell every argument that its launch has ended; raise the first failure that one reports."""
     first: BaseException | None = None
     for argument in participants:
         try:
@@ -171,7 +177,9 @@ def _run_interp(
     )  # fmt: skip
 
 
-def kernel(function: Callable[..., Any] | None = None, *, max_registers: int | None = None) -> Any:
+def kernel(
+    function: Callable[..., Any] | None = None, *, max_registers: int | None = None, block: int | None = None
+) -> Any:
     """Make a kernel of a plain Python function (a decorator).
 
     Parameters
@@ -180,6 +188,9 @@ def kernel(function: Callable[..., Any] | None = None, *, max_registers: int | N
         Device code; see `Kernel`.
     max_registers : int, optional
         Upper bound of registers a thread on `cuda`.
+    block : int, optional
+        Threads of a block, on `cuda`, of a block kernel: it is launched over blocks, and finds its place with
+        `block_index` and `thread_index` (see `warpwell.targets.block`).
 
     Examples
     --------
@@ -192,8 +203,8 @@ def kernel(function: Callable[..., Any] | None = None, *, max_registers: int | N
     [0, 2, 4, 6]
     """
     if function is None:
-        return functools.partial(kernel, max_registers=max_registers)
-    return Kernel(function, max_registers=max_registers)
+        return functools.partial(kernel, max_registers=max_registers, block=block)
+    return Kernel(function, max_registers=max_registers, block=block)
 
 
 def device_of(args: Sequence[Any]) -> str:

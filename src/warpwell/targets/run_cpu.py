@@ -70,7 +70,7 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     contexts[:, 1 : 1 + len(launch.shape)] = launch.shape
     if len(launch.shape) == 1:
         contexts[:, 1] = total
-    arguments = [np.asarray(v) if _foreign(v) else v for v in values]
+    arguments = [np.asarray(v) if foreign(v) else v for v in values]
     # here, not in the workers: one compilation, and a typing error is raised once
     signature = tuple(typeof(v) for v in (0, 0, 0, 0, *arguments))
     if signature not in driver.overloads:
@@ -106,7 +106,8 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
         raise failures[0]
 
 
-def _foreign(value: Any) -> bool:
+def foreign(value: Any) -> bool:
+    """Tell whether a value is an array of another library in host memory."""
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
 
 

@@ -32,7 +32,12 @@ def {name}(extent0, extent1, extent2{parameters}):
         function({arguments})
 """
 
-_INSIDE = {
+_BLOCK_WRAPPER = """
+def {name}(extent0, extent1, extent2{parameters}):
+    function({arguments})
+"""
+
+INSIDE = {
     1: "index < extent0",
     2: "index[0] < extent0 and index[1] < extent1",
     3: "index[0] < extent0 and index[1] < extent1 and index[2] < extent2",
@@ -64,8 +69,8 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> Callab
     dims = len(launch.shape)
     kernel = compiled(launch.kernel, dims, len(values))
     extents = (*launch.shape, 1, 1)[:3]
-    blocks, threads = _configuration(launch.shape)
-    if not isinstance(blocks, int) and max(blocks[1:]) > 65535:
+    blocks, threads = configuration(launch.shape, launch.kernel.block)
+    if max(blocks[1:], default=0) > 65535:
         raise errors.ArgumentError(
             f"launch shape {launch.shape} has too many outer blocks for a GPU: put the longest dimension last"
         )
@@ -132,18 +137,21 @@ def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
     cc : (int, int)
         Compute capability.
     """
+    return ptx_of(_wrapper(kernel, dims, len(argument_types)), 3, argument_types, cc)
+
+
+def ptx_of(function: Any, words: int, argument_types: tuple[Any, ...], cc: tuple[int, int]) -> str:
+    """Return the PTX of a generated kernel whose first parameters are `words` integers."""
     from numba import cuda, types
     from numba.cuda.typing.typeof import typeof
 
     seam_for("cuda")
-    signature = [types.int64] * 3
+    signature = [types.int64] * words
     for example in argument_types:
         signature.append(example if isinstance(example, types.Type) else typeof(example))
 
     with without_gpu(cc):
-        text, _result = cuda.compile(
-            _wrapper(kernel, dims, len(argument_types)), types.void(*signature), cc=cc, device=False, abi="numba"
-        )
+        text, _result = cuda.compile(function, types.void(*signature), cc=cc, device=False, abi="numba")
     return str(text)
 
 
@@ -171,10 +179,10 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
     seam_for("cuda")
     names = [f"argument{k}" for k in range(count)]
     name = f"warpwell_{kernel.__name__}"
-    source = _WRAPPER.format(
+    source = (_WRAPPER if kernel.block is None else _BLOCK_WRAPPER).format(
         name=name,
         dims=dims,
-        inside=_INSIDE[dims],
+        inside=INSIDE[dims],
         parameters="".join(f", {n}" for n in names),
         arguments=", ".join(names),
     )
@@ -183,9 +191,14 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
     return scope[name]
 
 
-def _configuration(shape: tuple[int, ...]) -> tuple[Any, Any]:
+def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return blocks and threads of a launch, x first; `block` are the threads of a block kernel."""
+    if block is not None:
+        if len(shape) != 1:
+            raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
+        return shape, (block,)
     if len(shape) == 1:
-        return -(-shape[0] // BLOCK_THREADS), BLOCK_THREADS
+        return (-(-shape[0] // BLOCK_THREADS),), (BLOCK_THREADS,)
     threads = (32, 8) if len(shape) == 2 else (32, 4, 2)
     extents = shape[::-1]  # the last axis is CUDA's x
     return tuple(-(-n // t) for n, t in zip(extents, threads, strict=True)), threads

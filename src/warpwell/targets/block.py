@@ -1,0 +1,82 @@
+"""Block kernels: device functions that every thread of a block runs, with memory and barriers of the block.
+
+``@kernel(block=128)`` makes one; it is launched over a number of blocks. On `cuda` a block has that many threads; on
+`cpu` and `interp` it has one, so write loops that stride by `block_threads`: they run anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .atomics import current, grid
+
+
+def block_index() -> int:
+    """Return the index of the calling thread's block in the launch (any thread)."""
+    return int(current().grid(1))
+
+
+def thread_index() -> int:
+    """Return the index of the calling thread in its block (any thread)."""
+    return 0
+
+
+def block_threads() -> int:
+    """Return the number of threads of a block (any thread)."""
+    return 1
+
+
+def barrier() -> None:
+    """Wait until every thread of the block has come here (all threads of the block).
+
+    Orders what they did before with what they do after. A kernel in which some thread returns before a barrier that
+    others reach cannot be preempted at block ends: it runs in slices.
+    """
+
+
+def shared_array(shape: Any, dtype: Any) -> Any:
+    """Return an array that the threads of a block share (all threads; `shape` and `dtype` are constants).
+
+    Its items are not set, and are lost at the end of the block.
+    """
+    return np.empty(shape, dtype)
+
+
+# -- for generated code: an index that does not come from the hardware ---------------------------------------
+
+
+def virtual_grid(ndim: int) -> Any:
+    """Return `grid` of the block that the workers of a launch have claimed."""
+    return grid(ndim)
+
+
+def virtual_block_index() -> int:
+    """Return `block_index` of the block that the workers of a launch have claimed."""
+    return block_index()
+
+
+def set_virtual(x: int, y: int, z: int) -> None:
+    """Make (x, y, z) the block's index (one thread; a barrier must follow)."""
+    raise RuntimeError("set_virtual is compiled launch code")
+
+
+def own_block() -> int:
+    """Return the hardware's index of the block (any thread)."""
+    raise RuntimeError("own_block is compiled launch code")
+
+
+def put_claim(value: int) -> None:
+    """Leave a word for the block (one thread; a barrier must follow)."""
+    raise RuntimeError("put_claim is compiled launch code")
+
+
+def get_claim() -> int:
+    """Return the word that `put_claim` left (any thread, after a barrier)."""
+    raise RuntimeError("get_claim is compiled launch code")
+
+
+def add_relaxed(address: int, value: int) -> int:
+    """Add to a word and return what it was (thread; device scope, orders nothing)."""
+    raise RuntimeError("add_relaxed is compiled launch code")
