@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .executor import Capacity
-from .task import Job, Placement
+from .task import Job, Placement, Profile, State, Task
+from .waiting import Waiting
 
 
 class Rates(Protocol):
@@ -30,8 +31,9 @@ class View:
     now : float
     running : list of Job
         In the order of residency (launched first, first). STOPPING ones are among them until they have left.
-    waiting : list of Job
-        Heads of requests that could be launched, in order of arrival; preempted ones are among them.
+    waiting : Waiting
+        Heads of requests that could be launched, in order of arrival; preempted ones are among them. `Waiting.heads`
+        has the first of each of the policy's buckets, so that nobody needs to look at hundreds.
     limit : int
         Kernels that may run at the same time.
     rates : Rates
@@ -42,17 +44,20 @@ class View:
         Bytes that admitted tasks leave. The scheduler itself keeps a task that does not fit from being launched.
     tenants : mapping
         Settings of each tenant (`warpwell.scheduler.tenants`): weight, quota, and use so far.
+    truth : callable or None
+        ``truth(task)``: its profile without errors of prediction (`Executor.truth`), for policies that are `perfect`.
     """
 
     now: float
     running: list[Job]
-    waiting: list[Job]
+    waiting: Waiting
     limit: int
     rates: Rates
     cost: Callable[[Job, Sequence[Job]], float]
     capacity: Capacity
     free_memory: int
     tenants: Mapping[str, Any]
+    truth: Callable[[Task], Profile] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,13 +108,30 @@ class Policy(ABC):
         As ``--policy`` has it.
     starves : bool
         Whether a task may wait forever under it (`source` alone, and what says so).
+    conserves : bool
+        Whether it fills a free place whenever something waits that may be launched. All keep an idle device busy.
+    watches : bool
+        Whether `Job.done` of what runs is to be brought up to date before each decision.
+    perfect : bool
+        Whether it sees true profiles instead of predicted ones.
     period : float or None
         Seconds between decisions without an event (aging, slices).
     """
 
     name: str
     starves: bool = False
+    conserves: bool = True
+    watches: bool = False
+    perfect: bool = False
     period: float | None = None
+
+    def bucket(self, job: Job) -> Hashable:
+        """Return the part of the waiting list that a job belongs to: in a part, only the first may be chosen."""
+        return job.task.profile.kind, job.state is State.PREEMPTED
+
+    def key(self, job: Job) -> float:
+        """Return what a bucket is sorted by, smallest first; ties by number. It must not change while a job waits."""
+        return job.arrival
 
     @abstractmethod
     def decide(self, view: View) -> list[Decision]:

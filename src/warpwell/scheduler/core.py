@@ -1,0 +1,425 @@
+"""Core: carries out what a policy decides, keeps places, memory and quotas, and writes the log."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .. import errors
+from .events import Event, Log
+from .executor import Ended, Executor, Stopped
+from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
+from .task import Job, Request, State
+from .tenants import Account, Tenant, Tenants
+from .waiting import Waiting
+
+
+class Core:
+    """A scheduler without a clock, threads or random numbers: time comes from the executor.
+
+    ``step`` is called when something was submitted, when the executor has something to say, and at the time that the
+    last step returned. Equal requests on an equal executor give an equal log.
+
+    A task that fails or is cancelled frees its place and memory and ends its request: later tasks of it are
+    cancelled. All other tasks go on.
+
+    Parameters
+    ----------
+    executor : Executor
+    policy : Policy or str
+        Or a name in `warpwell.scheduler.policies.POLICIES`.
+    limit : int
+        Kernels that may run at the same time.
+    rates : Rates, optional
+        Estimates of how fast kernels run together. By default the class table of `warpwell.scheduler.rates`.
+    tenants : mapping or iterable, optional
+        Settings of tenants; see `Tenants`.
+    log : Log, optional
+        What to write to.
+    patience : int
+        How many tasks may be admitted past one that does not fit the memory, before memory is kept free for it.
+    keep : bool
+        Whether `jobs` keeps those that have ended.
+
+    Attributes
+    ----------
+    running : list of Job
+        In the order of residency.
+    log : Log
+    tenants : Tenants
+    free_memory : int
+        Bytes that admitted tasks leave.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        policy: Policy | str,
+        *,
+        limit: int = 2,
+        rates: Rates | None = None,
+        tenants: Mapping[str, Any] | Iterable[Tenant] | None = None,
+        log: Log | None = None,
+        patience: int = 64,
+        keep: bool = True,
+    ) -> None:
+        if limit < 1:
+            raise errors.ArgumentError(f"limit is {limit}: at least one kernel must be able to run", name="limit")
+        if isinstance(policy, str):
+            from .policies import policy as named
+
+            policy = named(policy)
+        if rates is None:
+            from .rates import ClassTable
+
+            rates = ClassTable()
+        self.executor = executor
+        self.policy = policy
+        self.limit = limit
+        self.log = Log() if log is None else log
+        self.tenants = Tenants(executor.capacity, tenants)
+        self.running: list[Job] = []
+        self.free_memory = executor.capacity.memory
+        self._patience = patience
+        self._keep = keep
+        self._jobs: dict[int, Job] = {}
+        self._number = 0
+        self._arrivals: list[tuple[float, int, Job]] = []
+        self._next: dict[Job, Job] = {}
+        self._cancelling: set[Job] = set()
+        self._admitted: set[Job] = set()
+        self._crowded: dict[Job, int] = {}
+        self._barred: frozenset[str] = frozenset()
+        self._held: tuple[int, ...] = ()
+        self._queue = Waiting(policy.bucket, policy.key, self._allowed)
+        self._view = View(
+            executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
+            self.free_memory, self.tenants, executor.truth,
+        )  # fmt: skip
+
+    @property
+    def waiting(self) -> list[Job]:
+        """Jobs that wait to be launched, or launched again, in order of arrival."""
+        return self._queue.everything
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs in order of submission; without `keep`, those that have not ended."""
+        return list(self._jobs.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs, waits or is still to arrive."""
+        return bool(self.running or self._queue.count or self._arrivals)
+
+    def submit(self, request: Request) -> list[Job]:
+        """Take a request in. Its first task arrives at ``request.arrival``, each other one when that before it ends.
+
+        Returns
+        -------
+        list of Job
+            One a task.
+
+        Raises
+        ------
+        TaskMemoryError
+            A task is larger than the device's memory or than its tenant's quota. Nothing of the request is taken in.
+        QuotaError
+            There are settings of tenants, and none names this one.
+        """
+        for task in request.tasks:
+            account = self.tenants.account(task.tenant)
+            bounds = ((self.executor.capacity.memory, "the device has"), (account.memory, "its tenant may hold"))
+            for bytes_, whose in bounds:
+                if bytes_ is not None and task.memory > bytes_:
+                    why = {"rule": "memory", "bytes": task.memory, "most": bytes_}
+                    self.log.add(Event(self.executor.now(), "reject", self._number, task.name, task.tenant, why))
+                    raise errors.TaskMemoryError(
+                        f"task {task.name!r} needs {task.memory} bytes and {whose} {bytes_}: make it smaller, or "
+                        "split it",
+                        task=task.name,
+                    )
+        jobs: list[Job] = []
+        for task in request.tasks:
+            job = Job(task, request, request.arrival, number=self._number)
+            task.number = self._number
+            self._jobs[self._number] = job
+            self._number += 1
+            if jobs:
+                self._next[jobs[-1]] = job
+            jobs.append(job)
+        heapq.heappush(self._arrivals, (request.arrival, jobs[0].number, jobs[0]))
+        return jobs
+
+    def step(self) -> float | None:
+        """See what has happened and let the policy decide, until it decides nothing more.
+
+        Returns
+        -------
+        float or None
+            The time at which to call again although nothing happened; None: at the next event.
+        """
+        executor = self.executor
+        for event in executor.poll():
+            self._arrive_until(event.time)
+            self._happened(event)
+        now = executor.now()
+        arrivals = self._arrivals
+        self._arrive_until(now)
+        self.tenants.charge(self.running, now)
+        if self._queue.count:
+            self._decide(now)
+        times = []
+        if arrivals:
+            times.append(arrivals[0][0])
+        if self._queue.count:
+            if self.policy.period is not None:
+                times.append(now + self.policy.period)
+            if self._barred:
+                wake = self.tenants.wake(now)
+                if wake is not None:
+                    times.append(wake)
+        return min(times, default=None)
+
+    def cancel(self, job: Job) -> bool:
+        """End a job, and with it its request. One that runs is asked to leave, and ended when it has.
+
+        Returns
+        -------
+        bool
+            False if it has ended already. A job whose last block ends while it is asked to leave is done, all the same.
+        """
+        now = self.executor.now()
+        if job.state in (State.DONE, State.FAILED, State.CANCELLED):
+            return False
+        if job.state in (State.RUNNING, State.STOPPING):
+            self._cancelling.add(job)
+            self._drop_rest(job, now, {"rule": "cancelled before it", "by": job.number})
+            if job.state is State.RUNNING and not (job.placement and job.placement.plain):
+                self._leave(job, now, "drain", {"rule": "cancelled"})
+            return True
+        if job in self._queue:
+            self._queue.remove(job)
+            self.tenants[job.task.tenant].waiting -= 1
+        else:
+            self._arrivals = [entry for entry in self._arrivals if entry[2] is not job]
+            heapq.heapify(self._arrivals)
+            before = next((j for j, n in self._next.items() if n is job), None)
+            if before is not None:
+                del self._next[before]
+        self._finish(job, now, State.CANCELLED, None, {"rule": "asked"})
+        return True
+
+    # -- what happens --------------------------------------------------------------------------------------
+    def _arrive_until(self, time: float) -> None:
+        arrivals = self._arrivals
+        while arrivals and arrivals[0][0] <= time:
+            self._arrive(heapq.heappop(arrivals)[2])
+
+    def _arrive(self, job: Job) -> None:
+        job.since = job.arrival
+        task = job.task
+        self.tenants.wants(self.tenants[task.tenant])
+        self._queue.add(job)
+        self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant))
+
+    def _happened(self, event: Ended | Stopped) -> None:
+        job, time = event.job, event.time
+        self.tenants.charge(self.running, time)
+        self.running.remove(job)
+        account = self.tenants[job.task.tenant]
+        account.running -= 1
+        job.ran += time - job.since
+        job.since = time
+        job.placement = None
+        if isinstance(event, Stopped):
+            job.done = event.done
+            why = {"done": event.done, "wasted": event.wasted}
+            self._write(time, "stop", job, why)
+            if job in self._cancelling:
+                self._finish(job, time, State.CANCELLED, None, {"rule": "asked"})
+                return
+            job.state = State.PREEMPTED
+            job.preemptions += 1
+            self.tenants.wants(account)
+            self._queue.add(job)
+        elif event.error is not None:
+            self._finish(job, time, State.FAILED, event.error, {"error": repr(event.error)})
+        else:
+            job.done = job.task.blocks
+            self._finish(job, time, State.DONE, None, {"ran": job.ran, "preemptions": job.preemptions})
+
+    def _finish(self, job: Job, time: float, state: State, error: BaseException | None, why: dict[str, Any]) -> None:
+        """End a job that is in no list any more; go on with its request, or end that too."""
+        job.state = state
+        job.since = job.ended = time
+        job.error = error
+        task = job.task
+        if job in self._admitted:
+            self._admitted.remove(job)
+            self.free_memory += task.memory
+            self.tenants[task.tenant].held -= task.memory
+        self._crowded.pop(job, None)
+        self._cancelling.discard(job)
+        if not self._keep:
+            del self._jobs[job.number]
+        if state is State.DONE:
+            self._write(time, "end", job, why)
+            self.policy.ended(job, time)
+            following = self._next.pop(job, None)
+            if following is not None:
+                following.arrival = time
+                self._arrive(following)
+            return
+        if state is State.CANCELLED:
+            kind = "cancel"
+        else:
+            kind = "lost" if isinstance(error, errors.TaskLostError) else "fail"
+        self._write(time, kind, job, why)
+        self.policy.ended(job, time)
+        self._drop_rest(job, time, {"rule": f"{state.value} before it", "by": job.number})
+
+    def _drop_rest(self, job: Job, time: float, why: dict[str, Any]) -> None:
+        following = self._next.pop(job, None)
+        while following is not None:
+            following.state = State.CANCELLED
+            following.since = following.ended = time
+            if not self._keep:
+                del self._jobs[following.number]
+            self._write(time, "cancel", following, why)
+            following = self._next.pop(following, None)
+
+    # -- what is decided -----------------------------------------------------------------------------------
+    def _decide(self, now: float) -> None:
+        view, policy = self._view, self.policy
+        view.now = now
+        if policy.watches:
+            for job in self.running:
+                job.done = self.executor.progress(job)
+        again, spare = True, False
+        while self._queue.count:
+            if not again:
+                # Places that nobody within a quota takes go to those who may burst.
+                if spare or not self._barred or len(self.running) >= self.limit:
+                    break
+                spare = True
+            view.free_memory = self.free_memory
+            self._barred = self.tenants.barred(spare)
+            again = False
+            for decision in policy.decide(view):
+                if isinstance(decision, Launch):
+                    again |= self._launch(decision, now)
+                elif isinstance(decision, Preempt):
+                    self._preempt(decision, now)
+                elif isinstance(decision, Resize):
+                    self._resize(decision, now)
+                else:
+                    self._hold(decision, now)
+
+    def _launch(self, decision: Launch, now: float) -> bool:
+        job, placement = decision.job, decision.placement
+        if job not in self._queue:
+            raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
+        if len(self.running) >= self.limit:
+            raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
+        if not self._allowed(job):
+            return False
+        task = job.task
+        self._queue.launched(job)
+        account = self.tenants[task.tenant]
+        account.waiting -= 1
+        if job not in self._admitted and task.memory:
+            self._admit(job, account)
+        why = decision.why
+        if placement.workers is not None or placement.partition is not None or placement.plain:
+            why = {**why, "workers": placement.workers, "partition": placement.partition, "plain": placement.plain}
+        job.placement = placement
+        try:
+            self.executor.launch(job, placement)
+        except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
+            job.placement = None
+            self._finish(job, now, State.FAILED, error, {"error": repr(error)})
+            return True
+        job.state = State.RUNNING
+        job.since = now
+        if job.started is None:
+            job.started = now
+        account.running += 1
+        self.running.append(job)
+        self._write(now, "launch", job, why)
+        return True
+
+    def _preempt(self, decision: Preempt, now: float) -> None:
+        job = decision.job
+        if job.state is not State.RUNNING:
+            raise self._wrong(f"preempted {job.task.name!r}, which is {job.state.value}")
+        if job.placement is not None and job.placement.plain:
+            raise self._wrong(f"preempted {job.task.name!r}, which was launched plain")
+        newcomer = decision.newcomer
+        self._leave(job, now, decision.mode, {**decision.why, "for": None if newcomer is None else newcomer.number})
+
+    def _leave(self, job: Job, now: float, mode: str, why: dict[str, Any]) -> None:
+        job.state = State.STOPPING
+        job.ran += now - job.since
+        job.since = now
+        self._write(now, "preempt", job, {**why, "mode": mode})
+        self.executor.preempt(job, mode)
+
+    def _resize(self, decision: Resize, now: float) -> None:
+        job, placement = decision.job, decision.job.placement
+        if placement is None or job.state is not State.RUNNING or placement.workers == decision.workers:
+            return
+        job.placement = type(placement)(decision.workers, placement.partition, placement.priority, placement.plain)
+        self._write(now, "resize", job, {**decision.why, "workers": decision.workers})
+        self.executor.resize(job, decision.workers)
+
+    def _hold(self, decision: Hold, now: float) -> None:
+        """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""
+        key = (decision.job.number, *(job.number for job in self.running))
+        if key != self._held:
+            self._held = key
+            self._write(now, "hold", decision.job, decision.why)
+
+    # -- memory and quotas ---------------------------------------------------------------------------------
+    def _allowed(self, job: Job) -> bool:
+        """Whether a job may be launched now: its tenant is within its quota, and its memory is there."""
+        task = job.task
+        if self._barred and task.tenant in self._barred:
+            return False
+        if not task.memory or job in self._admitted:
+            return True
+        account = self.tenants[task.tenant]
+        most = account.memory
+        if task.memory > self.free_memory or (most is not None and account.held + task.memory > most):
+            self._crowded.setdefault(job, 0)
+            return False
+        # One that others were admitted past too often gets the next memory: nobody new is admitted before it.
+        for other, passed in self._crowded.items():
+            if passed >= self._patience and other is not job and self._stands_in_the_way(job, other):
+                return False
+        return True
+
+    def _stands_in_the_way(self, job: Job, other: Job) -> bool:
+        """Whether admitting a job takes memory that an older one needs: of its tenant's quota, or of the device."""
+        if (other.arrival, other.number) > (job.arrival, job.number):
+            return False
+        account = self.tenants[other.task.tenant]
+        if account.memory is not None and account.held + other.task.memory > account.memory:
+            return job.task.tenant == other.task.tenant
+        return True
+
+    def _admit(self, job: Job, account: Account) -> None:
+        self._admitted.add(job)
+        self.free_memory -= job.task.memory
+        account.held += job.task.memory
+        self._crowded.pop(job, None)
+        for other in self._crowded:
+            if self._stands_in_the_way(job, other):
+                self._crowded[other] += 1
+
+    def _write(self, time: float, kind: str, job: Job, why: dict[str, Any]) -> None:
+        self.log.add(Event(time, kind, job.number, job.task.name, job.task.tenant, why))
+
+    def _wrong(self, what: str) -> errors.SchedulerError:
+        return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")

@@ -1,0 +1,57 @@
+"""Policies by name; see `policy`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ... import errors
+from ..policy import Policy
+from .order import FirstCome, LeftOver
+from .source import Source
+
+
+def _oracle(**options: Any) -> Policy:
+    made: Policy = importlib.import_module(".oracle", __package__).Oracle(**options)
+    return made
+
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "first-come": FirstCome,
+    "left-over": LeftOver,
+    "source": Source,
+    "source-no-preemption": partial(Source, preempts=False, name="source-no-preemption"),
+    "source-no-pairing": partial(Source, pairs=False, name="source-no-pairing"),
+    "source-no-cost": partial(Source, costs=False, name="source-no-cost"),
+    "source-perfect": partial(Source, perfect=True, name="source-perfect"),
+    "oracle": _oracle,
+}
+"""What makes each policy; options are keywords of its class."""
+
+
+def policy(name: str, **options: Any) -> Policy:
+    """Make a policy.
+
+    Parameters
+    ----------
+    name : str
+        One of `POLICIES`.
+    **options
+        Parameters of its class.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such policy, or it has no such option.
+    """
+    make = POLICIES.get(name)
+    if make is None:
+        raise errors.ArgumentError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}", name="policy")
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise errors.ArgumentError(
+            f"policy {name!r}: {error}; see the parameters of its class", name="policy"
+        ) from error

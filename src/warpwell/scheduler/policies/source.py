@@ -1,0 +1,183 @@
+"""Source: the rule of the source, point by point (``docs/scheduler.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from ..decision import SOURCE, SourceModel, gain, together, worth
+from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
+from ..task import Job, Placement, State
+from .sharing import Sight, demand, preemptible, quota, rank, room, stopping
+
+
+class Source(Policy):
+    """The source's rule.
+
+    Below the limit, the kernel that makes the best combination with those running is launched, a preempted one first
+    among equals, then the oldest. It takes what is free, and part of what runs makes room for it (no cost test). At
+    the limit, a kernel that would make a better combination replaces a running one if `worth` says so; then all
+    blocks of that one go, and the other runs on untouched.
+
+    The rule has no aging: a kernel whose class makes the worse combination may wait forever.
+
+    Parameters
+    ----------
+    model : SourceModel, optional
+        Decay rates. Costs are what the executor says: a simulation, the source's formula.
+    preempts, pairs, costs : bool
+        False leaves a part of the rule out: no preemption at the limit; no pairing (order: preempted first, then
+        arrival); no test of the cost.
+    perfect : bool
+        True profiles instead of predicted ones, where the executor knows them.
+    mode : str
+        How to preempt: "switch" where the executor has it, otherwise "drain". None chooses so.
+    """
+
+    name = "source"
+    starves = True
+    watches = True
+
+    def __init__(
+        self,
+        *,
+        model: SourceModel = SOURCE,
+        preempts: bool = True,
+        pairs: bool = True,
+        costs: bool = True,
+        perfect: bool = False,
+        mode: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.model = model
+        self.preempts = preempts
+        self.pairs = pairs
+        self.costs = costs
+        self.perfect = perfect
+        self.mode = mode
+        self.name = name or self.name
+        self._sight = Sight(perfect)
+
+    def bucket(self, job: Job) -> Hashable:
+        """By class, and preempted or new. (With perfect prediction the predicted class still sorts.)"""
+        return job.task.profile.kind, job.state is State.PREEMPTED
+
+    def ended(self, job: Job, now: float) -> None:
+        """Forget it."""
+        self._sight.ended(job)
+
+    def decide(self, view: View) -> list[Decision]:
+        """Launch below the limit, weigh a preemption at it."""
+        if len(view.running) < view.limit:
+            return self._fill(view)
+        if not self.preempts or stopping(view):
+            return []
+        return self._replace(view)
+
+    # -- below the limit -----------------------------------------------------------------------------------
+    def _order(self, view: View, stays: Sequence[Job], job: Job) -> tuple[Any, ...]:
+        """Sort key of a waiting job: its combination, then preempted before new, then arrival."""
+        place = rank(self._sight.profile(view, j).kind for j in (*stays, job)) if self.pairs else (0, 0)
+        return (*place, job.state is not State.PREEMPTED, job.arrival, job.number)
+
+    def _fill(self, view: View) -> list[Decision]:
+        running = view.running
+        jobs = view.waiting.heads()
+        if not jobs:
+            return []
+        job = min(jobs, key=lambda j: self._order(view, running, j)) if len(jobs) > 1 else jobs[0]
+        why = {"rule": "best combination", "beside": [j.number for j in running]}
+        return share(view, job, why)
+
+    # -- at the limit --------------------------------------------------------------------------------------
+    def _replace(self, view: View) -> list[Decision]:
+        running = view.running
+        sight = self._sight
+        now_rank = rank(sight.profile(view, j).kind for j in running)
+        jobs = view.waiting.heads()
+        if self.pairs:
+            choices = []
+            for victim in running:
+                if not preemptible(victim):
+                    continue
+                stays = [j for j in running if j is not victim]
+                for job in jobs:
+                    order = self._order(view, stays, job)
+                    if order[:2] < now_rank:
+                        choices.append((order, victim, stays, job))
+            if not choices:
+                return []
+            best = min(choice[0] for choice in choices)
+            choices = [choice for choice in choices if choice[0] == best]
+        else:
+            first = min(jobs, key=lambda j: self._order(view, (), j), default=None)
+            if first is None:
+                return []
+            choices = [((), v, [j for j in running if j is not v], first) for v in running if preemptible(v)]
+        weighed = [self._weigh(view, victim, stays, job) for _, victim, stays, job in choices]
+        if not weighed:
+            return []
+        # Two victims may make equal combinations: the one whose loss is worth more.
+        yes, why, victim, job = max(weighed, key=lambda w: (w[0], w[1].get("gain") or 0.0, -w[2].number))
+        if not yes:
+            return [Hold(job, why)]
+        return [Preempt(victim, self._mode(view), job, why)]
+
+    def _mode(self, view: View) -> str:
+        return self.mode or ("switch" if "switch" in view.capacity.modes else "drain")
+
+    def _weigh(self, view: View, victim: Job, stays: list[Job], job: Job) -> tuple[bool, dict[str, Any], Job, Job]:
+        sight, running = self._sight, view.running
+        why: dict[str, Any] = {"rule": "worth", "victim": victim.number, "newcomer": job.number}
+        if not self.costs:
+            return True, {**why, "rule": "no cost test"}, victim, job
+        rests = [sight.rest(view, j) for j in running]
+        known = [rest for rest in rests if rest is not None]
+        if len(known) < len(rests):
+            return False, {**why, "rule": "no prediction"}, victim, job
+        before = view.rates.together(sight.jobs(view, running), [j.placement or Placement() for j in running])
+        after = view.rates.together(sight.jobs(view, [*stays, job]), placed(view, [*stays, job]))
+        s0, s1 = sum(before), sum(after)
+        kept = [(n, sight.profile(view, j).kind) for n, j in zip(before, running, strict=True) if j is not victim]
+        n = sum(rate for rate, _ in kept)
+        # With one kernel that stays, d is its decay rate; with more, their mean by rate.
+        d = sum(rate * self.model.decay(kind) for rate, kind in kept) / n if n else 1.0
+        t = together(known, before)
+        c = view.cost(victim, stays)
+        yes = worth(s0, n, s1, t, c, d)
+        why.update(S0=s0, S1=s1, n=n, T=t, C=c, d=d, gain=gain(s0, n, s1, t, c, d))
+        return yes, why, victim, job
+
+
+def placed(view: View, jobs: Sequence[Job]) -> list[Placement]:
+    """Return placements of kernels that share every multiprocessor equally."""
+    if sum(demand(job) for job in jobs) <= 1.0:
+        return [Placement() for _ in jobs]
+    return [Placement(workers=quota(job, 1.0 / len(jobs), view.capacity)) for job in jobs]
+
+
+def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
+    """Launch a job beside those running: in what is free, and otherwise in an equal part that they make room for."""
+    running = view.running
+    free = 1.0 - sum(room(j) for j in running)
+    wants = demand(job)
+    if not running or wants <= free + 1e-12:
+        return [Launch(job, Placement(), why)]
+    part = max(free, 1.0 / (len(running) + 1))
+    left = (1.0 - part) / len(running)
+    decisions: list[Decision] = [
+        Resize(j, quota(j, left, view.capacity), {"rule": "makes room", "for": job.number})
+        for j in running
+        if preemptible(j) and room(j) > left
+    ]
+    decisions.append(Launch(job, Placement(workers=quota(job, part, view.capacity)), why))
+    return decisions
+
+
+def grow(view: View) -> list[Decision]:
+    """Give what has been left to those that run: the whole device to one that runs alone."""
+    if len(view.running) == 1:
+        job = view.running[0]
+        if preemptible(job) and job.placement is not None and job.placement.workers is not None:
+            return [Resize(job, None, {"rule": "alone"})]
+    return []

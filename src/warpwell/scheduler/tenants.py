@@ -1,0 +1,264 @@
+"""Tenants: who may use how much of a device, and what each has used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import errors
+from .executor import Capacity
+from .task import Job
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Settings of a tenant.
+
+    Attributes
+    ----------
+    name : str
+    weight : float
+        Policies that weigh tenants give twice the weight twice the SM-seconds while both want them.
+    share : float or None
+        Quota of SM-seconds as a fraction of the device, 0 to 1: in any `window` seconds, ``share * processors *
+        window``. None: no quota. A task that runs is not stopped for it; what it took too much is paid back by
+        waiting.
+    memory : float or None
+        Quota of bytes that its tasks hold, preempted ones too; up to 1, a fraction of the device's memory. None: no
+        quota.
+    burst : bool
+        Whether it may go over `share` while nobody who is within a quota waits.
+    priority : int
+        Added to the priority of its tasks.
+    window : float
+        Seconds that unused quota is kept for.
+    """
+
+    name: str
+    weight: float = 1.0
+    share: float | None = None
+    memory: float | None = None
+    burst: bool = True
+    priority: int = 0
+    window: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.weight > 0 and math.isfinite(self.weight)):
+            raise errors.ArgumentError(
+                f"weight of tenant {self.name!r} is {self.weight}: give more than 0", name="weight"
+            )
+        if self.share is not None and not 0 < self.share <= 1:
+            raise errors.QuotaError(
+                f"tenant {self.name!r} has a quota of {self.share:.0%} of the SM-seconds: give more than 0 and at "
+                "most 100 %",
+                name="share",
+            )
+        if self.memory is not None and not self.memory >= 0:
+            raise errors.QuotaError(
+                f"tenant {self.name!r} has a quota of {self.memory} bytes: give 0 or more", name="memory"
+            )
+        if not (self.window > 0 and math.isfinite(self.window)):
+            raise errors.ArgumentError(
+                f"window of tenant {self.name!r} is {self.window} s: give more than 0", name="window"
+            )
+
+
+class Account:
+    """What a tenant has used and holds.
+
+    Attributes
+    ----------
+    tenant : Tenant
+    used : float
+        SM-seconds so far. Kernels that share multiprocessors share their time equally.
+    held : int
+        Bytes of admitted tasks.
+    memory : int or None
+        Quota of bytes.
+    credit : float
+        SM-seconds of quota that it may still take; below 0 it is over its quota. Infinite without one.
+    waiting, running : int
+        Its tasks that wait, and that are resident.
+    clock : float
+        SM-seconds by weight, brought up to that of the others when it starts to want something: what weighted policies
+        compare.
+    """
+
+    def __init__(self, tenant: Tenant, capacity: Capacity) -> None:
+        self.tenant = tenant
+        self.used = 0.0
+        self.held = 0
+        self.waiting = 0
+        self.running = 0
+        self.clock = 0.0
+        share, memory = tenant.share, tenant.memory
+        self.rate = math.inf if share is None else share * capacity.processors
+        self.bound = math.inf if share is None else self.rate * tenant.window
+        self.credit = self.bound
+        self.memory = None if memory is None else int(memory * capacity.memory if memory <= 1 else memory)
+
+    @property
+    def name(self) -> str:
+        """The tenant's name."""
+        return self.tenant.name
+
+    @property
+    def within(self) -> bool:
+        """Whether it is within its quota of SM-seconds."""
+        return self.credit > 0
+
+
+class Tenants(Mapping[str, Account]):
+    """Accounts by name.
+
+    Parameters
+    ----------
+    capacity : Capacity
+    settings : mapping or iterable, optional
+        `Tenant` objects; or by name `Tenant` objects, weights, or dictionaries of `Tenant`'s fields. Without settings
+        any tenant is welcome and all are alike; with them, only those named.
+
+    Raises
+    ------
+    QuotaError
+        Quotas are over 100 % together.
+    ArgumentError
+        A setting has an unknown name or a value that cannot be.
+    """
+
+    def __init__(
+        self, capacity: Capacity, settings: Mapping[str, Any] | Iterable[Tenant] | None = None
+    ) -> None:
+        self._capacity = capacity
+        self._accounts: dict[str, Account] = {}
+        self._named = settings is not None
+        self._time = 0.0
+        for tenant in _read(settings):
+            if tenant.name in self._accounts:
+                raise errors.ArgumentError(f"tenant {tenant.name!r} has two settings: keep one", name="tenants")
+            self._accounts[tenant.name] = Account(tenant, capacity)
+        accounts = self._accounts.values()
+        total = sum(a.tenant.share or 0.0 for a in accounts)
+        if total > 1 + 1e-9:
+            raise errors.QuotaError(
+                f"quotas of SM-seconds are {total:.1%} together: make them at most 100 %", name="share"
+            )
+        held = sum(a.memory or 0 for a in accounts)
+        if held > capacity.memory:
+            raise errors.QuotaError(
+                f"quotas of memory are {held} bytes together and the device has {capacity.memory}: "
+                "make them at most 100 %",
+                name="memory",
+            )
+        self.limited = any(a.tenant.share is not None for a in accounts)
+
+    def __getitem__(self, name: str) -> Account:
+        return self._accounts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._accounts)
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def account(self, name: str) -> Account:
+        """Return the account that a task of this tenant is charged to.
+
+        Raises
+        ------
+        QuotaError
+            There are settings, and none names this tenant.
+        """
+        found = self._accounts.get(name)
+        if found is None:
+            if self._named:
+                raise errors.QuotaError(
+                    f"tenant {name!r} is in no setting: add it to tenants, or submit as one of {', '.join(self)}",
+                    name="tenant",
+                )
+            found = self._accounts[name] = Account(Tenant(name), self._capacity)
+        return found
+
+    def wants(self, account: Account) -> None:
+        """Note that a task of a tenant begins to wait. One that wanted nothing does not catch up on what it left."""
+        if not (account.waiting or account.running):
+            busy = [a.clock for a in self._accounts.values() if a.waiting or a.running]
+            if busy:
+                account.clock = max(account.clock, min(busy))
+        account.waiting += 1
+
+    def charge(self, running: Sequence[Job], now: float) -> None:
+        """Charge what runs for the time since the last call."""
+        seconds = now - self._time
+        if seconds <= 0:
+            return
+        self._time = now
+        if self.limited:
+            for account in self._accounts.values():
+                if account.rate is not math.inf:
+                    account.credit = min(account.bound, account.credit + account.rate * seconds)
+        if not running:
+            return
+        partitions = self._capacity.partitions
+        whole = self._capacity.processors
+        parts = [0] * len(running)
+        if partitions:
+            for i, job in enumerate(running):
+                if job.placement is not None and job.placement.partition is not None:
+                    parts[i] = partitions.get(job.placement.partition, 0)
+        shared = parts.count(0)
+        rest = max(0, whole - sum(parts)) or whole
+        for job, part in zip(running, parts, strict=True):
+            account = self._accounts[job.task.tenant]
+            used = (part or rest / shared) * seconds
+            account.used += used
+            account.credit -= used
+            account.clock += used / account.tenant.weight
+
+    def barred(self, spare: bool = False) -> frozenset[str]:
+        """Return the tenants whose tasks may not be launched now: those over their quota.
+
+        Those with `burst` are among them while others wait, unless it is for what the others leave (`spare`).
+        """
+        if not self.limited:
+            return frozenset()
+        over = [a for a in self._accounts.values() if not a.within]
+        if not over:
+            return frozenset()
+        others = not spare and any(a.waiting and a.within for a in self._accounts.values())
+        return frozenset(a.name for a in over if others or not a.tenant.burst)
+
+    def wake(self, now: float) -> float | None:
+        """Return when the first tenant that waits over its quota is within it again."""
+        times = [
+            now + max(1e-9, -a.credit / a.rate * (1 + 1e-9))
+            for a in self._accounts.values()
+            if a.waiting and not a.within
+        ]
+        return min(times, default=None)
+
+
+
+
+def _read(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[Tenant]:
+    if settings is None:
+        return []
+    if not isinstance(settings, Mapping):
+        return list(settings)
+    found = []
+    for name, value in settings.items():
+        if isinstance(value, Tenant):
+            found.append(value)
+        elif isinstance(value, int | float):
+            found.append(Tenant(name, weight=float(value)))
+        else:
+            try:
+                found.append(Tenant(name, **value))
+            except TypeError as error:
+                raise errors.ArgumentError(
+                    f"setting of tenant {name!r}: {error}; it takes weight, share, memory, burst, priority, window",
+                    name="tenants",
+                ) from error
+    return found
