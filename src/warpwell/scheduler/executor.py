@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .. import errors
 from .task import Job, Placement, Profile, Task
 
 
@@ -112,10 +113,8 @@ class Executor(ABC):
         TaskLostError
             The workers cannot be had back without the device (a GPU): nothing that runs on it will end.
         """
-        from .. import errors
-
         raise errors.TaskLostError(
-            f"task {job.task.name!r} is stuck, and this device cannot stop it: restart the process that owns the device",
+            f"task {job.task.name!r} is stuck, and this device cannot stop it: restart the process that owns it",
             task=job.task.name,
         ) from error
 

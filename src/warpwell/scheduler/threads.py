@@ -1,0 +1,57 @@
+"""Threads: daemon threads that are started as needed and wait for the next call."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+
+class Threads:
+    """Runs calls, each in a thread of its own at once; threads that are done wait for more.
+
+    They are daemons, and no call is ever made to wait for another one: a call that never returns costs its thread and
+    nothing else.
+
+    Parameters
+    ----------
+    name : str
+        Of the threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._closed = False
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Make a call in another thread. The call must not raise."""
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+            else:
+                threading.Thread(target=self._work, name=self.name, daemon=True).start()
+            # the place of a thread is taken before its call is in the queue, so no call waits for a busy one
+            self._calls.put(call)
+
+    def close(self) -> None:
+        """End the threads that wait, and each other one when its call returns."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._idle):
+                self._calls.put(None)
+            self._idle = 0
+
+    def _work(self) -> None:
+        while True:
+            call = self._calls.get()
+            if call is None:
+                return
+            call()
+            del call  # what it holds must not live until the next one
+            with self._lock:
+                if self._closed:
+                    return
+                self._idle += 1
