@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .. import errors
@@ -73,7 +74,7 @@ class Core:
         if rates is None:
             from .rates import ClassTable
 
-            rates = ClassTable()
+            rates = ClassTable(executor.capacity)
         self.executor = executor
         self.policy = policy
         self.limit = limit
@@ -264,6 +265,8 @@ class Core:
         self._cancelling.discard(job)
         if not self._keep:
             del self._jobs[job.number]
+        if state is State.CANCELLED and job.started is not None:
+            self.executor.discard(job)
         if state is State.DONE:
             self._write(time, "end", job, why)
             self.policy.ended(job, time)
@@ -332,6 +335,9 @@ class Core:
         if job not in self._admitted and task.memory:
             self._admit(job, account)
         why = decision.why
+        if task.whole:
+            placement = replace(placement, plain=True)
+            why = {**why, "whole": task.whole}
         if placement.workers is not None or placement.partition is not None or placement.plain:
             why = {**why, "workers": placement.workers, "partition": placement.partition, "plain": placement.plain}
         job.placement = placement
