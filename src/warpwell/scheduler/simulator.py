@@ -1,0 +1,348 @@
+"""Simulator: an executor of discrete events in virtual time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+from .. import errors
+from .decision import SourceModel
+from .executor import Capacity, Ended, Executor, Stopped
+from .rate_model import RateModel, share_of
+from .residency import Resident, fit, part_of, resident_alone
+from .simulated import NEVER, Simulated
+from .task import Job, Placement, Profile, Task
+
+FLAG_SECONDS = 48e-6
+"""Median time until workers see a stop flag: on an H100 they idled 53 us (p50) after the call, with blocks of 10 us."""
+FLAG_SPREAD = 0.3
+"""Standard deviation of its logarithm: p99 is twice the median, as measured."""
+
+
+class Simulator(Executor):
+    """A device of which only the rates are simulated: normalized IPC of what runs together, and costs of preemptions.
+
+    Parameters
+    ----------
+    rates : RateModel
+        How fast kernels really run together.
+    capacity : Capacity, optional
+        That of the rates by default.
+    model : SourceModel, optional
+        Cost of a switch, and what it does to those that stay.
+    mode : {"switch", "drain"}
+        "switch": the source's hardware. Registers and shared memory of resident blocks are saved in `model`'s cycles
+        (all multiprocessors at the same time, so its `tb` are the blocks of one of them) and restored before the job
+        goes on; progress is known by instruction. "drain": stock hardware. The flag is seen after `flag` seconds
+        (seeded, lognormal), then the wave ends; progress is known in whole waves.
+    truth : mapping, optional
+        What tasks are really like; what is not there is as its `Task.profile` says. `Profile.seconds` must be known.
+    flag : float
+        Median seconds until a flag is seen.
+    seed : int
+        Of the time until a flag is seen.
+
+    Attributes
+    ----------
+    saved_seconds : float
+        Time spent on saving and restoring, summed over jobs.
+    lost_seconds : float
+        Work that was flushed and done again, in seconds alone.
+    """
+
+    def __init__(
+        self,
+        rates: RateModel,
+        capacity: Capacity | None = None,
+        model: SourceModel | None = None,
+        mode: str = "switch",
+        seed: int = 0,
+        *,
+        truth: Mapping[Task, Profile] | None = None,
+        flag: float = FLAG_SECONDS,
+    ) -> None:
+        if mode not in ("switch", "drain"):
+            raise errors.ArgumentError(f'mode of a simulator is {mode!r}: take "switch" or "drain"', name="mode")
+        if not (flag >= 0 and math.isfinite(flag)):
+            raise errors.ArgumentError(f"flag takes {flag} s: give 0 or more", name="flag")
+        modes = ("switch", "drain", "flush") if mode == "switch" else ("drain", "flush")
+        self.rates = rates
+        self.model = model or SourceModel()
+        self.mode = mode
+        self.saved_seconds = 0.0
+        self.lost_seconds = 0.0
+        self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
+        self._flag = flag
+        self._random = random.Random(seed)
+        self._truth: Mapping[Task, Profile] = truth or {}
+        self._now = 0.0
+        self._settled = 0.0
+        self._changed = False
+        self._runs: dict[Job, Simulated] = {}
+        self._kept: dict[Job, float] = {}
+        self._said: list[Ended | Stopped] = []
+
+    @property
+    def capacity(self) -> Capacity:
+        """The simulated device."""
+        return self._capacity
+
+    def now(self) -> float:
+        """Return simulated seconds."""
+        return self._now
+
+    def truth(self, task: Task) -> Profile:
+        """Return what a task is really like."""
+        return self._truth.get(task, task.profile)
+
+    def launch(self, job: Job, placement: Placement) -> None:
+        """Start a job, or go on with it; what does not find room waits on the device."""
+        if job in self._runs:
+            raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
+        if placement.workers is not None and placement.workers < 1:
+            raise errors.ArgumentError(f"a quota of {placement.workers} workers: give at least one", name="workers")
+        if placement.partition is not None and placement.partition not in (self._capacity.partitions or {}):
+            made = ", ".join(self._capacity.partitions or {}) or "none"
+            raise errors.ArgumentError(f"no partition {placement.partition!r}: there are {made}", name="partition")
+        profile = self._truth.get(job.task, job.task.profile)
+        if profile.seconds is None:
+            raise errors.ArgumentError(
+                f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
+            )
+        position = self._kept.pop(job, None)
+        run = Simulated(job, profile, float(job.done) if position is None else position, placement, self._capacity)
+        if position is not None:
+            self._transfer(run, run.wanted, list(self._runs.values()))
+        self._runs[job] = run
+        self._changed = True
+
+    def preempt(self, job: Job, mode: str = "drain") -> None:
+        """Ask a running job to leave; see `Executor.preempt`."""
+        run = self._find(job)
+        if run is None or run.plain or run.mode:
+            return
+        if mode == "flush" and not job.task.idempotent:
+            mode = "drain"
+        run.mode = mode if mode in self._capacity.modes else "drain"
+        if run.mode == "switch":
+            self._settle()
+            run.saving = True
+            run.resize_at = run.resize_goal = NEVER
+            self._transfer(run, run.found, [other for other in self._runs.values() if other is not run])
+        else:
+            run.stop_at = self._now + self._latency()
+        self._changed = True
+
+    def resize(self, job: Job, workers: int | None) -> None:
+        """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved."""
+        if workers is not None and workers < 1:
+            raise errors.ArgumentError(f"a quota of {workers} workers: give at least one", name="workers")
+        run = self._find(job)
+        if run is None or run.plain or run.mode:
+            return
+        most = run.alone
+        if run.partition is not None:
+            most = max(1, int(most * part_of(run.partition, self._capacity) + 1e-9))
+        run.next_allowed = most if workers is None else min(most, workers)
+        if run.resize_at is NEVER and run.resize_goal is NEVER:
+            if self.mode == "switch":
+                gone = max(0, run.found - run.next_allowed)
+                run.resize_at = self._now + self._switch_seconds(run.profile, gone, self._stays(run))
+            else:
+                run.resize_at = self._now + self._latency()
+        self._changed = True
+
+    def progress(self, job: Job) -> int:
+        """Return how many blocks have ended."""
+        run = self._runs.get(job)
+        if run is None:
+            return job.done
+        self._settle()
+        done = int(run.position + 1e-9) if self.mode == "switch" else run.wave_begin()
+        run.said = min(run.blocks - 1, max(run.said, done))
+        return run.said
+
+    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
+        """Return the seconds that a preemption is expected to take, from what is predicted."""
+        run = self._runs.get(victim)
+        profile = victim.task.profile
+        if run is not None and run.plain:
+            return math.inf
+        alone = resident_alone(profile, victim.task.blocks, self._capacity)
+        resident = run.found if run is not None else alone
+        if self.mode == "switch":
+            return self._switch_seconds(profile, resident, [job.task.profile for job in stays])
+        return self._flag + 0.5 * (profile.seconds or 0.0) * min(1.0, alone / victim.task.blocks)
+
+    def poll(self) -> list[Ended | Stopped]:
+        """Return what has happened."""
+        said = self._said
+        if said:
+            self._said = []
+        return said
+
+    def wait(self, until: float | None) -> None:
+        """Let time pass until something happens, and at most until `until`."""
+        while not self._said:
+            if self._changed:
+                self._plan()
+            due = NEVER
+            for run in self._runs.values():
+                if run.due < due:
+                    due = run.due
+            if until is not None and until < due:
+                self._now = max(self._now, until)
+                return
+            if due is NEVER:
+                return
+            self._now = max(self._now, due)
+            self._fire()
+
+    def abandon(self, job: Job, error: BaseException) -> None:
+        """End a job with an error."""
+        self._settle()
+        if self._runs.pop(job, None) is not None:
+            self._changed = True
+            self._said.append(Ended(job, self._now, error))
+
+    def discard(self, job: Job) -> None:
+        """Forget where a job stopped."""
+        self._kept.pop(job, None)
+
+    def _find(self, job: Job) -> Simulated | None:
+        """Return what runs; None for a job that has left, which nobody has asked about yet."""
+        run = self._runs.get(job)
+        if run is None and not any(event.job is job for event in self._said):
+            raise errors.SchedulerError(f"task {job.task.name!r} does not run", task=job.task.name)
+        return run
+
+    # -- time --------------------------------------------------------------------------------------------------
+    def _settle(self) -> None:
+        """Bring positions up to now; speeds have not changed since they were last."""
+        seconds = self._now - self._settled
+        if seconds > 0:
+            for run in self._runs.values():
+                run.settle(seconds)
+        self._settled = self._now
+
+    def _fire(self) -> None:
+        """Do what is due now, the oldest kernel first."""
+        self._settle()
+        now = self._now
+        self._changed = True
+        for run in list(self._runs.values()):
+            if run.due > now:
+                continue
+            if run.goal_due <= now:
+                run.position = run.goal
+                if run.position >= run.blocks:
+                    self._leave(run, Ended(run.job, now))
+                    continue
+                if run.position == run.stop_goal:
+                    self._leave(run, Stopped(run.job, now, int(run.position)))
+                    continue
+                if run.position == run.resize_goal:
+                    run.resize_goal = NEVER
+                    self._apply_quota(run)
+                # else its last wave has begun, and leaves room
+            elif run.hold is not None and run.hold <= now:
+                run.hold = None
+                if run.saving:
+                    self._kept[run.job] = run.position
+                    self._leave(run, Stopped(run.job, now, min(run.blocks - 1, int(run.position + 1e-9))))
+            elif run.stop_at <= now:
+                run.stop_at = run.resize_at = run.resize_goal = NEVER
+                if run.mode == "flush":
+                    done = max(run.said, run.wave_begin())
+                    self.lost_seconds += (run.position - done) * run.per_block
+                    wasted = min(run.width, run.blocks - done) if run.position > done else 0
+                    self._leave(run, Stopped(run.job, now, done, wasted))
+                else:
+                    run.stop_goal = run.wave_end()
+            elif run.resize_at <= now:
+                run.resize_at = NEVER
+                if self.mode == "switch":
+                    self._apply_quota(run)
+                else:
+                    run.resize_goal = run.wave_end()
+
+    def _leave(self, run: Simulated, event: Ended | Stopped) -> None:
+        del self._runs[run.job]
+        self._said.append(event)
+
+    def _apply_quota(self, run: Simulated) -> None:
+        run.allowed = run.next_allowed
+        run.base = int(run.position)
+        run.found = min(run.found, run.allowed)
+
+    # -- rates ---------------------------------------------------------------------------------------------------
+    def _plan(self) -> None:
+        """Find room, rates and what happens next, after something has changed."""
+        self._settle()
+        self._changed = False
+        runs = list(self._runs.values())
+        squeezed = self._find_room(runs)
+        residents: list[Resident] = []
+        there = []
+        moving = False
+        for run in runs:
+            if run.hold is not None:
+                moving = True
+            elif run.found:
+                share = share_of(run.found, run.wanted, run.allowed, run.alone) if squeezed else run.allowed / run.alone
+                if run.resident is None or share != run.resident.share:
+                    run.resident = Resident(run.name, run.profile, share, run.partition)
+                residents.append(run.resident)
+                there.append(run)
+            run.rate = 0.0
+        if there:
+            for run, rate in zip(there, self.rates.of(residents), strict=True):
+                # What is saved and restored takes bandwidth from those that stay.
+                run.rate = rate * self.model.decay(run.profile.kind) if moving else rate
+        for run in runs:
+            run.plan(self._now, squeezed)
+
+    def _find_room(self, runs: list[Simulated]) -> bool:
+        """Give blocks room: resident ones stay, then the oldest kernel takes first. Return whether some lack it."""
+        wanted = [run.wanted for run in runs]
+        load = 0.0
+        for run, blocks in zip(runs, wanted, strict=True):
+            load += run.load * blocks
+        if load <= 1.0 and all(run.partition is None for run in runs):
+            for run, blocks in zip(runs, wanted, strict=True):
+                run.found = blocks
+                run.width = run.allowed
+            return False
+        footprints = [run.footprint for run in runs]
+        partitions = [run.partition for run in runs]
+        kept = [min(run.found, blocks) for run, blocks in zip(runs, wanted, strict=True)]
+        more = [blocks - there for blocks, there in zip(wanted, kept, strict=True)]
+        found = fit(kept + more, footprints * 2, partitions * 2, self._capacity)
+        squeezed = False
+        for run, blocks, first, second in zip(runs, wanted, found, found[len(runs) :], strict=False):
+            run.found = first + second
+            lacks = run.found < blocks
+            run.width = run.found if lacks and run.found else run.allowed
+            squeezed |= lacks
+        return squeezed
+
+    # -- costs ---------------------------------------------------------------------------------------------------
+    def _latency(self) -> float:
+        return self._flag * math.exp(FLAG_SPREAD * self._random.gauss(0.0, 1.0)) if self._flag else 0.0
+
+    def _stays(self, run: Simulated) -> list[Profile]:
+        return [other.profile for other in self._runs.values() if other is not run]
+
+    def _switch_seconds(self, profile: Profile, blocks: int, stays: Sequence[Profile]) -> float:
+        """Return how long blocks of all multiprocessors take to be saved, or restored."""
+        miss_rate = max((other.miss_rate for other in stays), default=0.0)
+        each = math.ceil(blocks / self._capacity.processors)
+        return self.model.preempt_cycles(miss_rate, profile.registers, profile.shared, each) / self._capacity.clock
+
+    def _transfer(self, run: Simulated, blocks: int, stays: Sequence[Simulated]) -> None:
+        """Let a job pause while its blocks are saved or restored."""
+        seconds = self._switch_seconds(run.profile, blocks, [other.profile for other in stays])
+        self.saved_seconds += seconds
+        run.hold = self._now + seconds
