@@ -99,12 +99,18 @@ def _module(module: types.ModuleType, copies: dict[int, Any]) -> Any:
 
 
 def _cell(cell: Any, copies: dict[int, Any]) -> Any:
-    try:
-        old = cell.cell_contents
-    except ValueError:  # a name that is not bound yet
+    if not _bound(cell):
         return cell
-    new = _copy(old, copies)
-    return cell if new is old else types.CellType(new)
+    new = _copy(cell.cell_contents, copies)
+    return cell if new is cell.cell_contents else types.CellType(new)
+
+
+def _bound(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - raises where the name has no value yet
+    except ValueError:
+        return False
+    return True
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -122,10 +128,12 @@ def _refuse_compiled(value: Any) -> None:
 
 def _refuse_hardware(function: types.FunctionType) -> None:
     """Raise where a function names the hardware's grid through `numba.cuda`."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _bound(cell)}}
     previous = ""
     for instruction in dis.get_instructions(function.__code__):
         if instruction.argval in _WHOLE_GRID and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            owner = function.__globals__.get(previous)
+            owner = reach.get(previous)
             if getattr(owner, "__name__", "") == "numba.cuda":
                 line = instruction.positions.lineno if instruction.positions else None
                 raise errors.TransformError(

@@ -1,0 +1,305 @@
+"""What do the preemptible forms of a kernel cost, and how soon does a running one leave?
+
+*Forms*: the plain kernel, workers that claim blocks, and slices, in turn, in one run; registers and resident blocks
+of each; whether the results are the same bit for bit. *Block length*: the same for blocks of a chosen time.
+*Latency*: from setting the flag to the last worker having left, idle and under host-to-device copies, by block length.
+*Shrink and resume*: half of the workers leave, and come back, and every block has run once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from measure import machine, save, table
+
+import warpwell as ww
+from warpwell.scheduler.workloads import WORKLOADS, make
+from warpwell.targets.arrays import to_host, zeros
+from warpwell.targets.blocks import CURSOR, DONE, LEFT, STOP, TARGET, BlockLaunch
+from warpwell.targets.blocks_cuda import forms
+from warpwell.targets.gpu import Gpu
+
+TEN = ("gemm", "2mm", "atax", "bicg", "mvt", "conv2d", "fdtd", "correlation", "spmv", "triad")
+
+
+@ww.kernel
+def spin(x, rounds):
+    """Compute for a time that `rounds` sets; every index counts how often it ran."""
+    i = ww.grid(1)
+    value = 1.0
+    for _ in range(rounds):
+        value = value * 1.0000001 + 1e-9
+    x[i] += 1.0 + 0.0 * value
+
+
+class Bench:
+    """A GPU, and launches on it."""
+
+    def __init__(self) -> None:
+        self.gpu = Gpu()
+        self.gpu.enter()
+        self.stream = self.gpu.stream()
+
+    def seconds(self, start: Any) -> float:
+        """Return the GPU's time of what `start(stream)` launches."""
+        from numba import cuda
+
+        first = self.gpu.mark(self.stream, timing=True)
+        start(self.stream)
+        last = self.gpu.mark(self.stream, timing=True)
+        last.synchronize()
+        return cuda.event_elapsed_time(first, last) / 1000
+
+    def wait(self, event: Any) -> None:
+        while not self.gpu.done(event):
+            pass
+
+
+class Made:
+    """A launch with its forms and a control record."""
+
+    def __init__(self, bench: Bench, launch: Any, arguments: Any) -> None:
+        self.bench = bench
+        self.blocks = BlockLaunch(launch, arguments, "cuda")
+        self.blocks.begin()
+        self.forms = forms(self.blocks)
+        self.forms.prepare()
+        self.control = self.blocks.new_control().address
+        self.resident = {f: self.forms.resources(f) for f in ("plain", "workers", "slices")}
+
+    def reset(self, stream: Any) -> None:
+        self.bench.gpu.write_words(stream, self.control, [0, 1 << 30, 0, 0, 0, 0])
+
+    def workers(self, stream: Any, chunk: int = 1) -> None:
+        self.reset(stream)
+        self.workers_only(stream, chunk)
+
+    def workers_only(self, stream: Any, chunk: int) -> None:
+        count = min(self.resident["workers"]["resident"], -(-self.blocks.blocks // chunk))
+        self.forms.start(self.control, 0, count, stream, chunk)
+
+    def slices(self, stream: Any, waves: int) -> None:
+        count = max(1, self.resident["slices"]["resident"]) * waves
+        for first in range(0, self.blocks.blocks, count):
+            self.forms.start_slice(first, min(count, self.blocks.blocks - first), stream)
+
+
+def compare(bench: Bench, made: Made, runs: int) -> tuple[float, float, float, int]:
+    """Return seconds of plain, workers and slices (medians, taken in turn), and the chunk."""
+    for form in (made.forms.start_plain, made.workers, lambda s: made.slices(s, 1)):
+        bench.seconds(form)
+    alone = min(bench.seconds(made.forms.start_plain) for _ in range(3))
+    block = alone * min(made.resident["workers"]["resident"], made.blocks.blocks) / made.blocks.blocks
+    chunk = max(1, min(16, int(20e-6 / block)))
+    waves = max(1, int(200e-6 / block))
+    times: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for _ in range(runs):
+        times[0].append(bench.seconds(made.forms.start_plain))
+        made.reset(bench.stream)
+        times[1].append(bench.seconds(lambda s: made.workers_only(s, chunk)))
+        times[2].append(bench.seconds(lambda s: made.slices(s, waves)))
+    plain, workers, slices = (statistics.median(t) for t in times)
+    return plain, workers, slices, chunk
+
+
+def overhead(bench: Bench, runs: int, sizes: dict[str, int]) -> list[list[Any]]:
+    rows = []
+    for name in [n for n in TEN if n in WORKLOADS]:
+        size = sizes.get(name, WORKLOADS[name].large)
+        apps = [make(name, size, "cuda") for _ in range(2)]
+        # the results first: each application runs each of its steps once, in another form
+        for step in apps[0]:
+            bench.seconds(Made(bench, step.launch, step.arguments).forms.start_plain)
+        cuts = [Made(bench, step.launch, step.arguments) for step in apps[1]]
+        for cut in cuts:
+            bench.seconds(cut.workers)
+        equal = all(
+            a.tobytes() == b.tobytes()
+            for a, b in zip(apps[0].results().values(), apps[1].results().values(), strict=True)
+        )
+        for step, cut in zip(apps[1], cuts, strict=True):
+            plain, workers, slices, chunk = compare(bench, cut, runs)
+            r = cut.resident
+            rows.append([
+                f"{name}.{step.name}", cut.blocks.blocks, 1e3 * plain, workers / plain - 1, slices / plain - 1, chunk,
+                f"{r['plain']['registers']}/{r['workers']['registers']}/{r['slices']['registers']}",
+                f"{r['plain']['local']}/{r['workers']['local']}/{r['slices']['local']}",
+                f"{r['plain']['resident']}/{r['workers']['resident']}/{r['slices']['resident']}",
+                "yes" if equal else "NO",
+            ])  # fmt: skip
+            print(*rows[-1], flush=True)
+        del apps
+    return rows
+
+
+def rounds_for(bench: Bench, seconds: float) -> int:
+    """Return the rounds that make one block of `spin` take about `seconds` when the GPU is full of them."""
+    indices = 256 * bench.gpu.processors * 8
+    made = Made(bench, spin[indices], (zeros("cuda", indices, np.float32), 2000))
+    bench.seconds(made.forms.start_plain)
+    each = min(bench.seconds(made.forms.start_plain) for _ in range(3)) / 2000
+    return max(1, int(seconds / each))
+
+
+def by_block_length(bench: Bench, runs: int) -> list[list[Any]]:
+    rows = []
+    for length in (2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 1e-3):
+        rounds = rounds_for(bench, length)
+        blocks = int(max(4, min(400, 20e-3 / length))) * bench.gpu.processors * 8
+        made = Made(bench, spin[256 * blocks], (zeros("cuda", 256 * blocks, np.float32), rounds))
+        plain, workers, slices, chunk = compare(bench, made, runs)
+        block = plain * made.resident["workers"]["resident"] / blocks
+        rows.append([1e6 * length, 1e6 * block, workers / plain - 1, slices / plain - 1, chunk])
+        print(*rows[-1], flush=True)
+    return rows
+
+
+def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[Any]]:
+    """Return p50 and p99 of the time from setting the flag to all workers having left, less one block."""
+    from warpwell.targets.memory import memory_for
+
+    stop = threading.Event()
+
+    def copy() -> None:
+        bench.gpu.enter()
+        stream = bench.gpu.stream()
+        host, device = memory_for("cuda").allocate_shared(64 << 20), memory_for("cuda").allocate(64 << 20)
+        driver = bench.gpu._driver
+        ready.set()
+        while not stop.is_set():
+            for _ in range(4):
+                driver.cuMemcpyHtoDAsync(device.address, host.address, 64 << 20, int(stream.handle))
+            stream.synchronize()
+
+    ready = threading.Event()
+    copier = threading.Thread(target=copy)
+    if copies:
+        copier.start()
+        ready.wait()
+    rng = np.random.default_rng(0)
+    rows = []
+    for length, count in counts.items():
+        rounds = rounds_for(bench, length)
+        blocks = 8 * bench.gpu.processors * 4000
+        array = zeros("cuda", 256 * blocks, np.float32)
+        made = Made(bench, spin[256 * blocks], (array, rounds))
+        resident = made.resident["workers"]["resident"]
+        made.reset(bench.stream)
+        times, done = [], 0
+        for _ in range(count):
+            bench.gpu.write_words(bench.stream, made.control, [0, 1 << 30, done])
+            made.forms.start(made.control, 0, resident, bench.stream, 1)
+            event = bench.gpu.mark(bench.stream)
+            until = time.perf_counter() + 2 * length + float(rng.uniform(0.2e-3, 1e-3))
+            while time.perf_counter() < until:
+                pass
+            begun = time.perf_counter()
+            bench.gpu.set_word(made.control + 8 * STOP, 1)
+            bench.wait(event)
+            times.append(time.perf_counter() - begun)
+            words = bench.gpu.read_words(made.control, 6)
+            if words[CURSOR] != words[DONE] or words[CURSOR] >= blocks:
+                raise SystemExit(f"cursor {words[CURSOR]} and done {words[DONE]} of {blocks}")
+            done = int(words[CURSOR])
+        ran = to_host(array).reshape(blocks, 256)
+        if not ((ran[:done] == 1).all() and not ran[done:].any()):
+            raise SystemExit("a block did not run exactly once")
+        p50, p99 = np.quantile(times, (0.5, 0.99))
+        over = 1e6 * (p50 - length), 1e6 * (p99 - length)
+        rows.append(["yes" if copies else "no", 1e6 * length, count, 1e6 * p50, 1e6 * p99, *over])
+        print(*rows[-1], flush=True)
+    stop.set()
+    if copies:
+        copier.join()
+    return rows
+
+
+def shrink_and_resume(bench: Bench) -> list[Any]:
+    """Return microseconds until half have left and until they are back; every block must have run once."""
+    rounds = rounds_for(bench, 50e-6)
+    blocks = 8 * bench.gpu.processors * 600
+    array = zeros("cuda", 256 * blocks, np.float32)
+    made = Made(bench, spin[256 * blocks], (array, rounds))
+    resident = made.resident["workers"]["resident"]
+    half = resident // 2
+    side = bench.gpu.stream()
+    made.workers(bench.stream)
+    gone, back = [], []
+    left = 0
+    event = bench.gpu.mark(bench.stream)
+    grown: list[Any] = []
+    rate = []
+    time.sleep(2e-3)
+    for _ in range(5):
+        first = bench.gpu.read_words(made.control, 6)
+        at = time.perf_counter()
+        time.sleep(2e-3)
+        second = bench.gpu.read_words(made.control, 6)
+        full = (second[DONE] - first[DONE]) / (time.perf_counter() - at)
+        begun = time.perf_counter()
+        bench.gpu.set_word(made.control + 8 * TARGET, half)
+        while int(bench.gpu.read_words(made.control, 6)[LEFT]) - left < resident - half:
+            pass
+        gone.append(time.perf_counter() - begun)
+        left += resident - half
+        first = bench.gpu.read_words(made.control, 6)
+        at = time.perf_counter()
+        time.sleep(2e-3)
+        second = bench.gpu.read_words(made.control, 6)
+        rate.append((second[DONE] - first[DONE]) / (time.perf_counter() - at) / full)
+        begun = time.perf_counter()
+        bench.gpu.write_words(side, made.control + 8 * TARGET, [resident])
+        made.forms.start(made.control, half, resident - half, side, 1)
+        grown.append(bench.gpu.mark(side))
+        back.append(time.perf_counter() - begun)
+    for e in [event, *grown]:
+        bench.wait(e)
+    ran = to_host(array)
+    middle = statistics.median
+    return [1e6 * middle(gone), middle(rate), 1e6 * middle(back), bool((ran == 1).all())]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--json", default=None, metavar="FILE")
+    parser.add_argument("--size", action="append", default=[], metavar="NAME=SIZE")
+    parser.add_argument("--parts", nargs="+", default=["shrink", "latency", "length", "forms"])
+    options = parser.parse_args()
+    sizes = {k: int(v) for k, v in (s.split("=") for s in options.size)}
+    bench = Bench()
+    result: dict[str, Any] = machine("cuda")
+    if "shrink" in options.parts:
+        result["shrink"] = shrink_and_resume(bench)
+        table("shrink to half and grow again, blocks of 50 us",
+              ["left after us", "rate", "launched again us", "each once"], [result["shrink"]])  # fmt: skip
+        save(options.json, result)
+    if "latency" in options.parts:
+        counts = {10e-6: 400, 100e-6: 400, 1e-3: 200, 10e-3: 40}
+        result["latency"] = latency(bench, False, counts) + latency(bench, True, counts)
+        table("from the flag to the last worker having left",
+              ["copies", "block us", "times", "p50 us", "p99 us", "p50 - block", "p99 - block"],
+              result["latency"])  # fmt: skip
+        save(options.json, result)
+    if "length" in options.parts:
+        result["length"] = by_block_length(bench, options.runs)
+        table("cost by block length", ["block us", "measured us", "workers", "slices", "chunk"], result["length"])
+        save(options.json, result)
+    if "forms" in options.parts:
+        result["forms"] = overhead(bench, options.runs, sizes)
+        table("plain, workers, slices",
+              ["kernel", "blocks", "plain ms", "workers", "slices", "chunk", "registers", "local", "resident", "equal"],
+              result["forms"])  # fmt: skip
+        for k, name in ((3, "workers"), (4, "slices")):
+            costs = sorted(row[k] for row in result["forms"])
+            print(f"{name}: median {statistics.median(costs):+.3f}, worst {costs[-1]:+.3f}")
+        save(options.json, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,473 @@
+"""CudaExecutor: kernels that share a GPU, as workers that claim blocks, as slices, or whole.
+
+The life of a task, from its first launch to its end. The scheduler's thread does all of it, but for what takes long:
+beginning the arguments, compiling, and bringing arrays back happen in a thread beside it. ::
+
+            launch             compiled              no block left, no worker left
+    (none) ───────► PREPARING ─────────► RUNNING ─────────────────────────────────► ENDING ──► Ended
+                        │                 │   ▲                                       ▲
+                        │ preempted       │   │ launch                                │ the same, while it stopped
+                        │ meanwhile       ▼   │                                       │
+                        └────────────► STOPPING ──────────────────────────────────────┘
+                                          │ all workers have left
+                                          └──► Stopped
+
+- Workers are launched as blocks of the hardware; they take blocks of the task from a cursor in device memory. A
+  preemption sets a flag, which each worker sees before its next claim; the cursor is all that is kept.
+- Shrinking lowers a number, and workers at or above it leave. Growing waits until as many have left as were to, then
+  launches those that are missing: a quota is never exceeded.
+- Slices hold `SLICES` launches in a stream; a preemption launches no more of them.
+- What runs whole ends when it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .. import errors
+from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, LEFT, STOP, TARGET, BlockLaunch
+from ..targets.gpu import Gpu
+from ..targets.memory import memory_for
+from .cuda_run import CudaRun, Phase
+from .executor import Capacity, Ended, Executor, Stopped
+from .task import Job, Placement
+from .threads import Threads
+
+PAIRS = (16, 32, 48, 64)
+"""Partitions that are made at start: each with one of the rest."""
+
+SLICES = 2
+"""Slices in flight: one runs, and one is there when it ends."""
+
+SHORT = 20e-6
+"""Seconds: blocks that are shorter are claimed several at a time, so that a claim costs little (FLEP's L)."""
+
+SLICE = 200e-6
+"""Seconds that a slice should take at least; it has whole waves."""
+
+FLAG = 20e-6
+"""Seconds from setting the flag to the last worker seeing it between two blocks (H200, median)."""
+
+RELAUNCH = 40e-6
+"""Seconds from `launch` to the first block of a task that was compiled before (H200, median)."""
+
+RECORDS = 4096
+"""Tasks that may have begun and not ended at the same time."""
+
+
+class CudaExecutor(Executor):
+    """Runs kernels on one GPU.
+
+    Parameters
+    ----------
+    ordinal : int
+        Of the GPU.
+    pairs : sequence of int
+        Multiprocessors of the smaller partition of each pair (see `Gpu`); empty for none.
+    memory : int, optional
+        Bytes that tasks may hold together; by default what is free now.
+
+    Raises
+    ------
+    DeviceNotFoundError
+    """
+
+    def __init__(self, ordinal: int = 0, *, pairs: Sequence[int] = PAIRS, memory: int | None = None) -> None:
+        self._gpu = Gpu(ordinal, pairs)
+        gpu = self._gpu
+        self._capacity = Capacity(
+            processors=gpu.processors, registers=gpu.registers, shared=gpu.shared, threads=gpu.threads, blocks=32,
+            memory=gpu.free_memory() if memory is None else memory, partitions=dict(gpu.partitions), clock=gpu.clock,
+        )  # fmt: skip
+        # one block of memory for all: to free memory waits for every kernel that runs
+        with gpu.on_device():
+            self._slab = memory_for("cuda").allocate(8 * CONTROL_WORDS * RECORDS)
+        self._records = [self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS)]
+        self._began = time.perf_counter()
+        self._helpers = Threads("warpwell-gpu")
+        self._runs: dict[Job, CudaRun] = {}
+        self._events: list[Ended | Stopped] = []
+        self._finished: list[tuple[CudaRun, BaseException | None]] = []
+        self._prepared: list[tuple[CudaRun, BaseException | None]] = []
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._lost: BaseException | None = None
+        self._closed = False
+        self._thread = -1
+
+    @property
+    def capacity(self) -> Capacity:
+        """See `Executor`. ``a32`` and ``b32`` are the partitions of 32 multiprocessors and of the others."""
+        return self._capacity
+
+    # -- what the scheduler calls --------------------------------------------------------------------------------
+
+    def launch(self, job: Job, placement: Placement) -> None:
+        """See `Executor`. A kernel is compiled before its first block runs, in a thread beside this one."""
+        self._enter()
+        run = self._runs.get(job)
+        if run is None:
+            run = self._runs[job] = CudaRun(job, placement)
+            self._helpers.run(lambda: self._prepare(run))
+        elif run.phase is Phase.STOPPED:
+            run.placement = placement
+            run.leave = False
+            self._start(run)
+        else:
+            raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
+
+    def preempt(self, job: Job, mode: str = "drain") -> None:
+        """See `Executor`. Every mode is a drain."""
+        if mode not in ("drain", "flush", "switch"):
+            raise errors.ArgumentError(f"mode {mode!r} is unknown: choose drain, flush or switch", name="mode")
+        run = self._running(job)
+        run.leave = True
+        if run.phase is Phase.RUNNING and run.form != "plain":
+            run.phase = Phase.STOPPING
+            if run.form == "workers":
+                self._gpu.set_word(run.control + 8 * STOP, 1)
+
+    def resize(self, job: Job, workers: int | None) -> None:
+        """See `Executor`. Slices and what runs whole take no notice."""
+        if workers is not None and workers < 1:
+            raise errors.ArgumentError(f"a quota of {workers} workers: preempt what is to have none", name="workers")
+        run = self._running(job)
+        run.placement = Placement(workers, run.placement.partition, run.placement.priority, run.placement.plain)
+        if run.phase is Phase.RUNNING and run.form == "workers":
+            run.quota = self._quota(run)
+            if run.quota < run.target:
+                self._gpu.set_word(run.control + 8 * TARGET, run.quota)
+                run.target = run.quota
+            elif run.quota > run.target:
+                self._grow(run)
+
+    def progress(self, job: Job) -> int:
+        """See `Executor`. What runs whole has ended no block until it has ended all; slices end whole."""
+        run = self._runs.get(job)
+        if run is None:
+            return job.done
+        if run.runs and run.form == "workers":
+            words = self._gpu.read_words(run.control, CONTROL_WORDS)
+            run.done = min(int(words[DONE]), run.blocks.blocks if run.blocks else 0)
+        return run.done
+
+    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
+        """See `Executor`: the rest of a block, the flag, and the launch of the next task."""
+        run = self._runs.get(victim)
+        rest = 0.0
+        if run is not None and run.blocks is not None:
+            block = self._block_seconds(run)
+            rest = (run.next - run.done) / max(1, run.blocks.blocks) if run.form == "slices" else 0.0
+            rest = rest * (victim.task.profile.seconds or 0.0) + 0.5 * block * run.chunk
+        return rest + FLAG + RELAUNCH
+
+    def discard(self, job: Job) -> None:
+        """See `Executor`."""
+        run = self._runs.pop(job, None)
+        if run is not None:
+            self._give_record(run)
+            self._helpers.run(lambda: self._end(run, report=False))
+
+    def poll(self) -> list[Ended | Stopped]:
+        """See `Executor`."""
+        self._enter()
+        with self._lock:
+            prepared, self._prepared = self._prepared, []
+            finished, self._finished = self._finished, []
+        try:
+            for run, error in prepared:
+                self._ready(run, error)
+            for run in list(self._runs.values()):
+                if run.runs:
+                    self._look(run)
+        except errors.DeviceNotFoundError as error:
+            self._lose(error)
+        for run, failure in finished:
+            if self._runs.pop(run.job, None) is not None:
+                self._give_record(run)
+                run.done = run.blocks.blocks if run.blocks and failure is None else run.done
+                self._events.append(Ended(run.job, self.now(), failure))
+        events, self._events = self._events, []
+        return events
+
+    def now(self) -> float:
+        """See `Executor`."""
+        return time.perf_counter() - self._began
+
+    def wait(self, until: float | None) -> None:
+        """See `Executor`. It looks often: an event of the GPU wakes nobody by itself."""
+        self._enter()
+        spins = 0
+        while not self._woken.is_set() and not self._something():
+            now = self.now()
+            if (until is not None and now >= until) or (until is None and not self._runs and not self._events):
+                break
+            spins += 1
+            if spins > 50:
+                left = 1e-3 if until is None else min(1e-3, max(0.0, until - now))
+                busy = any(r.runs for r in self._runs.values())
+                self._woken.wait(min(left, 20e-6) if busy else left)
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """See `Executor`."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """See `Executor`. Workers leave at the end of their blocks; what runs whole is waited for."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._lost is None:
+            for run in self._runs.values():
+                if run.control and run.form == "workers":
+                    self._gpu.set_word(run.control + 8 * STOP, 1)
+                if run.blocks is not None:
+                    run.blocks.abort()
+            for run in self._runs.values():
+                if run.stream is not None:
+                    self._gpu.synchronize(run.stream)
+        for run in self._runs.values():
+            self._end(run, report=False)
+        self._runs.clear()
+        self._helpers.close()
+        if self._lost is None:
+            self._gpu.close()
+
+    def resources(self, job: Job) -> dict[str, int]:
+        """Return registers, shared and local bytes, threads and resident blocks of a launched job's form."""
+        return dict(self._runs[job].resources)
+
+    # -- phases --------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._closed:
+            raise errors.ClosedError("the executor is closed: make another one")
+        if self._lost is not None:
+            raise errors.TaskLostError("the GPU is lost: restart the process that owns it") from self._lost
+        if self._thread != threading.get_ident():
+            self._gpu.enter()
+            self._thread = threading.get_ident()
+
+    def _running(self, job: Job) -> CudaRun:
+        run = self._runs.get(job)
+        if run is None or run.phase is Phase.STOPPED:
+            raise errors.SchedulerError(f"task {job.task.name!r} does not run", task=job.task.name)
+        return run
+
+    def _prepare(self, run: CudaRun) -> None:
+        """Begin the arguments and compile (a thread of its own)."""
+        error: BaseException | None = None
+        try:
+            self._gpu.enter()
+            task = run.job.task
+            blocks = BlockLaunch(task.launch, task.arguments, "cuda")
+            blocks.begin()
+            run.blocks = blocks
+            from ..targets.blocks_cuda import forms
+
+            run.forms = forms(blocks)
+            run.forms.prepare()
+            run.resources = run.forms.resources(run.form)
+        except BaseException as failure:  # handed over below: the task's own failure
+            error = failure
+        with self._lock:
+            self._prepared.append((run, error))
+        self._woken.set()
+
+    def _ready(self, run: CudaRun, error: BaseException | None) -> None:
+        if self._runs.get(run.job) is not run:
+            return
+        if error is not None:
+            run.failed = error
+            self._finish(run)
+            return
+        assert run.blocks is not None
+        if run.leave:
+            run.phase = Phase.STOPPED
+            self._events.append(Stopped(run.job, self.now(), 0))
+        else:
+            self._start(run)
+
+    def _start(self, run: CudaRun) -> None:
+        """Launch a task from its first block that has not been claimed."""
+        blocks, placement = run.blocks, run.placement
+        assert blocks is not None
+        run.phase = Phase.RUNNING
+        if not run.control:
+            run.control = self._records.pop()
+        run.stream = self._gpu.stream(placement.priority, placement.partition)
+        if run.form == "plain":
+            run.forms.start_plain(run.stream)
+            run.events = [self._gpu.mark(run.stream)]
+            return
+        seconds = self._block_seconds(run)
+        if run.form == "slices":
+            wave = min(self._quota(run), blocks.blocks)
+            run.quota = wave * max(1, int(SLICE / seconds)) if seconds else wave
+            run.next = run.done
+            self._slices(run)
+            return
+        run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
+        run.quota = self._quota(run)
+        run.target = run.quota
+        fresh = [0] * (CONTROL_WORDS - 3) if run.base == 0 else []
+        self._gpu.write_words(run.stream, run.control, [0, run.quota, run.done, *fresh])
+        run.launched = min(run.quota, -(-(blocks.blocks - run.done) // run.chunk))
+        run.forms.start(run.control, 0, run.launched, run.stream, run.chunk)
+        run.events = [self._gpu.mark(run.stream)]
+
+    def _look(self, run: CudaRun) -> None:
+        """See what became of a run."""
+        if run.form == "slices":
+            self._look_at_slices(run)
+            return
+        if not all(self._gpu.done(event) for event in run.events):
+            if run.phase is Phase.RUNNING and run.form == "workers" and run.quota > run.target:
+                self._grow(run)
+            return
+        blocks = run.blocks
+        assert blocks is not None
+        if run.form == "plain":
+            self._finish(run)
+            return
+        words = self._gpu.read_words(run.control, CONTROL_WORDS)
+        run.base = int(words[LEFT])
+        run.done = min(int(words[CURSOR]), blocks.blocks)
+        if run.done >= blocks.blocks:
+            self._finish(run)
+        elif run.phase is Phase.STOPPING:
+            self._leave(run)
+        else:  # all left because the quota shrank at the very end of the others' blocks
+            self._release(run)
+            self._start(run)
+
+    def _look_at_slices(self, run: CudaRun) -> None:
+        while run.events and self._gpu.done(run.events[0][0]):
+            run.done = run.events.pop(0)[1]
+        assert run.blocks is not None
+        if run.phase is Phase.RUNNING:
+            self._slices(run)
+        if not run.events:
+            if run.done >= run.blocks.blocks:
+                self._finish(run)
+            elif run.phase is Phase.STOPPING:
+                self._leave(run)
+
+    def _slices(self, run: CudaRun) -> None:
+        assert run.blocks is not None
+        while len(run.events) < SLICES and run.next < run.blocks.blocks:
+            count = min(run.quota, run.blocks.blocks - run.next)
+            run.forms.start_slice(run.next, count, run.stream)
+            run.next += count
+            run.events.append((self._gpu.mark(run.stream), run.next))
+
+    def _grow(self, run: CudaRun) -> None:
+        """Launch the workers that a larger quota wants, once those that were to leave have left."""
+        assert run.blocks is not None
+        leaving = max(0, run.launched - run.target)
+        if leaving:
+            gone = int(self._gpu.read_words(run.control, CONTROL_WORDS)[LEFT]) - run.base
+            if gone < leaving:
+                return
+            run.base += leaving
+            run.launched = run.target
+        missing = min(run.quota, run.blocks.blocks) - run.launched
+        if run.side is None:
+            run.side = self._gpu.stream(run.placement.priority, run.placement.partition)
+        self._gpu.write_words(run.side, run.control + 8 * TARGET, [run.quota])
+        run.target = run.quota
+        if missing > 0:
+            run.forms.start(run.control, run.launched, missing, run.side, run.chunk)
+            run.launched += missing
+        run.events.append(self._gpu.mark(run.side))
+
+    def _leave(self, run: CudaRun) -> None:
+        self._release(run)
+        run.phase = Phase.STOPPED
+        self._events.append(Stopped(run.job, self.now(), run.done))
+
+    def _finish(self, run: CudaRun) -> None:
+        self._release(run)
+        run.phase = Phase.ENDING
+        self._helpers.run(lambda: self._end(run))
+
+    def _release(self, run: CudaRun) -> None:
+        run.events = []
+        run.launched = 0
+        for stream in (run.stream, run.side):
+            if stream is not None:
+                self._gpu.release(stream)
+        run.stream = run.side = None
+
+    def _end(self, run: CudaRun, report: bool = True) -> None:
+        """Bring arrays back and end the arguments (a thread of its own)."""
+        error = run.failed
+        try:
+            self._gpu.enter()
+            if run.blocks is not None:
+                run.blocks.end()
+        except BaseException as failure:  # what device code latched is the task's failure
+            error = error or failure
+        if report:
+            with self._lock:
+                self._finished.append((run, error))
+            self._woken.set()
+
+    def _give_record(self, run: CudaRun) -> None:
+        if run.control:
+            self._records.append(run.control)
+            run.control = 0
+
+    def _something(self) -> bool:
+        """Tell whether `poll` has something to do."""
+        if self._events or self._finished or self._prepared:
+            return True
+        for run in self._runs.values():
+            if run.runs and run.events:
+                first = run.events[0]
+                if run.form == "slices":
+                    if self._quietly_done(first[0]):
+                        return True
+                elif all(self._quietly_done(event) for event in run.events):
+                    return True
+        return False
+
+    def _quietly_done(self, event: Any) -> bool:
+        try:
+            return self._gpu.done(event)
+        except errors.DeviceNotFoundError:
+            return True  # `poll` says so
+
+    def _lose(self, error: BaseException) -> None:
+        """Give everything up: after a fault nothing runs in this process any more."""
+        self._lost = error
+        for run in self._runs.values():
+            lost = errors.TaskLostError(
+                f"task {run.job.task.name!r} was lost when a kernel on the GPU failed ({error}): submit it again to a "
+                f"new process",
+                task=run.job.task.name,
+            )
+            self._events.append(Ended(run.job, self.now(), lost))
+        self._runs.clear()
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def _quota(self, run: CudaRun) -> int:
+        """Return the workers of a run, at most what is resident."""
+        assert run.blocks is not None
+        resident = run.resources["resident"]
+        if run.placement.partition is not None:
+            resident = resident * self._gpu.partitions[run.placement.partition] // self._gpu.processors
+        wanted = resident if run.placement.workers is None else min(run.placement.workers, resident)
+        return max(1, wanted)
+
+    def _block_seconds(self, run: CudaRun) -> float:
+        """Return the expected time of a block, 0 where nothing is known."""
+        assert run.blocks is not None
+        seconds = run.job.task.profile.seconds
+        resident = min(run.resources.get("resident", 1), run.blocks.blocks)
+        return (seconds or 0.0) * resident / run.blocks.blocks

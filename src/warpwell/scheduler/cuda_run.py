@@ -1,0 +1,63 @@
+"""CudaRun: what a `CudaExecutor` knows of a task on the GPU."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from ..targets.blocks import BlockLaunch
+from .task import Job, Placement
+
+
+class Phase(enum.Enum):
+    """Where a task is; see `warpwell.scheduler.cuda_executor`."""
+
+    PREPARING = 1
+    RUNNING = 2
+    STOPPING = 3
+    STOPPED = 4
+    ENDING = 5
+
+
+class CudaRun:
+    """A task on the GPU."""
+
+    def __init__(self, job: Job, placement: Placement) -> None:
+        self.job = job
+        self.placement = placement
+        self.phase = Phase.PREPARING
+        self.blocks: BlockLaunch | None = None
+        self.forms: Any = None
+        self.control = 0
+        """Address of its control record, 0 before it has one."""
+        self.stream: Any = None
+        self.events: list[Any] = []
+        self.side: Any = None
+        """A second stream: the first is busy until all workers that were launched there have left."""
+        self.launched = 0
+        """Workers that have been launched and not been told to leave, or of whom not all have left yet."""
+        self.base = 0
+        """`LEFT` when there were no others."""
+        self.quota = 0
+        self.target = 0
+        """`TARGET` as it was last set."""
+        self.next = 0
+        """First block of the next slice."""
+        self.chunk = 1
+        self.done = 0
+        self.leave = False
+        self.failed: BaseException | None = None
+        self.resources: dict[str, int] = {}
+
+    @property
+    def runs(self) -> bool:
+        """Whether something of it is on the GPU."""
+        return self.phase in (Phase.RUNNING, Phase.STOPPING)
+
+    @property
+    def form(self) -> str:
+        """How it runs: "plain", "workers" or "slices"."""
+        assert self.blocks is not None
+        if self.placement.plain or not (self.blocks.preemptible or self.blocks.sliceable):
+            return "plain"
+        return "workers" if self.blocks.preemptible else "slices"

@@ -1,0 +1,151 @@
+"""Launches cut into blocks on the CPU: each block once whatever stops the workers, and block kernels."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
+from warpwell.targets.blocks import CURSOR, DONE, LEFT, LIVE, STOP, TARGET, BlockLaunch
+from warpwell.targets.virtual import returns_early, virtual_copy
+
+
+@ww.device
+def place():
+    return ww.grid(1)
+
+
+@ww.kernel
+def add(x, n):
+    i = place()
+    if i >= n:
+        return
+    x[i] += 2.5 * i
+
+
+@ww.kernel
+def plane(x):
+    i, j = ww.grid(2)
+    x[i, j] += 1000 * i + j
+
+
+@ww.kernel(block=128)
+def reverse(x, y):
+    tile = shared_array(256, np.float64)
+    block = block_index()
+    for k in range(thread_index(), 256, block_threads()):
+        tile[k] = x[256 * block + k]
+    barrier()
+    for k in range(thread_index(), 256, block_threads()):
+        y[256 * block + k] += tile[255 - k]
+
+
+def work(blocks: BlockLaunch, control: Any, workers: int) -> None:
+    threads = [threading.Thread(target=blocks.work, args=(control.address, k)) for k in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("launch", [add[10_000], plane[100, 70]])
+def test_workers_do_what_the_kernel_does(launch: Any) -> None:
+    shape = launch.shape
+    mine, theirs = np.zeros(shape), np.zeros(shape)
+    extra = (9_990,) if len(shape) == 1 else ()
+    blocks = BlockLaunch(launch, (mine, *extra), "cpu")
+    blocks.begin()
+    control = blocks.new_control()
+    work(blocks, control, 3)
+    assert control.words[DONE] == blocks.blocks and control.words[LIVE] == 0 and control.words[LEFT] == 3
+    blocks.end()
+    launch(theirs, *extra, device="cpu")
+    assert mine.tobytes() == theirs.tobytes() and mine.any()
+
+
+def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
+    x = np.zeros(10_000)
+    blocks = BlockLaunch(add[10_000], (x, 10_000), "cpu")
+    blocks.begin()
+    control = blocks.new_control()
+    words = control.words
+    words[TARGET] = 2
+    blocks.work(control.address, 2)
+    assert words[CURSOR] == 0 and words[LEFT] == 1
+    words[STOP] = 1
+    blocks.work(control.address, 0)
+    assert words[CURSOR] == 0 and not x.any()
+    words[STOP] = 0
+    words[CURSOR] = words[DONE] = blocks.blocks - 1  # as after a drain
+    blocks.work(control.address, 1)
+    assert words[DONE] == blocks.blocks and np.flatnonzero(x)[0] == 256 * (blocks.blocks - 1)
+    blocks.end()
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_block_kernels(device: str) -> None:
+    x, y = np.random.default_rng(0).random(1280), np.zeros(1280)
+    reverse[5](x, y, device=device)
+    assert (y.reshape(5, 256) == x.reshape(5, 256)[:, ::-1]).all()
+    if device == "cpu":
+        z = np.zeros(1280)
+        blocks = BlockLaunch(reverse[5], (x, z), "cpu")
+        blocks.begin()
+        work(blocks, blocks.new_control(), 2)
+        assert blocks.blocks == 5 and (y == z).all()
+        blocks.end()
+
+
+def test_bad_launches() -> None:
+    x = np.zeros(4)
+    with pytest.raises(errors.ArgumentError, match="no blocks"):
+        BlockLaunch(add[0], (x, 4), "cpu")
+    with pytest.raises(errors.ArgumentError, match="interp"):
+        BlockLaunch(add[4], (x, 4), "interp")
+    with pytest.raises(errors.ArgumentError, match="multiple of 32"):
+        ww.kernel(block=100)(place)
+    blocks = BlockLaunch(add[4], (x, 4), "cpu")
+    with pytest.raises(errors.ArgumentError, match="begin"):
+        blocks.values  # noqa: B018
+
+
+def test_virtual_copies() -> None:
+    assert virtual_copy(place) is not place
+
+    def knows_nothing(x):
+        return x + 1
+
+    assert virtual_copy(knows_nothing) is knows_nothing
+    copy = virtual_copy(add.function)
+    assert copy.__code__ is add.function.__code__ and copy.__globals__["place"] is not place
+    assert copy.__globals__["ww"] is ww  # names that the function does not say stay as they are
+    assert virtual_copy(plane.function).__globals__["ww"].grid is not ww.grid
+
+
+def test_returns_before_a_barrier() -> None:
+    def late(x):
+        barrier()
+        if x:
+            return
+        x[0] = 1
+
+    def early(x):
+        if x:
+            return
+        barrier()
+
+    def in_a_loop(x):
+        for _ in range(3):
+            barrier()
+            if x:
+                return
+
+    assert returns_early(late) is None and returns_early(reverse.function) is None
+    assert returns_early(early) == early.__code__.co_firstlineno + 2
+    assert returns_early(in_a_loop) is not None

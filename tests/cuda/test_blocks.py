@@ -1,0 +1,181 @@
+"""Launches cut into blocks: PTX of their forms without a GPU; on one, each block once whatever stops them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
+from warpwell.targets.blocks import CURSOR, DONE, STOP, TARGET, BlockLaunch
+
+ptx = pytest.mark.ptx
+
+
+@ww.device
+def place():
+    return ww.grid(1)
+
+
+@ww.kernel
+def count_and_spin(ran, rounds):
+    i = place()
+    value = 1.0
+    for _ in range(rounds):
+        value = value * 1.0000001 + 1e-9
+    ran[i] += 1.0 + 0.0 * value
+
+
+@ww.kernel
+def plane(x):
+    i, j = ww.grid(2)
+    x[i, j] += 1000 * i + j
+
+
+@ww.kernel(block=128)
+def reverse(x, y):
+    tile = shared_array(256, np.float64)
+    block = block_index()
+    for k in range(thread_index(), 256, block_threads()):
+        tile[k] = x[256 * block + k]
+    barrier()
+    for k in range(thread_index(), 256, block_threads()):
+        y[256 * block + k] += tile[255 - k]
+
+
+@ww.kernel(block=64)
+def returns_before_barrier(x, n):
+    if thread_index() >= n:
+        return
+    barrier()
+    x[block_index()] = 1
+
+
+CASES: dict[str, Any] = {
+    "grid": (count_and_spin[1000], (np.zeros(1000), 3)),
+    "plane": (plane[30, 50], (np.zeros((30, 50)),)),
+    "block": (reverse[5], (np.zeros(1280), np.zeros(1280))),
+}
+
+
+@ptx
+@pytest.mark.parametrize("form", ["workers", "slices"])
+@pytest.mark.parametrize("case", CASES)
+def test_ptx(case: str, form: str) -> None:
+    from warpwell.targets.blocks_cuda import ptx as text_of
+
+    launch, arguments = CASES[case]
+    text = text_of(BlockLaunch(launch, arguments, "cuda"), arguments, form)
+    assert ".shared" in text and "warpwell_virtual_block" in text and "bar.sync" in text
+    # what the kernel knows of its place comes from the words that a claim wrote, not from the hardware
+    body = text[text.index(".entry") :]
+    assert body.count("%ctaid") == 1, "only the worker's own number, or the slice's offset"
+    assert ("atom.relaxed.gpu.global.add.u64" in body) == (form == "workers")
+
+
+@ptx
+def test_a_kernel_that_asks_the_hardware_runs_whole() -> None:
+    from numba import cuda
+
+    @ww.kernel
+    def asks(x):
+        x[cuda.blockIdx.x] = 1
+
+    blocks = BlockLaunch(asks[5], (np.zeros(5),), "cuda")
+    assert not blocks.preemptible and not blocks.sliceable
+    assert isinstance(blocks.reason, errors.TransformError)
+    assert blocks.reason.construct == "cuda.blockIdx" and blocks.reason.line
+
+
+@ptx
+def test_a_return_before_a_barrier_leaves_slices() -> None:
+    blocks = BlockLaunch(returns_before_barrier[5], (np.zeros(5), 3), "cuda")
+    assert not blocks.preemptible and blocks.sliceable
+    assert blocks.reason is not None and blocks.reason.construct == "return before barrier"
+    assert BlockLaunch(reverse[5], CASES["block"][1], "cuda").preemptible
+
+
+class OnGpu:
+    def __init__(self, launch: Any, arguments: Any) -> None:
+        from warpwell.targets.blocks_cuda import forms
+        from warpwell.targets.gpu import Gpu
+
+        self.gpu = Gpu()
+        self.gpu.enter()
+        self.stream = self.gpu.stream()
+        self.blocks = BlockLaunch(launch, arguments, "cuda")
+        self.blocks.begin()
+        self.forms = forms(self.blocks)
+        self.forms.prepare()
+        self.record = self.blocks.new_control()
+        self.control = self.record.address
+
+    def words(self) -> Any:
+        return self.gpu.read_words(self.control, 8)
+
+    def wait(self, event: Any) -> None:
+        until = time.monotonic() + 30
+        while not self.gpu.done(event):
+            assert time.monotonic() < until
+        self.gpu.synchronize(self.stream)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_forms_do_what_the_kernel_does(case: str, chunk: int) -> None:
+    launch, arguments = CASES[case]
+    rng = np.random.default_rng(0)
+    given = [rng.random(a.shape) if isinstance(a, np.ndarray) else a for a in arguments]
+    results = []
+    for form in ("plain", "workers", "slices"):
+        mine = [a.copy() if isinstance(a, np.ndarray) else a for a in given]
+        on = OnGpu(launch, mine)
+        if form == "plain":
+            on.forms.start_plain(on.stream)
+        elif form == "workers":
+            on.forms.start(on.control, 0, 2, on.stream, chunk)
+        else:
+            for first in range(0, on.blocks.blocks, 2):
+                on.forms.start_slice(first, min(2, on.blocks.blocks - first), on.stream)
+        on.wait(on.gpu.mark(on.stream))
+        if form == "workers":
+            assert on.words()[DONE] == on.blocks.blocks
+        on.blocks.end()
+        results.append([a.tobytes() for a in mine if isinstance(a, np.ndarray)])
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
+    from warpwell.targets.arrays import to_host, zeros
+
+    rng = np.random.default_rng(seed)
+    count = 40_000
+    ran = zeros("cuda", 256 * count, np.float32)
+    on = OnGpu(count_and_spin[256 * count], (ran, 3000))
+    resident = on.forms.resources("workers")["resident"]
+    done, stops = 0, 0
+    until = time.monotonic() + 60
+    while done < count:
+        assert time.monotonic() < until
+        quota = int(rng.integers(1, resident + 1))
+        on.gpu.write_words(on.stream, on.control, [0, quota, done])
+        on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
+        event = on.gpu.mark(on.stream)
+        time.sleep(float(rng.uniform(0, 2e-3)))
+        if rng.random() < 0.5:
+            on.gpu.set_word(on.control + 8 * TARGET, max(1, quota // 2))
+            time.sleep(1e-3)
+        on.gpu.set_word(on.control + 8 * STOP, 1)
+        on.wait(event)
+        words = on.words()
+        assert min(words[CURSOR], count) == words[DONE]
+        done = int(words[DONE])
+        stops += 1
+    assert stops > 3
+    assert (to_host(ran) == 1).all()
+    on.blocks.end()
