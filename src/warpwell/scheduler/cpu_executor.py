@@ -89,7 +89,7 @@ class CpuExecutor(Executor):
         self._events: list[Ended | Stopped] = []
         self._woken = False
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
     # -- what the scheduler calls --------------------------------------------------------------------------------
@@ -225,7 +225,9 @@ class CpuExecutor(Executor):
             if self._closed:
                 return
             self._closed = True
-            left = [run for run in self._runs.values() if run.phase is not Phase.GONE and self._gone(run)]
+            runs = [run for run in self._runs.values() if run.phase is not Phase.GONE]
+            left = [run for run in runs if self._gone(run)]
+            self._leaving = {run for run in runs if run.busy}
             self._runs.clear()
             self._await(self._patience)
             stuck = list(self._leaving)
@@ -313,7 +315,8 @@ class CpuExecutor(Executor):
         except Exception as error:
             self._say(Ended(job, self.now(), error))
             return
-        whole = plain or not blocks.preemptible
+        # here a block is one thread, which no barrier waits for: what runs in slices elsewhere runs by blocks
+        whole = plain or not (blocks.preemptible or blocks.sliceable)
         run = self._runs[job] = Run(job, blocks, quota, whole)
         run.mark(self.now())
         self._pool.run((lambda: self._whole(run)) if whole else (lambda: self._prepare(run)))
@@ -371,12 +374,10 @@ class CpuExecutor(Executor):
         return True
 
     def _gone(self, run: Run) -> bool:
-        """Say nothing more of a run, but for an end that is under way."""
+        """Say nothing more of a run, but for an end that is under way; return whether the caller must end it."""
         run.write(STOP, 1)
         if run.phase is not Phase.ENDING:
             run.phase = Phase.GONE
-        if run.busy:
-            self._leaving.add(run)
         return not run.busy
 
     def _await(self, seconds: float) -> None:

@@ -1,0 +1,413 @@
+"""Dispatcher: the thread that alone touches a core and its executor; others send it calls.
+
+It sleeps in ``Executor.wait`` while something runs or is due, and else until somebody calls. It ends when it was closed
+and nothing is left, or when the device or the policy fails: then every task that has not ended fails with the reason.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from .. import errors
+from .core import Core
+from .events import Event, Log
+from .handle import Handle
+from .task import Request, State
+from .watchdog import Watchdog
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds that a close which cancels waits for blocks that run; then they are given up."""
+
+_live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+class Feed(Log):
+    """A log that also keeps what has ended, for those who wait for it."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self.log = log
+        self.events = log.events
+        self.about = log.about
+        self._ended: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        """See `Log`."""
+        self.log.add(event)
+        if event.kind in ("end", "fail", "lost", "cancel"):
+            self._ended.append(event)
+
+    def take(self) -> list[Event]:
+        """Return the ends since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+
+class Dispatcher:
+    """Runs a core in a thread of its own.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(log)`` returns the core; called in the thread, because a GPU's context belongs to a thread.
+    log : Log
+        What the core writes to.
+    watchdog : Watchdog
+
+    Raises
+    ------
+    Exception
+        What `make` raised.
+    """
+
+    def __init__(self, make: Callable[[Log], Core], log: Log, watchdog: Watchdog) -> None:
+        self.log = log
+        self._feed = Feed(log)
+        self._watchdog = watchdog
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._process = os.getpid()
+        self._handles: dict[int, Handle] = {}
+        self._held: dict[Handle, tuple[list[Handle], set[Future[Any]]]] = {}
+        self._reasons: dict[int, BaseException] = {}
+        self._closing = False
+        self._closed = False
+        self._again = False
+        self._give_up: float | None = None
+        self._failure: BaseException | None = None
+        self.core: Core
+        ready: Future[Core] = Future()
+        self._thread = threading.Thread(target=self._main, args=(make, ready), name="warpwell-scheduler", daemon=True)
+        self._thread.start()
+        try:
+            ready.result()
+        except KeyboardInterrupt:
+            self.retire()
+            raise
+        _live.add(self)
+
+    # -- for other threads ---------------------------------------------------------------------------------------
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return what a function returns in the dispatcher's thread.
+
+        Raises
+        ------
+        ClosedError, SchedulerError, ForkError
+            There is no such thread any more (in this process).
+        """
+        self.require_process()
+        if threading.current_thread() is self._thread:
+            self._again = True
+            return function()
+        reply: Future[T] = Future()
+        with self._gate:
+            if self._closed:
+                self._raise_closed()
+            self._calls.put((function, reply))
+        self.core.executor.wake()
+        return reply.result()
+
+    def submit(self, request: Request, handles: Sequence[Handle], after: Sequence[Future[Any]]) -> None:
+        """Take in a request, once all of `after` have ended well.
+
+        Raises
+        ------
+        ClosedError
+            The scheduler is closed.
+        TaskMemoryError, QuotaError, SchedulerError, ForkError
+            It was refused; where it comes after others, `handles` fail with this later.
+        """
+        try:
+            self.call(lambda: self._submit(request, list(handles), set(after)))
+        except KeyboardInterrupt:
+            # nobody has these handles: what was, or will be, taken in must not run
+            self._calls_back(lambda: self._cancel_all(handles))
+            raise
+
+    def cancel(self, handle: Handle) -> bool:
+        """See `Handle.cancel`."""
+        try:
+            return self.call(lambda: self._cancel(handle))
+        except (errors.ClosedError, errors.SchedulerError):
+            return handle.cancelled()
+
+    def close(self, *, cancel: bool = False, patience: float = PATIENCE, timeout: float | None = None) -> bool:
+        """Take no more, run what there is to its end (or cancel it), and end the thread.
+
+        Returns
+        -------
+        bool
+            Whether the thread has ended (within `timeout` seconds); False where it cannot wait for itself.
+        """
+        if self._process != os.getpid():
+            return True  # a forked child: all of this is its parent's
+        with self._gate:
+            if not self._closed:
+                self._calls.put((lambda: self._close(cancel, patience), None))
+        self.core.executor.wake()
+        if threading.current_thread() is self._thread:
+            return False
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def retire(self) -> None:
+        """Like `close`, but only leave word. Safe wherever the collector may call it."""
+        if self._process == os.getpid():
+            self._calls.put((lambda: self._close(False, PATIENCE), None))
+
+    def require_process(self) -> None:
+        """Raise in a process that was forked from the dispatcher's."""
+        if self._process != os.getpid():
+            raise errors.ForkError(
+                f"this scheduler belongs to process {self._process} and this is {os.getpid()}, forked from it: make "
+                "another one here"
+            )
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the thread before it was closed: the device's failure, or the policy's."""
+        return self._failure
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _main(self, make: Callable[[Log], Core], ready: Future[Core]) -> None:
+        try:
+            self.core = make(self._feed)
+        except BaseException as error:  # raised by whoever makes the dispatcher
+            self._closed = True
+            ready.set_exception(error)
+            return
+        ready.set_result(self.core)
+        del ready
+        try:
+            self._run()
+        except BaseException as error:  # told to all who wait
+            self._failure = error
+        with self._gate:
+            self._closed = True
+        self._fail_all(self._failure)
+        if isinstance(self._failure, errors.TaskLostError):
+            return  # a device that is lost cannot be given back: it would be waited for without end
+        try:
+            self.core.executor.close()
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def _run(self) -> None:
+        core, executor = self.core, self.core.executor
+        while True:
+            self._again = False
+            self._answer()
+            times = [core.step()]
+            self._settle()
+            if core.running:
+                for job in self._watchdog.look(core.running, executor):
+                    self._abandon(job.number, self._watchdog.error(job))
+                times.append(self._watchdog.due)
+            if self._closing:
+                if not core.busy and not self._held:
+                    return
+                times.append(self._hurry(times[0]))
+            if self._again or not self._calls.empty():
+                continue
+            due = min((t for t in times if t is not None), default=None)
+            if core.running or due is not None:
+                executor.wait(due)
+            else:
+                self._answer(self._calls.get())
+
+    def _answer(self, first: tuple[Callable[[], Any], Future[Any] | None] | None = None) -> None:
+        """Make the calls that others have sent."""
+        call = first
+        while True:
+            if call is None:
+                try:
+                    call = self._calls.get_nowait()
+                except queue.Empty:
+                    return
+            function, reply = call
+            call = None
+            try:
+                value = function()
+            except BaseException as error:
+                if reply is None:
+                    raise
+                reply.set_exception(error)
+            else:
+                if reply is not None:
+                    reply.set_result(value)
+            self._settle()
+            del function, reply
+
+    def _settle(self) -> None:
+        """Tell those who wait what has ended."""
+        for event in self._feed.take():
+            handle = self._handles.pop(event.task, None)
+            if handle is None or handle.job is None:
+                continue
+            error = self._reasons.pop(event.task, None) or handle.job.error
+            handle.settle(error, cancelled=event.kind == "cancel" and error is None)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def _submit(self, request: Request, handles: list[Handle], after: set[Future[Any]]) -> None:
+        if self._closing:
+            self._raise_closed()
+        waits = {f for f in after if not f.done()}
+        if any(f.cancelled() or f.exception() is not None for f in after - waits):
+            for handle in handles:
+                handle.settle(None, cancelled=True)
+        elif waits:
+            for handle in handles:
+                self._held[handle] = (handles, waits)
+            for future in list(waits):
+                future.add_done_callback(lambda f: self._calls_back(lambda: self._released(request, handles, f)))
+        else:
+            self._take_in(request, handles)
+
+    def _calls_back(self, function: Callable[[], None]) -> None:
+        """Make a call for somebody who does not wait, and may be any thread."""
+        with self._gate:
+            if self._closed:
+                return
+            self._calls.put((function, None))
+        self.core.executor.wake()
+
+    def _released(self, request: Request, handles: list[Handle], future: Future[Any]) -> None:
+        if handles[0] not in self._held:
+            return
+        _, waits = self._held[handles[0]]
+        waits.discard(future)
+        well = not future.cancelled() and future.exception() is None
+        if well and waits:
+            return
+        left = [h for h in handles if self._held.pop(h, None) is not None]
+        error: BaseException | None = None
+        if well:
+            try:
+                self._take_in(request, handles)
+                return
+            except errors.WarpwellError as refused:
+                error = refused
+        for handle in left:
+            handle.settle(error, cancelled=error is None)
+
+    def _take_in(self, request: Request, handles: Sequence[Handle]) -> None:
+        request.arrival = self.core.executor.now()
+        for handle, job in zip(handles, self.core.submit(request), strict=True):
+            handle.job = job
+            if not handle.done():
+                self._handles[job.number] = handle
+        # cancelled while they waited for what comes before
+        cancelled = [h.job for h in handles if h.done() and h.job is not None]
+        if cancelled:
+            self.core.cancel(cancelled[0])
+
+    def _cancel(self, handle: Handle) -> bool:
+        if handle.done():
+            return handle.cancelled()
+        if handle in self._held:
+            handles, _ = self._held[handle]
+            for other in handles[handles.index(handle) :]:
+                if self._held.pop(other, None) is not None:
+                    other.settle(None, cancelled=True)
+            return True
+        job = handle.job
+        assert job is not None
+        if job.placement is not None and job.placement.plain and job.state is State.RUNNING:
+            return False
+        asked = self.core.cancel(job)
+        self._settle()
+        return handle.cancelled() if handle.done() else asked
+
+    def _cancel_all(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            if not handle.done() and (handle.job is not None or handle in self._held):
+                self._cancel(handle)
+
+    def _close(self, cancel: bool, patience: float) -> None:
+        self._closing = True
+        if cancel:
+            if self._give_up is None:
+                self._give_up = self.core.executor.now() + patience
+            self._cancel_all([*self._held, *self._handles.values()])
+
+    def _hurry(self, due: float | None) -> float | None:
+        """When closing: fail what will never run, and give up what does not leave."""
+        core = self.core
+        if core.waiting and not core.running and due is None and not self._again:
+            for job in core.waiting:
+                self._reasons[job.number] = errors.SchedulerError(
+                    f"task {job.task.name!r} waited, and policy {core.policy.name!r} ran nothing any more when the "
+                    "scheduler was closed: choose another policy, or check its tenant's quota",
+                    task=job.task.name,
+                )
+                core.cancel(job)
+            self._again = True
+            return None
+        if self._give_up is not None and core.executor.now() >= self._give_up:
+            for job in list(core.running):
+                error = errors.SchedulerError(
+                    f"task {job.task.name!r} was still running when the scheduler was closed: its results are not to "
+                    "be used",
+                    task=job.task.name,
+                )
+                self._abandon(job.number, error)
+            self._give_up = None
+            self._again = True
+        return self._give_up
+
+    def _abandon(self, number: int, error: BaseException) -> None:
+        handle = self._handles.get(number)
+        job = next(j for j in self.core.running if j.number == number)
+        try:
+            self.core.executor.abandon(job, error)
+        except errors.TaskLostError:
+            if handle is not None:
+                del self._handles[number]
+                handle.settle(error)
+            raise
+        self._again = True
+
+    def _fail_all(self, failure: BaseException | None) -> None:
+        """The thread ends: nobody may wait for it any more."""
+        self._settle()
+        for handle in [*self._handles.values(), *self._held]:
+            lost = errors.TaskLostError(
+                f"task {handle.task.name!r} was lost: its scheduler ended ({failure}); submit it again to a new one",
+                task=handle.task.name,
+            )
+            lost.__cause__ = failure
+            handle.settle(lost)
+        self._handles.clear()
+        self._held.clear()
+        while not self._calls.empty():
+            _, reply = self._calls.get()
+            if reply is not None:
+                try:
+                    self._raise_closed()
+                except Exception as error:
+                    reply.set_exception(error)
+
+    def _raise_closed(self) -> None:
+        if self._failure is not None:
+            why = f"the scheduler has ended ({self._failure}): make another one"
+            raise errors.SchedulerError(why) from self._failure
+        raise errors.ClosedError("the scheduler is closed: make another one")
+
+
+@atexit.register
+def _at_exit() -> None:
+    # compiled code must not go on writing to memory that the interpreter gives back
+    for dispatcher in list(_live):
+        dispatcher.close(cancel=True, patience=1.0, timeout=3.0)

@@ -1,0 +1,291 @@
+"""Scheduler: what users submit kernels to."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .. import errors
+from ..targets import KernelArgument, Launch, default_device
+from ..targets.blocks import BlockLaunch
+from .core import Core
+from .dispatcher import Dispatcher
+from .events import Log
+from .executor import Executor
+from .handle import Handle
+from .policy import Policy, Rates
+from .task import Profile, Request, Task
+from .tenants import Tenant
+from .watchdog import Watchdog
+
+T = TypeVar("T")
+
+
+class Scheduler:
+    """Shares a device between kernels that are submitted at any time, from any thread.
+
+    A context manager: leaving it waits for all tasks, or, with an exception (Ctrl-C), cancels them.
+
+    Parameters
+    ----------
+    device : str, optional
+        "cuda" or "cpu"; by default the GPU, where there is one.
+    policy : str or Policy
+        Who runs; a name in `warpwell.scheduler.policies.POLICIES`.
+    limit : int, optional
+        Kernels that may run at the same time; 2 by default.
+    rates : Rates, optional
+        Estimates of how fast kernels run together.
+    tenants : mapping or iterable of Tenant, optional
+        Weights and quotas; see `warpwell.scheduler.tenants`.
+    analyzer : callable, optional
+        ``analyzer(task)`` returns the `Profile` of a task that was submitted without one.
+    executor : Executor or callable, optional
+        In place of the device's: an executor, or what makes one in the scheduler's thread. The scheduler closes it.
+    stuck_after : float or None
+        Seconds after which a task that begins no block and ends none is given up. Longer than any block takes; None: no
+        task is.
+    log : Log, optional
+        What decisions are written to.
+
+    Raises
+    ------
+    ArgumentError
+        An option cannot be.
+    QuotaError
+        Quotas of tenants are over 100 %.
+    DeviceNotFoundError
+        There is no such device.
+
+    Examples
+    --------
+    >>> import numpy as np, warpwell as ww
+    >>> from warpwell.scheduler import Scheduler
+    >>> @ww.kernel
+    ... def double(x):
+    ...     i = ww.grid(1)
+    ...     if i < x.size:
+    ...         x[i] = 2 * x[i]
+    >>> x = np.arange(4)
+    >>> with Scheduler("cpu", "first-come") as scheduler:
+    ...     scheduler.submit(double[4], x).result()
+    >>> x.tolist()
+    [0, 2, 4, 6]
+    """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        policy: str | Policy = "warpwell",
+        *,
+        limit: int | None = None,
+        rates: Rates | None = None,
+        tenants: Mapping[str, Any] | Iterable[Tenant] | None = None,
+        analyzer: Callable[[Task], Profile] | None = None,
+        executor: Executor | Callable[[], Executor] | None = None,
+        stuck_after: float | None = 60.0,
+        log: Log | None = None,
+    ) -> None:
+        self.device = device or default_device()
+        if self.device not in ("cpu", "cuda"):
+            raise errors.ArgumentError(f"device {self.device!r} has no scheduler: choose cpu or cuda", name="device")
+        self.log = Log() if log is None else log
+        self._analyzer = analyzer
+        made = executor if executor is not None else _executor_of(self.device)
+
+        def make(feed: Log) -> Core:
+            running = made if isinstance(made, Executor) else made()
+            try:
+                most = 2 if limit is None else limit
+                return Core(running, policy, limit=most, rates=rates, tenants=tenants, log=feed, keep=False)
+            except BaseException:
+                running.close()
+                raise
+
+        self._dispatcher = Dispatcher(make, self.log, Watchdog(stuck_after))
+        self._capacity = self.inspect(lambda core: core.executor.capacity)
+        weakref.finalize(self, self._dispatcher.retire).atexit = False
+
+    def submit(
+        self,
+        launch: Launch,
+        *args: Any,
+        tenant: str = "default",
+        priority: int = 0,
+        deadline: float | None = None,
+        after: Future[Any] | Sequence[Future[Any]] = (),
+        name: str | None = None,
+        memory: int | None = None,
+        idempotent: bool = False,
+        profile: Profile | None = None,
+        size: dict[str, float] | None = None,
+    ) -> Handle:
+        """Submit a launch. It runs when the policy says so; the arguments are its own until it has ended.
+
+        Parameters
+        ----------
+        launch : Launch
+            ``kernel[n]``, without a stream.
+        *args
+            What it is called with.
+        tenant, priority, deadline, size
+            See `Task`.
+        after : Handle or sequence of handles
+            What must end before: other tasks, or any futures. If one fails or is cancelled, this one is cancelled.
+        name : str, optional
+            By default the kernel's.
+        memory : int, optional
+            Bytes of the device's memory that it holds; by default those of its arrays.
+        idempotent : bool
+            Whether a block may be run again from its start after a part of it has run.
+        profile : Profile, optional
+            What is known of it.
+
+        Raises
+        ------
+        ArgumentError
+            The launch is empty or has a stream, an argument is on another device, or an option cannot be.
+        TaskMemoryError
+            It is larger than the device's memory, or than its tenant's part.
+        QuotaError
+            There are settings of tenants, and none names this one.
+        ClosedError
+            The scheduler is closed.
+        SchedulerError
+            The scheduler has failed.
+        """
+        task = self.task(
+            launch, *args, tenant=tenant, priority=priority, deadline=deadline, name=name, memory=memory,
+            idempotent=idempotent, profile=profile, size=size,
+        )  # fmt: skip
+        return self.submit_tasks([task], after=after)[0]
+
+    def submit_many(
+        self, launches: Sequence[tuple[Any, ...]], *, name: str | None = None,
+        after: Future[Any] | Sequence[Future[Any]] = (), **options: Any,
+    ) -> list[Handle]:  # fmt: skip
+        """Submit a request of several launches, which run in order: one begins when that before it has ended.
+
+        If one fails or is cancelled, those after it are cancelled.
+
+        Parameters
+        ----------
+        launches : sequence of tuples
+            ``(kernel[n], *args)`` each.
+        name : str, optional
+            Of the request.
+        **options
+            Those of `submit`, for all of them.
+
+        Returns
+        -------
+        list of Handle
+            One a launch.
+        """
+        return self.submit_tasks([self.task(*launch, **options) for launch in launches], name=name, after=after)
+
+    def submit_tasks(
+        self, tasks: Sequence[Task], *, name: str | None = None, after: Future[Any] | Sequence[Future[Any]] = ()
+    ) -> list[Handle]:
+        """Submit a request of tasks that `task` has made, which run in order; see `submit_many`."""
+        if not tasks:
+            raise errors.ArgumentError("a request without launches: give at least one", name="launches")
+        futures = [after] if isinstance(after, Future) else list(after)
+        for future in futures:
+            if not isinstance(future, Future):
+                raise errors.ArgumentError(f"after= has {future!r:.80}: give handles", name="after")
+        handles = [Handle(self._dispatcher, task) for task in tasks]
+        self._dispatcher.submit(Request(name or tasks[0].name, tasks), handles, futures)
+        return handles
+
+    def task(
+        self,
+        launch: Launch,
+        *args: Any,
+        name: str | None = None,
+        memory: int | None = None,
+        idempotent: bool = False,
+        profile: Profile | None = None,
+        size: dict[str, float] | None = None,
+        **options: Any,
+    ) -> Task:
+        """Return the task of a launch, without submitting it. See `submit` for parameters and errors."""
+        if not isinstance(launch, Launch):
+            raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n], and its arguments after it")
+        if launch.stream is not None:
+            raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
+        blocks = BlockLaunch(launch, args, self.device)
+        title = name or launch.kernel.function.__name__
+        if idempotent and blocks.participants:
+            raise errors.ArgumentError(
+                f"task {title!r} uses a storage-backed array or store, so it is not idempotent", name="idempotent"
+            )
+        runs_whole = blocks.reason if not (blocks.preemptible or blocks.sliceable) else None
+        task = Task(
+            title, blocks.blocks, launch=launch, arguments=args, idempotent=idempotent, size=size or {},
+            memory=_nbytes(args) if memory is None else memory, whole=str(runs_whole or ""), **options,
+        )  # fmt: skip
+        if profile is None and self._analyzer is not None:
+            profile = self._analyzer(task)
+        capacity = self._capacity
+        task.profile = profile or Profile(
+            threads=blocks.threads, resident=min(capacity.processors * capacity.blocks, blocks.blocks)
+        )
+        return task
+
+    def inspect(self, function: Callable[[Core], T]) -> T:
+        """Return what ``function(core)`` returns in the scheduler's thread, between two decisions (for metrics)."""
+        return self._dispatcher.call(lambda: function(self._dispatcher.core))
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the scheduler before it was closed; None: nothing. Its tasks have failed with `TaskLostError`."""
+        return self._dispatcher.failure
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Take no more tasks, and return when all have ended.
+
+        Parameters
+        ----------
+        cancel : bool
+            Cancel those that wait, and those that run at the end of their blocks. What has not left after 10 s is given
+            up, and fails.
+        """
+        try:
+            self._dispatcher.close(cancel=cancel)
+        except KeyboardInterrupt:
+            self._dispatcher.close(cancel=True)
+            raise
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=kind is not None)
+
+
+def _executor_of(device: str) -> Callable[[], Executor]:
+    if device == "cpu":
+        from .cpu_executor import CpuExecutor
+
+        return CpuExecutor
+    from .cuda_executor import CudaExecutor
+
+    return CudaExecutor
+
+
+def _nbytes(args: Sequence[Any]) -> int:
+    """Return the bytes of the arrays among arguments, each counted once, without what is in files or on storage."""
+    arrays = {
+        id(a): int(a.nbytes)
+        for a in args
+        if hasattr(a, "nbytes") and hasattr(a, "dtype") and not isinstance(a, KernelArgument | np.memmap | np.generic)
+    }
+    return sum(arrays.values())
