@@ -11,7 +11,7 @@ from .. import errors
 from .events import Event, Log
 from .executor import Ended, Executor, Stopped
 from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
-from .task import Job, Request, State
+from .task import Job, Placement, Request, State
 from .tenants import Account, Tenant, Tenants
 from .waiting import Waiting
 
@@ -169,7 +169,7 @@ class Core:
         arrivals = self._arrivals
         self._arrive_until(now)
         self.tenants.charge(self.running, now)
-        if self._queue.count:
+        if self._queue.count or (self.running and self.policy.adjusts):
             self._decide(now)
         times = []
         if arrivals:
@@ -203,6 +203,8 @@ class Core:
         if job in self._queue:
             self._queue.remove(job)
             self.tenants[job.task.tenant].waiting -= 1
+            if job.state is State.PREEMPTED:
+                self.executor.discard(job)
         else:
             self._arrivals = [entry for entry in self._arrivals if entry[2] is not job]
             heapq.heapify(self._arrivals)
@@ -239,6 +241,7 @@ class Core:
             why = {"done": event.done, "wasted": event.wasted}
             self._write(time, "stop", job, why)
             if job in self._cancelling:
+                self.executor.discard(job)
                 self._finish(job, time, State.CANCELLED, None, {"rule": "asked"})
                 return
             job.state = State.PREEMPTED
@@ -301,12 +304,7 @@ class Core:
             for job in self.running:
                 job.done = self.executor.progress(job)
         again, spare = True, False
-        while self._queue.count:
-            if not again:
-                # Places that nobody within a quota takes go to those who may burst.
-                if spare or not self._barred or len(self.running) >= self.limit:
-                    break
-                spare = True
+        while again:
             view.free_memory = self.free_memory
             self._barred = self.tenants.barred(spare)
             again = False
@@ -319,6 +317,11 @@ class Core:
                     self._resize(decision, now)
                 else:
                     self._hold(decision, now)
+            if not self._queue.count:
+                break
+            if not again and not spare and self._barred and len(self.running) < self.limit:
+                # Places that nobody within a quota takes go to those who may burst.
+                again = spare = True
 
     def _launch(self, decision: Launch, now: float) -> bool:
         job, placement = decision.job, decision.placement
@@ -374,9 +377,11 @@ class Core:
 
     def _resize(self, decision: Resize, now: float) -> None:
         job, placement = decision.job, decision.job.placement
-        if placement is None or job.state is not State.RUNNING or placement.workers == decision.workers:
+        if placement is None or job.state is not State.RUNNING or placement.plain:
             return
-        job.placement = type(placement)(decision.workers, placement.partition, placement.priority, placement.plain)
+        if placement.workers == decision.workers:
+            return
+        job.placement = Placement(decision.workers, placement.partition, placement.priority, placement.plain)
         self._write(now, "resize", job, {**decision.why, "workers": decision.workers})
         self.executor.resize(job, decision.workers)
 

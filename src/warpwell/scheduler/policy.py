@@ -112,6 +112,8 @@ class Policy(ABC):
         Whether it fills a free place whenever something waits that may be launched. All keep an idle device busy.
     watches : bool
         Whether `Job.done` of what runs is to be brought up to date before each decision.
+    adjusts : bool
+        Whether it is also asked when nothing waits, to give what was left to those that run.
     perfect : bool
         Whether it sees true profiles instead of predicted ones.
     period : float or None
@@ -122,6 +124,7 @@ class Policy(ABC):
     starves: bool = False
     conserves: bool = True
     watches: bool = False
+    adjusts: bool = False
     perfect: bool = False
     period: float | None = None
 

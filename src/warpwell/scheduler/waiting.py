@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator
+from itertools import islice
 
 from .task import Job
+
+Entry = tuple[float, int, Job]
 
 
 class Waiting:
@@ -33,10 +36,9 @@ class Waiting:
         self._bucket = bucket
         self._key = key
         self.allowed = allowed
-        self._order: list[tuple[float, int, Job]] = []
-        self._buckets: dict[Hashable, list[tuple[float, int, Job]]] = {}
-        self._passed: dict[Hashable, int] = {}
-        self._places: dict[Job, tuple[Hashable, tuple[float, int, Job]]] = {}
+        self._order = _Line()
+        self._lines: dict[Hashable, _Line] = {}
+        self._places: dict[Job, tuple[Hashable, Entry]] = {}
 
     def __iter__(self) -> Iterator[Job]:
         """Jobs that may be launched, in order of arrival."""
@@ -64,25 +66,20 @@ class Waiting:
     @property
     def count(self) -> int:
         """How many wait, whether they may be launched or not."""
-        return len(self._order)
+        return len(self._places)
 
     def first(self) -> Job | None:
         """Return the oldest that may be launched."""
-        allowed = self.allowed
-        for entry in self._order:
-            if allowed(entry[2]):
-                return entry[2]
-        return None
+        return self._order.first(self.allowed)
 
     def heads(self) -> list[Job]:
         """Return the first of each bucket that may be launched."""
         allowed = self.allowed
         found = []
-        for entries in self._buckets.values():
-            for entry in entries:
-                if allowed(entry[2]):
-                    found.append(entry[2])
-                    break
+        for line in self._lines.values():
+            job = line.first(allowed)
+            if job is not None:
+                found.append(job)
         return found
 
     def passed(self, job: Job) -> int:
@@ -90,40 +87,75 @@ class Waiting:
 
         This is what waiting ages by: it needs no unit of time, and grows only where others are preferred.
         """
-        return self._passed[self._places[job][0]]
+        return self._lines[self._places[job][0]].passed
 
     def add(self, job: Job) -> None:
         """Take a job in."""
         bucket = self._bucket(job)
         entry = (self._key(job), job.number, job)
-        entries = self._buckets.get(bucket)
-        if entries is None:
-            self._buckets[bucket] = [entry]
-            self._passed[bucket] = 0
-        else:
-            insort(entries, entry)
-        insort(self._order, (job.arrival, job.number, job))
+        line = self._lines.get(bucket)
+        if line is None:
+            line = self._lines[bucket] = _Line()
+        line.add(entry)
+        self._order.add((job.arrival, job.number, job))
         self._places[job] = bucket, entry
 
     def remove(self, job: Job) -> None:
         """Let a job go that does not want to run any more."""
         bucket, entry = self._places.pop(job)
-        entries = self._buckets[bucket]
-        if len(entries) == 1:
-            del self._buckets[bucket], self._passed[bucket]
-        else:
-            del entries[bisect_left(entries, entry)]
-        del self._order[bisect_left(self._order, (job.arrival, job.number, job))]
+        line = self._lines[bucket]
+        line.remove(entry)
+        if line.start == len(line.entries):
+            del self._lines[bucket]
+        self._order.remove((job.arrival, job.number, job))
 
     def launched(self, job: Job) -> None:
         """Let a job go that was launched, and count it for the older ones that it passed."""
-        mine = self._places[job][0]
-        passed = self._passed
-        for bucket, entries in self._buckets.items():
-            if bucket == mine:
-                passed[bucket] = 0
-            else:
-                head = entries[0][2]
-                if (head.arrival, head.number) < (job.arrival, job.number):
-                    passed[bucket] += 1
+        if len(self._lines) > 1:
+            mine = self._lines[self._places[job][0]]
+            for line in self._lines.values():
+                head = line.entries[line.start][2]
+                if line is mine:
+                    line.passed = 0
+                elif (head.arrival, head.number) < (job.arrival, job.number):
+                    line.passed += 1
         self.remove(job)
+
+
+class _Line:
+    """Entries in order. Most leave at the front: it is an offset, so that a long line need not move up each time."""
+
+    __slots__ = ("entries", "passed", "start")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.start = 0
+        self.passed = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return islice(self.entries, self.start, None)
+
+    def first(self, allowed: Callable[[Job], bool]) -> Job | None:
+        entries = self.entries
+        for i in range(self.start, len(entries)):
+            job = entries[i][2]
+            if allowed(job):
+                return job
+        return None
+
+    def add(self, entry: Entry) -> None:
+        entries = self.entries
+        if not entries or entries[-1] < entry:
+            entries.append(entry)
+        else:
+            insort(entries, entry, self.start)
+
+    def remove(self, entry: Entry) -> None:
+        i = bisect_left(self.entries, entry, self.start)
+        if i > self.start:
+            del self.entries[i]
+            return
+        self.start += 1
+        if self.start >= 64 and 2 * self.start >= len(self.entries):
+            del self.entries[: self.start]
+            self.start = 0

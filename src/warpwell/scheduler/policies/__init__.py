@@ -9,7 +9,12 @@ from typing import Any
 
 from ... import errors
 from ..policy import Policy
-from .order import FirstCome, LeftOver
+from .chimera import Chimera
+from .drf import SmkDrf
+from .order import FirstCome, LeftOver, Shortest, StreamPriority
+from .orion import Orion
+from .partition import BestPartition, EvenPartition
+from .residency import MemoryFirst
 from .source import Source
 
 
@@ -21,6 +26,14 @@ def _oracle(**options: Any) -> Policy:
 POLICIES: dict[str, Callable[..., Policy]] = {
     "first-come": FirstCome,
     "left-over": LeftOver,
+    "stream-priority": StreamPriority,
+    "even-partition": EvenPartition,
+    "best-partition": BestPartition,
+    "memory-first": MemoryFirst,
+    "chimera": Chimera,
+    "smk-drf": SmkDrf,
+    "orion": Orion,
+    "shortest": Shortest,
     "source": Source,
     "source-no-preemption": partial(Source, preempts=False, name="source-no-preemption"),
     "source-no-pairing": partial(Source, pairs=False, name="source-no-pairing"),

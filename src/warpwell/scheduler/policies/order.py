@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from ... import errors
 from ..policy import Decision, Launch, Policy, View
-from ..task import Job, Placement
+from ..task import Job, Kind, Placement
+from .sharing import age, grow, highest, share, standing
 
 PLAIN = Placement(plain=True)
 ARRIVAL = {"rule": "arrival"}
@@ -44,3 +46,91 @@ class LeftOver(Policy):
             return []
         job = view.waiting.first()
         return [] if job is None else [Launch(job, PLAIN, ARRIVAL)]
+
+
+class StreamPriority(Policy):
+    """Left-over with stream priorities: the block scheduler takes blocks of the highest priority first.
+
+    The order of launches is by priority too, and then by arrival; one more for each `patience` others that passed.
+
+    Parameters
+    ----------
+    favours : Kind or None
+        Class that has a higher stream priority than the other at equal `Task.priority`; None: no class.
+    patience : int
+    """
+
+    name = "stream-priority"
+
+    def __init__(self, *, favours: Kind | None = Kind.MEMORY, patience: int = 32) -> None:
+        self.favours = favours
+        self.patience = at_least_one("patience", patience)
+
+    def bucket(self, job: Job) -> Hashable:
+        """By what gives priority."""
+        return job.task.priority, job.task.tenant, job.task.profile.kind is self.favours
+
+    def decide(self, view: View) -> list[Decision]:
+        """Launch the highest."""
+        if len(view.running) >= view.limit:
+            return []
+        jobs = highest(view, self.patience)
+        if not jobs:
+            return []
+        job = min(jobs, key=lambda j: (j.task.profile.kind is not self.favours and not self._waited(view, j), age(j)))
+        priority = 2 * standing(view, job) + (job.task.profile.kind is self.favours)
+        return [Launch(job, Placement(priority=priority, plain=True), {"rule": "priority", "priority": priority})]
+
+    def _waited(self, view: View, job: Job) -> bool:
+        return view.waiting.passed(job) >= self.patience
+
+
+class Shortest(Policy):
+    """The task with the shortest predicted rest first; those that run share the device equally.
+
+    Parameters
+    ----------
+    aging : float
+        Seconds of rest that a second of waiting is worth: a task of r seconds waits for no task that arrives more than
+        ``r / aging`` seconds after it.
+    """
+
+    name = "shortest"
+    adjusts = True
+
+    def __init__(self, *, aging: float = 0.1) -> None:
+        if not aging > 0:
+            raise errors.ArgumentError(
+                f"aging is {aging}: without it long tasks starve, give more than 0", name="aging"
+            )
+        self.aging = aging
+
+    def bucket(self, job: Job) -> Hashable:
+        """All in one, which is sorted by `key`."""
+        return None
+
+    def key(self, job: Job) -> float:
+        """Rest less what it has waited: the difference between two tasks does not change with time."""
+        return self.aging * job.arrival + (job.rest or 0.0)
+
+    def decide(self, view: View) -> list[Decision]:
+        """Launch the first."""
+        if len(view.running) >= view.limit:
+            return []
+        heads = view.waiting.heads()
+        if not heads:
+            return grow(view)
+        return share(view, heads[0], {"rule": "shortest", "rest": heads[0].rest})
+
+
+def at_least_one(name: str, value: int) -> int:
+    """Return an option that counts something.
+
+    Raises
+    ------
+    ArgumentError
+        It is less than 1.
+    """
+    if value < 1:
+        raise errors.ArgumentError(f"{name} is {value}: give at least 1", name=name)
+    return value

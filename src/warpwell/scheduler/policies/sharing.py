@@ -1,13 +1,15 @@
-"""What policies share: ranks of combinations, quotas of workers, and jobs as perfect prediction sees them."""
+"""What policies share: ranks of combinations, parts of the device, quotas, and jobs as perfect prediction sees them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..executor import Capacity
-from ..policy import View
-from ..task import Job, Kind, Profile, State
+from ..policy import Decision, Launch, Resize, View
+from ..residency import footprint, part_of, resident_alone
+from ..task import Job, Kind, Placement, Profile, State
 
 
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
@@ -25,35 +27,42 @@ def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
     return memory * (memory - 1) // 2, compute * (compute - 1) // 2
 
 
-def demand(job: Job) -> float:
-    """Return the fraction of the device's room for its blocks that a job can fill, 0 to 1."""
-    left = job.task.blocks - job.done
-    resident = job.task.profile.resident
-    return 1.0 if left >= resident or not resident else max(1, left) / resident
+def alone(job: Job, capacity: Capacity) -> int:
+    """Return how many blocks of a job are resident when it has the device."""
+    return resident_alone(job.task.profile, job.task.blocks, capacity)
 
 
-def room(job: Job) -> float:
-    """Return the fraction of the device's room for its blocks that a running job may fill by its placement."""
-    wants = demand(job)
-    placement, resident = job.placement, job.task.profile.resident
-    if placement is None or placement.workers is None or not resident:
+def demand(job: Job, capacity: Capacity) -> float:
+    """Return the part of the device that the blocks of a job can fill: of what they take most of, 0 to 1."""
+    blocks = min(alone(job, capacity), max(1, job.task.blocks - job.done))
+    return blocks * max(footprint(job.task.profile, capacity))
+
+
+def room(job: Job, capacity: Capacity) -> float:
+    """Return the part of the device that a running job may fill where it is."""
+    placement = job.placement
+    if placement is None:
+        return demand(job, capacity)
+    if placement.partition is not None:
+        return part_of(placement.partition, capacity)
+    wants = demand(job, capacity)
+    if placement.workers is None:
         return wants
-    return min(wants, placement.workers / resident)
+    return min(wants, placement.workers * max(footprint(job.task.profile, capacity)))
 
 
 def quota(job: Job, fraction: float, capacity: Capacity) -> int | None:
-    """Return the workers that are a fraction of the device's room for a job, None for all of it.
+    """Return the workers that fill a part of the device; None where that is as many as the job has alone.
 
-    Whole numbers a multiprocessor where there are several, because that is how the hardware spreads them.
+    Whole numbers a multiprocessor where there are several on each, because that is how the hardware spreads them.
     """
+    most = alone(job, capacity)
     if fraction >= 1.0:
         return None
-    profile = job.task.profile
-    resident = profile.resident or capacity.processors
-    each = resident // capacity.processors
-    if each >= 2:
-        return capacity.processors * min(each - 1, max(1, round(each * fraction)))
-    return max(1, int(resident * fraction))
+    workers = int(fraction / max(footprint(job.task.profile, capacity)) + 1e-6)
+    if workers >= capacity.processors:
+        workers -= workers % capacity.processors
+    return None if workers >= most else max(1, workers)
 
 
 def stopping(view: View) -> bool:
@@ -66,9 +75,73 @@ def preemptible(job: Job) -> bool:
     return job.state is State.RUNNING and job.placement is not None and not job.placement.plain
 
 
-def oldest(jobs: Iterable[Job]) -> Job | None:
-    """Return the job that arrived first."""
-    return min(jobs, key=lambda job: (job.arrival, job.number), default=None)
+def age(job: Job) -> tuple[float, int]:
+    """Sort key: order of arrival."""
+    return job.arrival, job.number
+
+
+def standing(view: View, job: Job) -> int:
+    """Return a job's priority with its tenant's."""
+    priority: int = job.task.priority + view.tenants[job.task.tenant].tenant.priority
+    return priority
+
+
+def level(view: View, job: Job, patience: int) -> int:
+    """Return a waiting job's priority with its tenant's and one more for each `patience` others that passed it."""
+    return standing(view, job) + view.waiting.passed(job) // patience
+
+
+def highest(view: View, patience: int) -> list[Job]:
+    """Return the heads of the waiting list that have the highest level."""
+    heads = view.waiting.heads()
+    if len(heads) < 2:
+        return heads
+    levels = [level(view, job, patience) for job in heads]
+    most = max(levels)
+    return [job for job, its in zip(heads, levels, strict=True) if its == most]
+
+
+def placed(view: View, jobs: Sequence[Job]) -> list[Placement]:
+    """Return placements of kernels that share every multiprocessor equally, as far as they do not all fit."""
+    capacity = view.capacity
+    if sum(demand(job, capacity) for job in jobs) <= 1.0 + 1e-9:
+        return [Placement() for _ in jobs]
+    return [Placement(workers=quota(job, 1.0 / len(jobs), capacity)) for job in jobs]
+
+
+def share(view: View, job: Job, why: dict[str, Any], priority: int = 0) -> list[Decision]:
+    """Launch a job beside those running: in what is free, and otherwise in an equal part that they make room for."""
+    running, capacity = view.running, view.capacity
+    free = 1.0 - sum(room(j, capacity) for j in running)
+    wants = demand(job, capacity)
+    if not running or wants <= free + 1e-9:
+        return [Launch(job, Placement(priority=priority), why)]
+    part = max(free, 1.0 / (len(running) + 1))
+    left = (1.0 - part) / len(running)
+    decisions: list[Decision] = [
+        Resize(j, quota(j, left, capacity), {"rule": "makes room", "for": job.number})
+        for j in running
+        if preemptible(j) and room(j, capacity) > left + 1e-9
+    ]
+    decisions.append(Launch(job, Placement(workers=quota(job, part, capacity), priority=priority), why))
+    return decisions
+
+
+def grow(view: View) -> list[Decision]:
+    """Give what has been left to those that run: equal parts, the whole device to one that runs alone."""
+    running = view.running
+    if all(j.placement is None or j.placement.workers is None for j in running) or stopping(view):
+        return []
+    if len(running) == 1:
+        return [Resize(running[0], None, {"rule": "alone"})]
+    capacity = view.capacity
+    if sum(room(j, capacity) for j in running) > 1.0 - 0.5 / len(running):
+        return []
+    decisions: list[Decision] = []
+    for job, placement in zip(running, placed(view, running), strict=True):
+        if preemptible(job) and job.placement is not None and placement.workers != job.placement.workers:
+            decisions.append(Resize(job, placement.workers, {"rule": "grows"}))
+    return decisions
 
 
 class Sight:
@@ -89,10 +162,10 @@ class Sight:
         seconds = self.profile(view, job).seconds
         return None if seconds is None else seconds * job.left
 
-    def jobs(self, view: View, jobs: Sequence[Job]) -> list[Job]:
+    def jobs(self, view: View, jobs: Sequence[Job]) -> Sequence[Job]:
         """Return what estimates of rates are to be asked with."""
         if not self.perfect or view.truth is None:
-            return list(jobs)
+            return jobs
         found = []
         for job in jobs:
             profile = view.truth(job.task)

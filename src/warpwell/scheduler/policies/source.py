@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ..decision import SOURCE, SourceModel, gain, together, worth
-from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
+from ..policy import Decision, Hold, Policy, Preempt, View
 from ..task import Job, Placement, State
-from .sharing import Sight, demand, preemptible, quota, rank, room, stopping
+from .sharing import Sight, grow, placed, preemptible, rank, share, stopping
 
 
 class Source(Policy):
@@ -37,6 +37,7 @@ class Source(Policy):
     name = "source"
     starves = True
     watches = True
+    adjusts = True
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Source(Policy):
         running = view.running
         jobs = view.waiting.heads()
         if not jobs:
-            return []
+            return grow(view)
         job = min(jobs, key=lambda j: self._order(view, running, j)) if len(jobs) > 1 else jobs[0]
         why = {"rule": "best combination", "beside": [j.number for j in running]}
         return share(view, job, why)
@@ -147,37 +148,3 @@ class Source(Policy):
         yes = worth(s0, n, s1, t, c, d)
         why.update(S0=s0, S1=s1, n=n, T=t, C=c, d=d, gain=gain(s0, n, s1, t, c, d))
         return yes, why, victim, job
-
-
-def placed(view: View, jobs: Sequence[Job]) -> list[Placement]:
-    """Return placements of kernels that share every multiprocessor equally."""
-    if sum(demand(job) for job in jobs) <= 1.0:
-        return [Placement() for _ in jobs]
-    return [Placement(workers=quota(job, 1.0 / len(jobs), view.capacity)) for job in jobs]
-
-
-def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
-    """Launch a job beside those running: in what is free, and otherwise in an equal part that they make room for."""
-    running = view.running
-    free = 1.0 - sum(room(j) for j in running)
-    wants = demand(job)
-    if not running or wants <= free + 1e-12:
-        return [Launch(job, Placement(), why)]
-    part = max(free, 1.0 / (len(running) + 1))
-    left = (1.0 - part) / len(running)
-    decisions: list[Decision] = [
-        Resize(j, quota(j, left, view.capacity), {"rule": "makes room", "for": job.number})
-        for j in running
-        if preemptible(j) and room(j) > left
-    ]
-    decisions.append(Launch(job, Placement(workers=quota(job, part, view.capacity)), why))
-    return decisions
-
-
-def grow(view: View) -> list[Decision]:
-    """Give what has been left to those that run: the whole device to one that runs alone."""
-    if len(view.running) == 1:
-        job = view.running[0]
-        if preemptible(job) and job.placement is not None and job.placement.workers is not None:
-            return [Resize(job, None, {"rule": "alone"})]
-    return []

@@ -1,0 +1,85 @@
+"""SmkDrf: kernels share every multiprocessor, in parts that dominant resource fairness gives."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from ..executor import Capacity
+from ..policy import Decision, Launch, Policy, Resize, View
+from ..residency import footprint
+from ..task import Job, Placement
+from .order import at_least_one
+from .sharing import age, alone, highest, preemptible
+
+
+class SmkDrf(Policy):
+    """Simultaneous kernels with dominant resource fairness over registers, shared memory, threads and block slots.
+
+    Whenever a kernel comes or goes, quotas are filled progressively: one more block a multiprocessor for the kernel
+    whose dominant share, by the weight of its tenant, is smallest. Partial preemption is a smaller quota, which is
+    obeyed at block ends.
+
+    Parameters
+    ----------
+    patience : int
+        How many others may pass before waiting counts as one more priority.
+    """
+
+    name = "smk-drf"
+    watches = True
+    adjusts = True
+
+    def __init__(self, *, patience: int = 32) -> None:
+        self.patience = at_least_one("patience", patience)
+
+    def bucket(self, job: Job) -> Hashable:
+        """By what gives priority."""
+        return job.task.priority, job.task.tenant
+
+    def decide(self, view: View) -> list[Decision]:
+        """Launch the oldest of the highest, and divide anew."""
+        running = view.running
+        jobs = highest(view, self.patience) if len(running) < view.limit else []
+        decisions: list[Decision] = []
+        if jobs:
+            job = min(jobs, key=age)
+            quotas = self._divide(view, [*running, job])
+            decisions.append(Launch(job, Placement(workers=quotas.pop()), {"rule": "dominant share"}))
+        elif running:
+            quotas = self._divide(view, running)
+        else:
+            return []
+        resizes: list[Decision] = [
+            Resize(j, workers, {"rule": "dominant share"})
+            for j, workers in zip(running, quotas, strict=True)
+            if preemptible(j) and j.placement is not None and j.placement.workers != workers
+        ]
+        return resizes + decisions
+
+    def _divide(self, view: View, jobs: Sequence[Job]) -> list[int | None]:
+        weights = [view.tenants[j.task.tenant].tenant.weight for j in jobs]
+        return divide(jobs, weights, view.capacity)
+
+
+def divide(jobs: Sequence[Job], weights: Sequence[float], capacity: Capacity) -> list[int | None]:
+    """Return quotas of workers by dominant resource fairness; None for a job that gets as many as it can use.
+
+    Each gets at least one worker.
+    """
+    most = [alone(job, capacity) for job in jobs]
+    wanted = [max(1, min(m, job.task.blocks - job.done)) for m, job in zip(most, jobs, strict=True)]
+    units = [capacity.processors if m >= capacity.processors else m for m in most]
+    each = [footprint(job.task.profile, capacity) for job in jobs]
+    free = [1.0] * 4
+    given = [0] * len(jobs)
+    open_ = list(range(len(jobs)))
+    while open_:
+        i = min(open_, key=lambda k: (given[k] * max(each[k]) / weights[k], k))
+        step = min(units[i], wanted[i] - given[i])
+        need = [step * e for e in each[i]]
+        if step <= 0 or any(n > f + 1e-9 for n, f in zip(need, free, strict=True)):
+            open_.remove(i)
+            continue
+        given[i] += step
+        free = [f - n for f, n in zip(free, need, strict=True)]
+    return [None if got >= want else max(1, got) for got, want in zip(given, wanted, strict=True)]
