@@ -1,0 +1,107 @@
+"""Replay: a trace through an executor, in virtual or in real time."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .. import errors
+from .core import Core
+from .events import Log
+from .metrics import Metrics, measure
+from .simulator import Simulator
+from .task import Job, Request, Task
+
+
+@dataclass
+class Result:
+    """What a replay left.
+
+    Attributes
+    ----------
+    jobs : list of Job
+        In order of submission.
+    log : Log
+    steps : array
+        Wall time of each step of the scheduler, in seconds.
+    rejected : list of tuple
+        Requests that were not taken in, each with its error.
+    wasted_seconds : float
+        Work that was done twice, where the executor knows it.
+    alone : callable
+        Seconds that a task takes alone.
+    """
+
+    jobs: list[Job]
+    log: Log
+    alone: Callable[[Task], float | None]
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    rejected: list[tuple[Request, errors.WarpwellError]] = field(default_factory=list)
+    wasted_seconds: float = 0.0
+
+    def metrics(self) -> Metrics:
+        """Return what the run was like."""
+        return measure(self.jobs, self.log, alone=self.alone, steps=self.steps, wasted_seconds=self.wasted_seconds)
+
+
+def replay(
+    requests: Iterable[Request],
+    core: Core,
+    *,
+    alone: Callable[[Task], float | None] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Result:
+    """Submit requests when they arrive, and let the scheduler work until all have ended.
+
+    Parameters
+    ----------
+    requests : iterable of Request
+        In any order. Arrivals are in seconds of the executor's clock.
+    core : Core
+        A fresh one: its executor's clock stands at the beginning, or is running.
+    alone : callable, optional
+        Seconds that a task takes alone; what the executor takes for the truth by default.
+    progress : callable, optional
+        ``progress(done, total)``, called now and then with kernels.
+
+    Raises
+    ------
+    SchedulerError
+        Something waits, nothing runs or is still to come, and the policy does not launch it.
+    """
+    executor = core.executor
+    order = sorted(requests, key=lambda request: request.arrival)
+    total = sum(len(request.tasks) for request in order)
+    result = Result([], core.log, alone or (lambda task: executor.truth(task).seconds))
+    steps, clock = result.steps, time.perf_counter
+    following = done = seen = 0
+    while following < len(order) or core.busy:
+        now = executor.now()
+        while following < len(order) and order[following].arrival <= now:
+            try:
+                result.jobs += core.submit(order[following])
+            except (errors.SchedulerError, errors.QuotaError) as error:
+                result.rejected.append((order[following], error))
+            following += 1
+        began = clock()
+        until = core.step()
+        steps.append(clock() - began)
+        if following < len(order):
+            arrival = order[following].arrival
+            until = arrival if until is None else min(until, arrival)
+        elif not core.busy:
+            break
+        elif until is None and not core.running:
+            raise errors.SchedulerError(
+                f"policy {core.policy.name!r} lets {len(core.waiting)} tasks wait beside an idle device: correct it"
+            )
+        executor.wait(until)
+        if progress is not None and len(steps) % 4096 == 0:
+            done += sum(event.kind == "end" for event in core.log.events[seen:])
+            seen = len(core.log)
+            progress(done, total)
+    if isinstance(executor, Simulator):
+        result.wasted_seconds = executor.lost_seconds
+    return result

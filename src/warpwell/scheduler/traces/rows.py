@@ -1,0 +1,137 @@
+"""Rows: CSV files read with their columns and numbers checked; errors name the file, the line and the column."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from ... import errors
+
+_GZIP = b"\x1f\x8b"
+
+Row = dict[str, str]
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """Open a text file, compressed with gzip or not.
+
+    Raises
+    ------
+    MissingFileError
+        It is not there, or a folder.
+    """
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == _GZIP
+    except (FileNotFoundError, IsADirectoryError) as error:
+        message = f"{path} is no file: give the path of a trace"
+        raise errors.MissingFileError(message, path=path) from error
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") if packed else open(
+            path, encoding="utf-8", newline=""
+        ) as text:
+            yield text
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        raise errors.FormatError(f"{path} is no CSV text ({error}): give a trace", path=path) from error
+
+
+def header_of(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the columns of a CSV file; empty where it has no line."""
+    with opened(path) as text:
+        return next(csv.reader(_content(text)), [])
+
+
+def read(
+    text: Iterable[str],
+    path: str | os.PathLike[str],
+    required: Iterable[str],
+    optional: Iterable[str] = (),
+    *,
+    ignored: Iterable[str] = (),
+) -> Iterator[tuple[int, Row]]:
+    """Give each row with its line number; lines that begin with ``#`` are comments.
+
+    Parameters
+    ----------
+    text : iterable of str
+        Lines.
+    path : path
+        For messages.
+    required, optional, ignored : iterable of str
+        Columns that must be there, may be there, and may be there but are of no use. No others may.
+
+    Raises
+    ------
+    FormatError
+        A column is missing or unknown, or a row has another number of values.
+    """
+    required, optional = list(required), list(optional)
+    known = [*required, *optional, *ignored]
+    reader = csv.reader(_content(text))
+    columns = [name.strip() for name in next(reader, [])]
+    for name in columns:
+        if name not in known:
+            message = f"{path} has a column {name!r} that is not known: take {', '.join(required + optional)}"
+            raise errors.FormatError(message, path=path)
+        if columns.count(name) > 1:
+            raise errors.FormatError(f"{path} has two columns {name!r}: leave one", path=path)
+    for name in required:
+        if name not in columns:
+            message = f"{path} has no column {name!r}: its first line must have {', '.join(required)}"
+            raise errors.FormatError(message, path=path)
+    for values in reader:
+        if not values:
+            continue
+        if len(values) != len(columns):
+            counts = f"{len(values)} values for {len(columns)} columns"
+            message = f"{path}, line {reader.line_num}: {counts}; correct the line"
+            raise errors.FormatError(message, path=path)
+        yield reader.line_num, dict(zip(columns, values, strict=True))
+
+
+def number(
+    row: Row, column: str, line: int, path: str | os.PathLike[str], *, least: float = 0.0, most: float = math.inf
+) -> float:
+    """Return a number of a row.
+
+    Raises
+    ------
+    FormatError
+        It is no finite number, or out of its bounds: negative, where `least` is 0.
+    """
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and least <= value <= most):
+        bounds = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
+        message = f"{path}, line {line}: {column} is {row[column]!r}; give a number {bounds}"
+        raise errors.FormatError(message, path=path)
+    return value
+
+
+def whole(row: Row, column: str, line: int, path: str | os.PathLike[str], *, least: int = 0) -> int:
+    """Return a whole number of a row; errors as those of `number`."""
+    value = number(row, column, line, path, least=least)
+    if value != int(value):
+        message = f"{path}, line {line}: {column} is {row[column]!r}; give a whole number from {least} up"
+        raise errors.FormatError(message, path=path)
+    return int(value)
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    """Return the name of a file, for output."""
+    return Path(path).name
+
+
+def _content(text: Iterable[str]) -> Iterator[str]:
+    """Give every line; comments as empty ones, so that line numbers stay right."""
+    for line in text:
+        yield "\n" if line.startswith("#") else line
