@@ -154,6 +154,14 @@ class CudaExecutor(Executor):
             run.done = min(int(words[DONE]), run.blocks.blocks if run.blocks else 0)
         return run.done
 
+    def claimed(self, job: Job) -> int:
+        """See `Executor`."""
+        run = self._runs.get(job)
+        if run is None or not run.runs or run.form != "workers":
+            return self.progress(job)
+        assert run.blocks is not None
+        return min(int(self._gpu.read_words(run.control, CONTROL_WORDS)[CURSOR]), run.blocks.blocks)
+
     def cost(self, victim: Job, stays: Sequence[Job]) -> float:
         """See `Executor`: the rest of a block, the flag, and the launch of the next task."""
         run = self._runs.get(victim)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .atomics import DEVICE, div, load_relaxed
+from .atomics import DEVICE, div, load_relaxed, rem
 from .block import (
     add_relaxed,
     barrier,
@@ -24,27 +24,28 @@ from .run_cuda import INSIDE, MAX_REGISTERS, compiled, configuration, numba_cuda
 _CURSOR, _DONE, _LIVE, _LEFT = 16, 24, 32, 40
 
 _WORKERS = """
-def {name}(control, base, chunk, blocks, across, rows, extent0, extent1, extent2{parameters}):
+def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
     worker = base + own_block()
     if thread_index() == 0:
         add_relaxed(control + LIVE, 1)
     ended = 0
     while True:
-        first = claim(control, worker, chunk, ended, {dims}, across, rows)
+        first = claim(control, worker, chunk, ended, period, {dims}, across, rows)
         if first < 0 or first >= blocks:
             leave(control)
             return
         last = min(first + chunk, blocks)
         for number in range(first, last):
             if number != first:
-                place(number, {dims}, across, rows)
+                place(number, period, {dims}, across, rows)
             {body}
         ended = last - first
 """
 
 _SLICE = """
 def {name}(first, across, rows, extent0, extent1, extent2{parameters}):
-    place(first + own_block(), {dims}, across, rows)
+    number = first + own_block()
+    place(number, number + 1, {dims}, across, rows)
     {body}
 """
 
@@ -54,8 +55,10 @@ _GRID_BODY = """index = virtual_grid({dims})
 
 
 @device
-def set_place(number, dims, across, rows):
+def set_place(number, period, dims, across, rows):
     """Tell a block its virtual index (one thread; a barrier must follow)."""
+    if number >= period:
+        number = rem(number, period)
     if dims == 1:
         set_virtual(number, 0, 0)
     else:
@@ -65,7 +68,7 @@ def set_place(number, dims, across, rows):
 
 
 @device
-def claim(control, worker, chunk, ended, dims, across, rows):
+def claim(control, worker, chunk, ended, period, dims, across, rows):
     """Count the blocks that ended and claim the next; -1 where the worker is to leave (all threads of a block).
 
     What the flags say is looked at first, so whatever is claimed is run.
@@ -79,18 +82,18 @@ def claim(control, worker, chunk, ended, dims, across, rows):
         first = -1
         if stop == 0 and worker < target:
             first = add_relaxed(control + _CURSOR, chunk)
-            set_place(first, dims, across, rows)
+            set_place(first, period, dims, across, rows)
         put_claim(first)
     barrier()
     return get_claim()
 
 
 @device
-def place(number, dims, across, rows):
+def place(number, period, dims, across, rows):
     """Go on to a block (all threads of a block)."""
     barrier()
     if thread_index() == 0:
-        set_place(number, dims, across, rows)
+        set_place(number, period, dims, across, rows)
     barrier()
 
 
@@ -118,7 +121,7 @@ class Forms:
 
     def prepare(self) -> None:
         """Compile and load all forms, so that a launch waits for neither."""
-        for dispatcher, words in ((self.plain, 3), (self.workers, 9), (self.slices, 6)):
+        for dispatcher, words in ((self.plain, 3), (self.workers, 10), (self.slices, 6)):
             if dispatcher is not None:
                 self._kernel(dispatcher, words)
 
@@ -132,7 +135,7 @@ class Forms:
 
     def resources(self, form: str) -> dict[str, int]:
         """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
-        dispatcher, words = {"plain": (self.plain, 3), "workers": (self.workers, 9), "slices": (self.slices, 6)}[form]
+        dispatcher, words = {"plain": (self.plain, 3), "workers": (self.workers, 10), "slices": (self.slices, 6)}[form]
         kernel = self._kernel(dispatcher, words)
         threads = int(np.prod(self._threads))
         return {
@@ -143,9 +146,13 @@ class Forms:
             "resident": int(kernel.max_cooperative_grid_blocks(threads)),
         }
 
-    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1) -> None:
-        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once."""
-        words = (control, base, chunk, self._blocks.blocks, *self._grid, *self._extents)
+    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
+        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
+
+        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured.
+        """
+        blocks = self._blocks.blocks
+        words = (control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
         self.workers[workers, self._threads, stream](*words, *self._blocks.values)  # type: ignore[index]
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
@@ -212,7 +219,7 @@ def ptx(blocks: Any, argument_types: tuple[Any, ...], form: str = "workers", *, 
     from .run_cuda import ptx_of
 
     dims = len(blocks.launch.shape)
-    template, words = (_WORKERS, 9) if form == "workers" else (_SLICE, 6)
+    template, words = (_WORKERS, 10) if form == "workers" else (_SLICE, 6)
     return ptx_of(_function(blocks, template, dims, len(argument_types)), words, argument_types, cc)
 
 

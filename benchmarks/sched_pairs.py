@@ -1,0 +1,136 @@
+"""How fast do two kernels run together? Normalized IPC of each pair, by order of residency, quotas and partitions.
+
+Each kernel alone, untransformed, on the whole GPU gives its rate in blocks a second. Then two of them run as workers,
+the first resident before the second is launched; the blocks that each ends in a common window, over its rate alone,
+are their normalized IPC. Writes a pair matrix for `warpwell sched simulate --rates` and the scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from measure import machine, save, table
+from sched_forms import Bench, Made
+
+from warpwell.scheduler.matrix import Matrix, Pair
+from warpwell.scheduler.workloads import WORKLOADS, make
+from warpwell.targets.blocks import DONE, STOP
+from warpwell.targets.gpu import Gpu
+
+KERNELS = {
+    "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536), "nbody": ("nbody", 65536),
+    "black_scholes": ("black_scholes", 1 << 24), "mm2_first": ("2mm", 2048),
+    "triad": ("triad", 1 << 27), "conv2d": ("conv2d", 12288), "atax_rows": ("atax", 12288), "spmv": ("spmv", 1 << 21),
+    "fdtd_hz": ("fdtd", 10240),
+}  # fmt: skip
+"""Kernel: its workload, and a size whose arrays are larger than the second-level cache where it is memory-bound."""
+
+ROUNDS = 4000
+SHARES = ((0.25, 0.75), (0.5, 0.5), (0.75, 0.25))
+
+
+class Kernel:
+    def __init__(self, bench: Bench, name: str, workload: str, size: int) -> None:
+        self.app = make(workload, size, "cuda")
+        step = next(s for s in self.app if s.name == name)
+        self.name, self.kind = name, WORKLOADS[workload].kinds[name].value
+        self.made = Made(bench, step.launch, step.arguments)
+        self.other = Made(bench, step.launch, step.arguments)  # the same once more, with a record of its own
+        for _ in range(2):
+            bench.seconds(self.made.forms.start_plain)
+        self.alone = min(bench.seconds(self.made.forms.start_plain) for _ in range(3))
+        self.rate = self.made.blocks.blocks / self.alone
+        self.resident = min(self.made.resident["workers"]["resident"], self.made.blocks.blocks)
+
+
+def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], streams: Any, window: float) -> Any:
+    """Return blocks a second of two launches in a window that both fill."""
+    gpu = bench.gpu
+    events = []
+    for made, count, stream in zip((first, second), workers, streams, strict=True):
+        gpu.write_words(stream, made.control, [0, 1 << 30, 0, 0, 0, 0])
+        made.forms.start(made.control, 0, count, stream, 1, ROUNDS)
+        events.append(gpu.mark(stream))
+        bench.wait_seconds(0.4e-3)
+    bench.wait_seconds(0.4e-3)
+    at, was = [], []
+    for made in (first, second):
+        was.append(int(gpu.read_words(made.control, 6)[DONE]))
+        at.append(time.perf_counter())
+    bench.wait_seconds(window)
+    rates = []
+    for k, made in enumerate((first, second)):
+        now = int(gpu.read_words(made.control, 6)[DONE])
+        rates.append((now - was[k]) / (time.perf_counter() - at[k]))
+    for made in (first, second):
+        gpu.set_word(made.control + 8 * STOP, 1)
+    for event in events:
+        bench.wait(event)
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--window", type=float, default=4e-3, help="seconds")
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
+    parser.add_argument("--pairs", nargs="*", type=int, default=[16, 32, 48, 64], help="multiprocessors of partitions")
+    parser.add_argument("--matrix", default=None, metavar="FILE")
+    parser.add_argument("--json", default=None, metavar="FILE")
+    options = parser.parse_args()
+    bench = Bench()
+    bench.gpu = gpu = Gpu(0, options.pairs)
+    gpu.enter()
+    result: dict[str, Any] = machine("cuda")
+    kernels = []
+    for name in options.kernels:
+        kernels.append(Kernel(bench, name, *KERNELS[name]))
+        k = kernels[-1]
+        blocks = k.made.blocks.blocks
+        print(f"{k.name} {k.kind} {1e3 * k.alone:.3f} ms, {blocks} blocks, {k.resident} resident", flush=True)
+    result["alone"] = {k.name: {"seconds": k.alone, "blocks": k.made.blocks.blocks, "kind": k.kind,
+                                "resident": k.resident} for k in kernels}  # fmt: skip
+    whole = (gpu.stream(), gpu.stream())
+    apart = {p: (gpu.stream(partition=f"a{p}"), gpu.stream(partition=f"b{p}")) for p in options.pairs}
+    found: list[Pair] = []
+    rows = []
+    for i, first in enumerate(kernels):
+        for j, second in enumerate(kernels):
+            a, b = first.made, second.other if i == j else second.made
+            best: dict[str, tuple[float, Any]] = {}
+
+            def add(kind: str, pair: Pair, best: Any = best) -> None:
+                found.append(pair)
+                if kind not in best or sum(pair.rates) > best[kind][0]:
+                    best[kind] = (sum(pair.rates), pair)
+
+            for shares in SHARES:
+                workers = (max(1, int(shares[0] * first.resident)), max(1, int(shares[1] * second.resident)))
+                rates = together(bench, a, b, workers, whole, options.window)
+                normal = (rates[0] / first.rate, rates[1] / second.rate)
+                add("shared", Pair(first.name, second.name, normal, shares))
+            for p, streams in apart.items():
+                part = gpu.partitions[f"a{p}"] / gpu.processors
+                workers = (max(1, int(part * first.resident)), max(1, int((1 - part) * second.resident)))
+                rates = together(bench, a, b, workers, streams, options.window)
+                normal = (rates[0] / first.rate, rates[1] / second.rate)
+                add("apart", Pair(first.name, second.name, normal, (1.0, 1.0), part))
+            shared, divided = best["shared"], best.get("apart", (0.0, None))
+            rows.append([
+                first.name, second.name, f"{first.kind[0]}{second.kind[0]}", shared[0],
+                "{:.2f} {:.2f}".format(*shared[1].rates), f"{shared[1].shares}",
+                divided[0], "{:.2f} {:.2f}".format(*divided[1].rates) if divided[1] else "",
+                divided[1].partition if divided[1] else "",
+            ])  # fmt: skip
+    table("best of each pair, the first resident first",
+          ["first", "second", "kinds", "STP shared", "rates", "quotas", "STP apart", "rates", "part"],
+          rows)  # fmt: skip
+    result["pairs"] = rows
+    save(options.json, result)
+    if options.matrix:
+        Matrix(found, device=str(result.get("gpu", "cuda"))).write(options.matrix)
+
+
+if __name__ == "__main__":
+    main()
