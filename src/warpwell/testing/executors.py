@@ -1,0 +1,423 @@
+"""ExecutorConformance: tests that every executor of the scheduler passes; a subclass says how to make one.
+
+Needs pytest. A subclass in a test module is collected as it is::
+
+    class TestMine(ExecutorConformance):
+        def make(self):
+            return MyExecutor()
+
+The tasks are kernels that count how often each index ran, in NumPy arrays. An executor that runs no kernels overrides
+`task` and `counts` too.
+"""
+# ruff: noqa: D102 (the name of a test says what holds)
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from .. import errors
+from ..scheduler import Ended, Executor, Job, Placement, Request, Stopped, Task
+from ..targets import DEVICE, element_address, fetch_add, grid, kernel
+from ..targets.blocks import BlockLaunch
+
+PATIENCE = 60.0
+"""Seconds that a test waits for an event; compiling is among them."""
+
+
+@kernel
+def count_and_mix(counts, out, rounds):  # type: ignore[no-untyped-def]
+    """Add 1 to the index's count, and leave a number that takes `rounds` steps to find."""
+    i = grid(1)
+    if i < counts.size:
+        fetch_add(element_address(counts, i), 1, DEVICE)
+        x = i
+        for _ in range(rounds):
+            x = x * 6364136223846793005 + 1442695040888963407
+        out[i] = x
+
+
+@functools.cache
+def mixed(n: int, rounds: int) -> NDArray[np.int64]:
+    """Return what `count_and_mix` leaves in `out`."""
+    x = np.arange(n, dtype=np.int64)
+    for _ in range(rounds):
+        x = x * np.int64(6364136223846793005) + np.int64(1442695040888963407)
+    return x
+
+
+class ExecutorConformance:
+    """Tests that hold for every executor. A subclass implements `make`.
+
+    Attributes
+    ----------
+    BLOCKS, ROUNDS : int
+        Size of a task: it must run for some milliseconds, so that it can be preempted in its middle.
+    VIRTUAL : bool
+        Whether time is simulated.
+    """
+
+    BLOCKS = 400
+    ROUNDS = 2000
+    VIRTUAL = False
+
+    def make(self) -> Executor:
+        """Return a new executor."""
+        raise NotImplementedError
+
+    def task(self, executor: Executor, *, idempotent: bool = False, rounds: int | None = None) -> Task:
+        """Return a new task of `BLOCKS` blocks."""
+        n = 256 * self.BLOCKS - 37
+        launch = count_and_mix[n]
+        arguments = (np.zeros(n, np.int64), np.zeros(n, np.int64), self.ROUNDS if rounds is None else rounds)
+        blocks = BlockLaunch(launch, arguments, self.device).blocks
+        return Task("count_and_mix", blocks, launch=launch, arguments=arguments, idempotent=idempotent)
+
+    def counts(self, task: Task) -> NDArray[np.int64] | None:
+        """Return how often each index of a task has run; None where nothing runs."""
+        return np.asarray(task.arguments[0])
+
+    device = "cpu"
+
+    @pytest.fixture
+    def executor(self) -> Iterator[Executor]:
+        """An executor, closed after the test."""
+        made = self.make()
+        yield made
+        made.close()
+
+    # -- what tests do ---------------------------------------------------------------------------------------------
+
+    def job(self, executor: Executor, **options: Any) -> Job:
+        task = self.task(executor, **options)
+        return Job(task, Request(task.name, [task]), executor.now())
+
+    def event(self, executor: Executor) -> Ended | Stopped:
+        """Wait for one event."""
+        limit = time.monotonic() + PATIENCE
+        while time.monotonic() < limit:
+            executor.wait(executor.now() + 1.0)
+            events = executor.poll()
+            assert len(events) <= 1, events
+            if events:
+                event = events[0]
+                event.job.done = event.done if isinstance(event, Stopped) else event.job.task.blocks
+                return event
+        raise AssertionError(f"no event in {PATIENCE} s")
+
+    def until_some_are_done(self, executor: Executor, job: Job, more: int = 1) -> bool:
+        """Let time pass until more blocks have ended; return whether the job still runs."""
+        wanted = job.done + more
+        limit = time.monotonic() + PATIENCE
+        while executor.progress(job) < wanted:
+            assert time.monotonic() < limit, "no block ends"
+            executor.wait(executor.now() + 2e-4)
+            if self.has_ended(executor, job):
+                return False
+        return True
+
+    def has_ended(self, executor: Executor, job: Job) -> bool:
+        for event in executor.poll():
+            assert isinstance(event, Ended) and event.job is job and event.error is None
+            job.done = job.task.blocks
+        return job.done == job.task.blocks
+
+    def finish(self, executor: Executor, job: Job) -> None:
+        """Wait for the end of a job that runs, and check what it did."""
+        event = self.event(executor)
+        assert event.job is job and isinstance(event, Ended) and event.error is None, event
+        self.check(job.task)
+
+    def check(self, task: Task) -> None:
+        """Check that everything ran exactly once, and computed what it should."""
+        counts = self.counts(task)
+        if counts is not None:
+            assert (counts == 1).all(), np.unique(counts, return_counts=True)
+            _, out, rounds = task.arguments
+            assert np.array_equal(out, mixed(len(out), rounds))
+
+    def silent(self, executor: Executor) -> None:
+        """Check that nothing more is said."""
+        executor.wait(executor.now() + 0.05)
+        assert executor.poll() == []
+
+    # -- tests -----------------------------------------------------------------------------------------------------
+
+    def test_has_room(self, executor: Executor) -> None:
+        capacity = executor.capacity
+        assert capacity.processors >= 1 and capacity.blocks >= 1 and capacity.memory >= 1
+        assert "drain" in capacity.modes
+
+    def test_a_task_ends_once(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        self.finish(executor, job)
+        self.silent(executor)
+
+    def test_time_goes_on(self, executor: Executor) -> None:
+        job = self.job(executor)
+        before = executor.now()
+        executor.launch(job, Placement())
+        event = self.event(executor)
+        assert 0 <= before <= event.time <= executor.now()
+
+    def test_a_task_goes_on_where_it_stopped(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        assert self.until_some_are_done(executor, job)
+        executor.preempt(job)
+        event = self.event(executor)
+        assert isinstance(event, Stopped) and 0 < event.done < job.task.blocks and event.wasted == 0
+        assert executor.progress(job) == event.done
+        self.silent(executor)
+        assert executor.progress(job) == event.done  # nothing runs any more
+        counts = self.counts(job.task)
+        if counts is not None and self.device == "cpu":
+            assert counts.sum() == min(event.done * 256, counts.size)
+        executor.launch(job, Placement())
+        self.finish(executor, job)
+
+    def test_asking_twice_is_asking_once(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        assert self.until_some_are_done(executor, job)
+        executor.preempt(job)
+        executor.preempt(job)
+        assert isinstance(self.event(executor), Stopped)
+        self.silent(executor)
+        executor.launch(job, Placement())
+        self.finish(executor, job)
+
+    def test_a_preemption_right_after_the_launch(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        executor.preempt(job)
+        event = self.event(executor)
+        assert isinstance(event, Stopped) and event.done < job.task.blocks
+        executor.launch(job, Placement())
+        self.finish(executor, job)
+
+    def test_what_is_asked_at_the_end_comes_too_late(self, executor: Executor) -> None:
+        job = self.job(executor, rounds=0)
+        executor.launch(job, Placement())
+        executor.wait(executor.now() + PATIENCE)  # it has ended, and nobody has asked
+        executor.preempt(job)
+        executor.resize(job, 1)
+        self.finish(executor, job)
+        self.silent(executor)
+
+    def test_every_launch_has_one_event_whatever_was_asked(self, executor: Executor) -> None:
+        rng = random.Random(5)
+        jobs = [self.job(executor), self.job(executor)]
+        running: set[Job] = set()
+        ended: set[Job] = set()
+        limit = time.monotonic() + PATIENCE
+        while len(ended) < 2:
+            assert time.monotonic() < limit, (len(running), len(ended))
+            for job in jobs:
+                if job in running:
+                    choice = rng.randrange(4)
+                    if choice == 0:
+                        executor.preempt(job)
+                    elif choice == 1:
+                        executor.resize(job, rng.choice([1, 2, 3, None]))
+                elif job not in ended:
+                    executor.launch(job, Placement(workers=rng.choice([1, 2, None])))
+                    running.add(job)
+            executor.wait(executor.now() + rng.choice([1e-4, 1e-3, 3e-3]))
+            for event in executor.poll():
+                assert event.job in running
+                running.discard(event.job)
+                if isinstance(event, Ended):
+                    assert event.error is None
+                    ended.add(event.job)
+                else:
+                    assert event.job.done <= event.done < event.job.task.blocks
+                    event.job.done = event.done
+        for job in jobs:
+            self.check(job.task)
+        self.silent(executor)
+
+    def test_a_quota_changes_while_it_runs(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement(workers=1))
+        if self.until_some_are_done(executor, job):
+            executor.resize(job, 3)
+            executor.resize(job, 1)
+            executor.resize(job, None)
+        self.finish(executor, job)
+
+    def test_a_quota_has_a_worker(self, executor: Executor) -> None:
+        job, other = self.job(executor), self.job(executor)
+        executor.launch(job, Placement())
+        with pytest.raises(errors.ArgumentError, match="workers"):
+            executor.resize(job, 0)
+        with pytest.raises(errors.ArgumentError, match="workers"):
+            self.launch_and_fail(executor, other, Placement(workers=0))
+        self.finish(executor, job)
+
+    def launch_and_fail(self, executor: Executor, job: Job, placement: Placement) -> None:
+        """Launch what cannot be: it raises there and then, or as the end of the task."""
+        executor.launch(job, placement)
+        event = self.event(executor)
+        assert isinstance(event, Ended) and event.job is job
+        if event.error is not None:
+            raise event.error
+
+    def test_a_job_that_runs_is_not_launched(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        with pytest.raises(errors.SchedulerError, match="runs already"):
+            executor.launch(job, Placement())
+        self.finish(executor, job)
+
+    def test_a_job_that_does_not_run_is_not_preempted(self, executor: Executor) -> None:
+        job = self.job(executor)
+        with pytest.raises(errors.SchedulerError, match="does not run"):
+            executor.preempt(job)
+        executor.launch(job, Placement())
+        assert self.until_some_are_done(executor, job)
+        executor.preempt(job)
+        assert isinstance(self.event(executor), Stopped)
+        with pytest.raises(errors.SchedulerError, match="does not run"):
+            executor.preempt(job)
+        executor.discard(job)
+
+    def test_progress_never_goes_back(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        last = 0
+        limit = time.monotonic() + PATIENCE
+        while not self.has_ended(executor, job):
+            assert time.monotonic() < limit
+            done, claimed = executor.progress(job), executor.claimed(job)
+            if job.done == 0 and claimed:
+                assert last <= done <= claimed <= job.task.blocks
+            last = max(last, done)
+            executor.wait(executor.now() + 1e-3)
+        self.check(job.task)
+
+    def test_two_tasks_run_together(self, executor: Executor) -> None:
+        jobs = [self.job(executor), self.job(executor)]
+        for job in jobs:
+            executor.launch(job, Placement(workers=1))
+        ended: set[Job] = set()
+        limit = time.monotonic() + PATIENCE
+        while len(ended) < 2:
+            assert time.monotonic() < limit
+            executor.wait(executor.now() + 1.0)
+            ended |= {e.job for e in executor.poll()}
+        for job in jobs:
+            self.check(job.task)
+
+    def test_a_stopped_task_may_be_forgotten(self, executor: Executor) -> None:
+        job, other = self.job(executor), self.job(executor)
+        executor.launch(job, Placement())
+        assert self.until_some_are_done(executor, job)
+        executor.preempt(job)
+        assert isinstance(self.event(executor), Stopped)
+        executor.discard(job)
+        executor.discard(job)
+        executor.launch(other, Placement())
+        self.finish(executor, other)
+        self.silent(executor)
+
+    @pytest.mark.parametrize("idempotent", [False, True])
+    def test_a_flush_runs_again_only_what_may_run_again(self, executor: Executor, idempotent: bool) -> None:
+        job = self.job(executor, idempotent=idempotent)
+        executor.launch(job, Placement())
+        assert self.until_some_are_done(executor, job)
+        executor.preempt(job, "flush")
+        event = self.event(executor)
+        assert isinstance(event, Stopped) and 0 <= event.done < job.task.blocks
+        assert event.wasted >= 0 and (idempotent or event.wasted == 0)
+        executor.launch(job, Placement())
+        ended = self.event(executor)
+        assert isinstance(ended, Ended) and ended.error is None
+        counts = self.counts(job.task)
+        if counts is not None:
+            assert (counts >= 1).all() and (idempotent or (counts == 1).all())
+            assert (counts > 1).sum() <= 256 * event.wasted
+            assert np.array_equal(job.task.arguments[1], mixed(counts.size, job.task.arguments[2]))
+
+    def test_an_unknown_mode_or_a_switch_is_no_loss(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        assert self.until_some_are_done(executor, job)
+        executor.preempt(job, "switch")
+        assert isinstance(self.event(executor), Stopped)
+        executor.launch(job, Placement())
+        self.finish(executor, job)
+
+    def test_what_runs_whole_runs_to_its_end(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement(plain=True))
+        executor.preempt(job)
+        self.finish(executor, job)
+        self.silent(executor)
+
+    def test_a_cost_is_a_time(self, executor: Executor) -> None:
+        job = self.job(executor)
+        assert executor.cost(job, []) >= 0
+        executor.launch(job, Placement())
+        if self.until_some_are_done(executor, job):
+            cost = executor.cost(job, [])
+            assert cost >= 0 and math.isfinite(cost)
+        else:
+            return
+        self.finish(executor, job)
+
+    def test_waiting_has_an_end(self, executor: Executor) -> None:
+        start = executor.now()
+        executor.wait(start + 0.05)
+        assert executor.now() >= start + 0.05
+        executor.wait(executor.now() - 1.0)
+        executor.wait(None)  # nothing runs, so there is nothing to wait for
+        assert executor.poll() == []
+
+    def test_waiting_is_ended_by_others(self, executor: Executor) -> None:
+        if self.VIRTUAL:
+            pytest.skip("virtual time does not wait")
+        executor.wake()
+        start = time.monotonic()
+        executor.wait(executor.now() + PATIENCE)  # woken before it waited
+        timer = threading.Timer(0.05, executor.wake)
+        timer.start()
+        executor.wait(executor.now() + PATIENCE)
+        timer.join()
+        assert time.monotonic() - start < PATIENCE / 2
+        assert executor.poll() == []
+
+    def test_a_task_that_cannot_run_fails_alone(self, executor: Executor) -> None:
+        if self.VIRTUAL:
+            pytest.skip("a simulation runs nothing")
+        bad, good = self.job(executor), self.job(executor)
+        bad.task.arguments = (*bad.task.arguments[:2], "not a number")
+        executor.launch(bad, Placement())
+        executor.launch(good, Placement())
+        ended: dict[Job, Ended | Stopped] = {}
+        limit = time.monotonic() + PATIENCE
+        while len(ended) < 2:
+            assert time.monotonic() < limit
+            executor.wait(executor.now() + 1.0)
+            ended |= {e.job: e for e in executor.poll()}
+        assert isinstance(ended[bad], Ended) and ended[bad].error is not None
+        assert isinstance(ended[good], Ended) and ended[good].error is None
+        self.check(good.task)
+
+    def test_closing_stops_what_runs(self) -> None:
+        executor = self.make()
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        self.until_some_are_done(executor, job)
+        executor.close()
+        executor.close()
