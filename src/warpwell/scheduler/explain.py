@@ -1,0 +1,229 @@
+"""A log in plain sentences: what happened, and why each decision was taken, with the figures that it compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .events import Event
+
+QUIET = ("arrive", "stop", "end")
+"""Kinds of events that are no decisions."""
+
+Names = dict[int, str]
+
+
+def sentences(log: Iterable[Event], *, all_events: bool = True) -> Iterator[tuple[Event, str]]:
+    """Return each event with a sentence about it.
+
+    Parameters
+    ----------
+    log : iterable of Event
+        In the order in which it was written.
+    all_events : bool
+        Whether arrivals, stops and ends are told as well, and not decisions alone.
+    """
+    names: Names = {}
+    for event in log:
+        if event.kind != "reject":  # it never got a number of its own
+            names.setdefault(event.task, f"{event.name} (task {event.task})")
+        if all_events or event.kind not in QUIET:
+            teller = _TELLERS.get(event.kind, _other)
+            yield event, teller(event, names)
+
+
+def _task(event: Event, names: Names) -> str:
+    return names.get(event.task, f"{event.name} (task {event.task})")
+
+
+def _of(number: Any, names: Names) -> str:
+    return names.get(number, f"task {number}") if isinstance(number, int) else "another task"
+
+
+def _list(numbers: Any, names: Names) -> str:
+    listed = [_of(n, names) for n in numbers] if isinstance(numbers, list | tuple) else []
+    return " and ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
+
+
+def duration(seconds: Any) -> str:
+    """Return seconds in the unit that fits."""
+    if not isinstance(seconds, int | float):
+        return str(seconds)
+    if math.isinf(seconds):
+        return "forever"
+    size = abs(seconds)
+    for bound, unit, scale in ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "us", 1e6)):
+        if size >= bound:
+            return f"{seconds * scale:.4g} {unit}"
+    return "0 s"
+
+
+def figures(why: dict[str, Any], *leave_out: str) -> str:
+    """Return the figures of a decision that no sentence has told, in brackets; empty where there are none."""
+    told = ", ".join(
+        f"{key} = {value:.4g}" if isinstance(value, float) else f"{key} = {value}"
+        for key, value in why.items()
+        if key not in leave_out and value is not None
+    )
+    return f" ({told})" if told else ""
+
+
+def _arrive(event: Event, names: Names) -> str:
+    return f"{_task(event, names)} of tenant {event.tenant} arrived."
+
+
+def _launch(event: Event, names: Names) -> str:
+    why = event.why
+    beside = why.get("beside")
+    company = f"beside {_list(beside, names)}" if beside else "with nothing else running" if beside is not None else ""
+    known = {
+        "arrival": "it has waited longest",
+        "best combination": "of what waits, it makes the best combination",
+        "free place": "there is room for it",
+    }
+    rule = why.get("rule")
+    reason = known.get(str(rule), f"rule {rule!r}" if rule else "")
+    text = f"{_task(event, names)} was launched"
+    text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
+    if why.get("workers") is not None:
+        text += f"; it gets {why['workers']} workers"
+    if why.get("partition") is not None:
+        text += f"; it runs in partition {why['partition']}"
+    text += figures(why, "rule", "beside", "workers", "partition", "plain", "whole") + "."
+    if why.get("whole"):
+        text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
+    elif why.get("plain"):
+        text += " It runs as an ordinary launch, which cannot be preempted."
+    return text
+
+
+_FORMULA = ("S0", "S1", "n", "T", "C", "d", "gain")
+
+
+def _compared(why: dict[str, Any]) -> str:
+    """Return the comparison of the decision rule in words, where its figures are there."""
+    if not all(isinstance(why.get(key), int | float) for key in _FORMULA):
+        return ""
+    s0, s1, n, t, c, d, gain = (float(why[key]) for key in _FORMULA)
+    if math.isinf(t):
+        together = "what runs would run together forever"
+    else:
+        together = f"what runs would run together for another T = {duration(t)}"
+    text = (
+        f"{together}, at a sum of normalized IPC of S0 = {s0:.4g}; after the change it is S1 = {s1:.4g}, but for the "
+        f"C = {duration(c)} that the change takes, in which what stays does d n = {d:.4g} * {n:.4g} = {d * n:.4g}"
+    )
+    if math.isfinite(t) and c >= t:
+        return f"{text}. C is not below T"
+    if math.isfinite(t):
+        after, before = d * n * c + s1 * (t - c), s0 * t
+        sign = ">" if after > before else "<="
+        text += f". d n C + S1 (T - C) = {duration(after)} {sign} S0 T = {duration(before)}: {duration(gain)} of work "
+        text += "gained" if gain > 0 else "are not gained"
+    return text
+
+
+def _reason(event: Event, names: Names) -> str:
+    """Return why a change was made or weighed."""
+    why = event.why
+    rule = str(why.get("rule", ""))
+    known: dict[str, Callable[[], str]] = {
+        "worth": lambda: _compared(why),
+        "no cost test": lambda: "the newcomer makes a better combination, and this policy does not test the cost",
+        "no prediction": lambda: "nothing is known yet of how long what runs will still take",
+        "cancelled": lambda: "it was cancelled",
+        "makes room": lambda: "part of its place goes to the newcomer",
+        "alone": lambda: "nothing else runs any more",
+    }
+    told = known[rule]() if rule in known else ""
+    used = {"rule", "victim", "newcomer", "for", "mode", "workers", *(_FORMULA if told and rule == "worth" else ())}
+    text = told or (f"rule {rule!r}" if rule else "")
+    rest = figures(why, *used)
+    return f"{text}{rest}" if text else rest.strip()
+
+
+_MODES = {
+    "drain": "at the end of the blocks that run",
+    "flush": "at once, its unfinished blocks to be run again",
+    "switch": "at once, its state saved",
+}
+
+
+def _preempt(event: Event, names: Names) -> str:
+    newcomer = event.why.get("for", event.why.get("newcomer"))
+    mode = str(event.why.get("mode"))
+    text = f"{_task(event, names)} was asked to leave, {_MODES.get(mode, mode)}"
+    if newcomer is not None:
+        text += f", for {_of(newcomer, names)}"
+    reason = _reason(event, names)
+    return f"{text}: {reason}." if reason else f"{text}."
+
+
+def _hold(event: Event, names: Names) -> str:
+    victim = event.why.get("victim")
+    whom = f" in the place of {_of(victim, names)}" if victim is not None else ""
+    reason = _reason(event, names)
+    return f"{_task(event, names)} was not launched{whom}" + (f": {reason}." if reason else ".")
+
+
+def _resize(event: Event, names: Names) -> str:
+    workers = event.why.get("workers")
+    size = "the whole device" if workers is None else f"{workers} workers"
+    newcomer = event.why.get("for")
+    whom = f" for {_of(newcomer, names)}" if newcomer is not None else ""
+    reason = _reason(event, names)
+    return f"{_task(event, names)} gets {size} from now on{whom}" + (f": {reason}." if reason else ".")
+
+
+def _stop(event: Event, names: Names) -> str:
+    done, wasted = event.why.get("done"), event.why.get("wasted")
+    text = f"{_task(event, names)} has left"
+    if event.why.get("rule") == "owner died":
+        return f"{text}, because the process that owns the device died ({event.why.get('reason')}). It will run again."
+    if done is not None:
+        text += f" with {done} blocks done"
+    return text + (f", of which {wasted} will run again." if wasted else "; none of them will run again.")
+
+
+def _end(event: Event, names: Names) -> str:
+    ran, times = event.why.get("ran"), event.why.get("preemptions")
+    text = f"{_task(event, names)} has ended"
+    if ran is not None:
+        text += f", after {duration(ran)} on the device"
+    return text + (f" and {times} preemption{'s' if times != 1 else ''}." if times else ".")
+
+
+def _fail(event: Event, names: Names) -> str:
+    return f"{_task(event, names)} failed: {event.why.get('error', event.why)}. The others go on."
+
+
+def _cancel(event: Event, names: Names) -> str:
+    rule, by = event.why.get("rule"), event.why.get("by")
+    if rule == "asked":
+        return f"{_task(event, names)} was cancelled, as asked."
+    if by is not None:
+        how = "failed" if "failed" in str(rule) else "was cancelled"
+        return f"{_task(event, names)} was cancelled, because {_of(by, names)}, which comes before it, {how}."
+    return f"{_task(event, names)} was cancelled{figures(event.why)}."
+
+
+def _reject(event: Event, names: Names) -> str:
+    need, most = event.why.get("bytes"), event.why.get("most")
+    if need is not None and most is not None:
+        return f"{event.name} of tenant {event.tenant} was refused: it needs {need} bytes and may have {most}."
+    return f"{event.name} of tenant {event.tenant} was refused{figures(event.why)}."
+
+
+def _lost(event: Event, names: Names) -> str:
+    return f"{_task(event, names)} is lost{figures(event.why)}: what it ran on is gone, and its input with it."
+
+
+def _other(event: Event, names: Names) -> str:
+    return f"{_task(event, names)}: {event.kind}{figures(event.why)}."
+
+
+_TELLERS: dict[str, Callable[[Event, Names], str]] = {
+    "arrive": _arrive, "launch": _launch, "preempt": _preempt, "hold": _hold, "resize": _resize, "stop": _stop,
+    "end": _end, "fail": _fail, "cancel": _cancel, "reject": _reject, "lost": _lost,
+}  # fmt: skip

@@ -1,0 +1,252 @@
+"""`Ledger`: what a service holds for its clients, and what becomes of it when the owner dies. No I/O, no threads.
+
+A request stays here, with its input, until its last task has ended. So when the owner dies, what has its input here
+runs again in the next owner; what used arrays on the device cannot, because they died with it.
+
+Who killed the owner? If the owner could still say so (a stuck kernel), that task. Otherwise those that were on the
+device are suspects, and each runs again alone, before everything else: an owner that dies then was killed by it. So a
+kernel that kills its owner costs the others one run that is repeated, and is given up after two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .. import errors
+
+MAX_DEATHS = 3
+"""Owners that may die while a request was on the device, before it is given up whoever killed them."""
+
+
+@dataclass
+class Piece:
+    """A task of a request: its number in the service, and the client's."""
+
+    number: int
+    theirs: int
+    name: str
+    launched: bool = False
+    ended: bool = False
+
+
+@dataclass(eq=False)
+class Held:
+    """A request that has not ended."""
+
+    client: int
+    tenant: str
+    pieces: list[Piece]
+    tasks: list[dict[str, Any]]
+    options: dict[str, Any]
+    arrays: list[NDArray[Any]]
+    buffers: set[int] = field(default_factory=set)
+    sent: bool = False
+    deaths: int = 0
+    alone: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of input."""
+        return sum(a.nbytes for a in self.arrays)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a task was launched and has not ended."""
+        return any(p.launched and not p.ended for p in self.pieces)
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A task that will not run (again), and why."""
+
+    held: Held
+    piece: Piece
+    error: errors.WarpwellError
+
+
+class Ledger:
+    """Requests in order of arrival, and the arrays that clients keep on the device."""
+
+    def __init__(self) -> None:
+        self.requests: dict[Held, None] = {}  # in order of arrival
+        self._unsent: dict[Held, None] = {}
+        self._pieces: dict[int, tuple[Held, Piece]] = {}
+        self._suspects: list[Held] = []
+        self._numbers = 0
+        self.buffers: dict[int, tuple[int, int]] = {}
+        self._lost: dict[int, int] = {}
+        self._buffers_made = 0
+
+    def number(self) -> int:
+        """Return a number for a task; none is given twice in the service's life."""
+        self._numbers += 1
+        return self._numbers
+
+    def add(self, held: Held) -> None:
+        """Take a request in."""
+        self.requests[held] = self._unsent[held] = None
+        for piece in held.pieces:
+            self._pieces[piece.number] = (held, piece)
+
+    def sendable(self) -> list[Held]:
+        """Return what the owner is to have now, and take it for sent.
+
+        While there are suspects that is one of them, once nothing else is there.
+        """
+        if self._suspects:
+            found = self._suspects[:1] if len(self._unsent) == len(self.requests) else []
+        else:
+            found = list(self._unsent)
+        for held in found:
+            held.sent = True
+            del self._unsent[held]
+        return found
+
+    def find(self, number: int) -> tuple[Held, Piece] | None:
+        """Return a task that has not been forgotten."""
+        return self._pieces.get(number)
+
+    def launched(self, number: int, now: bool) -> None:
+        """Note that a task has got onto the device, or (not `now`) has left it."""
+        if number in self._pieces:
+            self._pieces[number][1].launched = now
+
+    def ended(self, number: int) -> tuple[Held, Piece] | None:
+        """Note that a task has ended; return it, or None if its client has been told before, or has gone."""
+        found = self._pieces.get(number)
+        if found is None:
+            return None
+        held, piece = found
+        told, piece.ended = piece.ended, True
+        if self._complete(held):
+            self._forget(held)
+        return None if told else found
+
+    def _complete(self, held: Held) -> bool:
+        return all(p.ended for p in held.pieces)
+
+    def withdraw(self, held: Held) -> list[Piece]:
+        """Forget a request that the owner does not have; return its tasks that have not ended."""
+        self._forget(held)
+        return [p for p in held.pieces if not p.ended]
+
+    def drop(self, client: int) -> list[Piece]:
+        """Forget a client; return its tasks that the owner has, which are to be cancelled there."""
+        found = []
+        for held in [h for h in self.requests if h.client == client]:
+            if held.sent:
+                found += [p for p in held.pieces if not p.ended]
+            self._forget(held)
+        for number in [n for n, (c, _) in self.buffers.items() if c == client]:
+            del self.buffers[number]
+        self._lost = {n: c for n, c in self._lost.items() if c != client}
+        return found
+
+    def owner_died(self, guilty: int | None, reason: str) -> list[Gone]:
+        """Note that the owner is gone; return the tasks that go with it.
+
+        Parameters
+        ----------
+        guilty : int or None
+            Number of the task that did it, where that is known.
+        reason : str
+            What happened, for people.
+        """
+        gone: list[Gone] = []
+        sent = [h for h in self.requests if h.sent]
+        suspects = [h for h in sent if h.on_device] or sent
+        culprit = self._pieces[guilty][0] if guilty in self._pieces else None
+        if guilty is None and len(sent) == 1 and sent[0].alone:
+            culprit = sent[0]
+        for held in sent:
+            held.sent = False
+            if held is culprit:
+                gone += self._give_up(held, errors.TaskLostError(
+                    f"the process that owns the device was started again because of task {_name(held)!r}: {reason}",
+                    task=_name(held)))  # fmt: skip
+                continue
+            if held.buffers:
+                gone += self._give_up(held, errors.TaskLostError(
+                    f"task {_name(held)!r} used arrays on the device, and they are gone: {reason}. Put them there "
+                    "again with to_device, and submit again",
+                    task=_name(held)))  # fmt: skip
+                continue
+            for piece in held.pieces:
+                piece.launched = False
+            if guilty is None and culprit is None and held in suspects:
+                held.deaths += 1
+                held.alone = True
+                if held.deaths >= MAX_DEATHS:
+                    gone += self._give_up(held, errors.TaskLostError(
+                        f"task {_name(held)!r} was on the device when its owner died, {held.deaths} times: {reason}",
+                        task=_name(held)))  # fmt: skip
+                elif held not in self._suspects:
+                    self._suspects.append(held)
+        self._unsent = {h: None for h in self.requests if not h.sent}
+        for held in [h for h in self.requests if h.buffers]:
+            gone += self._give_up(held, errors.TaskLostError(
+                f"task {_name(held)!r} waits for arrays on the device that are gone: {reason}. Put them there again "
+                "with to_device, and submit again",
+                task=_name(held)))  # fmt: skip
+        self._lost.update({n: client for n, (client, _) in self.buffers.items()})
+        self.buffers.clear()
+        return gone
+
+    def _give_up(self, held: Held, error: errors.WarpwellError) -> list[Gone]:
+        self._forget(held)
+        return [Gone(held, p, error) for p in held.pieces if not p.ended]
+
+    def _forget(self, held: Held) -> None:
+        self.requests.pop(held, None)
+        self._unsent.pop(held, None)
+        for piece in held.pieces:
+            self._pieces.pop(piece.number, None)
+        self._suspects = [h for h in self._suspects if h is not held]
+
+    def new_buffer(self, client: int, nbytes: int) -> int:
+        """Note an array on the device; return its number."""
+        self._buffers_made += 1
+        self.buffers[self._buffers_made] = (client, nbytes)
+        return self._buffers_made
+
+    def free_buffer(self, client: int, number: int) -> bool:
+        """Forget an array of a client; tell whether the owner has it."""
+        self._lost.pop(number, None)
+        if number in self.buffers and self.buffers[number][0] == client:
+            del self.buffers[number]
+            return True
+        return False
+
+    def check_buffers(self, client: int, numbers: Iterable[int]) -> None:
+        """Raise for an array that is not this client's.
+
+        Raises
+        ------
+        TaskLostError
+            It died with an owner.
+        ArgumentError
+            It was freed, or there never was one.
+        """
+        for number in numbers:
+            if self.buffers.get(number, (-1, 0))[0] == client:
+                continue
+            if self._lost.get(number, -1) == client:
+                raise errors.TaskLostError(
+                    "the array on the device is gone: the process that owned it was started again. Put it there again "
+                    "with to_device"
+                )
+            raise errors.ArgumentError(f"there is no array {number} on the device: it was freed", name="args")
+
+    def held_bytes(self, of: Callable[[int], bool]) -> int:
+        """Return the bytes of input and of arrays on the device that are held for some clients."""
+        inputs = sum(h.nbytes for h in self.requests if of(h.client))
+        return inputs + sum(nbytes for client, nbytes in self.buffers.values() if of(client))
+
+
+def _name(held: Held) -> str:
+    waits = [p for p in held.pieces if not p.ended]
+    return waits[0].name if waits else held.pieces[-1].name

@@ -1,0 +1,340 @@
+"""The owner: the one process of a service that touches the device. ``python -m warpwell.scheduler.owner DESCRIPTOR``.
+
+It imports the kernels that clients name, runs a `Scheduler`, and tells the service what becomes of each task. It is
+made to die: when the device fails, or a kernel is stuck, it says so and ends at once, and the service starts another
+one. It also ends when the service does.
+
+Three threads besides the scheduler's: the first one takes what the service sends; the reporter tells what happened, in
+the order in which it happened; the third one says each second that all is well, and watches the first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..targets.arrays import to_device, to_host
+from . import protocol, references, wire
+from .events import Event, Log
+from .handle import Handle
+from .scheduler import Scheduler
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+FAULT = 70
+"""Exit status of an owner that ends because of its device."""
+
+LOADING = 120.0
+"""Seconds that importing a file of kernels may take."""
+
+_EVENTS = 200
+_REMEMBERED = 65_536
+
+
+class _Stream(Log):
+    """A log that keeps nothing, and hands each event on."""
+
+    def __init__(self, to: queue.SimpleQueue[Any]) -> None:
+        super().__init__()
+        self._to = to
+
+    def add(self, event: Event) -> None:
+        """See `Log`."""
+        self._to.put(event)
+
+
+class _Request:
+    """A request here: its arrays, and what of them the service has seen."""
+
+    def __init__(self, tasks: Sequence[dict[str, Any]], arrays: list[NDArray[Any]], readonly: set[int]) -> None:
+        self.seen = arrays
+        # of what came nothing may change: it is what results are compared with
+        self.arrays = [a if k in readonly else a.copy() for k, a in enumerate(arrays)]
+        self.places = {
+            task["id"]: sorted({value for kind, value in task["arguments"] if kind == "array"} - readonly)
+            for task in tasks
+        }
+
+    def changes(self, number: int) -> tuple[list[int], list[NDArray[Any]]]:
+        """Return which arrays of a task have changed since they were last sent, and copies of them."""
+        places, copies = [], []
+        for place in self.places[number]:
+            now = self.arrays[place].copy()
+            if not np.array_equal(_bytes(now), _bytes(self.seen[place])):
+                self.seen[place] = now
+                places.append(place)
+                copies.append(now)
+        return places, copies
+
+
+def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+class Owner:
+    """What runs in the owner's process.
+
+    Parameters
+    ----------
+    connection : Connection
+        To the service.
+    settings : Message
+        What it wants: device, policy, limit, tenants, stuck, spool.
+    """
+
+    def __init__(self, connection: protocol.Connection, settings: protocol.Message) -> None:
+        self._connection = connection
+        self._kernels = references.Kernels(Path(settings.get("spool", str)))
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        options: dict[str, Any] = {}
+        stuck = settings.get("stuck", (int, float, type(None)), None)
+        if stuck is not None:
+            options["stuck_after"] = float(stuck)
+        self._scheduler = Scheduler(
+            settings.get("device", (str, type(None))), settings.get("policy", str),
+            limit=settings.get("limit", (int, type(None))), tenants=settings.get("tenants", (dict, type(None))),
+            log=_Stream(self._events), **options,
+        )  # fmt: skip
+        self._buffers: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._tasks: dict[int, tuple[Handle, _Request]] = {}
+        self._badly: dict[int, None] = {}
+        self._numbers: dict[int, int] = {}
+        self._unknown: list[tuple[Handle, int]] = []
+        self._loading: tuple[float, int] | None = None
+        self._stuck: int | None = None
+
+    def run(self) -> None:
+        """Serve until the service says stop, or is gone."""
+        for name, work in (("reporter", self._report), ("beat", self._beat)):
+            threading.Thread(target=work, name=f"warpwell-{name}", daemon=True).start()
+        now, capacity = self._scheduler.inspect(lambda core: (core.executor.now(), core.executor.capacity))
+        about = {"device": self._scheduler.device, "policy": self._scheduler.inspect(lambda core: core.policy.name),
+                 "limit": self._scheduler.inspect(lambda core: core.limit), "memory": capacity.memory,
+                 "processors": capacity.processors}  # fmt: skip
+        protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
+        while True:
+            message = self._connection.receive()
+            if message is None:
+                continue  # nothing to do for a while
+            if message.kind == "stop":
+                return
+            self._take(message)
+
+    def _take(self, message: protocol.Message) -> None:
+        kind = message.kind
+        if kind == "submit":
+            self._submit(message)
+        elif kind == "free":
+            self._buffers.pop(message.get("buffer", int), None)
+        else:
+            call = message.get("call", (int, type(None)), None)
+            header: dict[str, Any] = {}
+            arrays: list[NDArray[Any]] = []
+            try:
+                header, arrays = self._answer(kind, message)
+            except BaseException as error:
+                header = {"error": wire.error_fields(error)}
+            if call is not None:
+                self._send({**header, "type": "reply", "call": call}, arrays)
+
+    def _answer(self, kind: str, message: protocol.Message) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        if kind == "put":
+            number = message.get("buffer", int)
+            try:
+                self._buffers[number] = to_device(self._scheduler.device, message.arrays[0])
+            except MemoryError as error:
+                raise errors.TaskMemoryError(f"{error}: free other arrays, or put less there") from None
+            return {"buffer": number}, []
+        if kind == "get":
+            return {}, [np.array(to_host(self._buffer(message.get("buffer", int))))]
+        handle = self._tasks.get(message.get("task", int), (None,))[0]
+        if kind == "cancel":
+            return {"cancelled": bool(handle is not None and handle.cancel())}, []
+        if kind == "state":
+            return {"state": "waiting" if handle is None else handle.state.value}, []
+        raise errors.ServiceError(f"the owner does not know {kind!r}")
+
+    def _buffer(self, number: int) -> Any:
+        if number not in self._buffers:
+            raise errors.TaskLostError("the array on the device is gone: put it there again with to_device")
+        return self._buffers[number]
+
+    def _submit(self, message: protocol.Message) -> None:
+        tasks = message.get("tasks", list)
+        try:
+            made = self._make(message, tasks)
+            request = _Request(tasks, message.arrays, set(message.get("readonly", list)))
+            for task, (launch, arguments) in zip(tasks, made, strict=True):
+                task["made"] = (launch, wire.unpack(arguments, request.arrays, self._buffer))
+            chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "idempotent", "size")}
+            ready = [
+                self._scheduler.task(launch, *values, tenant=message.get("tenant", str), **chosen)
+                for launch, values in (task["made"] for task in tasks)
+            ]
+            wanted = message.get("after", list)
+            if any(n in self._badly for n in wanted):
+                for task in tasks:
+                    self._send({"type": "ended", "task": task["id"], "cancelled": True})
+                return
+            after = [self._tasks[n][0] for n in wanted if n in self._tasks]
+            with self._lock:  # the reporter must not look for a task that is not noted yet
+                handles = self._scheduler.submit_tasks(ready, name=message.get("name", str) or None, after=after)
+                for handle, task in zip(handles, tasks, strict=True):
+                    self._tasks[task["id"]] = (handle, request)
+                    self._unknown.append((handle, task["id"]))
+            for handle, task in zip(handles, tasks, strict=True):
+                handle.add_done_callback(functools.partial(self._done, task["id"]))
+        except BaseException as error:
+            failure = self._scheduler.failure
+            if failure is not None:
+                self._fault(self._stuck, str(failure))
+            fields = wire.error_fields(error)
+            for task in tasks:
+                self._send({"type": "ended", "task": task["id"], "error": fields})
+
+    def _done(self, number: int, _: Any) -> None:
+        self._events.put(number)
+
+    def _make(self, message: protocol.Message, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
+        made = []
+        for task in tasks:
+            self._loading = (time.monotonic(), task["id"])
+            try:
+                kernel = self._kernels.load(task["kernel"])
+            finally:
+                self._loading = None
+            shape = task["shape"]
+            made.append((kernel[tuple(shape) if len(shape) > 1 else shape[0]], task["arguments"]))
+        return made
+
+    # the reporter
+
+    def _report(self) -> None:
+        while True:
+            items = [self._events.get()]
+            while len(items) < _EVENTS and not self._events.empty():
+                items.append(self._events.get())
+            self._tell(items)
+
+    def _tell(self, items: Sequence[Any]) -> None:
+        with self._lock:
+            for handle, number in self._unknown:
+                if handle.job is not None:
+                    self._numbers[handle.job.number] = number
+            self._unknown = [(h, n) for h, n in self._unknown if h.job is None and not h.done()]
+        told = []
+        for event in (e for e in items if isinstance(e, Event)):
+            number = self._numbers.get(event.task, -1) if event.kind != "reject" else -1
+            if event.kind == "lost":
+                self._fault(self._stuck, str(event.why.get("error", "the device failed")))
+            if event.kind in ("launch", "stop"):  # at once: if the device dies, these are suspects
+                self._send({"type": "launched", "task": number, "now": event.kind == "launch"})
+            told.append({"time": event.time, "kind": event.kind, "task": number, "name": event.name,
+                         "tenant": event.tenant, "why": self._renumbered(event.why)})  # fmt: skip
+        if told:
+            self._send({"type": "events", "events": told})
+        for number in (n for n in items if isinstance(n, int)):
+            self._end(number)
+
+    def _renumbered(self, why: dict[str, Any]) -> dict[str, Any]:
+        """Return reasons with the service's numbers of tasks in place of the scheduler's."""
+        found = dict(why)
+        for key in ("for", "victim", "newcomer", "by", "beside"):
+            value = found.get(key)
+            if isinstance(value, int):
+                found[key] = self._numbers.get(value, value)
+            elif isinstance(value, list):
+                found[key] = [self._numbers.get(v, v) for v in value]
+        return found
+
+    def _end(self, number: int) -> None:
+        handle, request = self._tasks[number]
+        if handle.job is not None:
+            self._numbers.pop(handle.job.number, None)
+        if handle.cancelled() or handle.exception() is not None:
+            self._badly[number] = None  # before it is no task any more: what comes after it must not run
+            if len(self._badly) > _REMEMBERED:
+                del self._badly[next(iter(self._badly))]
+        del self._tasks[number]
+        if handle.cancelled():
+            self._send({"type": "ended", "task": number, "cancelled": True})
+            return
+        error = handle.exception()
+        if isinstance(error, errors.TaskLostError):
+            self._fault(self._stuck, str(error))
+        elif error is not None:
+            self._send({"type": "ended", "task": number, "error": wire.error_fields(error)})
+            if isinstance(error, errors.StallError):
+                # its threads, or the GPU, cannot be had back from here
+                self._stuck = number
+                self._fault(number, str(error))
+        else:
+            places, copies = request.changes(number)
+            self._send({"type": "ended", "task": number, "changed": places}, copies)
+
+    def _fault(self, task: int | None, why: str) -> None:
+        """Say what happened, and end, now: nothing more can be had from this process."""
+        self._send({"type": "fault", "task": task, "message": why[:4096]})
+        os._exit(FAULT)
+
+    def _send(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+        try:
+            self._connection.send(header, arrays)
+        except errors.ServiceError:
+            os._exit(0)  # the service is gone
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT)
+            loading, failure = self._loading, self._scheduler.failure
+            if failure is not None:
+                self._fault(self._stuck, str(failure))
+            if loading is not None and time.monotonic() - loading[0] > LOADING:
+                self._fault(loading[1], f"importing its file of kernels took over {LOADING:g} s")
+            self._send({"type": "beat"})
+
+    def close(self) -> None:
+        """End, without waiting for what runs."""
+        self._connection.interrupt()
+        os._exit(0)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be an owner, over the socket with this descriptor."""
+    # the service may be killed: nothing must hold the device after it
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    references.in_owner = True
+    connection = protocol.Connection(socket.socket(fileno=int(arguments[0])), "the service")
+    settings = connection.expect("settings")
+    connection.max_body = settings.get("max_message", int)
+    try:
+        owner = Owner(connection, settings)
+    except errors.WarpwellError as error:
+        connection.send({"type": "refused", "message": str(error)})
+        return
+    try:
+        owner.run()
+    except EOFError:
+        pass  # the service is gone
+    owner.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
