@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from .rate_model import Points, RateModel, between, kind_of, on_each
+from .rate_model import Points, RateModel, between, kind_of
 from .residency import Resident, part_of
 from .task import Kind
 
@@ -34,44 +35,62 @@ class ClassTable(RateModel):
 
     name = "class table (H100)"
 
-    def evaluate(self, residents: Sequence[Resident]) -> list[float]:
+    def of(self, residents: Sequence[Resident]) -> list[float]:
         """Return rates as products over pairs."""
-        rates = [self.alone(r) for r in residents]
-        for j in range(1, len(residents)):
+        facts = [resident.facts or self._find(resident) for resident in residents]
+        rates = [fact.alone for fact in facts]
+        for j in range(1, len(facts)):
             for i in range(j):
-                older, newer = self._pair(residents[i], residents[j])
+                older, newer = _pair(facts[i], facts[j])
                 rates[i] *= older
                 rates[j] *= newer
         return rates
 
     def alone(self, resident: Resident) -> float:
         """Return the rate that its blocks and its multiprocessors allow, with nothing beside it."""
-        memory = kind_of(resident.profile) is Kind.MEMORY
-        rate = between(MEMORY_BY_BLOCKS if memory else COMPUTE_BY_BLOCKS, on_each(resident, self.capacity))
-        if resident.partition is not None:
-            part = part_of(resident.partition, self.capacity) / (resident.profile.need or 1.0)
-            rate *= between(MEMORY_BY_PROCESSORS, part) if memory else min(1.0, part)
+        rate: float = (resident.facts or self._find(resident)).alone
         return rate
 
-    def _pair(self, older: Resident, newer: Resident) -> tuple[float, float]:
-        """Return the factors by which two kernels slow each other."""
-        first, second = kind_of(older.profile), kind_of(newer.profile)
-        apart = older.partition != newer.partition and older.partition is not None and newer.partition is not None
-        n0, n1 = self._needs(older), self._needs(newer)
-        if first is second is Kind.MEMORY:
-            demand = between(MEMORY_BY_PROCESSORS, n0) + between(MEMORY_BY_PROCESSORS, n1)
-            if demand <= 1:
-                return 1.0, 1.0
-            each = (1 - MEMORY_LOSS * (demand - 1)) / demand
-            return each, each
-        if apart:
-            return 1.0, 1.0
-        free = min(1.0, max(0.0, 1 - n0) / n1) if n1 else 1.0
-        if first is second:
-            return 1 - (1 - BESIDE_COMPUTE[0]) * n1, max(BESIDE_COMPUTE[1], free)
-        if first is Kind.MEMORY:
-            return 1.0, 1 - (1 - BESIDE_MEMORY) * n0
-        return 1.0, max(between(STARVED, on_each(older, self.capacity)), between(MEMORY_BY_PROCESSORS, free))
+    def _find(self, resident: Resident) -> _Facts:
+        memory = kind_of(resident.profile) is Kind.MEMORY
+        part = part_of(resident.partition, self.capacity)
+        on_each = min(1.0, resident.share / part)
+        rate = between(MEMORY_BY_BLOCKS if memory else COMPUTE_BY_BLOCKS, on_each)
+        if resident.partition is not None:
+            reach = part / (resident.profile.need or 1.0)
+            rate *= between(MEMORY_BY_PROCESSORS, reach) if memory else min(1.0, reach)
+        need = min(resident.profile.need, part)
+        found = resident.facts = _Facts(
+            memory, rate, need, between(MEMORY_BY_PROCESSORS, need), between(STARVED, on_each), resident.partition
+        )
+        return found
 
-    def _needs(self, resident: Resident) -> float:
-        return min(resident.profile.need, part_of(resident.partition, self.capacity))
+
+class _Facts(NamedTuple):
+    """What a pair's factors depend on; `leaves` is what a compute-intensive kernel leaves to a younger memory-bound."""
+
+    memory: bool
+    alone: float
+    need: float
+    bandwidth: float
+    leaves: float
+    partition: str | None
+
+
+def _pair(older: _Facts, newer: _Facts) -> tuple[float, float]:
+    """Return the factors by which two kernels slow each other."""
+    if older.memory and newer.memory:
+        demand = older.bandwidth + newer.bandwidth
+        if demand <= 1:
+            return 1.0, 1.0
+        each = (1 - MEMORY_LOSS * (demand - 1)) / demand
+        return each, each
+    if older.partition != newer.partition and older.partition is not None and newer.partition is not None:
+        return 1.0, 1.0
+    if older.memory:
+        return 1.0, 1 - (1 - BESIDE_MEMORY) * older.need
+    free = max(0.0, 1 - older.need)
+    free = 1.0 if free >= newer.need else free / newer.need
+    if not newer.memory:
+        return 1 - (1 - BESIDE_COMPUTE[0]) * newer.need, max(BESIDE_COMPUTE[1], free)
+    return 1.0, 1.0 if free == 1.0 else max(older.leaves, between(MEMORY_BY_PROCESSORS, free))

@@ -77,7 +77,7 @@ class Matrix(RateModel):
         """All measurements."""
         return [pair for those in self._pairs.values() for pair in those]
 
-    def evaluate(self, residents: Sequence[Resident]) -> list[float]:
+    def of(self, residents: Sequence[Resident]) -> list[float]:
         """Return measured rates; where a pair is missing, those of the other model."""
         if len(residents) == 1:
             return self.otherwise.of(residents)

@@ -31,7 +31,7 @@ class MaxMin(RateModel):
         self.name = "two-resource max-min" + ("" if ordered else ", no order of residency")
         self._table = ClassTable(self.capacity)
 
-    def evaluate(self, residents: Sequence[Resident]) -> list[float]:
+    def of(self, residents: Sequence[Resident]) -> list[float]:
         """Return rates so that neither resource is exceeded."""
         caps = [self._table.alone(r) for r in residents]
         demands = [self.demand(r.profile) for r in residents]

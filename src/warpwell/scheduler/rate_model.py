@@ -5,14 +5,10 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from .executor import Capacity
-from .residency import Resident, fit, footprint, part_of, quota, resident_alone
+from .residency import REMEMBERED, Resident, Shapes, fit, share_of
 from .task import Job, Kind, Placement, Profile
-
-REMEMBERED = 1 << 16
-"""Combinations whose rates are kept, at most: each is asked for many times in a simulation."""
 
 Points = tuple[tuple[float, float], ...]
 
@@ -35,73 +31,54 @@ class RateModel(ABC):
 
     def __init__(self, capacity: Capacity | None = None) -> None:
         self.capacity = capacity or Capacity()
-        self._together: dict[tuple[Any, ...], tuple[list[float], list[Profile]]] = {}
-        self._of: dict[tuple[Any, ...], tuple[list[float], list[Profile]]] = {}
+        self._shapes = Shapes(self.capacity)
+        self._residents: dict[tuple[int, str, float, str | None], Resident] = {}
 
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
         """Return each job's normalized IPC when exactly these run together; 0 for one whose blocks find no room.
 
         The order of `jobs` is the order of residency: the first was launched first.
         """
-        # Profiles are told apart by identity, which is fast; they are kept with what is remembered, so that none is
-        # given the address of another.
-        parts: list[Any] = []
+        capacity = self.capacity
+        shapes, quotas, wanted = [], [], []
+        load, apart = 0.0, False
         for job, placement in zip(jobs, placements, strict=True):
             task = job.task
-            left = task.blocks - job.done
-            resident = task.profile.resident
-            parts += (id(task.profile), task.name, left if left < resident else resident, task.blocks,
-                      placement.workers, placement.partition)  # fmt: skip
-        key = tuple(parts)
-        known = self._together.get(key)
-        if known is None:
-            if len(self._together) >= REMEMBERED:
-                self._together.clear()
-            known = self._together[key] = (self._resolve(jobs, placements), [j.task.profile for j in jobs])
-        return known[0].copy()
-
-    def of(self, residents: Sequence[Resident]) -> list[float]:
-        """Return the normalized IPC of kernels that have found room, in the order of residency."""
-        parts: list[Any] = []
-        for resident in residents:
-            parts += (id(resident.profile), resident.name, resident.share, resident.partition)
-        key = tuple(parts)
-        known = self._of.get(key)
-        if known is None:
-            if len(self._of) >= REMEMBERED:
-                self._of.clear()
-            known = self._of[key] = (self.evaluate(residents), [r.profile for r in residents])
-        return known[0]
+            shape = self._shapes(task.profile, task.blocks)
+            allowed = shape.allowed(placement, capacity)
+            blocks = shape.wanted(allowed, 0, job.done)
+            load += shape.load * blocks
+            apart |= placement.partition is not None
+            shapes.append(shape)
+            quotas.append(allowed)
+            wanted.append(blocks)
+        found = wanted
+        if load > 1.0 or apart:
+            found = fit(wanted, shapes, [placement.partition for placement in placements], capacity)
+        residents = []
+        for i, count in enumerate(found):
+            if count:
+                share = share_of(count, wanted[i], quotas[i], shapes[i].alone)
+                residents.append(self.resident(jobs[i].task.name, shapes[i].profile, share, placements[i].partition))
+        rates = self.of(residents)
+        if len(residents) == len(jobs):
+            return rates
+        there = iter(rates)
+        return [next(there) if count else 0.0 for count in found]
 
     @abstractmethod
-    def evaluate(self, residents: Sequence[Resident]) -> list[float]:
-        """Return what `of` does, not remembered."""
+    def of(self, residents: Sequence[Resident]) -> list[float]:
+        """Return the normalized IPC of kernels that have found room, in the order of residency."""
 
-    def _resolve(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
-        capacity = self.capacity
-        alone, wanted, quotas = [], [], []
-        for job, placement in zip(jobs, placements, strict=True):
-            task = job.task
-            alone.append(resident_alone(task.profile, task.blocks, capacity))
-            quotas.append(quota(alone[-1], placement, capacity))
-            wanted.append(min(quotas[-1], task.blocks - job.done))
-        found = fit(wanted, [footprint(j.task.profile, capacity) for j in jobs], [p.partition for p in placements],
-                    capacity)  # fmt: skip
-        rates = [0.0] * len(jobs)
-        there = [i for i, count in enumerate(found) if count]
-        residents = [
-            Resident(jobs[i].task.name, jobs[i].task.profile, share_of(found[i], wanted[i], quotas[i], alone[i]),
-                     placements[i].partition)
-            for i in there
-        ]  # fmt: skip
-        for i, rate in zip(there, self.of(residents), strict=True):
-            rates[i] = rate
-        return rates
-
-
-def share_of(found: int, wanted: int, allowed: int, alone: int) -> float:
-    """Return `Resident.share`: a kernel whose last blocks run is not slower for having no more of them."""
-    return allowed / alone if found >= wanted else allowed / alone * found / wanted
+    def resident(self, name: str, profile: Profile, share: float, partition: str | None) -> Resident:
+        """Return what `of` takes; it is made once, with what the model derives from it."""
+        key = id(profile), name, share, partition
+        found = self._residents.get(key)
+        if found is None:
+            if len(self._residents) >= REMEMBERED:
+                self._residents.clear()
+            found = self._residents[key] = Resident(name, profile, share, partition)
+        return found
 
 
 def kind_of(profile: Profile) -> Kind:
@@ -119,8 +96,3 @@ def between(points: Points, x: float) -> float:
         if x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     return points[-1][1]
-
-
-def on_each(resident: Resident, capacity: Capacity) -> float:
-    """Return the share of blocks on each multiprocessor that a kernel is on: a partition is no smaller share there."""
-    return min(1.0, resident.share / part_of(resident.partition, capacity))

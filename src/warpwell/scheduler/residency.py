@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Any
 
 from .executor import Capacity
 from .task import Placement, Profile
 
+REMEMBERED = 1 << 16
+"""Kernels whose figures are kept, at most: each is asked for many times in a simulation."""
 
-class Resident(NamedTuple):
+
+class Resident:
     """A kernel that has blocks on the device.
 
     Attributes
@@ -21,37 +23,98 @@ class Resident(NamedTuple):
         Blocks that it may have resident, as a part of those it has when it runs alone: 0 to 1.
     partition : str or None
         Where; None is the whole device.
+    facts : object
+        What a model of rates has derived from all that.
     """
 
-    name: str
-    profile: Profile
-    share: float
-    partition: str | None
+    __slots__ = ("facts", "name", "partition", "profile", "share")
+
+    def __init__(self, name: str, profile: Profile, share: float, partition: str | None = None) -> None:
+        self.name = name
+        self.profile = profile
+        self.share = share
+        self.partition = partition
+        self.facts: Any = None
+
+
+class Shape:
+    """How much of a device the blocks of a kernel take.
+
+    Attributes
+    ----------
+    profile : Profile
+    footprint : tuple of float
+        The parts of the device's registers, shared memory, threads and block slots that one block holds.
+    load : float
+        The largest of them.
+    alone : int
+        Blocks that are resident when it has the whole device: at least 1.
+    """
+
+    __slots__ = ("alone", "blocks", "footprint", "load", "profile")
+
+    def __init__(self, profile: Profile, blocks: int, capacity: Capacity) -> None:
+        self.profile = profile
+        self.blocks = blocks
+        self.footprint = footprint(profile, capacity)
+        self.load = max(self.footprint)
+        self.alone = max(1, min(profile.resident, blocks, int(1 / self.load + 1e-6)))
+
+    def allowed(self, placement: Placement, capacity: Capacity) -> int:
+        """Return how many blocks a placement lets be resident."""
+        most = self.alone
+        if placement.partition is not None:
+            most = max(1, int(most * part_of(placement.partition, capacity) + 1e-9))
+        workers = placement.workers
+        return most if workers is None or workers > most else workers
+
+    def wanted(self, allowed: int, base: int, position: float) -> int:
+        """Return how many blocks it would have resident: in its last wave, what is left.
+
+        Parameters
+        ----------
+        allowed : int
+            Its quota, which is the size of its waves.
+        base : int
+            Where its waves began.
+        position : float
+            Blocks done.
+        """
+        last = base + (self.blocks - base - 1) // allowed * allowed
+        return self.blocks - last if position >= last else allowed
+
+
+class Shapes:
+    """Shapes that are asked for again and again, by the identity of profiles (kept here, so that it stays theirs)."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._known: dict[tuple[int, int], Shape] = {}
+
+    def __call__(self, profile: Profile, blocks: int) -> Shape:
+        """Return the shape of a kernel."""
+        found = self._known.get((id(profile), blocks))
+        if found is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            found = self._known[id(profile), blocks] = Shape(profile, blocks, self._capacity)
+        return found
 
 
 def footprint(profile: Profile, capacity: Capacity) -> tuple[float, float, float, float]:
     """Return the parts of the device's registers, shared memory, threads and block slots that one block holds."""
-    return _footprint(profile.registers, profile.shared, profile.threads, capacity.processors, capacity.registers,
-                      capacity.shared, capacity.threads, capacity.blocks)  # fmt: skip
-
-
-@lru_cache(maxsize=1 << 14)
-def _footprint(
-    registers: int, shared: int, threads: int, processors: int, all_registers: int, all_shared: int, all_threads: int,
-    all_blocks: int,
-) -> tuple[float, float, float, float]:  # fmt: skip
+    processors = capacity.processors
     return (
-        registers / (processors * all_registers),
-        shared / (processors * all_shared) if shared else 0.0,
-        threads / (processors * all_threads),
-        1 / (processors * all_blocks),
+        profile.registers / (processors * capacity.registers),
+        profile.shared / (processors * capacity.shared) if profile.shared else 0.0,
+        profile.threads / (processors * capacity.threads),
+        1 / (processors * capacity.blocks),
     )
 
 
 def resident_alone(profile: Profile, blocks: int, capacity: Capacity) -> int:
     """Return how many blocks are resident when a kernel has the whole device: at least 1."""
-    most = max(footprint(profile, capacity))
-    return max(1, min(profile.resident, blocks, int(1 / most + 1e-6)))
+    return Shape(profile, blocks, capacity).alone
 
 
 def part_of(partition: str | None, capacity: Capacity) -> float:
@@ -67,19 +130,8 @@ def part_of(partition: str | None, capacity: Capacity) -> float:
     return (capacity.partitions or {})[partition] / capacity.processors
 
 
-def quota(alone: int, placement: Placement, capacity: Capacity) -> int:
-    """Return how many blocks a placement lets be resident, of those that are when it runs alone."""
-    most = alone
-    if placement.partition is not None:
-        most = max(1, int(alone * part_of(placement.partition, capacity) + 1e-9))
-    return most if placement.workers is None else min(most, placement.workers)
-
-
 def fit(
-    wanted: Sequence[int],
-    footprints: Sequence[tuple[float, float, float, float]],
-    partitions: Sequence[str | None],
-    capacity: Capacity,
+    wanted: Sequence[int], shapes: Sequence[Shape], partitions: Sequence[str | None], capacity: Capacity
 ) -> list[int]:
     """Return how many blocks of each kernel find room: the older take theirs first, the rest waits, as in hardware.
 
@@ -87,23 +139,27 @@ def fit(
     ----------
     wanted : sequence of int
         Blocks that each would have resident, in the order of launch.
-    footprints : sequence of tuple
-        `footprint` of each.
+    shapes : sequence of Shape
     partitions : sequence
         Partition of each: kernels of different partitions do not take each other's room.
     capacity : Capacity
     """
     free: dict[str | None, list[float]] = {}
     found = []
-    for blocks, each, partition in zip(wanted, footprints, partitions, strict=True):
+    for blocks, shape, partition in zip(wanted, shapes, partitions, strict=True):
         room = free.get(partition)
         if room is None:
             room = free[partition] = [part_of(partition, capacity)] * 4
         count = blocks
-        for left, one in zip(room, each, strict=True):
+        for left, one in zip(room, shape.footprint, strict=True):
             if one * count > left + 1e-9:
                 count = max(0, int(left / one + 1e-6))
         if count:
-            free[partition] = [left - one * count for left, one in zip(room, each, strict=True)]
+            free[partition] = [left - one * count for left, one in zip(room, shape.footprint, strict=True)]
         found.append(count)
     return found
+
+
+def share_of(found: int, wanted: int, allowed: int, alone: int) -> float:
+    """Return `Resident.share`: a kernel whose last blocks run is not slower for having no more of them."""
+    return allowed / alone if found >= wanted else allowed / alone * found / wanted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from .executor import Capacity
-from .residency import Resident, footprint, quota, resident_alone
-from .task import Job, Placement, Profile
+from .residency import Resident, Shape
+from .task import Job, Placement
 
 NEVER = math.inf
 
@@ -23,8 +23,8 @@ class Simulated:
         Blocks of work that are done.
     base : int
         Where the waves began: the position at launch, or at the last change of the quota.
-    alone, allowed, found : int
-        Blocks that would be resident alone; that the quota allows; that have found room.
+    alone, allowed, found, kept : int
+        Blocks that would be resident alone; that the quota allows; that have found room; that had it before.
     width : int
         Blocks of a wave.
     said : int
@@ -46,27 +46,24 @@ class Simulated:
     """
 
     __slots__ = (
-        "alone", "allowed", "base", "blocks", "due", "footprint", "found", "goal", "goal_due", "hold", "job", "load",
-        "mode", "name", "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident",
-        "resize_at", "resize_goal", "said", "saving", "speed", "stop_at", "stop_goal", "width",
+        "alone", "allowed", "base", "blocks", "due", "found", "goal", "goal_due", "hold", "job", "kept", "mode",
+        "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident", "resize_at",
+        "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "width",
     )  # fmt: skip
 
-    def __init__(self, job: Job, profile: Profile, position: float, placement: Placement, capacity: Capacity) -> None:
-        task = job.task
+    def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
         self.job = job
-        self.name = task.name
-        self.profile = profile
-        self.blocks = task.blocks
+        self.shape = shape
+        self.profile = shape.profile
+        self.blocks = shape.blocks
         # A kernel of no duration still ends after it has begun.
-        self.per_block = max(profile.seconds or 0.0, 1e-9) / task.blocks
+        self.per_block = max(shape.profile.seconds or 0.0, 1e-9) / shape.blocks
         self.position = position
         self.base = int(position)
-        self.footprint = footprint(profile, capacity)
-        self.load = max(self.footprint)
-        self.alone = resident_alone(profile, task.blocks, capacity)
-        self.allowed = quota(self.alone, placement, capacity)
+        self.alone = shape.alone
+        self.allowed = shape.allowed(placement, capacity)
         self.next_allowed = self.allowed
-        self.found = 0
+        self.found = self.kept = 0
         self.width = self.allowed
         self.said = self.base
         self.partition = placement.partition
@@ -77,14 +74,13 @@ class Simulated:
         self.hold: float | None = None
         self.saving = False
         self.mode = ""
-        self.goal = float(task.blocks)
+        self.goal = float(shape.blocks)
         self.goal_due = self.due = NEVER
 
     @property
     def wanted(self) -> int:
         """Blocks that it would have resident now: in its last wave, those that are left."""
-        last = self.last_wave()
-        return self.blocks - last if self.position >= last else self.allowed
+        return self.shape.wanted(self.allowed, self.base, self.position)
 
     def last_wave(self) -> int:
         """Return the position at which its last wave begins."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from .. import errors
 from .decision import SourceModel
 from .executor import Capacity, Ended, Executor, Stopped
-from .rate_model import RateModel, share_of
-from .residency import Resident, fit, part_of, resident_alone
+from .rate_model import RateModel
+from .residency import Resident, Shapes, fit, share_of
 from .simulated import NEVER, Simulated
 from .task import Job, Placement, Profile, Task
 
@@ -74,6 +74,7 @@ class Simulator(Executor):
         self.saved_seconds = 0.0
         self.lost_seconds = 0.0
         self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
+        self._shapes = Shapes(self._capacity)
         self._flag = flag
         self._random = random.Random(seed)
         self._truth: Mapping[Task, Profile] = truth or {}
@@ -112,7 +113,8 @@ class Simulator(Executor):
                 f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
             )
         position = self._kept.pop(job, None)
-        run = Simulated(job, profile, float(job.done) if position is None else position, placement, self._capacity)
+        shape = self._shapes(profile, job.task.blocks)
+        run = Simulated(job, shape, float(job.done) if position is None else position, placement, self._capacity)
         if position is not None:
             self._transfer(run, run.wanted, list(self._runs.values()))
         self._runs[job] = run
@@ -142,10 +144,7 @@ class Simulator(Executor):
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
-        most = run.alone
-        if run.partition is not None:
-            most = max(1, int(most * part_of(run.partition, self._capacity) + 1e-9))
-        run.next_allowed = most if workers is None else min(most, workers)
+        run.next_allowed = run.shape.allowed(Placement(workers, run.partition), self._capacity)
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
                 gone = max(0, run.found - run.next_allowed)
@@ -170,7 +169,7 @@ class Simulator(Executor):
         profile = victim.task.profile
         if run is not None and run.plain:
             return math.inf
-        alone = resident_alone(profile, victim.task.blocks, self._capacity)
+        alone = self._shapes(profile, victim.task.blocks).alone
         resident = run.found if run is not None else alone
         if self.mode == "switch":
             return self._switch_seconds(profile, resident, [job.task.profile for job in stays])
@@ -292,9 +291,11 @@ class Simulator(Executor):
                 moving = True
             elif run.found:
                 share = share_of(run.found, run.wanted, run.allowed, run.alone) if squeezed else run.allowed / run.alone
-                if run.resident is None or share != run.resident.share:
-                    run.resident = Resident(run.name, run.profile, share, run.partition)
-                residents.append(run.resident)
+                resident = run.resident
+                if resident is None or share != resident.share:
+                    resident = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
+                    run.resident = resident
+                residents.append(resident)
                 there.append(run)
             run.rate = 0.0
         if there:
@@ -306,26 +307,26 @@ class Simulator(Executor):
 
     def _find_room(self, runs: list[Simulated]) -> bool:
         """Give blocks room: resident ones stay, then the oldest kernel takes first. Return whether some lack it."""
-        wanted = [run.wanted for run in runs]
         load = 0.0
-        for run, blocks in zip(runs, wanted, strict=True):
-            load += run.load * blocks
-        if load <= 1.0 and all(run.partition is None for run in runs):
-            for run, blocks in zip(runs, wanted, strict=True):
-                run.found = blocks
-                run.width = run.allowed
+        for run in runs:
+            wanted = run.wanted
+            load += run.shape.load * wanted if run.partition is None else 2.0
+            run.found, kept = wanted, run.found
+            run.width = run.allowed
+            run.kept = kept if kept < wanted else wanted
+        if load <= 1.0:
             return False
-        footprints = [run.footprint for run in runs]
+        shapes = [run.shape for run in runs]
         partitions = [run.partition for run in runs]
-        kept = [min(run.found, blocks) for run, blocks in zip(runs, wanted, strict=True)]
-        more = [blocks - there for blocks, there in zip(wanted, kept, strict=True)]
-        found = fit(kept + more, footprints * 2, partitions * 2, self._capacity)
+        asked = [run.kept for run in runs] + [run.found - run.kept for run in runs]
+        counts = fit(asked, shapes * 2, partitions * 2, self._capacity)
         squeezed = False
-        for run, blocks, first, second in zip(runs, wanted, found, found[len(runs) :], strict=False):
-            run.found = first + second
-            lacks = run.found < blocks
-            run.width = run.found if lacks and run.found else run.allowed
-            squeezed |= lacks
+        for i, run in enumerate(runs):
+            count = counts[i] + counts[i + len(runs)]
+            if count < run.found:
+                squeezed = True
+                run.width = count or run.allowed
+                run.found = count
         return squeezed
 
     # -- costs ---------------------------------------------------------------------------------------------------
