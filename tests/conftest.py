@@ -1,6 +1,8 @@
 """What every test folder shares: skipping where hardware is missing, and repeatable random tests."""
 
 import ctypes
+import gc
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +14,14 @@ settings.register_profile("warpwell", deadline=None, derandomize=True, print_blo
 settings.load_profile("warpwell")
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> Iterator[None]:
+    """Let collections look at what the module makes only: compiled code is millions of objects, half a second each."""
+    gc.collect()
+    gc.freeze()
+    yield
 
 
 @cache

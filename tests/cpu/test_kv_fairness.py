@@ -18,6 +18,8 @@ from warpwell.targets import clock_ns, memory_for, native
 from warpwell.testing.key_value_load import GOOD, NBYTES, OUTCOMES, fill_checked, keep_all_busy, one_beside_busy
 from warpwell.testing.key_value_memory import KeyValueMemory, serve_memory
 
+pytestmark = pytest.mark.alone
+
 KEYS = 500
 SECOND = 10**9
 # Commands a second that leave two shared cores idle enough for queues to be refilled in time.

@@ -33,6 +33,8 @@ from warpwell.testing.key_value_load import (
 )
 from warpwell.testing.key_value_memory import KeyValueMemory, settle
 
+pytestmark = pytest.mark.alone
+
 KEYS = 500
 PATIENT = 20 * 10**9
 MS = 10**6
@@ -111,9 +113,11 @@ def test_ids_and_phases_wrap(memory: KeyValueMemory, loads: Any, depth: int, win
     load = loads(memory.native(), depth=depth, window=window)
     threads = 2 if depth == 4 else 4
     each = 2 * 70_000 // threads
-    assert load.run(threads, each) == {GOOD: threads * each}
+    counts = load.run(threads, each)
+    # who looks for an id may come to each one while it is another's: so it is refused, but rarely
+    assert counts[GOOD] + counts.get(FULL, 0) == threads * each and counts.get(FULL, 0) < 10
     port = load.pairs.ports[0]
-    assert port[P_SQ_HEAD] == port[P_CQ_TAIL] == threads * each > 2 * 65536
+    assert port[P_SQ_HEAD] == port[P_CQ_TAIL] == counts[GOOD] > 2 * 65536
     assert load.pairs.in_use() == 0 and load.controller.stray(load.nsid) == 0
 
 

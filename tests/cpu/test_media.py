@@ -292,12 +292,14 @@ def timed(medium: Medium, requests: list[tuple[int, int, int, int]]) -> float:
     return time.monotonic() - begin
 
 
+@pytest.mark.alone
 def test_hundreds_of_latencies_pass_at_once() -> None:
     buffer = Buffer(512)
     requests = [(READ, 0, 512, buffer.address)] * 800
     assert 0.05 <= timed(Latency(RamMedium(512), latency_us=50_000), requests) < 1.0
 
 
+@pytest.mark.alone
 def test_rates_are_limits() -> None:
     buffer = Buffer(8192)
     small = [(READ, 0, 512, buffer.address)] * 500
