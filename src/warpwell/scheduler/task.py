@@ -45,7 +45,8 @@ class Profile:
     need : float
         Fraction of the multiprocessors that it needs to run as fast as alone (Orion's ``SM_usage``), 0 to 1.
     source : str
-        Where the figures come from: "measured", "predicted", "imputed", "trace", "given".
+        Where the figures come from: "measured", "predicted", "static" (code and peaks), "cold" (nothing is known: the
+        conservative answer), "imputed", "trace", "given".
     """
 
     kind: Kind | None = None

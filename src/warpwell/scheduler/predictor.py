@@ -1,0 +1,274 @@
+"""Predictor: instructions, time and class of a launch, learnt from launches that were measured.
+
+A kernel that was measured at other sizes is predicted by a local regression of logarithms: the ratio of what was
+measured to its static estimate changes slowly with size. What stays is learnt by trees where there are enough samples.
+A kernel that was never measured gets the ratio that trees find at kernels with similar static figures.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sample import Sample, kind_of
+from .task import Kind
+
+Vector = NDArray[np.float64]
+WIDTH = 0.3
+"""Width of the local regression, in standard deviations of the logarithms of a kernel's sizes."""
+MARGIN = 0.01
+"""How far out of the sizes measured (in logarithms) still counts as among them."""
+ENOUGH = 24
+"""Samples of a kernel from which trees learn its residuals."""
+RIDGE = 1e-3
+
+INTERPOLATION, EXTRAPOLATION, UNSEEN, COLD = "interpolation", "extrapolation", "unseen", "cold"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a launch will take alone.
+
+    Attributes
+    ----------
+    how : str
+        "interpolation": sizes below and above were measured; "extrapolation": only on one side; "unseen": other kernels
+        were measured; "cold": nothing was, and the static estimate stands alone.
+    instructions, seconds : float or None
+    miss_rate, bandwidth, compute : float or None
+        Ratios, as in `Profile`.
+    spread : float or None
+        Relative error of `seconds` (of `instructions` where no times are known) that nine of ten such predictions of
+        measured launches stayed below.
+    """
+
+    how: str
+    instructions: float | None = None
+    seconds: float | None = None
+    miss_rate: float | None = None
+    bandwidth: float | None = None
+    compute: float | None = None
+    spread: float | None = None
+
+    @property
+    def kind(self) -> Kind | None:
+        """The class."""
+        if self.bandwidth is None or self.compute is None:
+            return None
+        return kind_of(self.bandwidth, self.compute)
+
+
+class Predictor:
+    """Learns from samples; `predict` answers for any launch.
+
+    Parameters
+    ----------
+    samples : iterable of Sample
+    trees : bool
+        Whether to use scikit-learn's forests where it is installed. Without them an unseen kernel gets the median ratio
+        of all kernels.
+    """
+
+    def __init__(self, samples: Iterable[Sample] = (), *, trees: bool = True) -> None:
+        self.trees = trees and importlib.util.find_spec("sklearn") is not None
+        self._by_kernel: dict[str, list[Sample]] = {}
+        self._regressions: dict[tuple[str, str], _Local | None] = {}
+        self._across: dict[str, _Across | None] = {}
+        for sample in samples:
+            self.add(sample)
+
+    def __len__(self) -> int:
+        return sum(len(rows) for rows in self._by_kernel.values())
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels that were measured."""
+        return list(self._by_kernel)
+
+    def add(self, sample: Sample) -> None:
+        """Learn from a measurement; one of the same kernel and size is replaced."""
+        rows = self._by_kernel.setdefault(sample.kernel, [])
+        rows[:] = [row for row in rows if row.key != sample.key] + [sample]
+        for key in [key for key in self._regressions if key[0] == sample.kernel]:
+            del self._regressions[key]
+        self._across.clear()
+
+    def predict(self, query: Sample) -> Prediction:
+        """Predict a launch from its kernel, size, warps and static estimate."""
+        local = {field: self._local(query.kernel, field) for field in _FIELDS}
+        lead = local["seconds"] or local["instructions"]
+        if lead is not None and lead.fits(query):
+            how = INTERPOLATION if lead.inside(query) else EXTRAPOLATION
+            values = {f: m.predict(query) for f, m in local.items() if m is not None and m.fits(query)}
+            return Prediction(how, **values, spread=lead.spread)
+        if query.static and self._by_kernel:
+            across = {field: self._global(field) for field in _FIELDS}
+            values = {f: m.predict(query) for f, m in across.items() if m is not None}
+            if values:
+                lead_across = across["seconds"] or across["instructions"]
+                return Prediction(UNSEEN, **values, spread=lead_across.spread if lead_across else None)
+        return Prediction(COLD, query.static.get("instructions"), query.static.get("seconds"))
+
+    def _local(self, kernel: str, field: str) -> _Local | None:
+        key = kernel, field
+        if key not in self._regressions:
+            rows = [row for row in self._by_kernel.get(kernel, ()) if getattr(row, field) is not None]
+            self._regressions[key] = _Local(rows, field, trees=self.trees) if rows else None
+        return self._regressions[key]
+
+    def _global(self, field: str) -> _Across | None:
+        if field not in self._across:
+            rows = [row for rows in self._by_kernel.values() for row in rows
+                    if getattr(row, field) is not None and row.static]  # fmt: skip
+            self._across[field] = _Across(rows, field, trees=self.trees) if rows else None
+        return self._across[field]
+
+
+_FIELDS = ("instructions", "seconds", "miss_rate", "bandwidth", "compute")
+_POSITIVE = ("instructions", "seconds")
+
+
+def _base(sample: Sample, field: str) -> float:
+    """Return what a figure is divided by: its static estimate, or what is known without one."""
+    if sample.static.get(field, 0) > 0:
+        return sample.static[field]
+    return float(sample.warps) if field == "instructions" else 1.0
+
+
+def _target(sample: Sample, field: str) -> float:
+    value = float(getattr(sample, field))
+    return math.log(value / _base(sample, field)) if field in _POSITIVE else value
+
+
+def _restored(value: float, sample: Sample, field: str) -> float:
+    if field in _POSITIVE:
+        return math.exp(min(60.0, max(-60.0, value))) * _base(sample, field)
+    return min(1.0, max(0.0, value))
+
+
+class _Local:
+    """One figure of one kernel, by local linear regression over logarithms of sizes."""
+
+    def __init__(self, rows: Sequence[Sample], field: str, *, trees: bool) -> None:
+        self.field = field
+        self.names = sorted({name for row in rows for name in row.size})
+        self.with_static = bool(rows[0].static.get(field))
+        rows = [r for r in rows if set(r.size) == set(self.names) and bool(r.static.get(field)) == self.with_static]
+        self.x = np.array([self._logarithms(row) for row in rows]).reshape(len(rows), len(self.names))
+        self.low, self.high = self.x.min(axis=0, initial=math.inf), self.x.max(axis=0, initial=-math.inf)
+        self.center = self.x.mean(axis=0) if rows else np.zeros(len(self.names))
+        scale = self.x.std(axis=0) if rows else np.ones(len(self.names))
+        self.scale = np.where(scale > 1e-9, scale, 1.0)
+        self.z = (self.x - self.center) / self.scale
+        self.y = np.array([_target(row, field) for row in rows])
+        left = np.array([self._at(z, skip=k) - self.y[k] for k, z in enumerate(self.z)]) if len(rows) > 2 else None
+        self.forest: Any = None
+        if trees and left is not None and len(rows) >= ENOUGH:
+            left = self._grow(left)
+        inner = None if left is None else np.abs(np.expm1(np.abs(left)) if field in _POSITIVE else left)
+        self.spread = None if inner is None else float(np.quantile(inner, 0.9))
+
+    def _logarithms(self, sample: Sample) -> list[float]:
+        return [math.log(max(sample.size[name], 1e-12)) for name in self.names]
+
+    def fits(self, query: Sample) -> bool:
+        """Whether the query has the same features, and there is something to go by."""
+        same = set(query.size) == set(self.names) and bool(query.static.get(self.field)) == self.with_static
+        return same and len(self.y) > 0
+
+    def inside(self, query: Sample) -> bool:
+        """Whether the query's sizes are among those measured."""
+        x = np.array(self._logarithms(query))
+        return bool(((x >= self.low - MARGIN) & (x <= self.high + MARGIN)).all())
+
+    def predict(self, query: Sample) -> float:
+        """Return the figure."""
+        z = (np.array(self._logarithms(query)) - self.center) / self.scale
+        value = self._at(z)
+        if self.forest is not None and self.inside(query):
+            value -= float(self.forest.predict(z[None, :])[0])
+        return _restored(value, query, self.field)
+
+    def _at(self, z: Vector, skip: int | None = None) -> float:
+        """Regress near `z`, without sample `skip`; far from all samples, the nearest count."""
+        keep = np.arange(len(self.y)) != skip
+        near, y = self.z[keep], self.y[keep]
+        distance = np.sqrt(((near - z) ** 2).mean(axis=1)) if near.shape[1] else np.zeros(len(y))
+        weight = np.exp(-0.5 * (distance / (WIDTH + distance.min())) ** 2) + 1e-6
+        design = np.hstack([np.ones((len(y), 1)), near - z])
+        penalty = RIDGE * np.eye(design.shape[1])
+        penalty[0, 0] = 0.0
+        if len(y) < 2:
+            return float(y[0])
+        normal = design.T * weight
+        return float(np.linalg.solve(normal @ design + penalty, normal @ y)[0])
+
+    def _grow(self, left: Vector) -> Vector:
+        """Learn residuals by trees, if that makes those of samples that the trees have not seen smaller."""
+        from sklearn.ensemble import RandomForestRegressor
+
+        forest = RandomForestRegressor(100, min_samples_leaf=3, oob_score=True, random_state=0, n_jobs=1)
+        forest.fit(self.z, left)
+        rest = left - np.asarray(forest.oob_prediction_)
+        if not np.median(np.abs(rest)) < 0.9 * np.median(np.abs(left)):
+            return left
+        self.forest = forest
+        return np.asarray(rest)
+
+
+class _Across:
+    """One figure of kernels that were never measured, by trees over static figures."""
+
+    def __init__(self, rows: Sequence[Sample], field: str, *, trees: bool) -> None:
+        self.field = field
+        self.x = np.array([_static_features(row) for row in rows])
+        self.y = np.array([_target(row, field) for row in rows])
+        self.names = np.array([row.kernel for row in rows])
+        self.median = float(np.median(self.y))
+        self.forest: Any = _forest(self.x, self.y) if trees and np.unique(self.names).size >= 4 else None
+
+    @functools.cached_property
+    def spread(self) -> float:
+        """How far off nine of ten predictions stay for kernels that it has not seen."""
+        left = self.y - self.median
+        if self.forest is not None:
+            kernels = np.unique(self.names)
+            folds = np.searchsorted(kernels, self.names) % min(5, kernels.size)
+            for k in range(min(5, kernels.size)):
+                out = folds == k
+                left[out] = self.y[out] - _forest(self.x[~out], self.y[~out]).predict(self.x[out])
+        error = np.expm1(np.abs(left)) if self.field in _POSITIVE else np.abs(left)
+        return float(np.quantile(error, 0.9))
+
+    def predict(self, query: Sample) -> float:
+        """Return the figure."""
+        value = self.median if self.forest is None else float(self.forest.predict([_static_features(query)])[0])
+        return _restored(value, query, self.field)
+
+
+def _forest(x: NDArray[Any], y: Vector) -> Any:
+    from sklearn.ensemble import RandomForestRegressor
+
+    return RandomForestRegressor(80, min_samples_leaf=2, max_features=0.5, random_state=0, n_jobs=1).fit(x, y)
+
+
+def _static_features(sample: Sample) -> list[float]:
+    """Return figures that do not depend on the kernel's name."""
+    static = sample.static
+    instructions = max(1.0, static.get("instructions", 1.0))
+    asked, footprint = max(1.0, static.get("asked", 1.0)), max(1.0, static.get("footprint", 1.0))
+    times = [max(1e-12, static.get(name, 1e-12)) for name in ("issue", "move", "latency")]
+    return [
+        math.log(sample.warps), math.log(instructions / sample.warps), math.log(footprint), math.log(asked / footprint),
+        math.log(times[0] / times[1]), math.log(times[2] / max(times[:2])), math.log(max(times)),
+        static.get("assumed", 0.0), static.get("mix_float", 0.0), static.get("mix_integer", 0.0),
+        static.get("mix_special", 0.0), static.get("mix_load", 0.0) + static.get("mix_store", 0.0),
+        static.get("mix_control", 0.0),
+    ]  # fmt: skip

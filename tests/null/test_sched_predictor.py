@@ -1,0 +1,294 @@
+"""Predictor, history and analyzer, on kernels whose truth is a formula."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warpwell import errors, kernel
+from warpwell.scheduler import predictor as predicting
+from warpwell.scheduler.analyzer import Analyzer, alone_times, default_size, footprint
+from warpwell.scheduler.counting import Counts
+from warpwell.scheduler.events import Event
+from warpwell.scheduler.executor import Capacity
+from warpwell.scheduler.history import WEIGHT, History, default_path
+from warpwell.scheduler.matrix import Pair
+from warpwell.scheduler.predictor import Predictor
+from warpwell.scheduler.roofline import Machine, estimate
+from warpwell.scheduler.sample import Sample, kind_of
+from warpwell.scheduler.task import Kind, Task
+from warpwell.scheduler.workloads import make
+
+
+def truth(name, n, *, static=True, seconds=True):
+    """A launch of a made-up kernel: a ratio to its static estimate that is its own and drifts with size."""
+    seed = random.Random(name)
+    power, ratio, drift = seed.choice((1, 2, 3)), seed.uniform(0.8, 1.3), seed.uniform(-0.02, 0.02)
+    instructions = 40.0 * n**power + 900 * n
+    measured = ratio * n**drift * instructions
+    estimated = {"instructions": instructions, "seconds": 2e-6 + instructions / 9e11, "issue": instructions / 9e11,
+                 "move": n / 3e12, "latency": 1e-7, "asked": 8.0 * n, "footprint": 4.0 * n,
+                 "mix_float": seed.random()}  # fmt: skip
+    return Sample(name, {"n": float(n)}, max(1, n // 32), estimated if static else {}, app=name,
+                  instructions=measured, seconds=3e-6 + measured / 5e11 if seconds else None, miss_rate=0.25,
+                  bandwidth=0.7 if power == 1 else 0.1, compute=0.3 if power == 1 else 0.8)  # fmt: skip
+
+
+def query(sample):
+    return Sample(sample.kernel, sample.size, sample.warps, sample.static)
+
+
+SIZES = [int(256 * 1.5**k) for k in range(12)]
+NAMES = [f"kernel{k}" for k in range(8)]
+ALL = [truth(name, n) for name in NAMES for n in SIZES]
+
+
+def error(prediction, sample, field="seconds"):
+    return abs(getattr(prediction, field) / getattr(sample, field) - 1)
+
+
+def test_sizes_between_are_interpolated():
+    predictor = Predictor(s for s in ALL if s.size["n"] not in SIZES[3:9:2])
+    for name in NAMES:
+        for n in SIZES[3:9:2]:
+            got = predictor.predict(query(truth(name, n)))
+            assert got.how == "interpolation"
+            assert error(got, truth(name, n)) < 0.03 and error(got, truth(name, n), "instructions") < 0.01
+            assert got.miss_rate == pytest.approx(0.25)
+            assert got.kind == truth(name, n).kind
+
+
+def test_larger_sizes_are_extrapolated():
+    predictor = Predictor(s for s in ALL if s.size["n"] <= SIZES[8])
+    for name in NAMES:
+        got = predictor.predict(query(truth(name, SIZES[11])))
+        assert got.how == "extrapolation"
+        assert error(got, truth(name, SIZES[11]), "instructions") < 0.03
+        assert error(got, truth(name, SIZES[11])) < 0.3
+
+
+@pytest.mark.parametrize("trees", [True, False])
+def test_unseen_kernels_get_what_others_say(trees):
+    predictor = Predictor((s for s in ALL if s.kernel != NAMES[0]), trees=trees)
+    got = predictor.predict(query(truth(NAMES[0], SIZES[5])))
+    assert got.how == "unseen" and got.spread is not None
+    # every ratio lies between 0.8 and 1.3, times a drift of at most 0.02 in the exponent
+    assert error(got, truth(NAMES[0], SIZES[5]), "instructions") < 0.7
+
+
+def test_nothing_measured_is_cold():
+    wanted = query(truth("kernel0", 512))
+    got = Predictor().predict(wanted)
+    assert (got.how, got.instructions, got.kind) == ("cold", wanted.static["instructions"], None)
+    assert Predictor().predict(Sample("a", {"n": 1.0}, 1)).seconds is None
+
+
+def test_without_static_estimates_a_kernel_still_learns():
+    rows = [truth("kernel3", n, static=False) for n in SIZES if n != SIZES[6]]
+    got = Predictor(rows).predict(query(truth("kernel3", SIZES[6], static=False)))
+    assert got.how == "interpolation"
+    assert error(got, truth("kernel3", SIZES[6]), "instructions") < 0.1
+
+
+def test_other_features_than_those_learnt_are_unseen():
+    predictor = Predictor(ALL)
+    strange = truth("kernel1", 512)
+    strange.size = {"rows": 512.0}
+    assert predictor.predict(query(strange)).how == "unseen"
+
+
+def test_a_newer_measurement_replaces_an_older_one():
+    predictor = Predictor([truth("kernel1", 512)])
+    slower = truth("kernel1", 512)
+    slower.seconds *= 3
+    predictor.add(slower)
+    assert len(predictor) == 1
+    assert predictor.predict(query(slower)).seconds == pytest.approx(slower.seconds)
+
+
+def test_trees_learn_what_a_line_does_not(monkeypatch):
+    rows = []
+    for n in range(300, 4000, 60):
+        sample = truth("kernel2", n)
+        sample.instructions *= 1.5 if (n // 600) % 2 else 1.0  # steps, which logarithms do not explain
+        rows.append(sample)
+    held = rows[5::7]
+    kept = [r for r in rows if r not in held]
+
+    def worst(trees):
+        predictor = Predictor(kept, trees=trees)
+        return np.median([error(predictor.predict(query(r)), r, "instructions") for r in held])
+
+    monkeypatch.setattr(predicting, "WIDTH", 0.6)
+    assert worst(True) < 0.8 * worst(False)
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_class_is_what_bounds_a_kernel(bandwidth, compute):
+    kind = kind_of(bandwidth, compute)
+    assert kind is (Kind.MEMORY if bandwidth >= min(0.6, compute) else Kind.COMPUTE)
+
+
+# -- history ------------------------------------------------------------------------------------------------
+
+
+def test_history_averages_and_survives_a_file(tmp_path):
+    history = History("Some GPU", tmp_path / "h.json")
+    history.record(truth("kernel0", 512))
+    later = truth("kernel0", 512)
+    later.seconds *= 2
+    merged = history.record(later)
+    assert merged.seconds == pytest.approx(truth("kernel0", 512).seconds * (1 + WEIGHT)) and merged.times == 2
+    history.record_pair(Pair("a", "b", (0.9, 0.5)))
+    assert history.record_pair(Pair("a", "b", (0.5, 0.7))).rates == pytest.approx((0.8, 0.55))
+    history.record_pair(Pair("b", "a", (0.1, 0.2)))  # the other order of residency
+    history.save()
+    again = History.load("Some GPU", tmp_path / "h.json")
+    assert again.samples == history.samples and again.pairs == history.pairs
+    assert [p.rates for p in again.matrix().pairs] == [pytest.approx((0.8, 0.55)), (0.1, 0.2)]
+    assert [p.name for p in tmp_path.iterdir()] == ["h.json"]
+
+
+def test_a_history_that_is_not_there_is_empty(tmp_path, monkeypatch):
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    assert default_path("NVIDIA H100 80GB") == tmp_path / "warpwell" / "scheduler" / "nvidia-h100-80gb.json"
+    history = History.load("NVIDIA H100 80GB")
+    assert len(history) == 0
+    history.record(truth("kernel0", 64))
+    history.save()
+    assert len(History.load("NVIDIA H100 80GB")) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"format": "other"}', '{"format": "warpwell-history/1", "device": "another"}',
+     '{"format": "warpwell-history/1", "device": "d", "samples": 3}',
+     '{"format": "warpwell-history/1", "device": "d", "samples": [{"kernel": "k"}]}',
+     '{"format": "warpwell-history/1", "device": "d", "samples": [{"kernel": "k", "size": 3, "warps": 1}]}',
+     '{"format": "warpwell-history/1", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 0}]}',
+     '{"format": "warpwell-history/1", "device": "d", "pairs": [{"first": "a"}]}'],
+)  # fmt: skip
+def test_damaged_histories_are_refused(tmp_path, text):
+    (tmp_path / "h.json").write_text(text)
+    with pytest.raises(errors.FormatError, match=r"h\.json"):
+        History.load("d", tmp_path / "h.json")
+
+
+@pytest.mark.parametrize("fields", [{"seconds": -1.0}, {"seconds": math.nan}, {"miss_rate": 1.5}, {"warps": 0}])
+def test_measurements_that_cannot_be_are_refused(fields):
+    with pytest.raises(errors.ArgumentError):
+        Sample(**{"kernel": "k", "size": {}, "warps": 1, **fields})
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=30))
+def test_averages_lie_among_what_was_measured(times):
+    history = History("d", "unused")
+    for seconds in times:
+        sample = history.record(Sample("k", {"n": 1.0}, 1, seconds=seconds))
+    assert min(times) * (1 - 1e-9) <= sample.seconds <= max(times) * (1 + 1e-9)
+    assert sample.times == len(times)
+
+
+# -- analyzer -----------------------------------------------------------------------------------------------
+
+
+@kernel
+def scale(x, factor):
+    x[0] = factor
+
+
+def counts(instructions=5e5, nbytes=4e6, **changed):
+    figures = {"warps": 50_000, "instructions": instructions, "mix": {"float": instructions}, "read": nbytes,
+               "written": 0.0, "footprint": int(nbytes), "assumed": False, "cut": False}  # fmt: skip
+    return Counts(**{**figures, **changed})
+
+
+def analyzer(**options):
+    made = options.pop("counts", counts())
+    return Analyzer(History("d", "unused"), counter=lambda launch, arguments: made, **options)
+
+
+X = np.zeros(32000, np.float32)
+
+
+def test_code_alone_gives_a_static_answer():
+    profile = analyzer().analyze(scale[32000], (X, 3))
+    assert profile.source == "static" and profile.kind is Kind.MEMORY
+    assert profile.seconds == pytest.approx(2e-6 + 4e6 / 3.35e12 / 0.9, rel=1e-6) and profile.instructions == 5e5
+    busy = analyzer(counts=counts(1e9)).analyze(scale[32000], (X, 3))
+    assert busy.kind is Kind.COMPUTE and busy.compute > 0.6 > busy.bandwidth
+    assert profile.registers == 32 * 4 * 256 and profile.resident == 8 * 132
+
+
+def test_nothing_known_is_a_cold_and_careful_answer():
+    def refuse(launch, arguments):
+        raise ImportError("no compiler for GPUs")
+
+    cold = Analyzer(History("d", "unused"), counter=refuse)
+    profile = cold.analyze(scale[32000], (X, 3))
+    assert (profile.source, profile.kind, profile.seconds) == ("cold", None, None)
+    assert (profile.miss_rate, profile.need) == (1.0, 1.0)
+    assert "no compiler" in cold.failures["scale"]
+
+
+def test_what_was_measured_comes_before_what_is_predicted():
+    learning = analyzer()
+    for n, seconds in ((1000, 1e-3), (2000, 2e-3), (4000, 4e-3)):
+        learning.observe(scale[n], (X, n), {"n": n}, seconds=seconds)
+    exact = learning.analyze(scale[2000], (X, 2000), {"n": 2000})
+    assert exact.source == "measured" and exact.seconds == pytest.approx(2e-3)
+    between = learning.analyze(scale[3000], (X, 3000), {"n": 3000})
+    assert between.source == "predicted" and 2e-3 < between.seconds < 4e-3
+    with pytest.raises(errors.ArgumentError):
+        learning.observe(scale[2000], (X, 2000), {"n": 2000}, seconds=0.0)
+
+
+def test_a_task_gets_a_profile_and_a_log_teaches():
+    learning = analyzer()
+    tasks = {k: Task("scale", 8, launch=scale[2000], arguments=(X, 3), size={"n": 2000 + k}) for k in range(4)}
+    events = [
+        Event(0.0, "launch", 0, "scale"), Event(0.5, "end", 0, "scale"),  # alone
+        Event(1.0, "launch", 1, "scale"), Event(1.1, "launch", 2, "scale"), Event(1.6, "end", 1, "scale"),
+        Event(2.0, "end", 2, "scale"),  # together
+        Event(3.0, "launch", 3, "scale"), Event(3.1, "preempt", 3, "scale"), Event(3.2, "stop", 3, "scale"),
+        Event(3.3, "launch", 3, "scale"), Event(3.5, "end", 3, "scale"),
+    ]  # fmt: skip
+    assert alone_times(events) == [(0, 0.5)]
+    assert learning.learn(events, tasks) == 1
+    assert learning(tasks[0]).seconds == 0.5
+    given_profile = Task("other", 1).profile
+    assert learning(Task("other", 1, given_profile)) is given_profile
+
+
+def test_features_and_footprint_of_a_launch():
+    y = np.zeros((4, 5))
+    assert default_size(scale[7, 3], (y, 12, True, 2.5, -1)) == {"extent0": 7.0, "extent1": 3.0, "argument1": 12.0}
+    assert footprint((y, y, 3, np.float32(1), X)) == y.nbytes + X.nbytes
+    assert analyzer().analyze(scale[32000], (X, 3)).source == "static"
+
+
+def test_estimates_of_small_and_large_launches():
+    few = estimate(counts(warps=8), blocks=1, resident=1056, capacity=Capacity(), machine=Machine())
+    many = estimate(counts(), blocks=4000, resident=1056, capacity=Capacity(), machine=Machine())
+    assert few.need == pytest.approx(1 / 132) and many.need == 1
+    assert few.seconds > many.seconds
+    beyond = estimate(counts(read=1e9, footprint=100 << 20), blocks=4000, resident=1056, capacity=Capacity(),
+                      machine=Machine())  # fmt: skip
+    within = estimate(counts(read=1e9, footprint=40 << 20), blocks=4000, resident=1056, capacity=Capacity(),
+                      machine=Machine())  # fmt: skip
+    assert beyond.miss_rate > (100 << 20) / 1e9 > within.miss_rate
+
+
+def test_a_workload_is_a_request_with_profiles():
+    app = make("atax", 40)
+    learning = analyzer()
+    request = app.request(lambda step: learning.analyze(*step), arrival=2.0, tenant="t")
+    assert [t.name for t in request.tasks] == ["atax_rows", "atax_fold", "atax_columns", "atax_total"]
+    assert request.arrival == 2.0 and {t.profile.source for t in request.tasks} == {"static"}
+    assert all(t.blocks >= 1 and t.memory == app.memory and t.size == {"n": 40} for t in request.tasks)
+    json.dumps([t.size for t in request.tasks])
