@@ -28,6 +28,9 @@ KEPT_EVENTS = 100_000
 
 MAX_HELD = 8 << 30
 
+ALONE = 2.0
+"""Seconds that a task which may have killed the owner is on the device alone (see `Ledger`)."""
+
 
 class Broker:
     """What a service does for its clients.
@@ -65,6 +68,7 @@ class Broker:
         self._call_numbers = 0
         self._settled, self.failure = threading.Event(), ""
         self._fault: tuple[int | None, str] | None = None
+        self._suspect_since = 0.0
         self._began, self._clock_offset = time.monotonic(), 0.0
         self.about: dict[str, Any] = {}
         self._metrics = Metrics(self.policy)
@@ -314,6 +318,12 @@ class Broker:
             kind = message.kind
             if kind == "launched":
                 self._ledger.launched(message.get("task", int), message.get("now", bool))
+                self._suspect_since = time.monotonic()
+            elif kind == "beat":
+                alone = self._ledger.alone
+                if alone is not None and alone.launched and time.monotonic() - self._suspect_since > ALONE:
+                    self._ledger.cleared()
+                    self._pump()
             elif kind == "ended":
                 self._ended(message)
             elif kind == "reply":

@@ -145,7 +145,7 @@ class Client:
             raise errors.ArgumentError("a request without launches: give at least one", name="launches")
         if tenant not in (None, self.tenant):
             raise errors.ArgumentError(
-                f"this connection is tenant {self.tenant!r}'s: connect(tenant={tenant!r}) makes another", name="tenant"
+                f"this connection is for tenant {self.tenant!r}: connect(tenant={tenant!r}) makes another", name="tenant"
             )
         packer = wire.Packer(self)
         tasks = [packer.launch(launch, args) for launch, *args in launches]

@@ -4,8 +4,10 @@ A request stays here, with its input, until its last task has ended. So when the
 runs again in the next owner; what used arrays on the device cannot, because they died with it.
 
 Who killed the owner? If the owner could still say so (a stuck kernel), that task. Otherwise those that were on the
-device are suspects, and each runs again alone, before everything else: an owner that dies then was killed by it. So a
-kernel that kills its owner costs the others one run that is repeated, and is given up after two.
+device are suspects. They run again one by one, the last launched first, before everything else: an owner that dies
+while one is alone was killed by it. So a kernel that kills its owner costs the others one run that is repeated, and is
+given up after two. A suspect that has been alone for a while (`cleared`) goes on beside the next, so that a long task
+holds nobody up.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Piece:
     number: int
     theirs: int
     name: str
-    launched: bool = False
+    launched: int = 0  # its place in the order of launches; 0: not on the device
     ended: bool = False
 
 
@@ -46,7 +48,6 @@ class Held:
     buffers: set[int] = field(default_factory=set)
     sent: bool = False
     deaths: int = 0
-    alone: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -54,9 +55,9 @@ class Held:
         return sum(a.nbytes for a in self.arrays)
 
     @property
-    def on_device(self) -> bool:
-        """Whether a task was launched and has not ended."""
-        return any(p.launched and not p.ended for p in self.pieces)
+    def launched(self) -> int:
+        """When its task on the device was launched, in the order of launches; 0: it has none there."""
+        return max((p.launched for p in self.pieces if not p.ended), default=0)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Ledger:
         self._unsent: dict[Held, None] = {}
         self._pieces: dict[int, tuple[Held, Piece]] = {}
         self._suspects: list[Held] = []
+        self.alone: Held | None = None
+        self._launches = 0
         self._numbers = 0
         self.buffers: dict[int, tuple[int, int]] = {}
         self._lost: dict[int, int] = {}
@@ -95,10 +98,13 @@ class Ledger:
     def sendable(self) -> list[Held]:
         """Return what the owner is to have now, and take it for sent.
 
-        While there are suspects that is one of them, once nothing else is there.
+        While there are suspects that is one of them (`alone`), until it has ended or is cleared.
         """
+        if self.alone is not None:
+            return []
         if self._suspects:
-            found = self._suspects[:1] if len(self._unsent) == len(self.requests) else []
+            self.alone = self._suspects.pop(0)
+            found = [self.alone]
         else:
             found = list(self._unsent)
         for held in found:
@@ -113,7 +119,12 @@ class Ledger:
     def launched(self, number: int, now: bool) -> None:
         """Note that a task has got onto the device, or (not `now`) has left it."""
         if number in self._pieces:
-            self._pieces[number][1].launched = now
+            self._launches += 1
+            self._pieces[number][1].launched = self._launches if now else 0
+
+    def cleared(self) -> None:
+        """Note that the suspect has been alone for long enough: others may join it."""
+        self.alone = None
 
     def ended(self, number: int) -> tuple[Held, Piece] | None:
         """Note that a task has ended; return it, or None if its client has been told before, or has gone."""
@@ -157,12 +168,14 @@ class Ledger:
             What happened, for people.
         """
         gone: list[Gone] = []
+        again: list[Held] = []
         sent = [h for h in self.requests if h.sent]
-        suspects = [h for h in sent if h.on_device] or sent
+        suspects = sorted((h for h in sent if h.launched), key=lambda h: -h.launched) or sent
         culprit = self._pieces[guilty][0] if guilty in self._pieces else None
-        if guilty is None and len(sent) == 1 and sent[0].alone:
-            culprit = sent[0]
-        for held in sent:
+        if guilty is None and sent == [self.alone]:
+            culprit = self.alone
+        self.alone = None
+        for held in [*suspects, *(h for h in sent if h not in suspects)]:
             held.sent = False
             if held is culprit:
                 gone += self._give_up(held, errors.TaskLostError(
@@ -176,16 +189,17 @@ class Ledger:
                     task=_name(held)))  # fmt: skip
                 continue
             for piece in held.pieces:
-                piece.launched = False
+                piece.launched = 0
             if guilty is None and culprit is None and held in suspects:
                 held.deaths += 1
-                held.alone = True
                 if held.deaths >= MAX_DEATHS:
                     gone += self._give_up(held, errors.TaskLostError(
                         f"task {_name(held)!r} was on the device when its owner died, {held.deaths} times: {reason}",
                         task=_name(held)))  # fmt: skip
-                elif held not in self._suspects:
-                    self._suspects.append(held)
+                else:
+                    again.append(held)
+        # those that were still to be looked at come after
+        self._suspects = again + [h for h in self._suspects if h not in again]
         self._unsent = {h: None for h in self.requests if not h.sent}
         for held in [h for h in self.requests if h.buffers]:
             gone += self._give_up(held, errors.TaskLostError(
@@ -206,6 +220,8 @@ class Ledger:
         for piece in held.pieces:
             self._pieces.pop(piece.number, None)
         self._suspects = [h for h in self._suspects if h is not held]
+        if self.alone is held:
+            self.alone = None
 
     def new_buffer(self, client: int, nbytes: int) -> int:
         """Note an array on the device; return its number."""

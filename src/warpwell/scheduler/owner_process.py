@@ -143,7 +143,7 @@ class OwnerProcess:
             if unready >= TRIES or self._refused:
                 self._failed(reason)
                 return
-            self._stopping.wait(0.1 * 4**unready)
+            self._stopping.wait(0.1 * 2**unready)
 
     def _one(self) -> tuple[str, bool]:
         """Run one owner to its end; return what ended it, and whether it had been ready."""

@@ -1,0 +1,905 @@
+"""The service's protocol: framing, references, what a service holds, and a service whose owner is a script."""
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.scheduler import address, protocol, references, wire
+from warpwell.scheduler.client import Client, connect
+from warpwell.scheduler.ledger import MAX_DEATHS, Held, Ledger, Piece
+from warpwell.scheduler.protocol import MAGIC, Connection, Peer
+from warpwell.scheduler.service import Service
+
+Pair = tuple[Connection, Connection]
+
+
+@contextlib.contextmanager
+def pair(**options: Any) -> Iterator[Pair]:
+    left, right = socket.socketpair()
+    a, b = Connection(left, "left", **options), Connection(right, "right", **options)
+    try:
+        yield a, b
+    finally:
+        a.close()
+        b.close()
+
+
+def exchange(array: NDArray[Any]) -> NDArray[Any]:
+    with pair() as (a, b):
+        sender = threading.Thread(target=a.send, args=({"type": "x"}, [array]))
+        sender.start()
+        message = b.receive()
+        sender.join()
+        assert message is not None and message.kind == "x"
+        (got,) = message.arrays
+        return got
+
+
+# framing
+
+
+@settings(max_examples=40)
+@given(
+    dtype=st.sampled_from("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16 >i4 >f8".split()),
+    shape=st.lists(st.integers(0, 5), max_size=3), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_arrays_arrive_bit_for_bit(dtype: str, shape: list[int], seed: int) -> None:
+    wanted = np.dtype(dtype)
+    raw = np.random.default_rng(seed).integers(0, 2 if wanted.kind == "b" else 256, (*shape, wanted.itemsize), np.uint8)
+    array = np.ascontiguousarray(raw).view(wanted).reshape(shape)
+    got = exchange(array)
+    assert got.shape == array.shape and got.dtype == wanted.newbyteorder("<") and got.flags.writeable
+    assert got.tobytes() == array.astype(wanted.newbyteorder("<")).tobytes()
+
+
+def test_views_and_large_arrays_arrive() -> None:
+    base = np.arange(3_000_000, dtype=np.int64).reshape(1000, 3000)
+    assert np.array_equal(exchange(base), base)
+    assert np.array_equal(exchange(base[::7, 1::3]), base[::7, 1::3])
+    assert np.array_equal(exchange(base.T), base.T)
+
+
+@pytest.mark.parametrize("array", [np.array([object()]), np.array(["text"]), np.zeros(2, "i4,f8"),
+                                   np.zeros(1, "M8[s]"), np.zeros(1, np.longdouble)])  # fmt: skip
+def test_what_is_no_plain_number_does_not_travel(array: NDArray[Any]) -> None:
+    with pair() as (a, _), pytest.raises(errors.DTypeError, match="does not travel"):
+        a.send({"type": "x"}, [array])
+
+
+def raw(header: bytes, body: bytes = b"", *, announced: tuple[int, int] | None = None, magic: bytes = MAGIC) -> bytes:
+    sizes = announced or (len(header), len(body))
+    return struct.pack("<4sIQ", magic, *sizes) + header + body
+
+
+def layout(*arrays: Any) -> bytes:
+    return json.dumps({"type": "x", "arrays": list(arrays)}).encode()
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "another protocol": (b"GET / HTTP/1.1\r\n\r\n", "does not speak this protocol"),
+    "header too large": (raw(b"", announced=(1 << 30, 0)), "at most"),
+    "body too large": (raw(b"{}", announced=(2, 1 << 40)), "at most"),
+    "body of 2**64 - 1": (raw(b"{}", announced=(2, (1 << 64) - 1)), "at most"),
+    "no JSON": (raw(b"\xff\xfe{"), "no JSON"),
+    "deep JSON": (raw(b"[" * 100_000), "no JSON"),
+    "no object": (raw(b"[1]"), "no object with a type"),
+    "no type": (raw(b'{"version": 1}'), "no object with a type"),
+    "pickle": (raw(b"\x80\x04\x95"), "no JSON"),
+    "body without arrays": (raw(layout(), b"12345678"), "does not fit"),
+    "array without body": (raw(layout(["<i8", [1]])), "does not fit"),
+    "more body than arrays": (raw(layout(["<i8", [1]]), b"1" * 9), "does not fit"),
+    "objects": (raw(layout(["|O", [1]]), b"12345678"), "does not fit"),
+    "text": (raw(layout(["<U2", [1]]), b"12345678"), "does not fit"),
+    "void": (raw(layout(["|V8", [1]]), b"12345678"), "does not fit"),
+    "a dtype that is a list": (raw(layout([[["a", "<i8"]], [1]]), b"12345678"), "does not fit"),
+    "negative": (raw(layout(["<i8", [-1, -1]]), b"12345678"), "does not fit"),
+    "overflow": (raw(layout(["<i8", [1 << 40, 1 << 40]]), b"12345678"), "does not fit"),
+    "float": (raw(layout(["<i8", [1.0]]), b"12345678"), "does not fit"),
+    "true": (raw(layout(["<i8", [True]]), b"12345678"), "does not fit"),
+    "33 dimensions": (raw(layout(["<i8", [1] * 33]), b"12345678"), "does not fit"),
+    "too many arrays": (raw(layout(*[["<i8", [0]]] * 1025)), "does not fit"),
+    "arrays is a number": (raw(b'{"type": "x", "arrays": 7}'), "does not fit"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_message_is_refused(name: str) -> None:
+    data, told = BAD[name]
+    with pair(max_body=1 << 20, patience=5.0) as (a, b):
+        a._socket.sendall(data)
+        with pytest.raises(errors.ServiceError, match=told):
+            b.receive()
+
+
+def test_a_message_that_stops_is_given_up() -> None:
+    with pair(patience=0.2) as (a, b):
+        assert b.receive() is None  # nothing began
+        a._socket.sendall(raw(b'{"type": "x"}', announced=(100, 0)))
+        began = time.monotonic()
+        with pytest.raises(errors.ServiceError, match="stopped in the middle of a message"):
+            b.receive()
+        assert time.monotonic() - began < 5
+    with pair() as (a, b):
+        a._socket.sendall(b"WWSM")
+        a.close()
+        with pytest.raises(errors.ServiceError, match="closed the connection in the middle"):
+            b.receive()
+    with pair() as (a, b):
+        a.close()
+        with pytest.raises(EOFError):
+            b.receive()
+
+
+def test_memory_is_not_taken_for_what_is_only_announced() -> None:
+    import resource
+
+    with pair(max_body=1 << 40, patience=0.2) as (a, b):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        header = layout(["|u1", [1 << 31]])
+        a._socket.sendall(raw(header, b"x" * 1000, announced=(len(header), 1 << 31)))
+        with pytest.raises(errors.ServiceError, match="stopped in the middle"):
+            b.receive()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB, of 2 GiB announced
+
+
+def test_a_peer_that_takes_nothing_is_given_up() -> None:
+    with pair(patience=0.2) as (a, _):
+        began = time.monotonic()
+        with pytest.raises(errors.ServiceError, match=r"takes nothing for 0\.2 s"):
+            a.send({"type": "x"}, [np.zeros(1 << 24)])
+        assert time.monotonic() - began < 10
+        with pytest.raises(errors.ServiceError, match="has gone"):
+            a.send({"type": "x"})
+
+
+def test_too_much_is_not_sent() -> None:
+    with pair(max_body=1000) as (a, b):
+        with pytest.raises(errors.ServiceError, match="--max-message"):
+            a.send({"type": "x"}, [np.zeros(1000)])
+        with pytest.raises(errors.ServiceError, match="too large"):
+            a.send({"type": "x", "text": "x" * (1 << 21)})
+        a.send({"type": "y"})  # nothing of the others is on its way
+        message = b.receive()
+        assert message is not None and message.kind == "y"
+
+
+# references and launches
+
+
+@ww.kernel
+def double(x: Any) -> None:
+    x[ww.grid(1)] *= 2
+
+
+@ww.kernel
+def waits(x: Any) -> None:
+    x[ww.grid(1)] = 0
+
+
+@ww.kernel
+def kills(x: Any) -> None:
+    x[ww.grid(1)] = 0
+
+
+@ww.kernel
+def sticks(x: Any) -> None:
+    x[ww.grid(1)] = 0
+
+
+@ww.kernel
+def fails(x: Any) -> None:
+    x[ww.grid(1)] = 0
+
+
+alias = double
+
+
+def test_kernels_are_found_by_name_or_refused() -> None:
+    named = references.reference(double)
+    assert named["name"] == "double"
+    assert named["sha256"] == hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    assert references.check(json.loads(json.dumps(named))) == named
+
+    @ww.kernel
+    def inner(x: Any) -> None:
+        x[0] = 1
+
+    with pytest.raises(errors.ArgumentError, match="top level"):
+        references.reference(inner)
+    for wrong in (double[3], print, None):
+        with pytest.raises(errors.ArgumentError):
+            references.reference(wrong)
+
+
+@pytest.mark.parametrize("named", [
+    {"module": "os", "name": "system()", "sha256": ""}, {"module": "os;x", "name": "a", "sha256": ""},
+    {"module": "..evil", "name": "a", "sha256": ""}, {"module": "a", "name": "a.b", "sha256": ""},
+    {"path": "relative.py", "name": "a", "sha256": "0" * 64}, {"path": "/a.py", "name": "a", "sha256": ""},
+    {"path": "/a\0.py", "name": "a", "sha256": "0" * 64}, {"path": "/a.py", "name": "a", "sha256": "0" * 63},
+    {"name": "a", "sha256": ""}, {"module": 3, "name": "a", "sha256": ""}, {"module": "a", "sha256": ""},
+])  # fmt: skip
+def test_references_that_are_none(named: dict[str, Any]) -> None:
+    with pytest.raises(errors.ServiceError):
+        references.check(named)
+
+
+def test_who_may_launch_what() -> None:
+    named = {"module": "warpwell.scheduler.workloads.dense", "name": "gemm"}
+    assert references.allowed(named, ["warpwell.scheduler.workloads"])
+    assert not references.allowed(named, ["warpwell.scheduler.work", "dense"])
+    assert not references.allowed({"path": "/warpwell.py", "name": "gemm"}, ["warpwell", "/warpwell.py"])
+
+
+def test_files_of_kernels(tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "mine.py"
+    spool.mkdir()
+    path.write_text("import warpwell as ww\nruns = []\n@ww.kernel\ndef k(x):\n    x[0] = 1\nnone = 3\n")
+    named = {"path": str(path), "name": "k", "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    kernels = references.Kernels(spool)
+    kernel = kernels.load(named)
+    assert kernel is kernels.load(named) and kernel.function.__name__ == "k"
+    import inspect
+
+    path.write_text("raise SystemExit(3)\n")  # what was hashed is what ran, and what the compiler will read
+    assert kernels.load(named) is kernel and "x[0] = 1" in inspect.getsource(kernel.function)
+    with pytest.raises(errors.SchedulerError, match="has changed"):
+        references.Kernels(spool).load(named)
+    with pytest.raises(errors.SchedulerError, match="is no kernel"):
+        kernels.load({**named, "name": "none"})
+    with pytest.raises(errors.SchedulerError, match=r"SystemExit: 3.*__main__"):
+        kernels.load({**named, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+    with pytest.raises(errors.SchedulerError, match="cannot read"):
+        kernels.load({**named, "path": str(tmp_path / "absent.py")})
+    with pytest.raises(errors.SchedulerError, match="could not import no_such_module"):
+        kernels.load({"module": "no_such_module", "name": "k", "sha256": ""})
+    with pytest.raises(errors.SchedulerError, match="another one for the service"):
+        kernels.load({"module": "warpwell.scheduler.wire", "name": "k", "sha256": "0" * 64})
+
+
+def test_arguments_that_do_not_travel() -> None:
+    a = np.zeros(8)
+    read_only = np.arange(8.0)
+    read_only.flags.writeable = False
+    for wrong in ("text", [1], None, 1 << 64, 1j, {}):
+        with pytest.raises(errors.ArgumentError, match="does not travel"):
+            wire.Packer().launch(double[8], [wrong])
+    with pytest.raises(errors.ArgumentError, match="overlap"):
+        wire.Packer().launch(double[8], [a[:5], a[3:]])
+    packer = wire.Packer()
+    task = packer.launch(double[8], [a, a, read_only, read_only[2:], np.float32(0.1), 3, True, 0.5, -1])
+    assert len(packer.arrays) == 4 and [t is a for t in packer.targets] == [True, False, False, False]
+    checked = wire.check_task({**task, "id": 1}, packer.arrays)
+    got = wire.unpack(checked["arguments"], packer.arrays, lambda n: None)
+    assert got[0] is got[1] and got[4].dtype == np.float32 and got[5:] == [3, True, 0.5, -1]
+
+
+@pytest.mark.parametrize("change", [
+    {"shape": []}, {"shape": [0]}, {"shape": [1, 1, 1, 1]}, {"shape": [1 << 41]}, {"shape": [True]}, {"shape": "8"},
+    {"arguments": [["array", 1]]}, {"arguments": [["array", -1]]}, {"arguments": [["array", True]]},
+    {"arguments": [["scalar", 0]]}, {"arguments": [["int", 1 << 63]]}, {"arguments": [["int", 0.5]]},
+    {"arguments": [["pickle", "gA=="]]}, {"arguments": [["float", "nan"]]}, {"arguments": [7]},
+    {"arguments": [["int", 0]] * 257}, {"id": "1"}, {"kernel": "os:system"}, {"kernel": {}},
+])  # fmt: skip
+def test_launches_that_are_none(change: dict[str, Any]) -> None:
+    good = {"id": 1, "shape": [8], "arguments": [["array", 0]], "kernel": {"module": "m", "name": "k", "sha256": ""}}
+    assert wire.check_task(good, [np.zeros(8)])["shape"] == [8]
+    with pytest.raises(errors.ServiceError):
+        wire.check_task({**good, **change}, [np.zeros(8)])
+
+
+def test_errors_come_back_as_what_they_were() -> None:
+    sent = errors.IndexRangeError("index 9", array="a", index=9, size=3)
+    got = wire.error_of(json.loads(json.dumps(wire.error_fields(sent))))
+    assert type(got) is errors.IndexRangeError and vars(got) == vars(sent) and str(got) == "index 9"
+    got = wire.error_of(wire.error_fields(ZeroDivisionError("by zero")))
+    assert type(got) is errors.SchedulerError and str(got) == "ZeroDivisionError: by zero"
+    for name in ("SystemExit", "os", "__all__", "annotations", "errno"):  # a name is looked up among errors alone
+        assert type(wire.error_of({"class": name, "message": "m"})) is errors.SchedulerError
+    attributes = {"__class__": "x", "args": "y", "task": "t"}
+    odd = wire.error_of({"class": "TaskLostError", "message": "m", "attributes": attributes})
+    assert vars(odd) == {"task": "t"} and odd.args == ("m",)
+
+
+# what is held, and what becomes of it
+
+
+def held(ledger: Ledger, client: int = 1, tasks: int = 1, buffers: set[int] | None = None) -> Held:
+    pieces = [Piece(ledger.number(), k, f"k{k}") for k in range(tasks)]
+    request = Held(client, "t", pieces, [], {}, [np.zeros(4)], buffers or set())
+    ledger.add(request)
+    return request
+
+
+def test_requests_are_sent_once_and_forgotten_at_their_end() -> None:
+    ledger = Ledger()
+    one, two = held(ledger), held(ledger, tasks=2)
+    assert ledger.sendable() == [one, two] and ledger.sendable() == []
+    assert ledger.ended(one.pieces[0].number) == (one, one.pieces[0])
+    assert ledger.ended(one.pieces[0].number) is None
+    assert ledger.ended(two.pieces[0].number) is not None and list(ledger.requests) == [two]
+    assert ledger.held_bytes(lambda _: True) == 32
+    assert ledger.ended(two.pieces[1].number) is not None and not ledger.requests
+
+
+def test_suspects_run_again_alone_and_the_one_that_did_it_is_given_up() -> None:
+    ledger = Ledger()
+    good, bad, waiting = held(ledger), held(ledger), held(ledger)
+    ledger.sendable()
+    for request in (good, bad):
+        ledger.launched(request.pieces[0].number, True)
+    assert ledger.owner_died(None, "r") == []
+    assert ledger.sendable() == [bad] and ledger.sendable() == []  # the last one launched is looked at first
+    ledger.launched(bad.pieces[0].number, True)
+    gone = ledger.owner_died(None, "killed")
+    assert [g.held for g in gone] == [bad] and isinstance(gone[0].error, errors.TaskLostError)
+    assert "because of task 'k0': killed" in str(gone[0].error)
+    assert ledger.sendable() == [good] and ledger.sendable() == []
+    ledger.ended(good.pieces[0].number)
+    assert ledger.sendable() == [waiting] and good.deaths == 1
+
+
+def test_a_suspect_that_lives_long_holds_nobody_up() -> None:
+    ledger = Ledger()
+    long, other, waiting = held(ledger), held(ledger), held(ledger)
+    ledger.sendable()
+    for request in (other, long):
+        ledger.launched(request.pieces[0].number, True)
+    ledger.owner_died(None, "r")
+    assert ledger.sendable() == [long] and ledger.sendable() == []
+    ledger.launched(long.pieces[0].number, True)
+    ledger.cleared()
+    assert ledger.sendable() == [other] and ledger.sendable() == []
+    ledger.launched(other.pieces[0].number, True)
+    assert ledger.owner_died(None, "r") == []  # two were there: nobody is given up for it yet
+    assert ledger.sendable() == [other]
+    ledger.drop(1)
+    assert not ledger.requests and ledger.sendable() == [] and waiting.deaths == 0
+
+
+def test_a_known_culprit_is_given_up_at_once_and_the_others_are_no_suspects() -> None:
+    ledger = Ledger()
+    good, bad = held(ledger), held(ledger)
+    ledger.sendable()
+    for request in (good, bad):
+        ledger.launched(request.pieces[0].number, True)
+    gone = ledger.owner_died(bad.pieces[0].number, "stuck")
+    assert [g.held for g in gone] == [bad] and good.deaths == 0
+    later = held(ledger)
+    assert ledger.sendable() == [good, later]
+    # one that has been told already leaves no suspects either
+    assert ledger.owner_died(bad.pieces[0].number, "stuck") == [] and good.deaths == 0
+
+
+def test_what_left_the_device_is_no_suspect() -> None:
+    ledger = Ledger()
+    preempted, running = held(ledger), held(ledger)
+    ledger.sendable()
+    for request in (preempted, running):
+        ledger.launched(request.pieces[0].number, True)
+    ledger.launched(preempted.pieces[0].number, False)
+    ledger.owner_died(None, "r")
+    assert (preempted.deaths, running.deaths) == (0, 1)
+
+
+def test_nobody_runs_again_for_ever() -> None:
+    ledger = Ledger()
+    one, two = held(ledger), held(ledger)
+    lost: list[Held] = []
+    for _ in range(MAX_DEATHS):
+        assert len(lost) == 0
+        for _ in range(2):
+            for request in ledger.sendable():
+                ledger.launched(request.pieces[0].number, True)
+            ledger.cleared()  # so both are there when the owner dies, and neither can be told to have done it
+        lost += [g.held for g in ledger.owner_died(None, "r")]
+    assert lost == [two, one] and not ledger.requests
+
+
+def test_a_request_runs_again_as_a_whole_and_is_told_once() -> None:
+    ledger = Ledger()
+    request = held(ledger, tasks=2)
+    ledger.sendable()
+    first, second = (p.number for p in request.pieces)
+    assert ledger.ended(first) is not None
+    ledger.owner_died(None, "r")
+    assert ledger.sendable() == [request]
+    assert ledger.ended(first) is None
+    assert ledger.ended(second) is not None and not ledger.requests
+
+
+def test_arrays_on_the_device_die_with_their_owner() -> None:
+    ledger = Ledger()
+    mine, other = ledger.new_buffer(1, 100), ledger.new_buffer(2, 50)
+    ledger.check_buffers(1, [mine])
+    for number in (other, 99):
+        with pytest.raises(errors.ArgumentError):
+            ledger.check_buffers(1, [number])
+    assert not ledger.free_buffer(1, other)
+    used, plain = held(ledger, buffers={mine}), held(ledger)
+    assert ledger.held_bytes(lambda client: client == 1) == 100 + 64
+    ledger.sendable()
+    gone = ledger.owner_died(None, "r")
+    assert [g.held for g in gone] == [used] and "to_device" in str(gone[0].error)
+    assert list(ledger.requests) == [plain]
+    with pytest.raises(errors.TaskLostError):
+        ledger.check_buffers(1, [mine])
+    with pytest.raises(errors.ArgumentError):
+        ledger.check_buffers(2, [mine])
+
+
+def test_a_client_that_has_gone_leaves_nothing() -> None:
+    ledger = Ledger()
+    sent = held(ledger, client=1, tasks=2)
+    ledger.sendable()
+    held(ledger, client=1)
+    stays = held(ledger, client=2)
+    ledger.new_buffer(1, 10)
+    assert ledger.drop(1) == sent.pieces
+    assert list(ledger.requests) == [stays] and not ledger.buffers and ledger.find(sent.pieces[0].number) is None
+
+
+# a service whose owner is a script
+
+OWNER = """
+import os, socket, sys, time
+from warpwell.scheduler import protocol
+c = protocol.Connection(socket.socket(fileno=int(sys.argv[-1])), "the service", patience=0.3)
+settings = c.expect("settings")
+if settings.header["policy"] == "bad":
+    c.send({"type": "refused", "message": "there is no policy 'bad': choose another"}); sys.exit()
+if settings.header["policy"] == "dies":
+    os._exit(9)
+protocol.hello(c, about={"policy": settings.header["policy"], "device": "script"}, now=0.0)
+waiting, buffers = {}, {}
+def end(n, **f): c.send({"type": "ended", "task": n, **f})
+while True:
+    try: m = c.receive()
+    except EOFError: break
+    c.send({"type": "beat"})
+    if m is None: continue
+    h = m.header
+    if m.kind == "stop": break
+    if m.kind == "submit":
+        for t in h["tasks"]:
+            n, name = t["id"], t["kernel"]["name"]
+            c.send({"type": "launched", "task": n, "now": True})
+            c.send({"type": "events", "events": [dict(time=1.0, kind=k, task=n, name=name, tenant=h["tenant"], why={})
+                                                 for k in ("arrive", "launch")]})
+            if name == "double":
+                for a in m.arrays: a *= 2
+                c.send({"type": "ended", "task": n, "changed": list(range(len(m.arrays)))}, m.arrays)
+            elif name == "fails":
+                end(n, error={"class": "IndexRangeError", "message": "index 9", "attributes": {"index": 9}})
+            elif name == "kills": os._exit(9)
+            elif name == "sticks":
+                c.send({"type": "fault", "task": n, "message": "it was stuck"}); os._exit(70)
+            else: waiting[n] = True
+    elif m.kind == "free": buffers.pop(h["buffer"], None)
+    else:
+        out, arrays = {}, []
+        if m.kind == "put": buffers[h["buffer"]] = m.arrays[0]; out = {"buffer": h["buffer"]}
+        if m.kind == "get": arrays = [buffers[h["buffer"]]]
+        if m.kind == "state": out = {"state": "running"}
+        if m.kind == "cancel":
+            out = {"cancelled": waiting.pop(h["task"], False)}
+            if out["cancelled"]: end(h["task"], cancelled=True)
+        if h.get("call") is not None: c.send({**out, "type": "reply", "call": h["call"]}, arrays)
+os._exit(0)
+"""
+
+Made = Callable[..., Service]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Made]:
+    """Make services that end with the test; where they leave an owner or a thread behind, the test fails."""
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    made: list[Service] = []
+    before = set(threading.enumerate())
+
+    def start(**options: Any) -> Service:
+        path = options.pop("path", tmp_path / "run" / "s.sock")
+        service = Service(path, command=(sys.executable, "-P", str(script)), silence=20.0,
+                          **{"policy": "p", "patience": 5.0, **options})  # fmt: skip
+        made.append(service)
+        return service.start(60.0)
+
+    yield start
+    for service in made:
+        service.close()
+        process = service._broker._owner.process if service._broker is not None else None
+        assert process is None or process.poll() is not None
+    assert not any(service.path.is_socket() for service in made)
+    until = time.monotonic() + 10
+    while time.monotonic() < until and set(threading.enumerate()) - before:
+        time.sleep(0.02)
+    assert not set(threading.enumerate()) - before
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+
+
+def pid_of(client: Client) -> int:
+    return int(client.status()["owner_pid"])
+
+
+def test_results_come_into_the_callers_arrays(make: Made) -> None:
+    service = make()
+    mode = service.path.stat().st_mode
+    assert mode & 0o777 == 0o600 and service.path.parent.stat().st_mode & 0o777 == 0o700
+    with connect(service.path) as client:
+        assert client.tenant == "default" and client.about["device"] == "script"
+        x, y, keep = np.arange(8), np.arange(4.0)[::2], np.arange(3)
+        keep.flags.writeable = False
+        handle = client.submit(double[8], x, y, keep)
+        assert handle.result(20) is None and handle.done() and handle.state.value == "done"
+        assert x.tolist() == [0, 2, 4, 6, 8, 10, 12, 14] and y.tolist() == [0, 4] and keep.tolist() == [0, 1, 2]
+        with pytest.raises(errors.IndexRangeError, match="index 9") as caught:
+            client.submit(fails[8], x).result(20)
+        assert caught.value.index == 9
+        device = client.to_device(np.arange(3))
+        assert device.numpy().tolist() == [0, 1, 2]
+        device.free()
+        with pytest.raises(errors.ArgumentError, match="it was freed"):
+            device.numpy()
+        assert 'warpwell_launches_total{policy="p",tenant="default"} 2' in client.metrics()
+        assert [e.kind for e in client.log()] == ["arrive", "launch"] * 2
+
+
+def test_cancelling_and_order(make: Made) -> None:
+    service = make()
+    x = np.zeros(8)
+    with connect(service.path) as client:
+        waiting = client.submit(waits[8], x)
+        assert waiting.state.value == "running" and waiting.running()
+        with pytest.raises(FutureTimeout):
+            waiting.result(0.05)
+        assert waiting.cancel()
+        with pytest.raises(CancelledError):
+            waiting.result(20)
+        failed = client.submit(fails[8], x)
+        assert failed.exception(20) is not None
+        assert client.submit(double[8], x, after=[waiting]).exception  # what comes after those is cancelled
+        for before in (waiting, failed):
+            with pytest.raises(CancelledError):
+                client.submit(double[8], x, after=before).result(20)
+        for odd in (before, "handle", 3):
+            with connect(service.path) as other, pytest.raises((errors.ArgumentError, TypeError)):
+                other.submit(double[8], x, after=odd)  # type: ignore[arg-type]
+
+
+def test_what_is_in_flight_when_the_owner_dies(make: Made) -> None:
+    service = make()
+    x, y = np.arange(4), np.arange(4)
+    with connect(service.path) as client, connect(service.path, tenant="other") as other:
+        device = client.to_device(np.arange(3))
+        innocent, uses = client.submit(waits[4], x), client.submit(waits[4], device)
+        first = pid_of(client)
+        killer = other.submit(kills[4], y)
+        with pytest.raises(errors.TaskLostError, match=r"'kills'.*exited with status 9"):
+            killer.result(60)  # it ran twice, the second time alone
+        with pytest.raises(errors.TaskLostError, match="used arrays on the device"):
+            uses.result(20)
+        with pytest.raises(errors.TaskLostError, match="to_device"):
+            device.numpy()
+        until(lambda: innocent.state.value == "running")
+        assert client.submit(double[4], y).result(20) is None and y.tolist() == [0, 2, 4, 6]
+        assert client.status()["owner_restarts"] >= 2 and pid_of(client) != first
+        stuck = client.submit(sticks[4], x)
+        with pytest.raises(errors.TaskLostError, match="it was stuck"):
+            stuck.result(60)
+        until(lambda: innocent.state.value == "running")
+        kinds = [(e.kind, e.name) for e in client.log()]
+        assert ("lost", "kills") in kinds and ("lost", "sticks") in kinds and ("stop", "waits") in kinds
+        assert innocent.cancel()
+
+
+def test_a_client_that_is_killed_takes_its_tasks_with_it(make: Made, tmp_path: Path) -> None:
+    service = make()
+    script = tmp_path / "client.py"
+    script.write_text(f"""
+import sys, time
+import numpy as np, warpwell as ww
+from warpwell.scheduler.client import connect
+@ww.kernel
+def waits(x):
+    x[0] = 1
+if __name__ == "__main__":
+    client = connect({str(service.path)!r})
+    client.to_device(np.zeros(1000))
+    client.submit(waits[1], np.zeros(1000))
+    print("submitted", flush=True)
+    time.sleep(100)
+""")
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"submitted\n"
+        with connect(service.path) as client:
+            assert client.status()["requests"] == 1 and client.status()["held_bytes"] == 16000
+            process.kill()
+            until(lambda: client.status()["requests"] == 0 and client.status()["held_bytes"] == 0)
+            assert client.submit(double[1], np.zeros(1)).result(20) is None
+
+
+def talk(service: Service, *messages: bytes) -> str:
+    """Send bytes as a client would; return why the service refuses them."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(os.fspath(service.path))
+        connection = Connection(sock.dup(), "the service", patience=20.0)
+        try:
+            for message in messages:
+                sock.sendall(message)
+            while True:
+                got = connection.receive()
+                assert got is not None
+                if got.kind == "refused":
+                    return str(got.header["message"])
+        finally:
+            connection.close()
+
+
+HELLO = raw(json.dumps({"type": "hello", "version": protocol.VERSION}).encode())
+
+
+def test_clients_that_say_the_wrong_thing_are_refused_and_others_served(make: Made) -> None:
+    service = make(max_message=1 << 20, patience=0.5)
+    with connect(service.path) as client:
+        x = np.arange(4)
+        newer = raw(json.dumps({"type": "hello", "version": protocol.VERSION + 1, "whatever": [1]}).encode())
+        assert "your program speaks version 2" in talk(service, newer)
+        assert "'version' of a message is missing" in talk(service, raw(b'{"type": "hello"}'))
+        assert "where 'hello' was due" in talk(service, raw(b'{"type": "submit"}'))
+        assert "at most 1048576 + 1048576 are taken" in talk(service, HELLO, raw(b"{}", announced=(2, 1 << 30)))
+        assert "does not speak this protocol" in talk(service, b"\0" * 64)
+        assert "no known message" in talk(service, HELLO, raw(b'{"type": "shutdown"}'))
+        assert "'call' of a message is missing" in talk(service, HELLO, raw(b'{"type": "status"}'))
+        assert "stopped in the middle" in talk(service, HELLO, raw(b"{}", announced=(100, 0)))
+        assert "did not say 'hello' within 0.5 s" in talk(service)
+        assert client.submit(double[4], x).result(20) is None and x.tolist() == [0, 2, 4, 6]
+        with pytest.raises(errors.ServiceError, match="--max-message"):
+            client.submit(double[4], np.zeros(1 << 20))
+        assert client.submit(double[4], x).result(20) is None  # that one was never sent
+
+
+def test_a_tenant_may_hold_so_much_and_no_more(make: Made) -> None:
+    service = make(max_held=10_000)
+    with connect(service.path, tenant="a") as one, connect(service.path, tenant="a") as two:
+        handle = one.submit(waits[1], np.zeros(1000))
+        for client in (one, two):
+            with pytest.raises(errors.QuotaError, match="tenant 'a' has 8000 bytes"):
+                client.submit(waits[1], np.zeros(1000))
+            with pytest.raises(errors.QuotaError):
+                client.to_device(np.zeros(1000))
+        with connect(service.path, tenant="b") as other:
+            assert other.submit(double[1], np.zeros(1000)).result(20) is None
+        assert handle.cancel()
+        until(lambda: one.status()["held_bytes"] == 0)
+        one.to_device(np.zeros(1000))
+        with pytest.raises(errors.ArgumentError, match="for tenant 'a'"):
+            one.submit(double[1], np.zeros(1), tenant="b")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+    """Make the next clients processes of another user, as far as the service can tell."""
+    monkeypatch.setattr(protocol, "credentials", lambda sock: Peer(1, uid, uid))
+
+
+def raw_connect(service: Service, tenant: str | None = None) -> Client:
+    client = Client.__new__(Client)
+    Client.__init__(client, service.path, tenant=tenant)
+    return client
+
+
+def test_other_users_do_not_get_in(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make()
+    pretend(monkeypatch, os.getuid() + 1)
+    with pytest.raises(errors.ServiceError, match=f"for user {os.getuid()} alone, and you are user {os.getuid() + 1}"):
+        connect(service.path)
+
+
+def test_users_of_a_group_are_tenants_with_kernels_that_were_allowed(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = os.getuid() + 1
+    service = make(group=str(os.getgid()), users={foreign: "guest"}, allow=["warpwell.scheduler"])
+    assert service.path.stat().st_mode & 0o777 == 0o660 and service.path.stat().st_gid == os.getgid()
+    assert service.path.parent.stat().st_mode & 0o777 == 0o750
+    x = np.zeros(4)
+    with connect(service.path, tenant="mine") as own:
+        assert own.submit(double[4], x).result(20) is None  # the owner's user may launch anything
+        pretend(monkeypatch, foreign)
+        with pytest.raises(errors.ServiceError, match="is tenant 'guest' of this service, not 'mine'"):
+            connect(service.path, tenant="mine")
+        with connect(service.path) as guest:
+            assert guest.tenant == "guest"
+            with pytest.raises(errors.ServiceError, match=r"may not be launched .* those of warpwell\.scheduler may"):
+                guest.submit(double[4], x)
+            named = {"module": "warpwell.scheduler.x", "name": "double", "sha256": ""}
+            monkeypatch.setattr(references, "reference", lambda _: named)
+            assert guest.submit(double[4], x).result(20) is None
+            # what others do is not his business
+            assert {e.tenant for e in guest.log()} == {"guest"} and "mine" not in guest.metrics()
+            assert {e.tenant for e in own.log()} == {"guest", "mine"} and 'tenant="mine"' in own.metrics()
+        pretend(monkeypatch, foreign + 1)
+        with pytest.raises(errors.ServiceError, match=f"user {foreign + 1} is no tenant"):
+            connect(service.path)
+
+
+def test_a_group_without_a_list_of_users(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make(group=str(os.getgid()))
+    pretend(monkeypatch, 4_000_000)
+    with connect(service.path) as guest:
+        assert guest.tenant == "user-4000000"
+        with pytest.raises(errors.ServiceError, match="none may"):
+            guest.submit(double[4], np.zeros(4))
+    service.close()
+    trusting = make(group=str(os.getgid()), trust_group=True)
+    with connect(trusting.path) as guest:
+        assert guest.submit(double[4], np.zeros(4)).result(20) is None
+
+
+def test_a_service_that_dies_or_stops_is_noticed(make: Made, tmp_path: Path) -> None:
+    with pytest.raises(errors.ServiceError, match=r"no scheduler service listens at .*warpwell sched serve"):
+        connect(tmp_path / "absent" / "s.sock")
+    service = make()
+    client = connect(service.path)
+    handle = client.submit(waits[4], np.zeros(4))
+    service.close()
+    with pytest.raises(errors.ServiceError, match="was stopped"):
+        handle.result(20)
+    for call in (client.metrics, client.status, lambda: client.submit(double[4], np.zeros(4))):
+        with pytest.raises(errors.ServiceError):
+            call()
+    client.close()
+    with pytest.raises(errors.ServiceError, match="no scheduler service"):
+        connect(service.path)
+
+
+def test_a_service_that_says_nothing_is_noticed(tmp_path: Path) -> None:
+    """A server that greets and then sleeps: every wait ends, within twice the time-out and a little."""
+    path = tmp_path / "s.sock"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(os.fspath(path))
+    with pytest.raises(errors.ServiceError, match="no scheduler service"):  # a socket that nobody listens at
+        connect(path)
+    listener.listen(4)
+    with listener:
+        began = time.monotonic()
+        with pytest.raises(errors.ServiceError, match=r"did not say 'hello' within 0\.3 s"):
+            connect(path, timeout=0.3)
+        assert time.monotonic() - began < 5
+        listener.accept()[0].close()
+
+        def greet() -> None:
+            server = Connection(listener.accept()[0], "the client")
+            server.expect("hello")
+            protocol.hello(server, tenant="t", about={}, max_message=1 << 20)
+            server.receive()
+            server.send({"type": "reply", "call": 1})
+            time.sleep(2.5)
+            server.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        client = connect(path, timeout=0.3)
+        handle = client.submit(waits[4], np.zeros(4))
+        began = time.monotonic()
+        with pytest.raises(errors.ServiceError, match=r"has said nothing for 0\.6 s"):
+            handle.result(20)
+        assert time.monotonic() - began < 2.4
+        with pytest.raises(errors.ServiceError):
+            client.status()
+        client.close()
+        thread.join(20)
+
+
+def test_a_client_refuses_a_service_of_another_version(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(os.fspath(tmp_path / "s.sock"))
+    listener.listen(1)
+
+    def greet() -> None:
+        server = Connection(listener.accept()[0], "the client")
+        server.expect("hello")
+        server.send({"type": "hello", "version": 99})
+        server.close()
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    with listener, pytest.raises(errors.ServiceError, match="the service speaks version 99"):
+        connect(tmp_path / "s.sock")
+    thread.join(20)
+
+
+def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> None:
+    service = make()
+    with pytest.raises(errors.ServiceError, match=r"listens at .* already"):
+        make()
+    service.close()
+    service.path.touch()  # as if it had been killed
+    with connect(make().path) as client:
+        assert client.status()["clients"] == 1
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(errors.ServiceError, match="others cannot write to"):
+        make(path=shared / "s.sock")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(errors.ServiceError, match="others cannot write to"):
+        make(path=tmp_path / "link" / "s.sock")
+    with pytest.raises(errors.ArgumentError, match="too long for a socket"):
+        make(path=tmp_path / ("x" * 200))
+    with pytest.raises(errors.ArgumentError, match="no group 'nobody-has-this'"):
+        make(group="nobody-has-this")
+    with pytest.raises(errors.ArgumentError, match="no user 'nobody-has-this'"):
+        make(users={"nobody-has-this": "t"})
+
+
+def test_owners_that_do_not_start(make: Made) -> None:
+    began = time.monotonic()
+    with pytest.raises(errors.ServiceError, match="there is no policy 'bad': choose another"):
+        make(policy="bad")
+    with pytest.raises(errors.ServiceError, match="does not start: it exited with status 9"):
+        make(policy="dies")
+    assert time.monotonic() - began < 60
+
+
+def test_where_a_service_of_this_user_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WARPWELL_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    assert address.default_path() == tmp_path / "warpwell" / "scheduler.sock"
+    tmp_path.chmod(0o755)  # others can see it: not a runtime folder
+    assert address.default_path().parent.name == f"warpwell-{os.getuid()}"
+    monkeypatch.setenv("WARPWELL_SOCKET", "/a/b")
+    assert address.default_path() == Path("/a/b")
+
+
+def test_callbacks_and_forks(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make()
+    with connect(service.path) as client:
+        seen: list[str] = []
+
+        def callback(handle: Any) -> None:
+            try:
+                client.status()
+            except errors.SchedulerError as error:
+                seen.append(str(error))
+            seen.append(handle.state.value)
+
+        client.submit(double[4], np.zeros(4)).add_done_callback(callback)
+        until(lambda: len(seen) == 2)
+        assert "must not wait" in seen[0] and seen[1] == "done"
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(errors.ForkError):
+            client.submit(double[4], np.zeros(4))
+        monkeypatch.undo()
+    with pytest.raises(errors.ServiceError, match="this connection is closed"):
+        client.submit(double[4], np.zeros(4))
+    monkeypatch.setattr(references, "in_owner", True)
+    with pytest.raises(errors.ServiceError, match="if __name__ == '__main__'"):
+        connect(service.path)
