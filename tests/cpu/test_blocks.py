@@ -46,6 +46,7 @@ def reverse(x, y):
 
 
 def work(blocks: BlockLaunch, control: Any, workers: int) -> None:
+    blocks.prepare()  # compiling may take longer than the bound below
     threads = [threading.Thread(target=blocks.work, args=(control.address, k)) for k in range(workers)]
     for thread in threads:
         thread.start()

@@ -47,6 +47,18 @@ def reverse(x, y):
         y[256 * block + k] += tile[255 - k]
 
 
+@ww.kernel
+def late(ran, out):
+    """Asks for its place when its lanes have parted."""
+    i = ww.grid(1)
+    steps = (i * 7919) % 61
+    value = 0
+    for k in range(steps):
+        value += k & 3
+    ran[i] += 1
+    out[ww.grid(1)] += value + i
+
+
 @ww.kernel(block=64)
 def returns_before_barrier(x, n):
     if thread_index() >= n:
@@ -58,6 +70,7 @@ def returns_before_barrier(x, n):
 CASES: dict[str, Any] = {
     "grid": (count_and_spin[1000], (np.zeros(1000), 3)),
     "plane": (plane[30, 50], (np.zeros((30, 50)),)),
+    "late": (late[5000], (np.zeros(5000), np.zeros(5000))),
     "block": (reverse[5], (np.zeros(1280), np.zeros(1280))),
 }
 
@@ -70,7 +83,7 @@ def test_ptx(case: str, form: str) -> None:
 
     launch, arguments = CASES[case]
     text = text_of(BlockLaunch(launch, arguments, "cuda"), arguments, form)
-    assert ".shared" in text and "warpwell_virtual_block" in text and "bar.sync" in text
+    assert ".shared" in text and "warpwell_virtual_block" in text
     # what the kernel knows of its place comes from the words that a claim wrote, not from the hardware
     body = text[text.index(".entry") :]
     assert body.count("%ctaid") == 1, "only the worker's own number, or the slice's offset"
@@ -97,6 +110,15 @@ def test_a_return_before_a_barrier_leaves_slices() -> None:
     assert not blocks.preemptible and blocks.sliceable
     assert blocks.reason is not None and blocks.reason.construct == "return before barrier"
     assert BlockLaunch(reverse[5], CASES["block"][1], "cuda").preemptible
+
+
+@ptx
+def test_registers_that_keep_the_plain_kernel_resident() -> None:
+    from warpwell.targets.blocks_cuda import registers_for
+
+    assert registers_for(15, 256) == 32 and registers_for(32, 256) == 32
+    assert registers_for(40, 256) == 40 and registers_for(46, 256) == 48 and registers_for(54, 256) == 64
+    assert registers_for(255, 1024) == 64 and registers_for(20, 64) == 32
 
 
 class OnGpu:

@@ -13,25 +13,35 @@ from . import block as b
 from ._cuda import VOID, _asm, _define, _special, _word, seam
 from ._seam import I32, I64, literal
 
-WORDS = 4
-"""Words of shared memory that tell a block its index, and what it has claimed."""
+WARPS = 32
+"""Warps of a block, at most."""
 
 
-def _shared(builder: Any) -> Any:
-    """Return the words, one set for a whole linked kernel, whichever of its modules asks."""
+def _shared(builder: Any, name: str, kind: Any) -> Any:
+    """Return a variable of the block, one for a whole linked kernel, whichever of its modules asks."""
     module = builder.module
-    name = "warpwell_virtual_block"
     found = module.globals.get(name)
     if found is None:
-        found = ir.GlobalVariable(module, ir.ArrayType(I64, WORDS), name, addrspace=3)
+        found = ir.GlobalVariable(module, kind, name, addrspace=3)
         found.linkage = "linkonce_odr"
-        found.initializer = ir.Constant(found.value_type, ir.Undefined)
+        found.initializer = ir.Constant(kind, ir.Undefined)
         found.align = 16
     return found
 
 
-def _word_at(builder: Any, k: int) -> Any:
-    return builder.gep(_shared(builder), [I32(0), I32(k)], inbounds=True)
+def _place(builder: Any, k: int) -> Any:
+    """Return where the calling warp keeps a coordinate of its virtual block."""
+    words = _shared(builder, "warpwell_virtual_block", ir.ArrayType(ir.ArrayType(I32, 4), WARPS))
+    warp = builder.trunc(builder.lshr(_tid(builder), I64(5)), I32)
+    return builder.gep(words, [I32(0), warp, I32(k)], inbounds=True)
+
+
+def _coordinate(builder: Any, k: int) -> Any:
+    return builder.zext(builder.load(_place(builder, k)), I64)
+
+
+def _claimed(builder: Any) -> Any:
+    return _shared(builder, "warpwell_claimed_block", I64)
 
 
 def _tid(builder: Any) -> Any:
@@ -51,19 +61,29 @@ _word(b.thread_index, 0, lambda builder, _: _tid(builder))
 _word(b.block_threads, 0, lambda builder, _: _threads(builder))
 _word(b.block_index, 0, lambda builder, _: _special(builder, "ctaid.x"))
 _word(b.own_block, 0, lambda builder, _: _special(builder, "ctaid.x"))
-_word(b.virtual_block_index, 0, lambda builder, _: builder.load(_word_at(builder, 0)))
-_word(b.get_claim, 0, lambda builder, _: builder.load(_word_at(builder, 3)))
+_word(b.virtual_block_index, 0, lambda builder, _: _coordinate(builder, 0))
+_word(b.get_claim, 0, lambda builder, _: builder.load(_claimed(builder)))
 _word(b.barrier, 0, lambda builder, _: _asm(builder, VOID, "bar.sync 0;", "~{memory}", []), void=True)
 _define(b.add_relaxed, types.int64, 2, "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}", scope=False)
 
 
+def _set_line(builder: Any, values: Any) -> None:
+    builder.store(builder.trunc(values[0], I32), _place(builder, 0))
+
+
 def _set_virtual(builder: Any, values: Any) -> None:
-    for k in range(3):
-        builder.store(values[k], _word_at(builder, k))
+    # in 32 bits: a division of 64 takes more registers than most kernels
+    number, across, rows = (builder.trunc(v, I32) for v in values)
+    line = builder.udiv(number, across)
+    plane = builder.udiv(line, rows)
+    builder.store(builder.sub(number, builder.mul(line, across)), _place(builder, 0))
+    builder.store(builder.sub(line, builder.mul(plane, rows)), _place(builder, 1))
+    builder.store(plane, _place(builder, 2))
 
 
+_word(b.set_virtual_line, 1, _set_line, void=True)
 _word(b.set_virtual, 3, _set_virtual, void=True)
-_word(b.put_claim, 1, lambda builder, v: builder.store(v[0], _word_at(builder, 3)), void=True)
+_word(b.put_claim, 1, lambda builder, v: builder.store(v[0], _claimed(builder)), void=True)
 
 
 @seam.primitive(b.virtual_grid)
@@ -75,7 +95,7 @@ def _virtual_grid(typingctx: Any, ndim: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         def axis(k: int, name: str) -> Any:
-            start = builder.mul(builder.load(_word_at(builder, k)), _special(builder, f"ntid.{name}"))
+            start = builder.mul(_coordinate(builder, k), _special(builder, f"ntid.{name}"))
             return builder.add(start, _special(builder, f"tid.{name}"))
 
         parts = [axis("xyz".index(name), name) for name in "zyx"[3 - dims :]]

@@ -57,8 +57,16 @@ def virtual_block_index() -> int:
     return block_index()
 
 
-def set_virtual(x: int, y: int, z: int) -> None:
-    """Make (x, y, z) the block's index (one thread; a barrier must follow)."""
+def set_virtual_line(number: int) -> None:
+    """Make `number` the block's index in a launch of one dimension, for the calling warp (all of its lanes).
+
+    Each warp has its own place for it, so nothing need be waited for; its lanes must be together.
+    """
+    raise RuntimeError("set_virtual_line is compiled launch code")
+
+
+def set_virtual(number: int, across: int, rows: int) -> None:
+    """As `set_virtual_line`, in a launch that has `across` blocks in a row, and `rows` rows."""
     raise RuntimeError("set_virtual is compiled launch code")
 
 

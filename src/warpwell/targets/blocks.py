@@ -119,6 +119,8 @@ class BlockLaunch:
         from .run_cuda import configuration
 
         across, threads = configuration(self.launch.shape, block)
+        if math.prod(across) >= 1 << 31:
+            raise errors.ArgumentError(f"launch of {self.name!r} over {self.launch.shape} has more than 2^31 blocks")
         return math.prod(across), math.prod(threads)
 
     def begin(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .atomics import DEVICE, div, load_relaxed, rem
+from .atomics import DEVICE, load_relaxed, rem, syncwarp
 from .block import (
     add_relaxed,
     barrier,
@@ -14,12 +14,13 @@ from .block import (
     own_block,
     put_claim,
     set_virtual,
+    set_virtual_line,
     thread_index,
     virtual_grid,
 )
 from .device import device, seam_for
 from .notice import compiling
-from .run_cuda import INSIDE, MAX_REGISTERS, compiled, configuration, numba_cuda
+from .run_cuda import INSIDE, compiled, configuration, numba_cuda
 
 _CURSOR, _DONE, _LIVE, _LEFT = 16, 24, 32, 40
 
@@ -30,14 +31,14 @@ def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1,
         add_relaxed(control + LIVE, 1)
     ended = 0
     while True:
-        first = claim(control, worker, chunk, ended, period, {dims}, across, rows)
+        first = claim(control, worker, chunk, ended)
         if first < 0 or first >= blocks:
             leave(control)
             return
         last = min(first + chunk, blocks)
         for number in range(first, last):
-            if number != first:
-                place(number, period, {dims}, across, rows)
+            {together}
+            {place}
             {body}
         ended = last - first
 """
@@ -45,35 +46,37 @@ def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1,
 _SLICE = """
 def {name}(first, across, rows, extent0, extent1, extent2{parameters}):
     number = first + own_block()
-    place(number, number + 1, {dims}, across, rows)
+    period = number + 1
+    {place}
     {body}
 """
 
-_GRID_BODY = """index = virtual_grid({dims})
-            if {inside}:
-                function({arguments})"""
+ALL_LANES = 0xFFFFFFFF
 
 
 @device
-def set_place(number, period, dims, across, rows):
-    """Tell a block its virtual index (one thread; a barrier must follow)."""
+def place_line(number, period):
+    """Tell the calling warp its virtual block (all lanes, together)."""
     if number >= period:
         number = rem(number, period)
-    if dims == 1:
-        set_virtual(number, 0, 0)
-    else:
-        line = div(number, across)
-        plane = div(line, rows)
-        set_virtual(number - line * across, line - plane * rows, plane)
+    set_virtual_line(number)
 
 
 @device
-def claim(control, worker, chunk, ended, period, dims, across, rows):
+def place(number, period, across, rows):
+    """As `place_line`, for launches of two and three dimensions."""
+    if number >= period:
+        number = rem(number, period)
+    set_virtual(number, across, rows)
+
+
+@device
+def claim(control, worker, chunk, ended):
     """Count the blocks that ended and claim the next; -1 where the worker is to leave (all threads of a block).
 
     What the flags say is looked at first, so whatever is claimed is run.
     """
-    barrier()  # the block before has ended, for all threads
+    barrier()  # the blocks before have ended, for all threads
     if thread_index() == 0:
         stop = load_relaxed(control, DEVICE)
         target = load_relaxed(control + 8, DEVICE)
@@ -82,19 +85,9 @@ def claim(control, worker, chunk, ended, period, dims, across, rows):
         first = -1
         if stop == 0 and worker < target:
             first = add_relaxed(control + _CURSOR, chunk)
-            set_place(first, period, dims, across, rows)
         put_claim(first)
     barrier()
     return get_claim()
-
-
-@device
-def place(number, period, dims, across, rows):
-    """Go on to a block (all threads of a block)."""
-    barrier()
-    if thread_index() == 0:
-        set_place(number, period, dims, across, rows)
-    barrier()
 
 
 @device
@@ -111,19 +104,27 @@ class Forms:
     def __init__(self, blocks: Any) -> None:
         self._blocks = blocks
         self._across, self._threads = configuration(blocks.launch.shape, blocks.kernel.block)
-        dims = len(blocks.launch.shape)
-        count = len(blocks.args)
         self._extents = (*blocks.launch.shape, 1, 1)[:3]
         self._grid = (*self._across, 1, 1)[:2]
-        self.plain = compiled(blocks.kernel, dims, count)
-        self.workers = _form(blocks, "workers", _WORKERS, dims, count) if blocks.preemptible else None
-        self.slices = _form(blocks, "slices", _SLICE, dims, count) if blocks.sliceable else None
+        self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(blocks.args))
+        self.workers: Any = None
+        self.slices: Any = None
 
     def prepare(self) -> None:
-        """Compile and load all forms, so that a launch waits for neither."""
-        for dispatcher, words in ((self.plain, 3), (self.workers, 10), (self.slices, 6)):
-            if dispatcher is not None:
-                self._kernel(dispatcher, words)
+        """Compile and load all forms, so that a launch waits for neither.
+
+        The other forms may have as many registers as leave the plain kernel's blocks resident: a compiler that is not
+        told takes what a loop around the kernel gains by, and fewer blocks fit.
+        """
+        blocks = self._blocks
+        dims, count = len(blocks.launch.shape), len(blocks.args)
+        cap = registers_for(int(self._kernel(self.plain, 3).regs_per_thread), int(np.prod(self._threads)))
+        if blocks.preemptible:
+            self.workers = _form(blocks, "workers", _WORKERS, dims, count, cap)
+            self._kernel(self.workers, 10)
+        if blocks.sliceable:
+            self.slices = _form(blocks, "slices", _SLICE, dims, count, cap)
+            self._kernel(self.slices, 6)
 
     def _kernel(self, dispatcher: Any, words: int) -> Any:
         arguments = [0] * words + self._blocks.values
@@ -153,16 +154,26 @@ class Forms:
         """
         blocks = self._blocks.blocks
         words = (control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
-        self.workers[workers, self._threads, stream](*words, *self._blocks.values)  # type: ignore[index]
+        self.workers[workers, self._threads, stream](*words, *self._blocks.values)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
         """Launch `count` blocks from block `first`; return at once."""
         words = (first, *self._grid, *self._extents)
-        self.slices[count, self._threads, stream](*words, *self._blocks.values)  # type: ignore[index]
+        self.slices[count, self._threads, stream](*words, *self._blocks.values)
 
     def start_plain(self, stream: Any) -> None:
         """Launch the untransformed kernel, whole; return at once."""
         self.plain[self._across, self._threads, stream](*self._extents, *self._blocks.values)
+
+
+def registers_for(used: int, threads: int) -> int:
+    """Return the most registers a thread with which as many blocks of `threads` are resident as with `used`.
+
+    A multiprocessor has 65,536, handed out to warps in units of 256, and places for 2,048 threads (compute capability
+    9.0; the occupancy that a launch relies on is asked of the driver).
+    """
+    resident = min(2048 // threads, 65536 // (-(-used // 8) * 8 * threads))
+    return min(255, 65536 // (max(1, resident) * threads) // 8 * 8)
 
 
 def forms(blocks: Any) -> Forms:
@@ -190,25 +201,34 @@ def to_gpu(values: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
 
 def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, str, dict[str, Any]]:
     """Return the name, the source and the names in reach of a form."""
-    names = [f"argument{k}" for k in range(count)]
-    arguments = ", ".join(names)
-    body = f"function({arguments})"
-    if blocks.kernel.block is None:
-        body = _GRID_BODY.format(dims=dims, inside=INSIDE[dims], arguments=arguments)
-    if template is _SLICE:
-        body = body.replace("\n        ", "\n")
     name = f"warpwell_{'workers' if template is _WORKERS else 'slice'}_{blocks.kernel.__name__}"
-    source = template.format(name=name, dims=dims, parameters="".join(f", {n}" for n in names), body=body)
+    names = [f"argument{k}" for k in range(count)]
+    call = f"function({', '.join(names)})"
+    body = [call]
+    if blocks.kernel.block is None:
+        body = [f"index = virtual_grid({dims})", f"if {INSIDE[dims]}:", f"    {call}"]
+    source = template.format(
+        name=name,
+        parameters="".join(f", {n}" for n in names),
+        place="place_line(number, period)" if dims == 1 else "place(number, period, across, rows)",
+        # threads of a block kernel share memory; those of others only their warp's place
+        together="syncwarp(ALL_LANES)" if blocks.kernel.block is None else "barrier()",
+        body=("\n" + " " * (12 if template is _WORKERS else 4)).join(body),
+    )
     scope = {
         "function": blocks.virtual,
         "claim": claim,
         "place": place,
+        "place_line": place_line,
         "leave": leave,
+        "barrier": barrier,
+        "syncwarp": syncwarp,
         "own_block": own_block,
         "thread_index": thread_index,
         "virtual_grid": virtual_grid,
         "add_relaxed": add_relaxed,
         "LIVE": _LIVE,
+        "ALL_LANES": ALL_LANES,
         "__name__": "warpwell.targets.generated",
     }
     return name, source, scope
@@ -230,13 +250,13 @@ def _function(blocks: Any, template: str, dims: int, count: int) -> Any:
     return scope[name]
 
 
-def _form(blocks: Any, form: str, template: str, dims: int, count: int) -> Any:
+def _form(blocks: Any, form: str, template: str, dims: int, count: int, registers: int) -> Any:
     kernel = blocks.kernel
-    key = ("cuda", form, dims, count)
+    key = ("cuda", form, dims, count, registers)
     if key not in kernel.compiled:
         from numba import cuda
 
-        kernel.compiled[key] = cuda.jit(
-            extensions=[numba_cuda], max_registers=kernel.max_registers or MAX_REGISTERS
-        )(_function(blocks, template, dims, count))
+        kernel.compiled[key] = cuda.jit(extensions=[numba_cuda], max_registers=registers)(
+            _function(blocks, template, dims, count)
+        )
     return kernel.compiled[key]
