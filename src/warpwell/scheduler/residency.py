@@ -11,6 +11,8 @@ from .task import Placement, Profile
 REMEMBERED = 1 << 16
 """Kernels whose figures are kept, at most: each is asked for many times in a simulation."""
 
+_SLACK = 1e-9
+
 
 class Resident:
     """A kernel that has blocks on the device.
@@ -144,18 +146,29 @@ def fit(
         Partition of each: kernels of different partitions do not take each other's room.
     capacity : Capacity
     """
-    free: dict[str | None, list[float]] = {}
+    free: dict[str | None, tuple[float, float, float, float]] = {}
     found = []
-    for blocks, shape, partition in zip(wanted, shapes, partitions, strict=True):
+    for count, shape, partition in zip(wanted, shapes, partitions, strict=True):
         room = free.get(partition)
         if room is None:
-            room = free[partition] = [part_of(partition, capacity)] * 4
-        count = blocks
-        for left, one in zip(room, shape.footprint, strict=True):
-            if one * count > left + 1e-9:
-                count = max(0, int(left / one + 1e-6))
-        if count:
-            free[partition] = [left - one * count for left, one in zip(room, shape.footprint, strict=True)]
+            part = part_of(partition, capacity)
+            room = part, part, part, part
+        a, b, c, d = room
+        w, x, y, z = shape.footprint
+        # Written out, because simulations spend their time here.
+        if w * count > a + _SLACK:
+            count = int(a / w + 1e-6)
+        if x * count > b + _SLACK:
+            count = int(b / x + 1e-6)
+        if y * count > c + _SLACK:
+            count = int(c / y + 1e-6)
+        if z * count > d + _SLACK:
+            count = int(d / z + 1e-6)
+        if count <= 0:
+            count = 0
+            free[partition] = room
+        else:
+            free[partition] = a - w * count, b - x * count, c - y * count, d - z * count
         found.append(count)
     return found
 

@@ -307,19 +307,19 @@ class Simulator(Executor):
 
     def _find_room(self, runs: list[Simulated]) -> bool:
         """Give blocks room: resident ones stay, then the oldest kernel takes first. Return whether some lack it."""
-        load = 0.0
+        load, apart = 0.0, False
         for run in runs:
             wanted = run.wanted
-            load += run.shape.load * wanted if run.partition is None else 2.0
-            run.found, kept = wanted, run.found
-            run.width = run.allowed
+            load += run.shape.load * wanted
+            apart |= run.partition is not None
+            kept = run.found
             run.kept = kept if kept < wanted else wanted
-        if load <= 1.0:
+            run.found = wanted
+            run.width = run.allowed
+        if load <= 1.0 and not apart:
             return False
-        shapes = [run.shape for run in runs]
-        partitions = [run.partition for run in runs]
         asked = [run.kept for run in runs] + [run.found - run.kept for run in runs]
-        counts = fit(asked, shapes * 2, partitions * 2, self._capacity)
+        counts = fit(asked, [run.shape for run in runs] * 2, [run.partition for run in runs] * 2, self._capacity)
         squeezed = False
         for i, run in enumerate(runs):
             count = counts[i] + counts[i + len(runs)]
