@@ -203,8 +203,6 @@ class Core:
         if job in self._queue:
             self._queue.remove(job)
             self.tenants[job.task.tenant].waiting -= 1
-            if job.state is State.PREEMPTED:
-                self.executor.discard(job)
         else:
             self._arrivals = [entry for entry in self._arrivals if entry[2] is not job]
             heapq.heapify(self._arrivals)
@@ -241,7 +239,6 @@ class Core:
             why = {"done": event.done, "wasted": event.wasted}
             self._write(time, "stop", job, why)
             if job in self._cancelling:
-                self.executor.discard(job)
                 self._finish(job, time, State.CANCELLED, None, {"rule": "asked"})
                 return
             job.state = State.PREEMPTED
@@ -339,7 +336,7 @@ class Core:
             self._admit(job, account)
         why = decision.why
         if task.whole:
-            placement = replace(placement, plain=True)
+            placement = replace(placement, plain=True, workers=None)
             why = {**why, "whole": task.whole}
         if placement.workers is not None or placement.partition is not None or placement.plain:
             why = {**why, "workers": placement.workers, "partition": placement.partition, "plain": placement.plain}

@@ -16,6 +16,7 @@ from .orion import Orion
 from .partition import BestPartition, EvenPartition
 from .residency import MemoryFirst
 from .source import Source
+from .warpwell import Warpwell
 
 
 def _oracle(**options: Any) -> Policy:
@@ -39,6 +40,11 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "source-no-pairing": partial(Source, pairs=False, name="source-no-pairing"),
     "source-no-cost": partial(Source, costs=False, name="source-no-cost"),
     "source-perfect": partial(Source, perfect=True, name="source-perfect"),
+    "warpwell": Warpwell,
+    "warpwell-no-preemption": partial(Warpwell, preempts=False, name="warpwell-no-preemption"),
+    "warpwell-no-pairing": partial(Warpwell, pairs=False, name="warpwell-no-pairing"),
+    "warpwell-no-cost": partial(Warpwell, costs=False, name="warpwell-no-cost"),
+    "warpwell-perfect": partial(Warpwell, perfect=True, name="warpwell-perfect"),
     "oracle": _oracle,
 }
 """What makes each policy; options are keywords of its class."""

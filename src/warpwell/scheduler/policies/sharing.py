@@ -101,7 +101,7 @@ def highest(view: View, patience: int) -> list[Job]:
     return [job for job, its in zip(heads, levels, strict=True) if its == most]
 
 
-def placed(view: View, jobs: Sequence[Job]) -> list[Placement]:
+def equal(view: View, jobs: Sequence[Job]) -> list[Placement]:
     """Return placements of kernels that share every multiprocessor equally, as far as they do not all fit."""
     capacity = view.capacity
     if sum(demand(job, capacity) for job in jobs) <= 1.0 + 1e-9:
@@ -109,21 +109,35 @@ def placed(view: View, jobs: Sequence[Job]) -> list[Placement]:
     return [Placement(workers=quota(job, 1.0 / len(jobs), capacity)) for job in jobs]
 
 
-def share(view: View, job: Job, why: dict[str, Any], priority: int = 0) -> list[Decision]:
-    """Launch a job beside those running: in what is free, and otherwise in an equal part that they make room for."""
-    running, capacity = view.running, view.capacity
-    free = 1.0 - sum(room(j, capacity) for j in running)
-    wants = demand(job, capacity)
-    if not running or wants <= free + 1e-9:
-        return [Launch(job, Placement(priority=priority), why)]
-    part = max(free, 1.0 / (len(running) + 1))
-    left = (1.0 - part) / len(running)
+def joined(view: View, stays: Sequence[Job], job: Job) -> list[Placement]:
+    """Return the placements of those that run and of a newcomer, which comes last.
+
+    It takes what is free, and otherwise an equal part that the others make room for.
+    """
+    capacity = view.capacity
+    placements = [j.placement or Placement() for j in stays]
+    rooms = [room(j, capacity) for j in stays]
+    free = 1.0 - sum(rooms)
+    if not stays or demand(job, capacity) <= free + 1e-9:
+        return [*placements, Placement()]
+    part = max(free, 1.0 / (len(stays) + 1))
+    left = (1.0 - part) / len(stays)
+    for i, j in enumerate(stays):
+        if rooms[i] > left + 1e-9 and preemptible(j) and placements[i].partition is None:
+            placements[i] = Placement(quota(j, left, capacity), None, placements[i].priority)
+    return [*placements, Placement(workers=quota(job, part, capacity))]
+
+
+def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
+    """Launch a job beside those running, placed as `joined` says."""
+    running = view.running
+    *places, own = joined(view, running, job)
     decisions: list[Decision] = [
-        Resize(j, quota(j, left, capacity), {"rule": "makes room", "for": job.number})
-        for j in running
-        if preemptible(j) and room(j, capacity) > left + 1e-9
+        Resize(j, place.workers, {"rule": "makes room", "for": job.number})
+        for j, place in zip(running, places, strict=True)
+        if j.placement is not None and place.workers != j.placement.workers
     ]
-    decisions.append(Launch(job, Placement(workers=quota(job, part, capacity), priority=priority), why))
+    decisions.append(Launch(job, own, why))
     return decisions
 
 
@@ -138,7 +152,7 @@ def grow(view: View) -> list[Decision]:
     if sum(room(j, capacity) for j in running) > 1.0 - 0.5 / len(running):
         return []
     decisions: list[Decision] = []
-    for job, placement in zip(running, placed(view, running), strict=True):
+    for job, placement in zip(running, equal(view, running), strict=True):
         if preemptible(job) and job.placement is not None and placement.workers != job.placement.workers:
             decisions.append(Resize(job, placement.workers, {"rule": "grows"}))
     return decisions

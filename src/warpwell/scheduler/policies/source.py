@@ -8,7 +8,7 @@ from typing import Any
 from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Policy, Preempt, View
 from ..task import Job, Placement, State
-from .sharing import Sight, grow, placed, preemptible, rank, share, stopping
+from .sharing import Sight, grow, joined, preemptible, rank, share, stopping
 
 
 class Source(Policy):
@@ -58,6 +58,7 @@ class Source(Policy):
         self.mode = mode
         self.name = name or self.name
         self._sight = Sight(perfect)
+        self._promised: Job | None = None
 
     def bucket(self, job: Job) -> Hashable:
         """By class, and preempted or new. (With perfect prediction the predicted class still sorts.)"""
@@ -66,6 +67,8 @@ class Source(Policy):
     def ended(self, job: Job, now: float) -> None:
         """Forget it."""
         self._sight.ended(job)
+        if job is self._promised:
+            self._promised = None
 
     def decide(self, view: View) -> list[Decision]:
         """Launch below the limit, weigh a preemption at it."""
@@ -87,6 +90,10 @@ class Source(Policy):
         if not jobs:
             return grow(view)
         job = min(jobs, key=lambda j: self._order(view, running, j)) if len(jobs) > 1 else jobs[0]
+        promised = self._promised
+        if not self.pairs and promised is not None and promised in view.waiting and view.waiting.allowed(promised):
+            # Without pairing the victim would come first again, and leave again, forever.
+            job = promised
         why = {"rule": "best combination", "beside": [j.number for j in running]}
         return share(view, job, why)
 
@@ -122,6 +129,7 @@ class Source(Policy):
         yes, why, victim, job = max(weighed, key=lambda w: (w[0], w[1].get("gain") or 0.0, -w[2].number))
         if not yes:
             return [Hold(job, why)]
+        self._promised = job
         return [Preempt(victim, self._mode(view), job, why)]
 
     def _mode(self, view: View) -> str:
@@ -137,7 +145,7 @@ class Source(Policy):
         if len(known) < len(rests):
             return False, {**why, "rule": "no prediction"}, victim, job
         before = view.rates.together(sight.jobs(view, running), [j.placement or Placement() for j in running])
-        after = view.rates.together(sight.jobs(view, [*stays, job]), placed(view, [*stays, job]))
+        after = view.rates.together(sight.jobs(view, [*stays, job]), joined(view, stays, job))
         s0, s1 = sum(before), sum(after)
         kept = [(n, sight.profile(view, j).kind) for n, j in zip(before, running, strict=True) if j is not victim]
         n = sum(rate for rate, _ in kept)

@@ -1,0 +1,352 @@
+"""Warpwell: the source's idea with what it lacks: aging, tenants, residency, restore cost, more than two kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+from ... import errors
+from ..decision import SOURCE, SourceModel, together
+from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
+from ..task import Job, State
+from .arrangement import Arrangement, Arranger
+from .order import at_least_one
+from .sharing import Sight, age, grow, level, preemptible, share, standing, stopping
+
+LOOKS = 3
+"""Preemptions that are weighed at most; those that promise most by what is remembered."""
+
+
+class Plan(NamedTuple):
+    """A preemption that is weighed.
+
+    Attributes
+    ----------
+    gain : float
+        Normalized IPC times seconds that it adds until the running kernels would have parted.
+    victims : list of Job
+    job : Job
+        Who comes.
+    why : dict
+    """
+
+    gain: float
+    victims: list[Job]
+    job: Job
+    why: dict[str, Any]
+
+
+class Warpwell(Policy):
+    """Who runs is decided in this order.
+
+    1. Priority of task and tenant, and one more for each `patience` others that passed (aging).
+    2. Tenants by their use over their weight, as far as they differ by more than `slack`.
+    3. The sum of normalized IPC that the rates table predicts for the combination, each in its best arrangement: order
+       of residency, quotas of workers, or partitions. Below the limit a kernel that would not raise the sum waits.
+
+    A preemption is weighed as the source does, with these differences: costs are what the executor says (it measures
+    them); the newcomer gains only as long as it runs itself; the victim's return costs too; a victim that drains still
+    works. All running kernels may be made to leave together, so that a memory-intensive newcomer is resident first and
+    they come after it. A lower priority leaves for a higher one if that is not over sooner. A kernel of unknown class
+    runs alone, so that it can be measured.
+
+    Parameters
+    ----------
+    patience : int
+        How many others may pass before waiting counts as one more priority.
+    slack : float
+        Seconds of the whole device by which tenants' use may differ.
+    margin : float
+        Part by which a combination must be better.
+    restore : float
+        What the return of a victim costs, in preemptions, where contexts are switched.
+    most : int
+        How often a kernel is made to leave for a better combination, at most.
+    model : SourceModel, optional
+        Decay rates of kernels that stay while a context is switched.
+    preempts, pairs, costs : bool
+        False leaves a part out: no preemption; no pairing (order: preempted first, then arrival); no test of the cost.
+    perfect : bool
+        True profiles instead of predicted ones, where the executor knows them.
+    """
+
+    name = "warpwell"
+    conserves = False
+    watches = True
+    adjusts = True
+
+    def __init__(
+        self,
+        *,
+        patience: int = 32,
+        slack: float = 0.02,
+        margin: float = 0.02,
+        restore: float = 1.0,
+        most: int = 8,
+        model: SourceModel = SOURCE,
+        preempts: bool = True,
+        pairs: bool = True,
+        costs: bool = True,
+        perfect: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self.patience = at_least_one("patience", patience)
+        self.most = at_least_one("most", most)
+        for option, value in (("slack", slack), ("margin", margin), ("restore", restore)):
+            if not value >= 0:
+                raise errors.ArgumentError(f"{option} is {value}: give 0 or more", name=option)
+        self.slack = slack
+        self.margin = margin
+        self.restore = restore
+        self.model = model
+        self.preempts = preempts
+        self.pairs = pairs
+        self.costs = costs
+        self.perfect = perfect
+        self.name = name or self.name
+        self._sight = Sight(perfect)
+        self._arranger = Arranger(self._sight)
+        self._promised: Job | None = None
+
+    def bucket(self, job: Job) -> Hashable:
+        """By what decides: tenant, priority, class, preempted or new; tasks with a deadline among themselves."""
+        task = job.task
+        return task.tenant, task.priority, task.profile.kind, job.state is State.PREEMPTED, task.deadline is None
+
+    def key(self, job: Job) -> float:
+        """Arrival; of tasks with a deadline, when they must be launched at the latest."""
+        if job.task.deadline is None:
+            return job.arrival
+        return job.arrival + job.task.deadline - (job.rest or 0.0)
+
+    def ended(self, job: Job, now: float) -> None:
+        """Forget it."""
+        self._sight.ended(job)
+        if job is self._promised:
+            self._promised = None
+
+    def decide(self, view: View) -> list[Decision]:
+        """Launch below the limit, weigh preemptions below it (order of residency) and at it."""
+        if stopping(view):
+            return []
+        heads = view.waiting.heads()
+        if not heads:
+            return grow(view)
+        first = self._first(view, heads)
+        if len(view.running) < view.limit:
+            return self._fill(view, first)
+        return self._replace(view, first) if self.preempts else []
+
+    # -- whose turn it is ----------------------------------------------------------------------------------
+    def _level(self, view: View, job: Job) -> int:
+        its = level(view, job, self.patience)
+        if job.task.deadline is not None:
+            # Twice its rest from its deadline: one more priority.
+            its += view.now + (job.rest or 0.0) >= self.key(job)
+        return its
+
+    def _first(self, view: View, heads: list[Job]) -> list[Job]:
+        """Return those of the highest level, of the tenants that had least."""
+        if len(heads) == 1:
+            return heads
+        levels = [self._level(view, job) for job in heads]
+        most = max(levels)
+        heads = [job for job, its in zip(heads, levels, strict=True) if its == most]
+        if len(heads) > 1 and len(view.tenants) > 1:
+            clocks = [view.tenants[job.task.tenant].clock for job in heads]
+            bound = min(clocks) + self.slack * view.capacity.processors
+            heads = [job for job, clock in zip(heads, clocks, strict=True) if clock <= bound]
+        if len(heads) < 3:
+            return heads
+        # The oldest of each class, new and preempted: more would cost more than it can find.
+        found: dict[Hashable, Job] = {}
+        for job in sorted(heads, key=age):
+            found.setdefault((job.task.profile.kind, job.state), job)
+        return list(found.values())
+
+    @staticmethod
+    def _order(job: Job) -> tuple[bool, float, int]:
+        return job.state is not State.PREEMPTED, *age(job)
+
+    # -- below the limit -----------------------------------------------------------------------------------
+    def _fill(self, view: View, heads: list[Job]) -> list[Decision]:
+        if not self.pairs:
+            # Without pairing the victim of a preemption would come first again, and leave again.
+            job, promised = min(heads, key=self._order), self._promised
+            if promised is not None and promised in view.waiting and view.waiting.allowed(promised):
+                job = promised
+            return share(view, job, {"rule": "arrival"})
+        if not view.running:
+            return self._begin(view, heads)
+        running = view.running
+        if any(_unknown(j) for j in running):
+            return []
+        heads = [j for j in heads if not _unknown(j)]
+        if not heads:
+            return []
+        arranger = self._arranger
+        now = arranger.now(view)
+        estimates = {job: arranger.estimate(view, [*running, job], len(running)) for job in heads}
+        job = max(heads, key=lambda j: (round(estimates[j], 6), [-x for x in self._order(j)]))
+        found = arranger.best(view, [*running, job], len(running))
+        if self.preempts:
+            plan = self._reside(view, now, found, job)
+            if plan is not None and plan.gain > 0:
+                return self._carry_out(view, plan)
+        urgent = self._level(view, job) > max(standing(view, j) for j in running)
+        if found.sum <= now.sum * (1 + self.margin) and not urgent:
+            return []
+        return self._put(found, {"rule": "best sum", "S": found.sum, "before": now.sum})
+
+    def _begin(self, view: View, heads: list[Job]) -> list[Decision]:
+        """Choose the best two for an idle device, in the better order; or the oldest alone."""
+        oldest = min(heads, key=self._order)
+        if _unknown(oldest):
+            return share(view, oldest, {"rule": "unknown"})
+        heads = [j for j in heads if not _unknown(j)]
+        if len(heads) == 1 or view.limit == 1:
+            return share(view, oldest, {"rule": "alone"})
+        two = max(itertools.permutations(heads, 2), key=lambda jobs: (
+            round(self._arranger.estimate(view, jobs), 6), [[-x for x in self._order(j)] for j in jobs]
+        ))  # fmt: skip
+        found = self._arranger.best(view, two)
+        if found.sum <= 1.0 + self.margin:
+            return share(view, oldest, {"rule": "alone", "S": found.sum})
+        return self._put(found, {"rule": "best pair", "S": found.sum})
+
+    def _put(self, found: Arrangement, why: dict[str, Any]) -> list[Decision]:
+        """Launch those of an arrangement that wait; those that run get their new quotas first."""
+        resizes: list[Decision] = []
+        launches: list[Decision] = []
+        for job, placement in zip(found.jobs, found.placements, strict=True):
+            if job.waits:
+                launches.append(Launch(job, placement, why))
+            elif preemptible(job) and job.placement is not None and job.placement.workers != placement.workers:
+                resizes.append(Resize(job, placement.workers, {"rule": "makes room"}))
+        return resizes + launches
+
+    # -- preemption ----------------------------------------------------------------------------------------
+    def _reside(self, view: View, now: Arrangement, after: Arrangement, job: Job) -> Plan | None:
+        """Weigh making everything leave for a newcomer that had better be resident first, not last."""
+        running = view.running
+        if not all(self._may_leave(j) for j in running):
+            return None
+        first = self._arranger.best(view, [job, *running])
+        without = max(after, now, key=lambda a: a.sum)
+        if first.sum <= without.sum * (1 + self.margin):
+            return None
+        return self._weigh(view, without, first, running, job, "residency")
+
+    def _replace(self, view: View, heads: list[Job]) -> list[Decision]:
+        running, arranger = view.running, self._arranger
+        lower = self._lower(view, heads)
+        if lower is not None:
+            return lower
+        heads = [j for j in heads if not _unknown(j)]
+        if not heads:
+            return []
+        now = arranger.now(view)
+        if not self.pairs:
+            heads = [min(heads, key=self._order)]
+        bound = now.sum * (1 + self.margin)
+        choices: list[tuple[float, list[Job], list[Job], Job]] = []
+        for job in heads:
+            above = self._level(view, job)
+            for victim in running:
+                if not self._may_leave(victim) or standing(view, victim) > above:
+                    continue
+                stays = [j for j in running if j is not victim]
+                last = arranger.estimate(view, [*stays, job], len(stays))
+                if last > bound:
+                    choices.append((last, [victim], stays, job))
+                if all(self._may_leave(j) for j in stays):
+                    first = arranger.estimate(view, [job, *stays])
+                    if first > max(last * (1 + self.margin), bound):
+                        choices.append((first, running, stays, job))
+        if not choices:
+            return []
+        choices.sort(key=lambda c: -c[0])
+        plans = []
+        for _, victims, stays, job in choices[:LOOKS]:
+            alone = len(victims) == 1
+            after = arranger.best(view, [*stays, job] if alone else [job, *stays], len(stays) if alone else 0)
+            if after.sum > bound:
+                plans.append(self._weigh(view, now, after, victims, job, "worth" if alone else "worth, and residency"))
+        if not plans:
+            return []
+        plan = max(plans, key=lambda p: p.gain)
+        return self._carry_out(view, plan) if plan.gain > 0 else [Hold(plan.job, plan.why)]
+
+    def _lower(self, view: View, heads: list[Job]) -> list[Decision] | None:
+        """Make the lowest priority leave for a higher one; often enough, and it counts as higher itself."""
+        victims = [j for j in view.running if preemptible(j)]
+        if not victims:
+            return None
+        ranks = {j: standing(view, j) + j.preemptions // self.most for j in victims}
+        victim = min(victims, key=lambda j: (ranks[j], -j.arrival, -j.number))
+        # Waiting does not make others leave; priority does.
+        job = max(heads, key=lambda j: (standing(view, j), [-x for x in self._order(j)]))
+        if standing(view, job) <= ranks[victim]:
+            return None
+        cost = view.cost(victim, [j for j in view.running if j is not victim])
+        rest = self._sight.rest(view, victim)
+        why = {"rule": "priority", "C": cost, "rest": rest, "victim": victim.number, "newcomer": job.number}
+        if self.costs and rest is not None and cost >= rest:
+            return [Hold(job, why)]
+        return [Preempt(victim, self._mode(view), job, why)]
+
+    def _may_leave(self, job: Job) -> bool:
+        return preemptible(job) and job.preemptions < self.most
+
+    def _mode(self, view: View) -> str:
+        return "switch" if "switch" in view.capacity.modes else "drain"
+
+    def _weigh(
+        self, view: View, now: Arrangement, after: Arrangement, victims: Sequence[Job], job: Job, rule: str
+    ) -> Plan:
+        """Compare the sums of normalized IPC over T, with and without the preemption.
+
+        Without: S0 * T. With: what works during C; then S1 as long as the newcomer runs; then S0 again; less what the
+        victims' return costs.
+        """
+        running, sight = view.running, self._sight
+        s0, s1 = now.sum, after.sum
+        numbers = [j.number for j in victims]
+        why: dict[str, Any] = {"rule": rule, "newcomer": job.number, "victims": numbers, "S0": s0, "S1": s1}
+        if not self.costs:
+            return Plan(s1 - s0, list(victims), job, {**why, "rule": f"{rule}, no cost test"})
+        rests = [sight.rest(view, j) for j in now.jobs]
+        own = sight.rest(view, job)
+        known = [rest for rest in rests if rest is not None]
+        if own is None or len(known) < len(rests):
+            return Plan(-1.0, list(victims), job, {**why, "rule": "no prediction"})
+        t = together(known, list(now.rates))
+        stays = [j for j in running if j not in victims]
+        c = max(view.cost(victim, stays) for victim in victims)
+        rate = dict(zip(after.jobs, after.rates, strict=True))[job]
+        runs = own / rate if rate > 0 else 0.0
+        before = dict(zip(now.jobs, now.rates, strict=True))
+        switches = self._mode(view) == "switch"
+        leaving = sum(before[j] for j in victims)
+        during = sum(before[j] * (self.model.decay(sight.profile(view, j).kind) if switches else 1.0) for j in stays)
+        back = 0.0
+        if switches:
+            back = self.restore * leaving * c
+        else:
+            during += leaving / 2
+        if t <= c:
+            return Plan(-1.0, list(victims), job, {**why, "T": t, "C": c})
+        paired = min(t - c, runs)
+        gain = during * c + s1 * paired + s0 * (t - c - paired) - back - s0 * t
+        why.update(T=t, C=c, R=runs, during=during, back=back, gain=gain)
+        return Plan(gain - self.margin * s0 * c, list(victims), job, why)
+
+    def _carry_out(self, view: View, plan: Plan) -> list[Decision]:
+        mode = self._mode(view)
+        self._promised = plan.job
+        return [Preempt(victim, mode, plan.job, plan.why) for victim in plan.victims]
+
+
+def _unknown(job: Job) -> bool:
+    return job.task.profile.kind is None
