@@ -1,7 +1,413 @@
+"""Preemption on the CPU: what every executor does, a thousand preemptions, and the corners of a task's life."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
 from warpwell.scheduler.cpu_executor import CpuExecutor
-from warpwell.testing.executors import ExecutorConformance
+from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
+from warpwell.targets.blocks import BlockLaunch
+from warpwell.testing import preemption
+from warpwell.testing.executors import ExecutorConformance, count_and_mix, mixed
+
+BLOCK = 256
 
 
 class TestCpuExecutor(ExecutorConformance):
     def make(self) -> CpuExecutor:
         return CpuExecutor(threads=3)
+
+
+@kernel
+def gated(gate, counts):
+    """A block does not end while the gate is closed: gate[0] is the first block that waits, gate[1] opens it."""
+    i = grid(1)
+    if i < counts.size:
+        if i // 256 >= gate[0]:
+            attempt = 0
+            while load_acquire(element_address(gate, 1), DEVICE) == 0:
+                backoff(attempt)
+                attempt += 1
+        fetch_add(element_address(counts, i), 1, DEVICE)
+
+
+@kernel
+def crowd(inside, most, counts):
+    """Leave in most[0] how many threads were ever inside at the same time."""
+    i = grid(1)
+    if i < counts.size:
+        now = fetch_add(element_address(inside, 0), 1, DEVICE) + 1
+        if now > most[0]:
+            most[0] = now
+        backoff(0)
+        fetch_add(element_address(counts, i), 1, DEVICE)
+        fetch_add(element_address(inside, 0), -1, DEVICE)
+
+
+@kernel
+def copy(a, y):
+    i = grid(1)
+    if i < y.size:
+        y[i] = a[i]
+
+
+@kernel
+def wrong(gate, a, y):
+    """The first index is outside; the third block waits at the gate."""
+    i = grid(1)
+    if i < y.size:
+        if i == 512:
+            attempt = 0
+            while load_acquire(element_address(gate, 0), DEVICE) == 0:
+                backoff(attempt)
+                attempt += 1
+        y[i] = a[a.size] if i == 0 else a[i]
+
+
+def job_of(launch, *arguments, **options):
+    task = Task(launch.kernel.__name__, BlockLaunch(launch, arguments, "cpu").blocks, launch=launch,
+                arguments=arguments, **options)  # fmt: skip
+    return Job(task, Request(task.name, [task]), 0.0)
+
+
+def event_of(executor: CpuExecutor, seconds: float = 60.0) -> Ended | Stopped:
+    until = executor.now() + seconds
+    while executor.now() < until:
+        executor.wait(until)
+        events = executor.poll()
+        if events:
+            assert len(events) == 1
+            if isinstance(events[0], Stopped):
+                events[0].job.done = events[0].done
+            return events[0]
+    raise AssertionError("no event")
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it does not come"
+        time.sleep(1e-3)
+
+
+@pytest.fixture
+def executor():
+    made = CpuExecutor(threads=3, patience=0.5)
+    yield made
+    made.close()
+
+
+class Gate:
+    """Arguments of `gated`, and the job."""
+
+    def __init__(self, blocks: int, first: int, **options) -> None:
+        self.words = np.array([first, 0], np.int64)
+        self.counts = np.zeros(BLOCK * blocks, np.int64)
+        self.job = job_of(gated[self.counts.size], self.words, self.counts, **options)
+
+    def open(self) -> None:
+        self.words[1] = 1
+
+
+# -- a thousand preemptions ----------------------------------------------------------------------------------------
+
+
+def test_every_block_runs_once_through_random_preemptions(capsys):
+    assert preemption.main(["--preemptions", "250", "--seed", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("250 preemptions with blocks done and left") == 2
+    assert "bit-equal" in printed
+
+
+@pytest.mark.parametrize("fault", ["twice", "never", "bit"])
+def test_the_program_finds_faults(fault, capsys, monkeypatch):
+    check = preemption.Run.check
+
+    def spoiled(run):
+        if fault == "twice":
+            run.counts[300] += 1
+        elif fault == "never":
+            run.counts[BLOCK : 2 * BLOCK] = 0
+        else:
+            run.out.reshape(-1).view(np.int64)[7] ^= 1
+        check(run)
+
+    monkeypatch.setattr(preemption.Run, "check", spoiled)
+    assert preemption.main(["--preemptions", "2", "--seed", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED" in printed and ("differ" if fault == "bit" else "1 of") in printed
+
+
+# -- quotas --------------------------------------------------------------------------------------------------------
+
+
+def test_a_quota_is_never_exceeded(executor):
+    inside, most = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    counts = np.zeros(BLOCK * 60, np.int64)
+    job = job_of(crowd[counts.size], inside, most, counts)
+    executor.launch(job, Placement(workers=2))
+    rng = np.random.default_rng(3)
+    until(lambda: executor.progress(job) > 0)
+    for quota in rng.integers(1, 3, 60):
+        executor.resize(job, int(quota))
+        time.sleep(1e-4)
+    assert most[0] <= 2
+    executor.resize(job, 1)
+    until(lambda: executor.live(job) <= 1)
+    most[0] = 0
+    until(lambda: most[0] > 0 or executor.live(job) == 0)
+    assert most[0] <= 1
+    executor.resize(job, 3)
+    event = event_of(executor)
+    assert isinstance(event, Ended) and event.error is None
+    assert most[0] <= 3 and (counts == 1).all()
+
+
+def test_growing_waits_for_those_that_are_to_leave(executor):
+    gate = Gate(9, 0)
+    executor.launch(gate.job, Placement(workers=3))
+    until(lambda: executor.claimed(gate.job) == 3)
+    executor.resize(gate.job, 1)
+    executor.resize(gate.job, 3)  # the two that were to leave have not: they stay, and nobody is added
+    assert executor.live(gate.job) == 3
+    time.sleep(0.02)
+    assert executor.claimed(gate.job) == 3
+    gate.open()
+    assert isinstance(event_of(executor), Ended)
+    assert (gate.counts == 1).all()
+
+
+def test_a_shrink_is_obeyed_at_the_end_of_a_block(executor):
+    gate = Gate(40, 3)
+    executor.launch(gate.job, Placement(workers=3))
+    until(lambda: executor.claimed(gate.job) == 6)
+    executor.resize(gate.job, 1)
+    assert executor.live(gate.job) == 3
+    gate.open()
+    until(lambda: executor.live(gate.job) <= 1)
+    assert isinstance(event_of(executor), Ended)
+    assert (gate.counts == 1).all()
+
+
+# -- a task's life -------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_waits_for_blocks_that_run(executor):
+    gate = Gate(8, 2)
+    executor.launch(gate.job, Placement(workers=2))
+    until(lambda: executor.claimed(gate.job) == 4)
+    executor.preempt(gate.job)
+    executor.wait(executor.now() + 0.05)
+    assert executor.poll() == []
+    gate.open()
+    event = event_of(executor)
+    assert isinstance(event, Stopped) and event.done == 4 and gate.counts.sum() == 4 * BLOCK
+    executor.launch(gate.job, Placement())
+    assert isinstance(event_of(executor), Ended)
+    assert (gate.counts == 1).all()
+
+
+def test_a_task_that_ends_while_it_stops_has_ended(executor):
+    gate = Gate(2, 0)
+    executor.launch(gate.job, Placement(workers=2))
+    until(lambda: executor.claimed(gate.job) == 2)
+    executor.preempt(gate.job)
+    gate.open()
+    event = event_of(executor)
+    assert isinstance(event, Ended) and event.error is None and (gate.counts == 1).all()
+
+
+def test_a_flush_does_not_wait_for_a_block(executor):
+    gate = Gate(8, 2, idempotent=True)
+    executor.launch(gate.job, Placement(workers=2))
+    until(lambda: executor.claimed(gate.job) == 4)
+    executor.preempt(gate.job, "flush")
+    event = event_of(executor)
+    assert isinstance(event, Stopped) and event.done == 2
+    executor.launch(gate.job, Placement(workers=2))  # those that are still inside are its two workers
+    assert executor.live(gate.job) == 2
+    gate.open()
+    assert isinstance(event_of(executor), Ended)
+    assert (gate.counts == 1).all()
+
+
+def test_a_flushed_task_whose_last_blocks_ended_ends_when_it_is_launched(executor):
+    gate = Gate(2, 0, idempotent=True)
+    executor.launch(gate.job, Placement(workers=2))
+    until(lambda: executor.claimed(gate.job) == 2)
+    executor.preempt(gate.job, "flush")
+    assert isinstance(event_of(executor), Stopped)
+    gate.open()
+    until(lambda: executor.live(gate.job) == 0)
+    executor.launch(gate.job, Placement())
+    assert isinstance(event_of(executor), Ended)
+    assert (gate.counts == 1).all()
+
+
+def test_a_stuck_task_is_abandoned_and_others_go_on(executor):
+    gate, other = Gate(4, 1), Gate(4, 99)
+    executor.launch(gate.job, Placement())
+    until(lambda: executor.claimed(gate.job) == 4)
+    executor.abandon(gate.job, errors.StallError("stuck"))
+    event = event_of(executor)
+    assert isinstance(event, Ended) and isinstance(event.error, errors.StallError)
+    with pytest.raises(errors.SchedulerError, match="does not run"):
+        executor.preempt(gate.job)
+    executor.launch(other.job, Placement())
+    assert isinstance(event_of(executor), Ended)
+    gate.open()  # the threads come back, and nobody hears of it
+    until(lambda: (gate.counts == 1).sum() >= 2 * BLOCK)
+    executor.wait(executor.now() + 0.05)
+    assert executor.poll() == []
+
+
+def test_closing_does_not_wait_for_a_stuck_block():
+    executor = CpuExecutor(threads=2, patience=0.2)
+    gate = Gate(4, 0)
+    executor.launch(gate.job, Placement())
+    until(lambda: executor.claimed(gate.job) == 2)
+    start = time.monotonic()
+    executor.close()
+    assert time.monotonic() - start < 5
+    gate.open()
+    until(lambda: gate.counts.sum() == 2 * BLOCK)
+    with pytest.raises(errors.ClosedError):
+        executor.launch(gate.job, Placement())
+
+
+def test_a_preemption_while_it_is_compiled_stops_it_before_its_first_block(executor, monkeypatch):
+    compiled = threading.Event()
+    prepare = BlockLaunch.prepare
+
+    def slowly(launch):
+        compiled.wait(30)
+        prepare(launch)
+
+    monkeypatch.setattr(BlockLaunch, "prepare", slowly)
+    gate = Gate(4, 99)
+    executor.launch(gate.job, Placement())
+    executor.preempt(gate.job)
+    compiled.set()
+    event = event_of(executor)
+    assert isinstance(event, Stopped) and event.done == 0 and not gate.counts.any()
+    executor.launch(gate.job, Placement())
+    assert isinstance(event_of(executor), Ended)
+
+
+def test_a_closed_executor_ends_what_it_was_compiling(monkeypatch):
+    compiled = threading.Event()
+    calls: list[str] = []
+    monkeypatch.setattr(BlockLaunch, "prepare", lambda launch: compiled.wait(30))
+    monkeypatch.setattr(BlockLaunch, "end", lambda launch: calls.append("end"))
+    executor = CpuExecutor(threads=2, patience=0.1)
+    executor.launch(Gate(4, 99).job, Placement())
+    executor.close()
+    assert calls == []
+    compiled.set()
+    until(lambda: calls == ["end"])
+
+
+def test_a_task_of_other_blocks_than_it_says_fails(executor):
+    gate = Gate(4, 99)
+    gate.job.task.blocks = 5
+    executor.launch(gate.job, Placement())
+    event = event_of(executor)
+    assert isinstance(event, Ended) and "says 5 blocks" in str(event.error)
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"memory": -1}])
+def test_bad_options_are_refused(options):
+    with pytest.raises(errors.ArgumentError):
+        CpuExecutor(**options)
+
+
+# -- storage-backed arrays -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path: Path):
+    """An array of 8 blocks of int64, in a file."""
+    np.save(tmp_path / "a.npy", np.arange(8 * BLOCK))
+    array = ww.open(tmp_path / "a.npy", device="cpu")
+    yield array
+    array.close()
+
+
+def test_arguments_begin_and_end_once_a_task(executor, stored, monkeypatch):
+    calls: list[str] = []
+    kind = type(stored)
+    for name in ("launch_begins", "launch_ended"):
+        real = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda self, name=name, real=real: (calls.append(name), real(self))[1])
+    y = np.zeros(8 * BLOCK, np.int64)
+    job = job_of(copy[y.size], stored, y)
+    executor.launch(job, Placement(workers=1))
+    for _ in range(3):
+        executor.preempt(job)
+        if isinstance(event_of(executor), Ended):
+            break
+        assert calls == ["launch_begins"]
+        executor.launch(job, Placement(workers=1))
+    else:
+        assert isinstance(event_of(executor), Ended)
+    assert calls == ["launch_begins", "launch_ended"]
+    assert np.array_equal(y, np.arange(8 * BLOCK))
+
+
+def test_what_is_latched_comes_out_at_the_end_of_its_own_task(executor, stored, tmp_path):
+    np.save(tmp_path / "b.npy", np.arange(8 * BLOCK))
+    y, z, gate = np.zeros(8 * BLOCK, np.int64), np.zeros(8 * BLOCK, np.int64), np.zeros(1, np.int64)
+    with ww.open(tmp_path / "b.npy", device="cpu") as other:
+        bad, good = job_of(wrong[y.size], gate, stored, y), job_of(copy[z.size], other, z)
+        executor.launch(bad, Placement(workers=1))
+        until(lambda: executor.claimed(bad) == 3)
+        executor.preempt(bad)
+        gate[0] = 1
+        event = event_of(executor)
+        assert isinstance(event, Stopped) and event.done == 3  # what the first block latched stays where it is
+        executor.launch(good, Placement())
+        event = event_of(executor)
+        assert isinstance(event, Ended) and event.job is good and event.error is None
+        assert np.array_equal(z, np.arange(8 * BLOCK))
+        executor.launch(bad, Placement())
+        event = event_of(executor)
+        assert isinstance(event, Ended) and isinstance(event.error, errors.IndexRangeError)
+    again = job_of(copy[y.size], stored, y)  # and the array can be used again
+    executor.launch(again, Placement())
+    event = event_of(executor)
+    assert isinstance(event, Ended) and event.error is None and y[-1] == 8 * BLOCK - 1
+
+
+def test_a_forgotten_task_gives_its_arrays_back(executor, stored):
+    y = np.zeros(8 * BLOCK, np.int64)
+    job = job_of(copy[y.size], stored, y)
+    executor.launch(job, Placement(workers=1))
+    executor.preempt(job)
+    assert isinstance(event_of(executor), Stopped)
+    executor.discard(job)
+    assert stored.cache._in_flight == 0
+
+
+def test_an_array_that_refuses_fails_the_task(executor, tmp_path):
+    np.save(tmp_path / "c.npy", np.arange(BLOCK))
+    array = ww.open(tmp_path / "c.npy", device="cpu")
+    job = job_of(copy[BLOCK], array, np.zeros(BLOCK, np.int64))
+    array.close()
+    executor.launch(job, Placement())
+    event = event_of(executor)
+    assert isinstance(event, Ended) and isinstance(event.error, errors.ClosedError)
+
+
+def test_results_are_those_of_a_plain_launch():
+    n = BLOCK * 20 + 3
+    out = np.zeros(n, np.int64)
+    count_and_mix[n](np.zeros(n, np.int64), out, 5, device="cpu")
+    assert np.array_equal(out, mixed(n, 5))

@@ -410,8 +410,9 @@ class ExecutorConformance:
             assert time.monotonic() < limit
             executor.wait(executor.now() + 1.0)
             ended |= {e.job: e for e in executor.poll()}
-        assert isinstance(ended[bad], Ended) and ended[bad].error is not None
-        assert isinstance(ended[good], Ended) and ended[good].error is None
+        failed, fine = ended[bad], ended[good]
+        assert isinstance(failed, Ended) and failed.error is not None
+        assert isinstance(fine, Ended) and fine.error is None
         self.check(good.task)
 
     def test_closing_stops_what_runs(self) -> None:

@@ -1,0 +1,733 @@
+"""Scheduler: handles, order, errors, cancelling, closing, stuck kernels, forks and Ctrl-C."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.scheduler import Capacity, Hold, Job, Launch, Placement, Policy, Preempt, Profile, Resize, State
+from warpwell.scheduler.cpu_executor import CpuExecutor
+from warpwell.scheduler.policies import POLICIES
+from warpwell.scheduler.scheduler import Scheduler
+from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
+
+BLOCK = 256
+
+
+@kernel
+def increment(x):
+    i = grid(1)
+    if i < x.size:
+        fetch_add(element_address(x, i), 1, DEVICE)
+
+
+@kernel
+def double(x):
+    i = grid(1)
+    if i < x.size:
+        x[i] = 2 * x[i]
+
+
+@kernel
+def gated(gate, counts):
+    """Blocks from gate[0] on wait until gate[1] is set."""
+    i = grid(1)
+    if i < counts.size:
+        if i // 256 >= gate[0]:
+            attempt = 0
+            while load_acquire(element_address(gate, 1), DEVICE) == 0:
+                backoff(attempt)
+                attempt += 1
+        fetch_add(element_address(counts, i), 1, DEVICE)
+
+
+@kernel
+def slow(counts, steps):
+    i = grid(1)
+    if i < counts.size:
+        x = i
+        for _ in range(steps):
+            x = x * 6364136223846793005 + 1442695040888963407
+        counts[i] += 1 if x != 1 else 2
+
+
+@kernel
+def beyond(a, y):
+    i = grid(1)
+    if i < y.size:
+        y[i] = a[i + 1]
+
+
+class Gate:
+    """A task that cannot end while its gate is closed."""
+
+    def __init__(self, scheduler: Scheduler, blocks: int = 4, first: int = 0, **options) -> None:
+        self.words = np.array([first, 0], np.int64)
+        self.counts = np.zeros(BLOCK * blocks, np.int64)
+        self.handle = scheduler.submit(gated[self.counts.size], self.words, self.counts, **options)
+
+    def open(self) -> None:
+        self.words[1] = 1
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it does not come"
+        time.sleep(1e-3)
+
+
+def inside(scheduler: Scheduler, gate: Gate, blocks: int) -> None:
+    """Wait until that many blocks of a task have begun."""
+    until(lambda: gate.handle.job is not None)
+    until(lambda: scheduler.inspect(lambda core: core.executor.claimed(gate.handle.job)) >= blocks)
+
+
+def scheduler_of(policy=None, **options) -> Scheduler:
+    policy = Together() if policy is None else policy
+    options.setdefault("executor", lambda: CpuExecutor(threads=3, patience=0.5))
+    return Scheduler("cpu", policy, **options)
+
+
+@pytest.fixture
+def scheduler():
+    made = scheduler_of()
+    yield made
+    made.close(cancel=True)
+
+
+class Together(Policy):
+    """Launches whatever fits the limit, in order of arrival, as blocks."""
+
+    name = "together"
+
+    def decide(self, view):
+        room = view.limit - len(view.running)
+        return [Launch(job) for job in list(view.waiting)[:room]]
+
+
+class Restless(Policy):
+    """Launches what fits, and changes its mind every half millisecond."""
+
+    name = "restless"
+    period = 5e-4
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(4)
+
+    def decide(self, view):
+        decisions = []
+        for job in view.running:
+            choice = self.random.integers(4)
+            plain = job.placement is None or job.placement.plain
+            if choice == 0 and job.state is State.RUNNING and not plain:
+                decisions.append(Preempt(job))
+            elif choice == 1:
+                decisions.append(Resize(job, int(self.random.integers(1, 4))))
+        waiting = list(view.waiting)
+        self.random.shuffle(waiting)
+        decisions += [Launch(job) for job in waiting[: view.limit - len(view.running)]]
+        return decisions
+
+
+# -- results -------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_runs_once(scheduler):
+    x = np.arange(1000)
+    handle = scheduler.submit(double[1000], x)
+    assert handle.result(60) is None
+    assert handle.done() and handle.state is State.DONE and handle.exception() is None and not handle.running()
+    assert np.array_equal(x, 2 * np.arange(1000))
+    assert handle.job is not None and handle.job.ended >= handle.job.started >= handle.job.arrival
+    assert [e.kind for e in scheduler.log] == ["arrive", "launch", "end"]
+
+
+@pytest.mark.parametrize("name", [n for n in POLICIES if n != "oracle"])
+def test_every_policy_gives_right_results(name):
+    arrays = [np.zeros(BLOCK * (1 + k), np.int64) for k in range(8)]
+    with scheduler_of(name) as scheduler:
+        handles = [
+            scheduler.submit(increment[a.size], a, priority=k % 3,
+                             profile=Profile(kind=list(ww.scheduler.Kind)[k % 2], seconds=0.01))
+            for k, a in enumerate(arrays)
+        ]  # fmt: skip
+        for handle in handles:
+            handle.result(60)
+    assert all((a == 1).all() for a in arrays)
+
+
+def test_many_threads_submit_while_tasks_are_preempted_at_random():
+    arrays = [[np.zeros(BLOCK * 30 + k, np.int64) for k in range(6)] for _ in range(4)]
+    with scheduler_of(Restless(), limit=3) as scheduler:
+
+        def submit(mine):
+            for handle in [scheduler.submit(slow[a.size], a, 4000) for a in mine]:
+                handle.result(100)
+
+        threads = [threading.Thread(target=submit, args=(mine,)) for mine in arrays]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        kinds = [e.kind for e in scheduler.log]
+    assert all((a == 1).all() for mine in arrays for a in mine)
+    assert kinds.count("end") == 24 and kinds.count("stop") > 10
+
+
+def test_futures_of_the_standard_library(scheduler):
+    arrays = [np.zeros(BLOCK, np.int64) for _ in range(5)]
+    handles = [scheduler.submit(increment[BLOCK], a) for a in arrays]
+    done, left = concurrent.futures.wait(handles, 60)
+    assert len(done) == 5 and not left
+    assert set(concurrent.futures.as_completed(handles)) == set(handles)
+
+
+def test_callbacks_may_submit_and_cancel(scheduler):
+    x = np.ones(BLOCK, np.int64)
+    later = []
+    first = scheduler.submit(double[BLOCK], x)
+    first.add_done_callback(lambda handle: later.append(scheduler.submit(double[BLOCK], x)))
+    first.result(60)
+    until(lambda: later)
+    later[0].result(60)
+    assert (x == 4).all()
+
+
+def test_waiting_for_a_result_has_an_end(scheduler):
+    gate = Gate(scheduler)
+    with pytest.raises(TimeoutError):
+        gate.handle.result(0.05)
+    assert gate.handle.state is State.RUNNING and gate.handle.running()
+    gate.open()
+    gate.handle.result(60)
+
+
+# -- order ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_runs_in_order(scheduler):
+    x = np.ones(BLOCK, np.int64)
+    handles = scheduler.submit_many([(double[BLOCK], x), (increment[BLOCK], x), (double[BLOCK], x)], tenant="t")
+    for handle in handles:
+        handle.result(60)
+    assert (x == 6).all()
+    ends = [h.job.ended for h in handles]
+    assert ends == sorted(ends) and handles[1].job.started >= ends[0]
+
+
+def test_a_task_comes_after_others(scheduler):
+    gate = Gate(scheduler)
+    other: concurrent.futures.Future[None] = concurrent.futures.Future()
+    x = np.ones(BLOCK, np.int64)
+    handle = scheduler.submit(double[BLOCK], x, after=[gate.handle, other])
+    gate.open()
+    gate.handle.result(60)
+    time.sleep(0.05)
+    assert handle.state is State.WAITING and (x == 1).all()
+    other.set_result(None)
+    handle.result(60)
+    assert (x == 2).all()
+    scheduler.submit(double[BLOCK], x, after=handle).result(60)  # what has ended keeps nobody
+    assert (x == 4).all()
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled", "has failed"])
+def test_what_comes_after_a_task_that_did_not_end_well_is_cancelled(scheduler, how):
+    before: concurrent.futures.Future[None] = concurrent.futures.Future()
+    if how == "has failed":
+        before.set_exception(ValueError())
+    x = np.ones(BLOCK, np.int64)
+    handle = scheduler.submit(double[BLOCK], x, after=before)
+    if how == "fails":
+        before.set_exception(ValueError())
+    elif how == "is cancelled":
+        before.cancel()
+    with pytest.raises(CancelledError):
+        handle.result(60)
+    assert handle.state is State.CANCELLED and (x == 1).all()
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_what_device_code_latched_comes_out_of_the_result(scheduler, tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(BLOCK))
+    y, x = np.zeros(BLOCK, np.int64), np.ones(BLOCK, np.int64)
+    with ww.open(tmp_path / "a.npy", device="cpu") as array:
+        bad, after, good = *scheduler.submit_many([(beyond[BLOCK], array, y), (double[BLOCK], x)]), scheduler.submit(
+            double[BLOCK], x
+        )
+        with pytest.raises(errors.IndexRangeError):
+            bad.result(60)
+        with pytest.raises(CancelledError):
+            after.result(60)
+        good.result(60)
+    assert bad.state is State.FAILED and (x == 2).all()
+    kinds = [(e.kind, e.task) for e in scheduler.log]
+    assert ("fail", bad.job.number) in kinds and ("cancel", after.job.number) in kinds
+
+
+def test_a_kernel_that_does_not_compile_fails_alone(scheduler):
+    @kernel
+    def senseless(x):
+        x.no_such_thing()
+
+    bad = scheduler.submit(senseless[BLOCK], np.zeros(BLOCK))
+    x = np.ones(BLOCK, np.int64)
+    scheduler.submit(double[BLOCK], x).result(60)
+    assert bad.exception(60) is not None and "no_such_thing" in str(bad.exception())
+
+
+def test_a_kernel_that_cannot_be_cut_runs_whole_and_the_log_says_why(scheduler, monkeypatch):
+    from warpwell.targets.blocks import BlockLaunch
+
+    def check(launch):
+        launch.reason = errors.TransformError("it asks for the hardware's grid (line 7)", construct="x", line=7)
+        launch.sliceable = False
+
+    monkeypatch.setattr(BlockLaunch, "_check", check)
+    x = np.ones(BLOCK, np.int64)
+    handle = scheduler.submit(double[BLOCK], x)
+    handle.result(60)
+    launched = next(e for e in scheduler.log if e.kind == "launch")
+    assert launched.why["plain"] is True and "line 7" in launched.why["whole"]
+    assert (x == 2).all()
+
+
+def test_bad_arguments_are_refused_at_once(scheduler):
+    x = np.zeros(BLOCK)
+    handle = scheduler.submit(double[BLOCK], x)
+    for call, message in (
+        (lambda: scheduler.submit(double, x), "no launch"),
+        (lambda: scheduler.submit(double[0], x), "no blocks"),
+        (lambda: scheduler.submit(double[BLOCK, object()], x), "stream"),
+        (lambda: scheduler.submit(double[BLOCK], x, deadline=-1.0), "deadline"),
+        (lambda: scheduler.submit(double[BLOCK], x, memory=-1), "memory"),
+        (lambda: scheduler.submit(double[BLOCK], x, after=[3]), "handles"),
+        (lambda: scheduler.submit_many([]), "without launches"),
+        (lambda: scheduler_of("no-such-policy"), "first-come"),
+        (lambda: scheduler_of(limit=0), "limit"),
+        (lambda: scheduler_of(stuck_after=0.0), "stuck_after"),
+        (lambda: Scheduler("tpu"), "tpu"),
+    ):
+        with pytest.raises(errors.ArgumentError, match=message):
+            call()
+    handle.result(60)
+
+
+def test_storage_backed_arrays_make_no_idempotent_tasks(scheduler, tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(BLOCK))
+    with ww.open(tmp_path / "a.npy", device="cpu") as array, pytest.raises(errors.ArgumentError, match="idempotent"):
+        scheduler.submit(beyond[BLOCK], array, np.zeros(BLOCK), idempotent=True)
+
+
+def test_a_task_that_is_too_large_is_refused_and_others_go_on():
+    with scheduler_of(executor=lambda: CpuExecutor(threads=2, memory=8 * BLOCK)) as scheduler:
+        x = np.ones(BLOCK, np.int64)
+        with pytest.raises(errors.TaskMemoryError, match="bytes"):
+            scheduler.submit(double[BLOCK], np.zeros(BLOCK + 1))
+        scheduler.submit(double[BLOCK], x).result(60)
+        with pytest.raises(errors.TaskMemoryError):  # refused later: it is the handle that fails
+            scheduler.submit(double[BLOCK], np.zeros(BLOCK + 1), after=Gate(scheduler, 2, 9).handle).result(60)
+    assert (x == 2).all()
+
+
+def test_tenants_that_nobody_named_are_refused():
+    with scheduler_of(tenants={"a": {"weight": 1.0}}) as scheduler:
+        with pytest.raises(errors.QuotaError):
+            scheduler.submit(double[BLOCK], np.zeros(BLOCK), tenant="b")
+        scheduler.submit(double[BLOCK], np.zeros(BLOCK), tenant="a").result(60)
+
+
+class Wrong(Policy):
+    """Launches one task, and then preempts what does not run."""
+
+    name = "wrong"
+
+    def decide(self, view):
+        jobs = list(view.waiting)
+        return [Launch(jobs[0])] if not view.running else [Preempt(jobs[0])]
+
+
+def test_a_policy_that_fails_ends_the_scheduler_and_everybody_is_told():
+    scheduler = scheduler_of(Wrong())
+    gate = Gate(scheduler, 4, 0)
+    inside(scheduler, gate, 3)
+    x = np.ones(BLOCK, np.int64)
+    try:
+        second = scheduler.submit(double[BLOCK], x)
+        with pytest.raises(errors.TaskLostError, match="wrong"):
+            second.result(60)
+    except errors.SchedulerError:
+        pass  # it had ended before the answer came
+    with pytest.raises(errors.TaskLostError):
+        gate.handle.result(60)
+    with pytest.raises(errors.SchedulerError, match="policy 'wrong'"):
+        scheduler.submit(double[BLOCK], x)
+    assert isinstance(scheduler.failure, errors.SchedulerError)
+    assert gate.handle.cancel() is False
+    gate.open()
+    scheduler.close()
+
+
+# -- cancelling ----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_waits_is_cancelled_at_once(scheduler):
+    gates = [Gate(scheduler), Gate(scheduler)]
+    x = np.ones(BLOCK, np.int64)
+    handle = scheduler.submit(double[BLOCK], x)
+    assert handle.cancel() and handle.cancelled() and handle.state is State.CANCELLED and handle.cancel()
+    with pytest.raises(CancelledError):
+        handle.result(60)
+    for gate in gates:
+        gate.open()
+        gate.handle.result(60)
+    assert (x == 1).all() and not gates[0].handle.cancel()
+
+
+def test_a_task_that_runs_is_cancelled_at_the_end_of_its_blocks_and_frees_its_workers():
+    with scheduler_of(limit=1) as scheduler:
+        gate = Gate(scheduler, 8, 2)
+        inside(scheduler, gate, 5)
+        x = np.ones(BLOCK, np.int64)
+        other = scheduler.submit(double[BLOCK], x)
+        assert gate.handle.cancel() and not gate.handle.done() and gate.handle.state is State.STOPPING
+        gate.open()
+        with pytest.raises(CancelledError):
+            gate.handle.result(60)
+        other.result(60)
+        assert gate.counts.sum() == 5 * BLOCK and (x == 2).all()
+
+
+def test_a_task_whose_last_blocks_ran_when_it_was_cancelled_is_done(scheduler):
+    gate = Gate(scheduler, 2, 0)
+    inside(scheduler, gate, 2)
+    assert gate.handle.cancel()
+    gate.open()
+    gate.handle.result(60)
+    assert gate.handle.state is State.DONE and (gate.counts == 1).all()
+
+
+def test_a_preempted_task_is_cancelled_and_gives_its_arrays_back(tmp_path):
+    class Once(Together):
+        def decide(self, view):
+            mine = [j for j in view.running if j.state is State.RUNNING and j.preemptions == 0]
+            if mine:
+                return [Preempt(mine[0])]
+            return [Launch(j) for j in view.waiting if j.preemptions == 0 and not view.running]
+
+    np.save(tmp_path / "a.npy", np.arange(40 * BLOCK))
+    policy = Once()
+    policy.period = 1e-3
+    with ww.open(tmp_path / "a.npy", device="cpu") as array, scheduler_of(policy, limit=2) as scheduler:
+        y = np.zeros(40 * BLOCK, np.int64)
+        handle = scheduler.submit(beyond[y.size - 1], array, y[:-1])
+        extra = scheduler.submit(double[BLOCK], np.zeros(BLOCK))
+        until(lambda: handle.state in (State.PREEMPTED, State.DONE))
+        if handle.state is State.PREEMPTED:
+            assert array.cache._in_flight == 1
+            assert handle.cancel() and handle.cancelled()
+        assert array.cache._in_flight == 0
+        extra.cancel()
+
+
+def test_cancelling_one_of_a_request_that_waits_for_others(scheduler):
+    before: concurrent.futures.Future[None] = concurrent.futures.Future()
+    x = np.ones(BLOCK, np.int64)
+    first, second, third = scheduler.submit_many([(double[BLOCK], x)] * 3, after=before)
+    assert second.cancel() and third.cancelled() and not first.done()
+    before.set_result(None)
+    first.result(60)
+    scheduler.submit(increment[BLOCK], x).result(60)
+    assert (x == 3).all()
+
+
+def test_what_runs_whole_cannot_be_cancelled():
+    class Whole(Together):
+        def decide(self, view):
+            return [Launch(j, Placement(plain=True)) for j in view.waiting][: view.limit - len(view.running)]
+
+    with scheduler_of(Whole()) as scheduler:
+        gate = Gate(scheduler)
+        until(lambda: gate.handle.state is State.RUNNING)
+        assert gate.handle.cancel() is False
+        gate.open()
+        gate.handle.result(60)
+    assert (gate.counts == 1).all()
+
+
+# -- stuck kernels -------------------------------------------------------------------------------------------------
+
+
+def test_a_stuck_kernel_fails_and_frees_its_workers():
+    with scheduler_of(limit=1, stuck_after=0.3) as scheduler:
+        gate = Gate(scheduler, 8, 3)
+        x = np.ones(BLOCK, np.int64)
+        other = scheduler.submit(double[BLOCK], x)
+        with pytest.raises(errors.StallError, match="stuck_after") as caught:
+            gate.handle.result(60)
+        assert caught.value.kernel == "gated" and caught.value.seconds == 0.3
+        other.result(60)
+        assert (x == 2).all() and gate.handle.state is State.FAILED
+        assert "fail" in [e.kind for e in scheduler.log]
+        gate.open()
+
+
+def test_a_task_that_is_slow_is_not_stuck():
+    with scheduler_of(stuck_after=0.25) as scheduler:
+        counts = np.zeros(BLOCK * 24, np.int64)
+        # each block takes far less than that, all of them together more
+        scheduler.submit(slow[counts.size], counts, 30_000).result(100)
+        assert (counts == 1).all()
+
+
+def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
+    class NoWayBack(CpuExecutor):
+        def abandon(self, job, error):
+            super(CpuExecutor, self).abandon(job, error)
+
+    scheduler = scheduler_of(limit=1, stuck_after=0.2, executor=lambda: NoWayBack(threads=2, patience=0.1))
+    gate = Gate(scheduler, 8, 3)
+    x = np.ones(BLOCK, np.int64)
+    other = scheduler.submit(double[BLOCK], x)
+    with pytest.raises(errors.StallError):
+        gate.handle.result(60)
+    with pytest.raises(errors.TaskLostError, match="submit it again"):
+        other.result(60)
+    until(lambda: scheduler.failure is not None)
+    assert isinstance(scheduler.failure, errors.TaskLostError)
+    scheduler.close()
+    gate.open()
+
+
+# -- closing -------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_waits_for_all_tasks():
+    arrays = [np.zeros(BLOCK * 20, np.int64) for _ in range(5)]
+    with scheduler_of() as scheduler:
+        handles = [scheduler.submit(slow[a.size], a, 200) for a in arrays]
+    assert all(h.done() for h in handles) and all((a == 1).all() for a in arrays)
+    with pytest.raises(errors.ClosedError, match="closed"):
+        scheduler.submit(double[4], np.zeros(4))
+    scheduler.close()
+    assert not handles[0].cancel()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_leaving_with_an_exception_cancels_them(error):
+    handles = []
+    with pytest.raises(error), scheduler_of(limit=1) as scheduler:
+        gate = Gate(scheduler, 8, 2)
+        inside(scheduler, gate, 5)
+        handles += [gate.handle, scheduler.submit(double[4], np.zeros(4))]
+        handles.append(scheduler.submit(double[4], np.zeros(4), after=handles[1]))
+        threading.Timer(0.1, gate.open).start()
+        raise error
+    assert all(h.cancelled() for h in handles) and gate.counts.sum() == 5 * BLOCK
+
+
+def test_a_close_that_cancels_gives_up_what_does_not_leave():
+    scheduler = scheduler_of(limit=1)
+    gate = Gate(scheduler, 4, 0)
+    inside(scheduler, gate, 3)
+    start = time.monotonic()
+    scheduler._dispatcher.close(cancel=True, patience=0.2)
+    assert time.monotonic() - start < 10
+    with pytest.raises(errors.SchedulerError, match="still running"):
+        gate.handle.result(60)
+    gate.open()
+
+
+def test_a_task_that_a_policy_never_launches_fails_when_the_scheduler_is_closed():
+    class Never(Together):
+        name = "never"
+
+        def decide(self, view):
+            return [Hold(next(iter(view.waiting)))]
+
+    scheduler = scheduler_of(Never())
+    handle = scheduler.submit(double[4], np.zeros(4))
+    scheduler.close()
+    with pytest.raises(errors.SchedulerError, match="'never'"):
+        handle.result(0)
+
+
+def test_a_scheduler_may_be_closed_in_its_own_thread():
+    scheduler = scheduler_of()
+    handle = scheduler.submit(double[4], np.zeros(4))
+    handle.add_done_callback(lambda _: scheduler.close())
+    handle.result(60)
+    scheduler.close()
+
+
+def test_a_scheduler_that_nobody_has_ends_after_its_tasks():
+    x = np.ones(BLOCK, np.int64)
+    scheduler = scheduler_of()
+    thread = scheduler._dispatcher._thread
+    handle = scheduler.submit(double[BLOCK], x)
+    del scheduler
+    gc.collect()
+    handle.result(60)
+    thread.join(60)
+    assert not thread.is_alive() and (x == 2).all()
+
+
+def test_an_executor_that_cannot_be_made_is_an_error_of_the_scheduler():
+    def none():
+        raise errors.DeviceNotFoundError("no such device")
+
+    with pytest.raises(errors.DeviceNotFoundError):
+        Scheduler("cpu", "first-come", executor=none)
+
+
+# -- processes, signals, idling ------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_is_told():
+    with scheduler_of(limit=1) as scheduler:
+        done = scheduler.submit(double[4], np.zeros(4))
+        done.result(60)
+        gate = Gate(scheduler)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: it is what is tested
+            child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                x = np.zeros(4)
+                calls = (lambda: gate.handle.result(5), gate.handle.cancel, lambda: scheduler.submit(double[4], x))
+                told = 0
+                for call in calls:
+                    try:
+                        call()
+                    except errors.ForkError:
+                        told += 1
+                scheduler.close()
+                done.result(0)
+                code = 0 if told == 3 else 2
+            finally:
+                os._exit(code)
+        gate.open()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        gate.handle.result(60)
+
+
+PROGRAM = """
+import sys, time
+import numpy as np
+import warpwell as ww
+from warpwell.scheduler.scheduler import Scheduler
+
+@ww.kernel
+def slow(counts, steps):
+    i = ww.grid(1)
+    if i < counts.size:
+        x = i
+        for _ in range(steps):
+            x = x * 6364136223846793005 + 1442695040888963407
+        counts[i] += 1 if x != 1 else 2
+
+counts = np.zeros(256 * 100_000, np.int64)
+"""
+
+
+def run(program: str, tmp_path: Path) -> subprocess.Popen[str]:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM + textwrap.dedent(program))
+    return subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_ctrl_c_ends_a_program_that_waits_for_a_result(tmp_path):
+    process = run(
+        """
+        with Scheduler("cpu", "shortest") as scheduler:
+            handle = scheduler.submit(slow[counts.size], counts, 10_000)
+            while not counts.any():
+                time.sleep(0.01)
+            print("running", flush=True)
+            handle.result()
+        """,
+        tmp_path,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[0]
+    assert "KeyboardInterrupt" in rest and process.returncode != 0
+
+
+def test_a_program_may_end_while_tasks_run(tmp_path):
+    process = run(
+        """
+        scheduler = Scheduler("cpu", "shortest")
+        handle = scheduler.submit(slow[counts.size], counts, 10_000)
+        while not counts.any():
+            time.sleep(0.01)
+        """,
+        tmp_path,
+    )
+    assert process.communicate(timeout=60)[0] == "" and process.returncode == 0
+
+
+def test_an_idle_scheduler_takes_no_time(scheduler):
+    scheduler.submit(double[4], np.zeros(4)).result(60)
+    gate = Gate(scheduler)  # nor does one whose task waits
+    inside(scheduler, gate, 3)
+    before = time.thread_time_ns, time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before[1] < 0.25
+    gate.open()
+    gate.handle.result(60)
+
+
+# -- other executors -----------------------------------------------------------------------------------------------
+
+
+def test_an_analyzer_says_what_is_known_of_a_task():
+    seen = []
+
+    def analyzer(task):
+        seen.append(task.size)
+        return Profile(seconds=0.25, source="predicted")
+
+    with scheduler_of(analyzer=analyzer) as scheduler:
+        handle = scheduler.submit(double[4], np.zeros(4), size={"n": 4})
+        given = scheduler.submit(double[4], np.zeros(4), profile=Profile(seconds=1.0))
+        handle.result(60)
+        given.result(60)
+    assert handle.task.profile.source == "predicted" and given.task.profile.seconds == 1.0 and seen == [{"n": 4}]
+
+
+def test_a_simulation_runs_behind_the_same_interface():
+    from warpwell.scheduler.rates import ClassTable
+    from warpwell.scheduler.simulator import Simulator
+
+    simulator = Simulator(ClassTable(), capacity=Capacity())
+    with Scheduler("cpu", "first-come", executor=simulator) as scheduler:
+        handles = [scheduler.submit(double[BLOCK], np.zeros(BLOCK), profile=Profile(seconds=100.0)) for _ in range(2)]
+        for handle in handles:
+            handle.result(60)
+    assert handles[1].job.ended >= 200.0
+
+
+def test_jobs_that_have_ended_are_not_kept(scheduler):
+    for _ in range(3):
+        scheduler.submit(double[4], np.zeros(4)).result(60)
+    assert scheduler.inspect(lambda core: [j for j in core.jobs if isinstance(j, Job)]) == []
