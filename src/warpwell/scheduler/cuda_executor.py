@@ -30,7 +30,6 @@ from typing import Any
 from .. import errors
 from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, LEFT, STOP, TARGET, BlockLaunch
 from ..targets.gpu import Gpu
-from ..targets.memory import memory_for
 from .cuda_run import CudaRun, Phase
 from .executor import Capacity, Ended, Executor, Stopped
 from .task import Job, Placement
@@ -69,22 +68,24 @@ class CudaExecutor(Executor):
         Multiprocessors of the smaller partition of each pair (see `Gpu`); empty for none.
     memory : int, optional
         Bytes that tasks may hold together; by default what is free now.
+    gpu : Gpu, optional
+        In place of a new one; closed with the executor.
 
     Raises
     ------
     DeviceNotFoundError
     """
 
-    def __init__(self, ordinal: int = 0, *, pairs: Sequence[int] = PAIRS, memory: int | None = None) -> None:
-        self._gpu = Gpu(ordinal, pairs)
-        gpu = self._gpu
+    def __init__(
+        self, ordinal: int = 0, *, pairs: Sequence[int] = PAIRS, memory: int | None = None, gpu: Any = None
+    ) -> None:
+        self._gpu = gpu = Gpu(ordinal, pairs) if gpu is None else gpu
         self._capacity = Capacity(
             processors=gpu.processors, registers=gpu.registers, shared=gpu.shared, threads=gpu.threads, blocks=32,
             memory=gpu.free_memory() if memory is None else memory, partitions=dict(gpu.partitions), clock=gpu.clock,
         )  # fmt: skip
         # one block of memory for all: to free memory waits for every kernel that runs
-        with gpu.on_device():
-            self._slab = memory_for("cuda").allocate(8 * CONTROL_WORDS * RECORDS)
+        self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
         self._records = [self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS)]
         self._began = time.perf_counter()
         self._helpers = Threads("warpwell-gpu")
@@ -108,6 +109,7 @@ class CudaExecutor(Executor):
     def launch(self, job: Job, placement: Placement) -> None:
         """See `Executor`. A kernel is compiled before its first block runs, in a thread beside this one."""
         self._enter()
+        self._check_quota(placement.workers)
         run = self._runs.get(job)
         if run is None:
             run = self._runs[job] = CudaRun(job, placement)
@@ -132,8 +134,7 @@ class CudaExecutor(Executor):
 
     def resize(self, job: Job, workers: int | None) -> None:
         """See `Executor`. Slices and what runs whole take no notice."""
-        if workers is not None and workers < 1:
-            raise errors.ArgumentError(f"a quota of {workers} workers: preempt what is to have none", name="workers")
+        self._check_quota(workers)
         run = self._running(job)
         run.placement = Placement(workers, run.placement.partition, run.placement.priority, run.placement.plain)
         if run.phase is Phase.RUNNING and run.form == "workers":
@@ -182,6 +183,15 @@ class CudaExecutor(Executor):
     def poll(self) -> list[Ended | Stopped]:
         """See `Executor`."""
         self._enter()
+        self._advance()
+        events, self._events = self._events, []
+        for event in events:
+            if isinstance(event, Ended):
+                self._runs.pop(event.job, None)
+        return events
+
+    def _advance(self) -> None:
+        """Go on with every run as far as it is, and note what there is to say."""
         with self._lock:
             prepared, self._prepared = self._prepared, []
             finished, self._finished = self._finished, []
@@ -194,12 +204,10 @@ class CudaExecutor(Executor):
         except errors.DeviceNotFoundError as error:
             self._lose(error)
         for run, failure in finished:
-            if self._runs.pop(run.job, None) is not None:
+            if self._runs.get(run.job) is run:
                 self._give_record(run)
                 run.done = run.blocks.blocks if run.blocks and failure is None else run.done
                 self._events.append(Ended(run.job, self.now(), failure))
-        events, self._events = self._events, []
-        return events
 
     def now(self) -> float:
         """See `Executor`."""
@@ -209,14 +217,17 @@ class CudaExecutor(Executor):
         """See `Executor`. It looks often: an event of the GPU wakes nobody by itself."""
         self._enter()
         spins = 0
-        while not self._woken.is_set() and not self._something():
+        while not self._woken.is_set():
+            if self._prepared or self._finished or any(self._arrived(run) for run in self._runs.values()):
+                self._advance()
+                spins = 0
             now = self.now()
-            if (until is not None and now >= until) or (until is None and not self._runs and not self._events):
+            if self._events or (until is not None and now >= until) or (until is None and not self._runs):
                 break
             spins += 1
             if spins > 50:
                 left = 1e-3 if until is None else min(1e-3, max(0.0, until - now))
-                busy = any(r.runs for r in self._runs.values())
+                busy = any(run.runs for run in self._runs.values())
                 self._woken.wait(min(left, 20e-6) if busy else left)
         self._woken.clear()
 
@@ -262,9 +273,15 @@ class CudaExecutor(Executor):
 
     def _running(self, job: Job) -> CudaRun:
         run = self._runs.get(job)
-        if run is None or run.phase is Phase.STOPPED:
+        # what has stopped or ended, and nobody was told, is asked too late, which is no error
+        if run is None or (run.phase is Phase.STOPPED and all(event.job is not job for event in self._events)):
             raise errors.SchedulerError(f"task {job.task.name!r} does not run", task=job.task.name)
         return run
+
+    @staticmethod
+    def _check_quota(workers: int | None) -> None:
+        if workers is not None and workers < 1:
+            raise errors.ArgumentError(f"a quota of {workers} workers: preempt what is to have none", name="workers")
 
     def _prepare(self, run: CudaRun) -> None:
         """Begin the arguments and compile (a thread of its own)."""
@@ -272,19 +289,16 @@ class CudaExecutor(Executor):
         try:
             self._gpu.enter()
             task = run.job.task
-            blocks = BlockLaunch(task.launch, task.arguments, "cuda")
+            blocks = BlockLaunch(task.launch, task.arguments, self._gpu.device)
             blocks.begin()
             run.blocks = blocks
-            from ..targets.blocks_cuda import forms
-
-            run.forms = forms(blocks)
+            run.forms = self._gpu.forms(blocks)
             run.forms.prepare()
             run.resources = run.forms.resources(run.form)
         except BaseException as failure:  # handed over below: the task's own failure
             error = failure
         with self._lock:
             self._prepared.append((run, error))
-        self._woken.set()
 
     def _ready(self, run: CudaRun, error: BaseException | None) -> None:
         if self._runs.get(run.job) is not run:
@@ -294,7 +308,7 @@ class CudaExecutor(Executor):
             self._finish(run)
             return
         assert run.blocks is not None
-        if run.leave:
+        if run.leave and run.form != "plain":
             run.phase = Phase.STOPPED
             self._events.append(Stopped(run.job, self.now(), 0))
         else:
@@ -423,26 +437,19 @@ class CudaExecutor(Executor):
         if report:
             with self._lock:
                 self._finished.append((run, error))
-            self._woken.set()
 
     def _give_record(self, run: CudaRun) -> None:
         if run.control:
             self._records.append(run.control)
             run.control = 0
 
-    def _something(self) -> bool:
-        """Tell whether `poll` has something to do."""
-        if self._events or self._finished or self._prepared:
-            return True
-        for run in self._runs.values():
-            if run.runs and run.events:
-                first = run.events[0]
-                if run.form == "slices":
-                    if self._quietly_done(first[0]):
-                        return True
-                elif all(self._quietly_done(event) for event in run.events):
-                    return True
-        return False
+    def _arrived(self, run: CudaRun) -> bool:
+        """Tell whether `_advance` would find something of a run."""
+        if not run.runs or not run.events:
+            return False
+        if run.form == "slices":
+            return self._quietly_done(run.events[0][0])
+        return run.quota > run.target > 0 or all(self._quietly_done(event) for event in run.events)
 
     def _quietly_done(self, event: Any) -> bool:
         try:

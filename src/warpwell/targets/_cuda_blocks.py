@@ -10,8 +10,17 @@ from numba import cuda
 from numba.core import cgutils, types
 
 from . import block as b
-from ._cuda import VOID, _asm, _define, _special, _word, seam
+from ._cuda import VOID, _asm, _define, _word, seam
 from ._seam import I32, I64, literal
+
+
+def _special(builder: Any, name: str) -> Any:
+    """Read a register that never changes: an intrinsic, so that loops around it read it once."""
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(I32, []), f"llvm.nvvm.read.ptx.sreg.{name}"
+    )
+    return builder.zext(builder.call(function, []), I64)
+
 
 WARPS = 32
 """Warps of a block, at most."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .kernel import has_cuda
-from .memory import memory_for
+from .memory import Block, memory_for
 
 MIRROR_WORDS = 64
 """Words of pinned memory that control words are read into."""
@@ -174,6 +174,21 @@ class Gpu:
         self._check(self._driver.cuMemcpyDtoHAsync(self._mirror.address, address, 8 * count, handle))
         self._check(self._driver.cuStreamSynchronize(handle))
         return self._mirror.words[:count].copy()
+
+    # -- launches --------------------------------------------------------------------------------------------
+
+    device = "cuda"
+
+    def forms(self, blocks: Any) -> Any:
+        """Return the compiled forms of a `BlockLaunch` that has begun (see `blocks_cuda.Forms`)."""
+        from .blocks_cuda import forms
+
+        return forms(blocks)
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return zeroed device memory."""
+        with self.on_device():
+            return memory_for("cuda").allocate(nbytes)
 
     def free_memory(self) -> int:
         """Return bytes of device memory that nobody holds."""

@@ -1,0 +1,181 @@
+"""FakeGpu: streams, events and words in host memory, so that a `CudaExecutor` can be tested without a GPU.
+
+A stream is a thread that does what it was given in order; workers are threads that run the kernel's blocks on the `cpu`
+target. The order of things, and what may happen between them, is that of a GPU; times are not.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..targets import blocks_cpu
+from ..targets.blocks import BlockLaunch
+from ..targets.memory import Block, memory_for, view_of
+
+
+class _Stream:
+    def __init__(self, key: tuple[int, str | None]) -> None:
+        self.warpwell_key = key
+        self.operations: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while (operation := self.operations.get()) is not None:
+            operation()
+
+
+class FakeForms:
+    """Stands for `Forms`: a launch's blocks, run by threads."""
+
+    def __init__(self, blocks: BlockLaunch, resident: int) -> None:
+        self._blocks = blocks
+        self._resident = resident
+        self.most = 0
+        """Most workers that ran at the same time."""
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """See `Forms`."""
+        self._blocks.prepare()
+
+    def resources(self, form: str) -> dict[str, int]:
+        """See `Forms`."""
+        return {"registers": 32, "shared": 0, "local": 0, "threads": 256, "resident": self._resident}
+
+    def start(self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1) -> None:
+        """See `Forms`."""
+
+        def work(worker: int) -> None:
+            with self._lock:
+                self._now += 1
+                self.most = max(self.most, self._now)
+            self._blocks.work(control, worker)
+            with self._lock:
+                self._now -= 1
+
+        def operation() -> None:
+            threads = [threading.Thread(target=work, args=(base + k,)) for k in range(workers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        stream.operations.put(operation)
+
+    def start_slice(self, first: int, count: int, stream: _Stream) -> None:
+        """See `Forms`."""
+        blocks = self._blocks
+        control = memory_for("cpu").allocate(64)
+        control.words[:6] = [0, 1, first, 0, 0, 0]
+        context = np.zeros(8, np.int64)
+        context[1] = blocks.total
+        total = min(blocks.total, (first + count) * blocks.threads)
+
+        def operation() -> None:
+            driver = blocks_cpu.driver(blocks)
+            driver(context.ctypes.data, control.address, 0, total, blocks.threads, *blocks.values)
+
+        stream.operations.put(operation)
+
+    def start_plain(self, stream: _Stream) -> None:
+        """See `Forms`."""
+        stream.operations.put(lambda: self._blocks.launch(*self._blocks.args, device="cpu"))
+
+
+class FakeGpu:
+    """Stands for `Gpu`.
+
+    Parameters
+    ----------
+    resident : int
+        Workers that a kernel has at most.
+    """
+
+    device = "cpu"
+    processors, registers, shared, threads = 4, 1 << 18, 1 << 17, 2048
+    clock = 1e9
+
+    def __init__(self, resident: int = 4) -> None:
+        self.partitions = {"a2": 2, "b2": 2}
+        self.resident = resident
+        self.made: list[FakeForms] = []
+        self._streams: list[_Stream] = []
+        self._idle: list[_Stream] = []
+
+    def enter(self) -> None:
+        """See `Gpu`."""
+
+    def free_memory(self) -> int:
+        """See `Gpu`."""
+        return 1 << 30
+
+    def forms(self, blocks: BlockLaunch) -> FakeForms:
+        """See `Gpu`."""
+        self.made.append(FakeForms(blocks, self.resident))
+        return self.made[-1]
+
+    def allocate(self, nbytes: int) -> Block:
+        """See `Gpu`."""
+        return memory_for("cpu").allocate(nbytes)
+
+    def stream(self, priority: int = 0, partition: str | None = None) -> _Stream:
+        """See `Gpu`."""
+        if self._idle:
+            return self._idle.pop()
+        self._streams.append(_Stream((priority, partition)))
+        return self._streams[-1]
+
+    def release(self, stream: _Stream) -> None:
+        """See `Gpu`."""
+        self._idle.append(stream)
+
+    def mark(self, stream: _Stream, timing: bool = False) -> threading.Event:
+        """See `Gpu`."""
+        event = threading.Event()
+        stream.operations.put(event.set)
+        return event
+
+    def done(self, event: threading.Event) -> bool:
+        """See `Gpu`."""
+        return event.is_set()
+
+    def synchronize(self, stream: _Stream) -> None:
+        """See `Gpu`."""
+        self.mark(stream).wait()
+
+    def set_word(self, address: int, value: int) -> None:
+        """See `Gpu`."""
+        view_of(address, 8, np.int64)[0] = value
+
+    def write_words(self, stream: _Stream, address: int, words: Sequence[int]) -> None:
+        """See `Gpu`."""
+        values = list(words)
+
+        def operation() -> None:
+            view_of(address, 8 * len(values), np.int64)[:] = values
+
+        stream.operations.put(operation)
+
+    def read_words(self, address: int, count: int) -> NDArray[np.int64]:
+        """See `Gpu`."""
+        return view_of(address, 8 * count, np.int64).copy()
+
+    def close(self) -> None:
+        """See `Gpu`."""
+        for stream in self._streams:
+            stream.operations.put(None)
+        self._streams.clear()
+
+
+def fake_executor(**options: Any) -> Any:
+    """Return a `CudaExecutor` over a `FakeGpu`."""
+    from ..scheduler.cuda_executor import CudaExecutor
+
+    return CudaExecutor(gpu=FakeGpu(**options))
