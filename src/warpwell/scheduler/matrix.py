@@ -61,6 +61,8 @@ class Matrix(RateModel):
         Pairs (first, second) that were asked for and are not there.
     """
 
+    by_name = True
+
     def __init__(self, pairs: Iterable[Pair], otherwise: RateModel | None = None, *, device: str = "unknown") -> None:
         self.otherwise = otherwise or ClassTable()
         super().__init__(self.otherwise.capacity)

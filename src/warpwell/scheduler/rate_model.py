@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from .executor import Capacity
-from .residency import REMEMBERED, Resident, Shapes, fit, share_of
-from .task import Job, Kind, Placement, Profile
+from .residency import REMEMBERED, Resident, Shape, fit, shape_of, share_of
+from .task import Job, Kind, Placement, Profile, Task
 
 Points = tuple[tuple[float, float], ...]
 
@@ -28,10 +29,14 @@ class RateModel(ABC):
     """
 
     name: str
+    by_name = False
+    """Whether kernels of the same figures and another name have other rates."""
 
     def __init__(self, capacity: Capacity | None = None) -> None:
         self.capacity = capacity or Capacity()
-        self._shapes = Shapes(self.capacity)
+        self._alike: dict[tuple[Any, ...], int] = {}
+        self._known: dict[tuple[int, int, str], tuple[int, Shape, Profile]] = {}
+        self._together: dict[tuple[Any, ...], list[float]] = {}
         self._residents: dict[tuple[int, str, float, str | None], Resident] = {}
 
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
@@ -39,32 +44,48 @@ class RateModel(ABC):
 
         The order of `jobs` is the order of residency: the first was launched first.
         """
+        # Policies ask for the same combinations of alike kernels again and again.
         capacity = self.capacity
-        shapes, quotas, wanted = [], [], []
-        load, apart = 0.0, False
+        parts: list[Any] = []
         for job, placement in zip(jobs, placements, strict=True):
             task = job.task
-            shape = self._shapes(task.profile, task.blocks)
+            known = self._known.get((id(task.profile), task.blocks, task.name)) or self._learn(task)
+            shape = known[1]
             allowed = shape.allowed(placement, capacity)
-            blocks = shape.wanted(allowed, 0, job.done)
-            load += shape.load * blocks
-            apart |= placement.partition is not None
-            shapes.append(shape)
-            quotas.append(allowed)
-            wanted.append(blocks)
-        found = wanted
-        if load > 1.0 or apart:
-            found = fit(wanted, shapes, [placement.partition for placement in placements], capacity)
+            parts += known[0], allowed, shape.wanted(allowed, 0, job.done), placement.partition
+        key = tuple(parts)
+        found = self._together.get(key)
+        if found is None:
+            if len(self._together) >= REMEMBERED:
+                self._together.clear()
+            found = self._together[key] = self._evaluate(jobs, parts)
+        return found.copy()
+
+    def _evaluate(self, jobs: Sequence[Job], parts: list[Any]) -> list[float]:
+        capacity = self.capacity
+        shapes = [shape_of(job.task.profile, job.task.blocks, capacity) for job in jobs]
+        quotas, wanted, partitions = parts[1::4], parts[2::4], parts[3::4]
         residents = []
-        for i, count in enumerate(found):
+        counts = fit(wanted, shapes, partitions, capacity)
+        for i, count in enumerate(counts):
             if count:
                 share = share_of(count, wanted[i], quotas[i], shapes[i].alone)
-                residents.append(self.resident(jobs[i].task.name, shapes[i].profile, share, placements[i].partition))
-        rates = self.of(residents)
-        if len(residents) == len(jobs):
-            return rates
-        there = iter(rates)
-        return [next(there) if count else 0.0 for count in found]
+                residents.append(Resident(jobs[i].task.name, shapes[i].profile, share, partitions[i]))
+        rates = iter(self.of(residents))
+        return [next(rates) if count else 0.0 for count in counts]
+
+    def _learn(self, task: Task) -> tuple[int, Shape, Profile]:
+        """Number a kernel: those that are alike in all that rates depend on have the same number."""
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        profile, shape = task.profile, shape_of(task.profile, task.blocks, self.capacity)
+        figures = (
+            profile.kind, profile.bandwidth, profile.compute, profile.need, profile.miss_rate, shape.footprint,
+            shape.alone, task.blocks, task.name if self.by_name else "",
+        )  # fmt: skip
+        number = self._alike.setdefault(figures, len(self._alike))
+        found = self._known[id(profile), task.blocks, task.name] = number, shape, profile
+        return found
 
     @abstractmethod
     def of(self, residents: Sequence[Resident]) -> list[float]:

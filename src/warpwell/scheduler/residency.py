@@ -58,7 +58,13 @@ class Shape:
     def __init__(self, profile: Profile, blocks: int, capacity: Capacity) -> None:
         self.profile = profile
         self.blocks = blocks
-        self.footprint = footprint(profile, capacity)
+        processors = capacity.processors
+        self.footprint = (
+            profile.registers / (processors * capacity.registers),
+            profile.shared / (processors * capacity.shared) if profile.shared else 0.0,
+            profile.threads / (processors * capacity.threads),
+            1 / (processors * capacity.blocks),
+        )
         self.load = max(self.footprint)
         self.alone = max(1, min(profile.resident, blocks, int(1 / self.load + 1e-6)))
 
@@ -86,37 +92,31 @@ class Shape:
         return self.blocks - last if position >= last else allowed
 
 
-class Shapes:
-    """Shapes that are asked for again and again, by the identity of profiles (kept here, so that it stays theirs)."""
+_SHAPES: dict[tuple[int, int, int], tuple[Shape, Profile, Capacity]] = {}
 
-    def __init__(self, capacity: Capacity) -> None:
-        self._capacity = capacity
-        self._known: dict[tuple[int, int], Shape] = {}
 
-    def __call__(self, profile: Profile, blocks: int) -> Shape:
-        """Return the shape of a kernel."""
-        found = self._known.get((id(profile), blocks))
-        if found is None:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            found = self._known[id(profile), blocks] = Shape(profile, blocks, self._capacity)
-        return found
+def shape_of(profile: Profile, blocks: int, capacity: Capacity) -> Shape:
+    """Return the shape of a kernel.
+
+    It is asked for again and again, so it is kept by the identity of profile and capacity. These are kept with it: no
+    other object can have their identity meanwhile.
+    """
+    found = _SHAPES.get((id(profile), blocks, id(capacity)))
+    if found is None:
+        if len(_SHAPES) >= REMEMBERED:
+            _SHAPES.clear()
+        found = _SHAPES[id(profile), blocks, id(capacity)] = Shape(profile, blocks, capacity), profile, capacity
+    return found[0]
 
 
 def footprint(profile: Profile, capacity: Capacity) -> tuple[float, float, float, float]:
     """Return the parts of the device's registers, shared memory, threads and block slots that one block holds."""
-    processors = capacity.processors
-    return (
-        profile.registers / (processors * capacity.registers),
-        profile.shared / (processors * capacity.shared) if profile.shared else 0.0,
-        profile.threads / (processors * capacity.threads),
-        1 / (processors * capacity.blocks),
-    )
+    return shape_of(profile, 1, capacity).footprint
 
 
 def resident_alone(profile: Profile, blocks: int, capacity: Capacity) -> int:
     """Return how many blocks are resident when a kernel has the whole device: at least 1."""
-    return Shape(profile, blocks, capacity).alone
+    return shape_of(profile, blocks, capacity).alone
 
 
 def part_of(partition: str | None, capacity: Capacity) -> float:

@@ -11,7 +11,7 @@ from .. import errors
 from .decision import SourceModel
 from .executor import Capacity, Ended, Executor, Stopped
 from .rate_model import RateModel
-from .residency import Resident, Shapes, fit, share_of
+from .residency import Resident, fit, shape_of, share_of
 from .simulated import NEVER, Simulated
 from .task import Job, Placement, Profile, Task
 
@@ -74,7 +74,6 @@ class Simulator(Executor):
         self.saved_seconds = 0.0
         self.lost_seconds = 0.0
         self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
-        self._shapes = Shapes(self._capacity)
         self._flag = flag
         self._random = random.Random(seed)
         self._truth: Mapping[Task, Profile] = truth or {}
@@ -113,7 +112,7 @@ class Simulator(Executor):
                 f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
             )
         position = self._kept.pop(job, None)
-        shape = self._shapes(profile, job.task.blocks)
+        shape = shape_of(profile, job.task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement, self._capacity)
         if position is not None:
             self._transfer(run, run.wanted, list(self._runs.values()))
@@ -169,7 +168,7 @@ class Simulator(Executor):
         profile = victim.task.profile
         if run is not None and run.plain:
             return math.inf
-        alone = self._shapes(profile, victim.task.blocks).alone
+        alone = shape_of(profile, victim.task.blocks, self._capacity).alone
         resident = run.found if run is not None else alone
         if self.mode == "switch":
             return self._switch_seconds(profile, resident, [job.task.profile for job in stays])
