@@ -16,6 +16,8 @@ class Kind(enum.Enum):
     MEMORY = "memory"
     COMPUTE = "compute"
 
+    __hash__ = object.__hash__  # Enum's is a Python function, and policies sort into buckets by class all the time
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -157,6 +159,8 @@ class State(enum.Enum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True)
