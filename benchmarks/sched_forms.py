@@ -31,9 +31,10 @@ TEN = ("gemm", "2mm", "atax", "bicg", "mvt", "conv2d", "fdtd", "correlation", "s
 def spin(x, rounds):
     """Compute for a time that `rounds` sets; the first index of every block counts how often it ran."""
     i = ww.grid(1)
-    value = 1.0
+    value = np.float32(1.0)
     for _ in range(rounds):
-        value = value * 1.0000001 + 1e-9
+        for _ in range(16):  # unrolled: arithmetic, and not the loop's own
+            value = value * np.float32(1.0001) + np.float32(1e-9)
     if i & 255 == 0 or value == 0:
         x[i >> 8] += 1
 
@@ -53,7 +54,7 @@ class Bench:
         from numba import cuda
 
         if self.delay is None:
-            self.delay = Made(self, spin[256 * 132], (zeros("cuda", 132, np.int32), 50000))
+            self.delay = Made(self, spin[256 * 132], (zeros("cuda", 132, np.int32), 5000))
         self.delay.forms.start_plain(self.stream)
         first = self.gpu.mark(self.stream, timing=True)
         start(self.stream)
@@ -80,6 +81,7 @@ class Made:
         self.blocks.begin()
         self.forms = forms(self.blocks)
         self.forms.prepare()
+        self.chunk = 1
         self.record = self.blocks.new_control()
         self.control = self.record.address
         self.resident = {f: self.forms.resources(f) for f in ("plain", "workers", "slices")}
@@ -154,9 +156,9 @@ def rounds_for(bench: Bench, seconds: float) -> int:
     if seconds in bench.rounds:
         return bench.rounds[seconds]
     indices = 256 * bench.gpu.processors * 8
-    made = Made(bench, spin[indices], (zeros("cuda", indices // 256, np.int32), 20000))
+    made = Made(bench, spin[indices], (zeros("cuda", indices // 256, np.int32), 4000))
     bench.seconds(made.forms.start_plain)
-    each = min(bench.seconds(made.forms.start_plain) for _ in range(3)) / 20000
+    each = min(bench.seconds(made.forms.start_plain) for _ in range(3)) / 4000
     bench.rounds[seconds] = max(1, int(seconds / each))
     return bench.rounds[seconds]
 

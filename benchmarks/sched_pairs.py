@@ -20,7 +20,7 @@ from warpwell.targets.blocks import DONE, STOP
 from warpwell.targets.gpu import Gpu
 
 KERNELS = {
-    "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536), "nbody": ("nbody", 65536),
+    "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536), 
     "black_scholes": ("black_scholes", 1 << 24), "mm2_first": ("2mm", 2048),
     "triad": ("triad", 1 << 27), "conv2d": ("conv2d", 12288), "atax_rows": ("atax", 12288), "spmv": ("spmv", 1 << 21),
     "fdtd_hz": ("fdtd", 10240),
@@ -43,6 +43,9 @@ class Kernel:
         self.alone = min(bench.seconds(self.made.forms.start_plain) for _ in range(3))
         self.rate = self.made.blocks.blocks / self.alone
         self.resident = min(self.made.resident["workers"]["resident"], self.made.blocks.blocks)
+        block = self.alone * self.resident / self.made.blocks.blocks
+        self.made.chunk = self.other.chunk = max(1, min(16, int(20e-6 / block)))
+        self.workers = min(bench.seconds(lambda s: self.made.workers(s, self.made.chunk)) for _ in range(3))
 
 
 def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], streams: Any, window: float) -> Any:
@@ -51,7 +54,7 @@ def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], 
     events = []
     for made, count, stream in zip((first, second), workers, streams, strict=True):
         gpu.write_words(stream, made.control, [0, 1 << 30, 0, 0, 0, 0])
-        made.forms.start(made.control, 0, count, stream, 1, ROUNDS)
+        made.forms.start(made.control, 0, count, stream, made.chunk, ROUNDS)
         events.append(gpu.mark(stream))
         bench.wait_seconds(0.4e-3)
     bench.wait_seconds(0.4e-3)
@@ -88,9 +91,10 @@ def main() -> None:
         kernels.append(Kernel(bench, name, *KERNELS[name]))
         k = kernels[-1]
         blocks = k.made.blocks.blocks
-        print(f"{k.name} {k.kind} {1e3 * k.alone:.3f} ms, {blocks} blocks, {k.resident} resident", flush=True)
+        print(f"{k.name} {k.kind} {1e3 * k.alone:.3f} ms ({1e3 * k.workers:.3f} as workers), {blocks} blocks, "
+              f"{k.resident} resident", flush=True)  # fmt: skip
     result["alone"] = {k.name: {"seconds": k.alone, "blocks": k.made.blocks.blocks, "kind": k.kind,
-                                "resident": k.resident} for k in kernels}  # fmt: skip
+                                "resident": k.resident, "workers": k.workers} for k in kernels}  # fmt: skip
     whole = (gpu.stream(), gpu.stream())
     apart = {p: (gpu.stream(partition=f"a{p}"), gpu.stream(partition=f"b{p}")) for p in options.pairs}
     found: list[Pair] = []
