@@ -24,7 +24,7 @@ The life of a task, from its first launch to its end (a "run"). Every change is 
 - STOPPED: the cursor is the whole state. The arguments stay begun: ``launch_begins`` and ``launch_ended`` are called
   once a task, so what device code latches in a storage-backed array comes out at that task's end, preempted or not.
 - ENDING: the last thread ends the arguments, outside of the lock, because that may take long; then there is an `Ended`.
-  Whatever is asked from here on until that is polled comes too late and does nothing.
+  Whatever is asked between an `Ended` or `Stopped` and the `poll` that tells of it comes too late and does nothing.
 - GONE: nothing more is said of it. Where threads are still inside, the last one to leave ends the arguments.
 - WHOLE: a task that is launched with ``placement.plain``, or that cannot be cut into blocks, has only this phase before
   ENDING. It cannot be preempted or resized.
@@ -108,7 +108,7 @@ class CpuExecutor(Executor):
             run = self._runs.get(job)
             if run is None:
                 self._launch_new(job, quota, placement.plain)
-            elif run.phase is Phase.STOPPED:
+            elif run.phase is Phase.STOPPED and run.told:
                 self._launch_again(run, quota)
             else:
                 raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
@@ -166,6 +166,8 @@ class CpuExecutor(Executor):
             for event in events:
                 if isinstance(event, Ended):
                     self._runs.pop(event.job, None)
+                elif event.job in self._runs:
+                    self._runs[event.job].told = True
         return events
 
     def now(self) -> float:
@@ -207,7 +209,7 @@ class CpuExecutor(Executor):
         """See `Executor`. A thread that never leaves its block is lost, and keeps its core until the process ends."""
         with self._lock:
             run = self._running(job)
-            if run.phase in (Phase.ENDING, Phase.GONE):
+            if run.phase in (Phase.STOPPED, Phase.ENDING, Phase.GONE):
                 return
             left = self._gone(run)
             self._say(Ended(job, self.now(), error))
@@ -365,6 +367,7 @@ class CpuExecutor(Executor):
 
     def _stopped(self, run: Run) -> bool:
         run.phase = Phase.STOPPED
+        run.told = False
         self._say(Stopped(run.job, self.now(), run.done))
         return False
 
@@ -392,7 +395,7 @@ class CpuExecutor(Executor):
 
     def _running(self, job: Job) -> Run:
         run = self._runs.get(job)
-        if run is None or run.phase is Phase.STOPPED:
+        if run is None or (run.phase is Phase.STOPPED and run.told):
             raise errors.SchedulerError(f"task {job.task.name!r} does not run: launch it first", task=job.task.name)
         return run
 

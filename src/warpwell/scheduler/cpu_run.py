@@ -41,6 +41,8 @@ class Run:
         Whether a thread prepares it, runs it whole or ends it.
     leave : bool
         Whether it is to stop as soon as it is compiled.
+    told : bool
+        Whether the scheduler knows that it has stopped.
     error : BaseException or None
         The first failure.
     """
@@ -53,6 +55,7 @@ class Run:
         self.slots: set[int] = set()
         self.inside = True
         self.leave = False
+        self.told = False
         self.error: BaseException | None = None
         self._control = blocks.new_control()
         self._words = self._control.words

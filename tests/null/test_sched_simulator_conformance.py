@@ -1,0 +1,28 @@
+"""The simulator does what every executor does."""
+
+from warpwell.scheduler import Kind, Profile, Task
+from warpwell.scheduler.rates import ClassTable
+from warpwell.scheduler.simulator import Simulator
+from warpwell.testing.executors import ExecutorConformance
+
+
+class Simulated(ExecutorConformance):
+    VIRTUAL = True
+    BLOCKS = 40_000
+
+    def task(self, executor, *, idempotent=False, rounds=None):
+        profile = Profile(kind=Kind.COMPUTE, seconds=1e-6 if rounds == 0 else 0.05, resident=8 * 132)
+        return Task("simulated", self.BLOCKS, profile, idempotent=idempotent)
+
+    def counts(self, task):
+        return None
+
+
+class TestSwitch(Simulated):
+    def make(self):
+        return Simulator(ClassTable(), mode="switch")
+
+
+class TestDrain(Simulated):
+    def make(self):
+        return Simulator(ClassTable(), mode="drain", seed=3)
