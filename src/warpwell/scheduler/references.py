@@ -150,7 +150,9 @@ class Kernels:
         key = (named["path"], named["sha256"])
         if key not in self._modules:
             copy = self._copy(named)
-            spec = importlib.util.spec_from_file_location(f"warpwell_kernels_{named['sha256'][:20]}", copy)
+            # named by path: compiled code is kept under the module's name, and good for all kernels that did not change
+            name = f"warpwell_kernels_{hashlib.sha256(named['path'].encode()).hexdigest()[:20]}"
+            spec = importlib.util.spec_from_file_location(name, copy)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             loader = spec.loader
@@ -158,7 +160,7 @@ class Kernels:
             try:
                 _run(named, lambda: loader.exec_module(module))
             except BaseException:
-                del sys.modules[spec.name]
+                sys.modules.pop(spec.name, None)
                 raise
             self._modules[key] = module
         return self._modules[key]

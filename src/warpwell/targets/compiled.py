@@ -108,6 +108,7 @@ def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
             code = value.__code__
             if not os.path.exists(code.co_filename):
                 return False
+            digest.update(str(value.__module__).encode())  # Numba imports it when it loads what it kept
             return visit_code(code, value) and _visit_cells(value)
         if isinstance(value, python_types.ModuleType | type | python_types.BuiltinFunctionType):
             digest.update(repr(getattr(value, "__name__", value)).encode())
