@@ -137,5 +137,5 @@ class ArrayMachine(RuleBasedStateMachine):
 
 TestArrayMachine = pytest.mark.timeout(100)(ArrayMachine.TestCase)
 TestArrayMachine.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
