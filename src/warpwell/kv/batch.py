@@ -30,9 +30,10 @@ from warpwell.targets import (
     warp_size,
 )
 
-from .device_cache import keep, look_up
+from .copying import copy_each
+from .device_cache import look_up
 from .layout import UINT8
-from .requests import K_CACHE, N_COMMANDS, N_HITS, N_MERGED, copy_each, execute, queue_at, serve, start
+from .requests import K_CACHE, N_COMMANDS, N_HITS, N_MERGED, execute, queue_at, serve, start
 from .slots import hash_of
 
 # -- record of a batch in device memory, in words --------------------------------------------------------------
@@ -183,9 +184,6 @@ def finish_rows(core, batch):
             tell(batch, row, NO_VALUE)
             if status != KV_KEY_DOES_NOT_EXIST and compare_exchange(batch + 8 * B_FAILED, 0, row + 1, DEVICE) == 0:
                 store_relaxed(batch + 8 * B_STATUS, status, DEVICE)
-    cache = field(core, K_CACHE)
-    if cache != 0:
-        keep(cache, want and status == 0 and size <= room, key0, key1, length, to, size, mask, lane)
 
 
 @kernel

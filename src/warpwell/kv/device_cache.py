@@ -2,8 +2,9 @@
 
 Two ways a set; each way has a version, the key, the size and the bytes of one value. A filler makes the
 version odd, writes, and makes it even again; a reader copies the bytes and then looks at the version once
-more. So nobody waits and nobody holds anything: a reader that was too slow has a miss, and a way that is being
-filled is left alone.
+more. So nobody waits: a reader that was too slow has a miss, and a way that is being filled is left alone. The
+filler copies out of what the controller wrote (`warpwell.kv.requests`), never out of a kernel's memory, which others
+may write to; a way of a value of several pieces stays odd until the last one has come.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from warpwell.targets import (
     ballot,
     compare_exchange,
     device,
+    div,
     fence,
     load_acquire,
     load_relaxed,
@@ -23,7 +25,7 @@ from warpwell.targets import (
     syncwarp,
 )
 
-from .requests import copy_each
+from .copying import copy_each
 
 # -- record, in words ------------------------------------------------------------------------------------------
 D_MASK = 0
@@ -88,39 +90,49 @@ def look_up(cache, want, key0, key1, length, to, room, mask, lane):
 
 
 @device
-def keep(cache, want, key0, key1, length, source, size, mask, lane):
-    """Put a value into the cache for each lane that has one, unless its way is being filled (all of `mask`)."""
-    way = 0
-    version = -1
-    if want and size <= field(cache, D_STRIDE) and source & 15 == 0:
-        mixed = hash_of(key0, key1, length)
-        first = (mixed & field(cache, D_MASK)) << 1
-        ways = field(cache, D_WAYS) + first * (8 * W_WORDS)
-        # an empty way, else one that changes from filler to filler; none where the value stands already
-        other = (load_relaxed(ways + 8 * W_VERSION, DEVICE) >> 1) & 1
-        if load_relaxed(ways + 8 * W_VERSION, DEVICE) == 0:
-            other = 0
-        elif load_relaxed(ways + 8 * (W_WORDS + W_VERSION), DEVICE) == 0:
-            other = 1
-        way = first + other
-        address = field(cache, D_WAYS) + way * (8 * W_WORDS) + 8 * W_VERSION
-        before = load_relaxed(address, DEVICE)
-        for k in range(2):
-            if holds(ways + k * (8 * W_WORDS), key0, key1, length):
-                before = 1
-        if before & 1 == 0 and compare_exchange(address, before, before + 1, DEVICE) == before:
-            version = before
-    mine = ballot(mask, version >= 0)
-    if mine == 0:
-        return
-    # a reader that sees one of the new bytes sees the odd version as well: each lane learns of it, and then fences
-    syncwarp(mask)
-    fence(DEVICE)
-    copy_each(mine, field(cache, D_DATA) + way * field(cache, D_STRIDE), source, size, mask, lane)
-    syncwarp(mask)
-    if version >= 0:
-        address = field(cache, D_WAYS) + way * (8 * W_WORDS)
-        store_relaxed(address + 8 * W_KEY0, key0, DEVICE)
-        store_relaxed(address + 8 * W_KEY1, key1, DEVICE)
-        store_relaxed(address + 8 * W_SIZE, size | (length << 32), DEVICE)
-        store_release(address + 8 * W_VERSION, version + 2, DEVICE)
+def claim(cache, key0, key1, length, size):
+    """Make the version of a way odd for a value's bytes; return the way, 0 where none is to be had (thread).
+
+    A way that is being filled is left alone, and a value that stands there already is not put there again. All lanes
+    that copy into it learn of it at a barrier, and fence (`DEVICE`); then comes `publish` or `abandon`.
+    """
+    if size > field(cache, D_STRIDE):
+        return 0
+    first = (hash_of(key0, key1, length) & field(cache, D_MASK)) << 1
+    ways = field(cache, D_WAYS) + first * (8 * W_WORDS)
+    # an empty way, else one that changes from filler to filler
+    other = (load_relaxed(ways + 8 * W_VERSION, DEVICE) >> 1) & 1
+    if load_relaxed(ways + 8 * W_VERSION, DEVICE) == 0:
+        other = 0
+    elif load_relaxed(ways + 8 * (W_WORDS + W_VERSION), DEVICE) == 0:
+        other = 1
+    way = ways + other * (8 * W_WORDS)
+    before = load_relaxed(way + 8 * W_VERSION, DEVICE)
+    for k in range(2):
+        if holds(ways + k * (8 * W_WORDS), key0, key1, length):
+            before = 1
+    if before & 1 == 0 and compare_exchange(way + 8 * W_VERSION, before, before + 1, DEVICE) == before:
+        return way
+    return 0
+
+
+@device
+def bytes_of(cache, way):
+    """Return the address of a way's value (thread)."""
+    return field(cache, D_DATA) + div(way - field(cache, D_WAYS), 8 * W_WORDS) * field(cache, D_STRIDE)
+
+
+@device
+def publish(way, key0, key1, length, size):
+    """Let everybody read a way whose value is there, after a barrier of those that copied it (thread)."""
+    store_relaxed(way + 8 * W_KEY0, key0, DEVICE)
+    store_relaxed(way + 8 * W_KEY1, key1, DEVICE)
+    store_relaxed(way + 8 * W_SIZE, size | (length << 32), DEVICE)
+    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)
+
+
+@device
+def abandon(way):
+    """Leave a way whose value will not come to the next filler: no key has length 0 (thread)."""
+    store_relaxed(way + 8 * W_SIZE, 0, DEVICE)
+    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)

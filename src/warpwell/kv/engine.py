@@ -292,6 +292,8 @@ class Engine:
     def _failure(self, status: int) -> Exception:
         if status == at.TIMED_OUT:
             return self.stalled()
+        if status == at.CHANGED:
+            return self.changed(f"{self.name}: a value that a kernel asked for")
         if status == at.BAD_TICKET:
             return errors.KernelError(
                 f"a kernel took a ticket of {self.name} that was taken before, given up, or never given: take each that"
@@ -317,11 +319,20 @@ class Engine:
             path=self.name,
         )
 
+    def changed(self, what: str) -> Exception:
+        """Return the error for a value that was another one at each of many attempts to read it in pieces."""
+        return errors.MediumError(
+            f"{what} was changed between its pieces, {at.RESTARTS} times: read it when nobody writes it, or open the"
+            f" store with larger pieces than {self.chunk} bytes (fewer queues, less depth)",
+            status=at.CHANGED,
+        )
+
     def stalled(self) -> Exception:
         """Return the error for what was given up."""
         return errors.StallError(
-            f"the device of {self.name} did not answer for {self.options.timeout:g} s, or another thread's Ctrl-C ended"
-            " all waits: its command ids stay quarantined until it answers; check the drive",
+            f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"
+            f" {at.PATIENCE} times as long), or another thread's Ctrl-C ended all waits: its command ids stay"
+            " quarantined until it answers; check the drive",
             array=self.name,
             seconds=self.options.timeout,
         )

@@ -16,7 +16,7 @@ from ..targets import Block
 from . import batch as at
 from .engine import Engine
 from .keys import Keys, as_keys
-from .requests import TIMED_OUT
+from .requests import CHANGED, TIMED_OUT
 from .schema import Schema
 
 
@@ -257,6 +257,8 @@ class DeviceFuture:
             return self._engine.damaged(where)
         if status == TIMED_OUT:
             return self._engine.stalled()
+        if status == CHANGED:
+            return self._engine.changed(where)
         return errors.MediumError(
             f"{where} could not be had: {describe(status)} (status {status:#06x}); check the drive", status=status
         )

@@ -44,7 +44,8 @@ from warpwell.targets import (
     syncwarp,
 )
 
-from .device_cache import keep, look_up
+from .copying import copy_each
+from .device_cache import look_up
 from .requests import (
     BAD_BUFFER,
     BAD_TICKET,
@@ -55,12 +56,13 @@ from .requests import (
     K_QUEUES,
     K_RETURNS,
     K_STATUS,
+    K_TIMEOUT,
     N_COMMANDS,
     N_HITS,
     NO_PLACE,
+    PATIENCE,
     TIMED_OUT,
     begin,
-    copy_each,
     execute,
     queue_at,
     serve,
@@ -81,6 +83,8 @@ ID_USE = ID_PAGE
 ID_SEEN = ID_COUNT
 """Completions of all queues when the ticket was polled, and since when it is that number (0: not polled yet)."""
 ID_SINCE = ID_OPCODE
+ID_BEGUN = ID_FRAMES + 3
+"""When the command was first polled."""
 USES = (1 << 31) - 1
 
 
@@ -138,9 +142,6 @@ def run(core, operation, key0, key1, length, at, nbytes):
         if want:
             out = answer
             note(home, answer & 0xFFFF)
-        if cache != 0 and opcode == KV_RETRIEVE:
-            fits = want and out & 0xFFFF == 0 and out >> 16 <= nbytes
-            keep(cache, fits, key0, key1, length, at, out >> 16, mask, lane)
 
 
 @linked
@@ -194,14 +195,18 @@ def let_go(record, ticket):
 
 @device
 def overdue(core, queue, record, ticket):
-    """Give a ticket up if nothing has come for long; return whether it is given up (thread)."""
-    now = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
+    """Give a ticket up if nothing has come for long, or others alone; return whether it is given up (thread)."""
+    count = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
     since = load_relaxed(record + 8 * ID_SINCE, DEVICE)
-    if since == 0 or now != load_relaxed(record + 8 * ID_SEEN, DEVICE):
-        store_relaxed(record + 8 * ID_SEEN, now, DEVICE)
-        store_relaxed(record + 8 * ID_SINCE, clock_ns(), DEVICE)
-        return False
-    if not stopped(core, since):
+    if since == 0 or count != load_relaxed(record + 8 * ID_SEEN, DEVICE):
+        now = clock_ns()
+        if since == 0:
+            store_relaxed(record + 8 * ID_BEGUN, now, DEVICE)
+        store_relaxed(record + 8 * ID_SEEN, count, DEVICE)
+        store_relaxed(record + 8 * ID_SINCE, now, DEVICE)
+        if now - load_relaxed(record + 8 * ID_BEGUN, DEVICE) <= PATIENCE * field(core, K_TIMEOUT):
+            return False
+    elif not stopped(core, since):
         return False
     if let_go(record, ticket):
         if orphan(queue, ticket & 0xFFFF, ORPHAN) >= 0:
@@ -248,6 +253,8 @@ def again(core, queue, cid):
     record = id_record(queue, cid)
     if compare_exchange(record + 8 * ID_STATE, DONE | (NO_PLACE << 8), TAKEN, DEVICE) != DONE | (NO_PLACE << 8):
         return -1  # another thread that polls the ticket did it
+    # refusal was an answer, from which the time of this one counts
+    store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
     key = record + 8 * ID_FRAMES
     key0 = load_relaxed(key, DEVICE)
     key1 = load_relaxed(key + 8, DEVICE)
@@ -439,12 +446,12 @@ class KernelStore(DeviceStruct):
       use `retrieve`, for which ids are left.
     - ``poll(ticket)`` returns -1 while that is under way, then the status, 0 for success; it never waits. Another
       status means that the command failed, and `take` gives the ticket back; or that it was given up after the
-      store's time-out, or that it is no ticket that is held.
+      store's time-out (four of them while others are answered), or that it is no ticket that is held.
     - ``length(ticket)`` returns the size of the value that came.
     - ``take(ticket, out)`` copies it and gives the ticket back; -2 before it has come. Each ticket must be taken
       once: who takes it once more gets -2, and the host raises.
     - ``retrieve(key, out)`` does all of that and waits; it answers from the device cache where it can.
-    - ``exists(key)``, ``store(key, value)``, ``delete(key)`` wait too.
+    - ``exists(key)``, ``store(key, value)``, ``delete(key)`` wait too; deleting an absent key returns -1.
 
     Arrays are in the device's global memory, of one dimension, with their items side by side.
 

@@ -120,7 +120,8 @@ def open_store(
     value_bytes : int, optional
         Room for a value in a batch, for stores without a schema (4096). Larger values are cut there.
     timeout : float
-        Seconds without any answer after which waiting device code gives up.
+        Seconds without any answer after which waiting device code gives up. Where others are answered, a command is
+        given up after four times as many.
     window, weight : int
         See `warpwell.storage.Controller`.
     returns : {"request", "queue"}

@@ -2,7 +2,8 @@
 
 A converged group of lanes works on one queue: every lane that wants something takes a command id and submits
 its own command, the group drains the ring, and for each value that has come all lanes copy it together out of
-the id's part of the staging arena. Values larger than that part come in pieces, each asked for by its offset.
+the id's part of the staging arena. Values larger than that part come in pieces, each asked for by its offset, and
+begin once more where a piece is of another version of the value than the first one was.
 No lane waits for an id while it holds one, so a group of any size gets on with a single id.
 """
 
@@ -10,30 +11,28 @@ from __future__ import annotations
 
 from warpwell.kv.shards import shard_of
 from warpwell.nvme import KV_RETRIEVE, KV_STORE, NAMESPACE_NOT_READY, command_word0, key_value_word5
-from warpwell.queues.completion import drain, give_place, orphan, place_of, poll, result_of, take_ready
-from warpwell.queues.layout import ID_STATE, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
+from warpwell.queues.completion import drain, give_place, orphan, place_of, poll, result_of, take_ready, version_of
+from warpwell.queues.layout import ID_FRAMES, ID_STATE, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
 from warpwell.queues.submission import field, id_record, release_id, staging_of, submit_entry, take_id
 from warpwell.targets import (
     DEVICE,
     SYSTEM,
     backoff,
     ballot,
-    bits_as,
     clock_ns,
     compare_exchange,
-    copy_wide,
     device,
-    ffs,
+    fence,
     load_relaxed,
     popc,
     rem,
     shfl,
     store_relaxed,
-    store_relaxed_as,
     syncwarp,
 )
 
-from .layout import UINT8
+from .copying import copy_each, wipe
+from .device_cache import abandon, bytes_of, claim, publish
 
 for _function in (command_word0, key_value_word5):
     device(_function)
@@ -80,9 +79,24 @@ BAD_TICKET = 0x7FFE
 """In place of a status: the ticket is not held, because it was taken, or given up, or never was one."""
 BAD_BUFFER = 0x7FFD
 """In place of a status: the items of the array do not stand side by side."""
+CHANGED = 0x7FFC
+"""In place of a status: the value was changed between its pieces, as often as `RESTARTS` says."""
+RESTARTS = 1024
+"""Times that a value of several pieces is begun once more because it has changed."""
+PATIENCE = 4
+"""Time-outs after which a command that has no answer is given up although others are answered."""
+EVERYBODY, WHO_ASKED = 1, 2
+"""Whose wait is over: that of all lanes, or of those whose command is under way."""
+# Words of an id's record while it waits for a second piece or later one (those before are a ticket's).
+ID_VERSION = ID_FRAMES + 4
+"""Version of the value that the first piece was of."""
+ID_WAY = ID_FRAMES + 5
+"""Way of the device cache that takes the value, or 0."""
 CHUNK_UNIT = 9
 """log2 of the bytes that an offset counts, bits 31:16 of cdw11 (a field of our own where the set has none)."""
 LOOK_NS = 10**6
+
+
 @device
 def queue_at(core, number):
     """Return the queue record for any number that is not negative (thread)."""
@@ -118,6 +132,12 @@ def start(core, queue, opcode, key0, key1, length, nbytes):
         release_id(queue, cid)
         return -1
     return cid
+
+
+@device
+def word_of(queue, cid, index):
+    """Return a word of an id's record that its holder stored (thread)."""
+    return load_relaxed(id_record(queue, cid) + 8 * index, DEVICE)
 
 
 @device
@@ -165,13 +185,18 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
     Returns
     -------
     int
-        ``status | size << 16``; status 0 is success, `TIMED_OUT` where waiting is over. The lane acquired
-        the value; it holds no id any more.
+        ``status | size << 16``; status 0 is success, `TIMED_OUT` where waiting is over: for this lane's command
+        alone (`PATIENCE`), or for everybody (`stopped`). The lane acquired the value; it holds no id any more.
+
+    Values come into the device cache, where there is one, on their way: what a kernel's memory has by then may be
+    another thread's.
     """
     answer = 0
     offset = 0
+    restarts = 0
     attempt = 0
     since = clock_ns()
+    own = since
     seen = 0
     chunk = field(core, K_CHUNK)
     progress = field(queue, Q_PROGRESS)
@@ -186,6 +211,8 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
             if lane == leader:
                 free = field(queue, Q_N_IDS) - load_relaxed(queue + 8 * Q_IN_USE, DEVICE)
             free = shfl(mask, free, leader)
+            if free > 0:
+                own = 0
             if want and cid < 0 and popc(seeking & ((1 << lane) - 1)) < free:
                 cid = take_id(queue, 0)
                 fresh = cid >= 0
@@ -223,24 +250,70 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
             piece = 0
             if status == 0 and opcode != KV_STORE:
                 piece = max(0, min(chunk, min(size, nbytes) - offset))
+            stale = status == 0 and offset > 0 and version_of(queue, cid) != word_of(queue, cid, ID_VERSION)
+            if stale:
+                piece = 0
+            more = piece > 0 and offset + piece < min(size, nbytes)
+            if more and offset == 0:
+                store_relaxed(id_record(queue, cid) + 8 * ID_VERSION, version_of(queue, cid), DEVICE)
+            cache = field(core, K_CACHE)
+            way = 0
+            if cache != 0 and opcode == KV_RETRIEVE:
+                if status >= 0 and offset > 0:
+                    way = word_of(queue, cid, ID_WAY)
+                elif status == 0:
+                    if size <= nbytes:
+                        way = claim(cache, key0, key1, length, size)
+                    if more:
+                        store_relaxed(id_record(queue, cid) + 8 * ID_WAY, way, DEVICE)
+                filling = ballot(mask, way != 0 and piece > 0)
+                if filling != 0:
+                    to = 0
+                    if way != 0:
+                        to = bytes_of(cache, way) + offset
+                    # a reader that sees one of the new bytes sees the odd version as well: each lane learns of it
+                    # and then fences
+                    syncwarp(mask)
+                    fence(DEVICE)
+                    copy_each(filling, to, source, piece, mask, lane)
+                    syncwarp(mask)
+                    if way != 0:
+                        source = to  # so that it passes the bus once
             copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
             syncwarp(mask)
             if status >= 0:
                 give_place(queue, cid)
                 refused = False
                 offset += piece
-                if piece > 0 and offset < min(size, nbytes):
+                if stale or (status > 0 and offset > 0):
+                    # what came before is no part of what is there now
+                    wipe(at, offset)
+                    if way != 0:
+                        abandon(way)
+                    way = 0
+                    offset = 0
+                if stale and restarts == RESTARTS:
+                    stale = False
+                    status = CHANGED
+                if stale or more:
+                    if stale:
+                        restarts += 1
                     store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
                     if not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes - offset, chunk), offset):
+                        if way != 0:
+                            abandon(way)
                         release_id(queue, cid)
                         answer = TIMED_OUT
                         want = False
                         cid = -1
                 else:
+                    if way != 0:
+                        publish(way, key0, key1, length, size)
                     release_id(queue, cid)
                     answer = status | (size << 16)
                     want = False
                     cid = -1
+            own = 0
             attempt = 0
             continue
         serve(queue, mask, lane, leader)
@@ -252,57 +325,23 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
             if now != seen and unanswered == 0:
                 seen = now
                 since = clock_ns()
+            if own == 0:
+                own = since
             if stopped(core, since):
-                over = 1
-        if shfl(mask, over, leader) != 0 and want:
+                over = EVERYBODY
+            elif since - own > PATIENCE * field(core, K_TIMEOUT):
+                over = WHO_ASKED
+                own = 0
+        over = shfl(mask, over, leader)
+        if want and (over == EVERYBODY or (over == WHO_ASKED and cid >= 0)):
+            way = 0
+            if offset > 0 and field(core, K_CACHE) != 0:
+                way = word_of(queue, cid, ID_WAY)
             if cid < 0 or orphan(queue, cid, ORPHAN) < 0:
+                if way != 0:
+                    abandon(way)
                 answer = TIMED_OUT
                 want = False
                 cid = -1
         backoff(attempt)
         attempt += 1
-
-
-@device
-def copy_each(lanes, to, source, nbytes, mask, lane):
-    """Copy a value for each of `lanes`, all lanes of `mask` together; the caller synchronizes before and after."""
-    while lanes != 0:
-        owner = ffs(lanes) - 1
-        copy(shfl(mask, to, owner), shfl(mask, source, owner), shfl(mask, nbytes, owner), mask, lane)
-        lanes &= lanes - 1
-
-
-@device
-def copy(to, source, nbytes, mask, lane):
-    """Copy bytes with all lanes of `mask`, 16 at a time where both addresses allow it (nothing is ordered)."""
-    lanes = popc(mask)
-    rank = popc(mask & ((1 << lane) - 1))
-    done = 0
-    if (to | source) & 15 == 0:
-        whole = nbytes & ~15
-        stride = lanes << 4
-        at = rank << 4
-        while at < whole:
-            pieces = 0
-            reach = at
-            while pieces < 4 and reach < whole:
-                pieces += 1
-                reach += stride
-            copy_wide(to + at, source + at, stride, pieces)
-            at = reach
-        done = whole
-    # staging is read in aligned words past the L1 cache, which may hold what was there before
-    at = done + 8 * rank
-    while at < nbytes:
-        skew = (source + at) & 7
-        word = load_relaxed(source + at - skew, SYSTEM)
-        if skew != 0:
-            word = (word >> (8 * skew)) & ((1 << (64 - 8 * skew)) - 1)
-            if at + 8 - skew < nbytes:
-                word |= load_relaxed(source + at - skew + 8, SYSTEM) << (64 - 8 * skew)
-        if (to + at) & 7 == 0 and at + 8 <= nbytes:
-            store_relaxed(to + at, word, DEVICE)
-        else:
-            for k in range(min(8, nbytes - at)):
-                store_relaxed_as(to + at + k, bits_as((word >> (8 * k)) & 0xFF, UINT8), UINT8)
-        at += 8 * lanes

@@ -34,6 +34,7 @@ from warpwell.targets import (
 
 PENDING = -1
 MAX_VALUE = 1 << 24
+VERSION_MIX = -0x61C8864680B583EB
 
 # -- ring of requests for the interpreter, in words; a line for each group of words that one side writes ---------
 Q_SHIFT = 0
@@ -113,8 +114,16 @@ def hand_over(ring, op, key0, key1, buffer, tail):
 
 
 @device
+def version_of(loc0, loc1):
+    """Return 15 bits of where a value lies and of its CRC, for who fetches it in pieces (never of an absent one)."""
+    mixed = (loc0 * VERSION_MIX) ^ loc1
+    mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * VERSION_MIX
+    return (mixed >> 49) & 0x7FFF
+
+
+@device
 def retrieve(state, key0, key1, length, buffer, nbytes, first, stripe):
-    """Copy a value from byte `first` on, as much as fits; return status and its whole size in bits from 16 on."""
+    """Copy a value from byte `first` on, as much as fits; return status, whole size and version (see `kv_start`)."""
     epoch = enter(state, stripe)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     size = loc1 & SIZE_MASK
@@ -131,7 +140,7 @@ def retrieve(state, key0, key1, length, buffer, nbytes, first, stripe):
     leave(state, stripe, epoch)
     if status == FOUND:
         count_reads(state, stripe, 1, 1, min(size, nbytes), 0)
-        return size << 16
+        return (size << 16) | (version_of(loc0, loc1) << 48)
     if status == ABSENT:
         count_reads(state, stripe, 1, 0, 0, 0)
         return KV_KEY_DOES_NOT_EXIST
@@ -160,7 +169,8 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
     Returns
     -------
     int
-        ``status | dw0 << 16``, or PENDING; then `kv_complete` tells the end.
+        ``status | dw0 << 16 | version << 48``, or PENDING; then `kv_complete` tells the end. Only a retrieve has
+        a version: 15 bits, others once the value was replaced (but for one in 32,768) or has moved.
     """
     opcode = op & 0xFF
     length = (op >> 8) & 0xFF

@@ -123,9 +123,8 @@ class Writes:
             if opcode == KV_STORE:
                 return self._store(key, options, int(row[E_BUFFER]), nbytes)
             if opcode == KV_DELETE:
-                # An absent key is no error: the specification makes it one only where a feature is set.
-                self._part.delete(from_bytes([key]))
-                return 0
+                # As a device does with "error on delete of a non-existent key" set, so that a kernel learns of it.
+                return 0 if self._part.delete(from_bytes([key]))[0] else KV_KEY_DOES_NOT_EXIST
             if opcode == KV_LIST:
                 return self._list(key, int(row[E_BUFFER]), nbytes)
             self._part.commit()

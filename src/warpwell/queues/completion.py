@@ -82,12 +82,21 @@ def result_of(queue, cid):
 
 
 @device
+def version_of(queue, cid):
+    """Return what tells a value from another of the same key: dw0, and bits 31:16 of dw1 (thread).
+
+    As for `result_of`.
+    """
+    return load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) & ~(0xFFFF << 32)
+
+
+@device
 def place_of(queue, cid):
     """Return the address of the value in the return value queue that a completion told of, or 0 (thread).
 
     As for `result_of`.
     """
-    place = (load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) >> 32) & 0xFFFFFFFF
+    place = (load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) >> 32) & 0xFFFF
     if place == 0:
         return 0
     returns = field(queue, Q_RETURNS)
@@ -97,7 +106,7 @@ def place_of(queue, cid):
 @device
 def give_place(queue, cid):
     """Give a completion's place in the return value queue back, if it has one (thread; releases its reads)."""
-    place = (load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) >> 32) & 0xFFFFFFFF
+    place = (load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) >> 32) & 0xFFFF
     if place != 0:
         store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, 0, DEVICE)
         store_release(field(field(queue, Q_RETURNS), R_FLAGS) + 8 * (place - 1), 0, SYSTEM)

@@ -67,9 +67,11 @@ class QueuePairs:
         staging_all = self.ids * staging_bytes
         staging_all = -(-staging_all // 4096) * 4096
         port_bytes = -(-8 * at.P_WORDS * count // 4096) * 4096
-        if returns & (returns - 1) or (returns and (place_bytes < 512 or place_bytes % 512 or not results)):
+        wrong_place = place_bytes < 512 or place_bytes % 512 or not results
+        if returns & (returns - 1) or returns > 32768 or (returns and wrong_place):
             raise errors.ArgumentError(
-                f"{returns} places of {place_bytes} bytes: a power of two, of multiples of 512 bytes, and with results"
+                f"{returns} places of {place_bytes} bytes: a power of two up to 32768, of multiples of 512 bytes, and"
+                " with results"
             )
         self.returns = returns
         returned = 8 * (at.R_WORDS + returns + self.ids)

@@ -1,4 +1,4 @@
-"""Results (dw0) that wait between the two calls with which a controller takes a key-value completion.
+"""Results that wait between the two calls with which a controller takes a key-value completion.
 
 The calls follow each other in one thread, so no more results wait than there are service threads.
 """

@@ -38,7 +38,7 @@ RESULTS = STATE_WORDS
 UNIT = 512
 """Bytes of a step in which a retrieve may begin within the value."""
 R_RESULT = R_STATUS
-"""dw0 of a command that is done and waits for its time."""
+"""Result of a command that is done and waits for its time."""
 
 
 class KeyValueLatency:
@@ -117,7 +117,7 @@ def hold(state: int, slot: int, answer: int) -> int:
     """Keep a command that is done until its time; return PENDING, or the answer where it is past."""
     record = record_of(word(state, TABLE), slot)
     op = word(record, R_OP)
-    moved = moved_by(op, word(record, R_NBYTES), answer >> 16)
+    moved = moved_by(op, word(record, R_NBYTES), (answer >> 16) & 0xFFFFFFFF)
     lane = lane_of(state, op)
     deadline = admit(state, lane, word(record, R_EXTRA), moved)
     set_word(record, R_RESULT, answer >> 16)

@@ -1,8 +1,8 @@
 """Return value queue: places for values, in shared memory, that the controller chooses when it answers.
 
 A retrieve that names no buffer asks for one. The controller takes the next free place and tells its number in
-dw1 of the completion; whoever has read the value gives the place back by clearing its word. There are fewer
-places than command ids: where all are taken, the command completes with "namespace not ready", and is to be
+the low half of dw1 of the completion; whoever has read the value gives the place back by clearing its word. There are
+fewer places than command ids: where all are taken, the command completes with "namespace not ready", and is to be
 submitted again once values have been taken.
 """
 
@@ -31,16 +31,20 @@ def lend(port, cid):
 
 @device
 def with_place(port, cid, status, result):
-    """Return dw0 and dw1 of a completion; a place that no value lies in is free again (any service thread)."""
+    """Return dw0 and dw1 of a completion; a place that no value lies in is free again (any service thread).
+
+    `result` is dw0, and the value's version from bit 32 on. dw1 has the version in bits 31:16, the place in 15:0.
+    """
+    words = (result & 0xFFFFFFFF) | ((result >> 32) << 48)
     record = field(port, P_RETURNS)
     if record == 0:
-        return result
+        return words
     of = field(record, R_OF) + 8 * cid
     place = load_relaxed(of, SYSTEM)
     if place == 0:
-        return result
+        return words
     store_relaxed(of, 0, SYSTEM)
-    if status != 0 or result == 0:
+    if status != 0 or result & 0xFFFFFFFF == 0:
         store_release(field(record, R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
-        return result
-    return result | (place << 32)
+        return words
+    return words | (place << 32)

@@ -46,13 +46,17 @@ class Edit:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: its name, the scenario that finds it, what is wrong, and the edits that plant it."""
+    """A fault: its name, the scenario that finds it, what is wrong, and the edits that plant it.
+
+    `seed` found it when it was last changed: the tests begin there.
+    """
 
     name: str
     scenario: str
     what: str
     edits: tuple[Edit, ...]
     focus: Focus = field(default_factory=Focus)
+    seed: int = 0
 
 
 _SUBMIT = "queues.submission"
@@ -97,8 +101,25 @@ _READ = """        head += 1
         # released, because it tells submitters that the entry was read
         store_release(port + 8 * P_SQ_HEAD, head, SYSTEM)
 """
-_COPIED = """            copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
+_COPIES = """            cache = field(core, K_CACHE)
 """
+_FENCED = """                    syncwarp(mask)
+                    fence(DEVICE)
+"""
+_FILLED = """                    copy_each(filling, to, source, piece, mask, lane)
+                    syncwarp(mask)
+                    if way != 0:
+                        source = to  # so that it passes the bus once
+"""
+_PUBLISH = """                        publish(way, key0, key1, length, size)
+"""
+_LATER = """                        copy_each(mask, bytes_of(cache, way), at, size, mask, lane)
+"""
+_EVEN = """    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)
+
+
+@device
+def abandon"""
 _EARLY = """            if status >= 0:
                 """
 _ANSWERED = """                    release_id(queue, cid)
@@ -123,6 +144,7 @@ FAULTS = (
         (Edit("array.elements", "_hit", "            if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
               "            if True:"),),
         Focus(hashed=False),
+        seed=25,
     ),
     Fault(
         "recheck-removed-hashed", "cache", "a reader of a hashed table compares only the owner of the frame",
@@ -140,10 +162,12 @@ FAULTS = (
         "fence-removed", "cache", "nothing orders INVALID before the new bytes of the frame",
         (Edit("cache.transfer", "fill", "    syncwarp(mask)\n    fence(DEVICE)\n", "    syncwarp(mask)\n"),),
         Focus(frames=1, pages=2, hashed=False, readers=True),
+        seed=80,
     ),
     Fault(
         "mark-cleared-early", "queue", "the mover clears the mark after the tail's before its turn has come",
         (Edit(_SUBMIT, "ring", _TAIL, _TAIL + "            exchange(marks + 8 * ((tail + 1) & mask), 0, DEVICE)\n"),),
+        seed=51,
     ),
     Fault(
         "mark-set-early", "queue", "the mark is set before the 64 bytes are written",
@@ -152,6 +176,7 @@ FAULTS = (
     Fault(
         "second-look-removed", "queue", "the mover does not look at the new tail's mark again",
         (Edit(_SUBMIT, "ring", _TAIL + "            moved = False\n", _TAIL + "            return\n"),),
+        seed=35,
     ),
     Fault(
         "tail-before-doorbell", "queue", "the tail is stored first, so two movers ring out of order",
@@ -170,6 +195,7 @@ FAULTS = (
         (Edit("cache.paging", "load_page", _PULL,
               "        if lane == leader:\n            release_id(queue, cid)\n" + _PULL),
          Edit("cache.paging", "load_page", _FREED, _FREED.replace("release_id(queue, cid)", "pass", 1))),
+        seed=102,
     ),
     Fault(
         "unpinned-before-store", "cache", "pin and DIRTY are settled before the store (see the module's text)",
@@ -212,10 +238,12 @@ FAULTS = (
     Fault(
         "uses-ignored", "key-value", "a completion that comes twice passes for that of the id's next command",
         (Edit(_SERVE, "land", "if now & 1 == 0 or (now >> 1) & USES != uses:", "if now & 1 == 0:"),),
+        seed=40,
     ),
     Fault(
         "version-recheck-removed", "store", "who copies a value out of the cache does not look at its version again",
         (Edit(_WAYS, "look_up", "if load_acquire(address + 8 * W_VERSION, DEVICE) != version:", "if False:"),),
+        seed=42,
     ),
     Fault(
         "version-relaxed", "store", "the version does not acquire the value that it stands for",
@@ -224,29 +252,46 @@ FAULTS = (
     Fault(
         "reader-fence-removed", "store", "the second look at the version may come before the copy",
         (Edit(_WAYS, "look_up", "    fence(DEVICE)\n    syncwarp(mask)\n", "    syncwarp(mask)\n"),),
+        seed=229,
     ),
     Fault(
         "filler-fence-removed", "store", "nothing orders the odd version before the new bytes",
-        (Edit(_WAYS, "keep", "    syncwarp(mask)\n    fence(DEVICE)\n", "    syncwarp(mask)\n"),),
+        (Edit(_REQUESTS, "execute", _FENCED, _FENCED.replace("fence(DEVICE)", "pass")),),
+        seed=75,
     ),
     Fault(
         "odd-version-not-set", "store", "the version stays even while a value is being filled in",
-        (Edit(_WAYS, "keep", "before, before + 1, DEVICE) == before", "before, before, DEVICE) == before"),),
+        (Edit(_WAYS, "claim", "before, before + 1, DEVICE) == before", "before, before, DEVICE) == before"),
+         Edit(_WAYS, "publish", _EVEN, _EVEN.replace("+ 1", "+ 2"))),
+    ),
+    Fault(
+        "filled-from-the-kernel", "store", "the cache takes a value from the kernel's own memory",
+        (Edit(_REQUESTS, "execute", _FILLED, ""), Edit(_REQUESTS, "execute", _PUBLISH, _LATER + _PUBLISH)),
+        seed=104,
+    ),
+    Fault(
+        "version-ignored", "store", "pieces of a value are taken together whatever version they are of",
+        (Edit(_REQUESTS, "execute", "stale = status == 0 and offset > 0 and", "stale = offset < 0 and"),),
+    ),
+    Fault(
+        "rest-left", "store", "bytes of the version before stay behind the value",
+        (Edit(_REQUESTS, "execute", "                    wipe(at, offset)\n", ""),),
     ),
     Fault(
         "id-released-before-copy", "store", "the id, and its staging buffer, are free before the value is copied",
-        (Edit(_REQUESTS, "execute", _COPIED, _EARLY + "release_id(queue, cid)\n" + _COPIED),
+        (Edit(_REQUESTS, "execute", _COPIES, _EARLY + "release_id(queue, cid)\n" + _COPIES),
          Edit(_REQUESTS, "execute", _ANSWERED, _ANSWERED.replace("release_id(queue, cid)", "pass"))),
     ),
     Fault(
         "place-given-before-copy", "store", "the place in the return value queue is free before the value is copied",
-        (Edit(_REQUESTS, "execute", _COPIED, _EARLY + "give_place(queue, cid)\n" + _COPIED),
+        (Edit(_REQUESTS, "execute", _COPIES, _EARLY + "give_place(queue, cid)\n" + _COPIES),
          Edit(_REQUESTS, "execute", _GIVEN, "                refused = False\n")),
     ),
     Fault(
         "ticket-taken-twice", "store", "who takes a ticket does not look whether another one has",
         (Edit(_TICKETS, "let_go", "    return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use\n",
               "    compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE)\n    return True\n"),),
+        seed=262,
     ),
     Fault(
         "no-id-left", "store", "tickets may hold all ids, and their holders wait for one more",

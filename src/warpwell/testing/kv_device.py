@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kv.keys import as_key
-from ..targets import grid, kernel
+from ..targets import clock_ns, grid, kernel
 
 MIX = 0x9E3779B97F4A7C15
 WRONG = -12
@@ -130,6 +130,52 @@ def poll_to_the_end(kv, keys, states):
         states[i] = kv.poll(ticket)
         while states[i] < 0:
             states[i] = kv.poll(ticket)
+
+
+@kernel
+def retrieve_for(kv, keys, rows, told, nanoseconds):
+    """Retrieve for so long; note how often the value came and how often not, and the longest wait (ns)."""
+    i = grid(1)
+    until = clock_ns() + nanoseconds
+    since = clock_ns()
+    while since < until:
+        size = kv.retrieve(keys[i], rows[i])
+        if size >= 0:
+            told[i, 0] += 1
+        else:
+            told[i, 1] += 1
+        now = clock_ns()
+        told[i, 2] = max(told[i, 2], now - since)
+        since = now
+
+
+@kernel
+def poll_for(kv, keys, rows, told, nanoseconds):
+    """As `retrieve_for`, with a ticket each time."""
+    i = grid(1)
+    until = clock_ns() + nanoseconds
+    since = clock_ns()
+    while since < until:
+        ticket = kv.submit(keys[i])
+        if ticket >= 0:
+            status = kv.poll(ticket)
+            while status < 0:
+                status = kv.poll(ticket)
+            if status == 0:
+                kv.take(ticket, rows[i])
+                told[i, 0] += 1
+            else:
+                told[i, 1] += 1
+        now = clock_ns()
+        told[i, 2] = max(told[i, 2], now - since)
+        since = now
+
+
+@kernel
+def share_a_row(kv, keys, rows, sizes):
+    """All threads bring their values to one place, where nobody will find anything of use."""
+    i = grid(1)
+    sizes[i] = kv.retrieve(keys[i], rows[0])
 
 
 @kernel

@@ -1,7 +1,8 @@
 """Store scenario: requests, tickets and the device cache of a store under one interleaving, checked against a model.
 
 Every value says whose it is in each of its words, and keys are more than the cache has ways; so a value that is
-torn, that is another's, or that was taken twice is noticed.
+torn, that is another's, or that was taken twice is noticed. In some runs values change all the time, in some two
+threads have one buffer, in some commands are lost.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class StoreMedium:
         self._model, self._random = model, random
         self._late = random.choice((0.0, 0.5, 1.0))
         self._lazy = random.choice((0.0, 0.5, 0.95))
+        self._lost = random.choice((0.0, 0.05)) if model.impatient else 0.0
         self._waiting: list[_Late] = []
         self._result = 0
         # what a store's own queue does between threads: who takes a command knows what its starter knew
@@ -84,20 +86,25 @@ class StoreMedium:
             raise Violation(f"a key of {(op >> 8) & 0xFF} bytes arrived")
         if self._random.random() >= self._late:
             return self._finish(command)
+        if self._random.random() < self._lost:
+            return PENDING
         fetch_add(self.order.address, 1, SYSTEM)
         self._waiting.append(command)
         return PENDING
 
     def _finish(self, command: _Late) -> int:
-        value = self._model.value(command.key)
+        version = self._model.version
+        if self._model.changing and self._random.random() < 0.3:
+            self._model.version += 1
+        value = self._model.value(command.key, version)
         if value is None:
             return kernel_view.KV_KEY_DOES_NOT_EXIST
         if command.opcode == KV_RETRIEVE:
             part = value[command.first : command.first + command.nbytes]
             for k in range(0, len(part), 8):
                 current().write_bytes(command.buffer + k, part[k : k + 8])
-            return len(value) << 16
-        if bytes(current().read_bytes(command.buffer, command.nbytes)) != value:
+            return len(value) << 16 | (version & 0x7FFF) << 48
+        if bytes(current().read_bytes(command.buffer, command.nbytes)) != self._model.value(command.key):
             raise Violation(f"another value than its own was stored for key {command.key}")
         return 0
 
@@ -135,6 +142,12 @@ class StoreModel:
         memory = memory_for("interp")
         depth = random.choice((4, 4, 8))
         places = random.choice((0, 0, 1, 2))
+        self.large = random.random() < 0.3
+        self.impatient = random.random() < 0.25
+        self.only_gets = random.random() < 0.5
+        self.changing = random.random() < 0.15
+        careless = self.only_gets and random.random() < 0.4
+        self.version = 0
         self.pairs = QueuePairs(
             memory, count=1, depth=depth, staging_bytes=512, results=True, returns=places,
             place_bytes=512 if places else 0,
@@ -144,9 +157,6 @@ class StoreModel:
         nsid = self.controller.attach_kv(self.medium.native(), name="model", owner=self.medium)
         self.queue = self.pairs.record(0)
         self.keys = random.randint(3, 5)
-        self.large = random.random() < 0.2
-        self.impatient = random.random() < 0.25
-        self.only_gets = random.random() < 0.5
         self.shared: list[Ticket] = []
         self.core = memory.allocate(8 * at.K_WORDS)
         self.cache = self._make_cache(1040 if self.large else 32)
@@ -155,14 +165,20 @@ class StoreModel:
         words[at.K_QUEUES], words[at.K_N_QUEUES] = self.queue, 1
         words[at.K_NSID], words[at.K_SHARDS], words[at.K_CHUNK] = nsid, 1, 512
         words[at.K_TIMEOUT] = 500_000 if self.impatient else 1 << 60
-        words[at.K_CACHE] = self.cache.address if self.only_gets or random.random() < 0.7 else 0
+        cached = not self.changing and (self.only_gets or random.random() < 0.7)
+        words[at.K_CACHE] = self.cache.address if cached else 0
         words[at.K_ABORT], words[at.K_RETURNS] = self._abort.address, int(places > 0)
         words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, places or self.pairs.ids) * 3 // 4
-        threads = random.randint(2, 4)
+        threads = random.randint(3 if careless else 2, 4)
         self._rows = [memory.allocate(ROOM) for _ in range(threads)]
         for k in range(threads):
             plan = [self._step(random) for _ in range(random.randint(3, 16 if self.only_gets else 8))]
-            self.run.spawn(self._thread, plan, self._rows[k].address, name=f"thread-{k}")
+            if careless and k < 2:
+                # both bring values to one place: what is there then is nobody's, and must not come to others
+                keys = [key for _, key, _ in plan]
+                self.run.spawn(self._overwrite, keys, self._rows[0].address, name=f"careless-{k}")
+            else:
+                self.run.spawn(self._thread, plan, self._rows[k].address, name=f"thread-{k}")
         for way in range(2):
             # a thread that has read a version sleeps now and then: what it copies may have changed meanwhile
             address = self.cache.address + 128 + 8 * (device_cache.W_WORDS * way + device_cache.W_VERSION)
@@ -185,14 +201,14 @@ class StoreModel:
         what = "get" if self.only_gets else random.choice(("get", "get", "get", "put", "ticket", "share"))
         return what, random.randrange(self.keys + (random.random() < 0.1)), random.random() < 0.5
 
-    def value(self, key: int) -> bytes | None:
-        """Return the value of a key; the last one has none."""
+    def value(self, key: int, version: int = 0) -> bytes | None:
+        """Return a version of the value of a key; the last one has none."""
         if key >= self.keys:
             return None
-        count = 1 + key % 4
-        if self.large and key % 2:
-            count = 64 * (1 + key % 4 // 2) + 2
-        words = (np.int64(key + 1) << np.int64(20)) + np.arange(count, dtype=np.int64)
+        count = 1 + (key + version) % 4
+        if self.large and (key + version // 3) % 2:
+            count = 64 * (1 + (key + version) % 4 // 2) + 2
+        words = np.arange(count, dtype=np.int64) + (version << 40) + (key + 1 << 20)
         return words.tobytes()
 
     # -- threads --------------------------------------------------------------------------------------------
@@ -216,6 +232,12 @@ class StoreModel:
             at.serve(self.queue, 1, 0, 0)
             backoff(attempt)
             attempt += 1
+
+    def _overwrite(self, keys: list[int], row: int) -> None:
+        for key in keys:
+            answer = kernel_view.run(self.core.address, KV_RETRIEVE, key, 0, LENGTH, row, ROOM)
+            if answer & 0xFFFF == at.TIMED_OUT:
+                self._gave_up()
 
     def _get(self, key: int, row: int) -> None:
         answer = kernel_view.run(self.core.address, KV_RETRIEVE, key, 0, LENGTH, row, ROOM)
@@ -285,13 +307,16 @@ class StoreModel:
         store_relaxed(self.core.address + 8 * at.K_STOPPED, 0, DEVICE)
 
     def _check(self, key: int, row: int, size: int, most: int = ROOM) -> None:
-        value = self.value(key) or b""
+        value = self.value(key, load_relaxed(row, DEVICE) >> 40) or b""
         if size != len(value):
             raise Violation(f"key {key} has {len(value)} bytes, not {size}")
         for k in range(0, min(size, most), 8):
             word = load_relaxed(row + k, DEVICE)
             if word != int.from_bytes(value[k : k + 8], "little"):
                 raise Violation(f"word {k // 8} of key {key} came as {word:#x}")
+        for k in range(size, ROOM if self.changing and most == ROOM else 0, 8):
+            if load_relaxed(row + k, DEVICE) not in (-1, 0):
+                raise Violation(f"word {k // 8} behind the value of key {key} is of another version")
 
     # -- the whole ------------------------------------------------------------------------------------------
 
@@ -305,6 +330,8 @@ class StoreModel:
         return self.run.steps
 
     def _check_end(self) -> None:
+        if any(self.cache.words[128 // 8 :: device_cache.W_WORDS][:2] & 1):
+            raise Violation("a way of the cache is left as if it were being filled")
         if not self.impatient and self.pairs.in_use():
             raise Violation(f"{self.pairs.in_use()} ids are still taken")
         if not self.impatient and any(ticket.taken != 1 for ticket in self.shared):
