@@ -76,22 +76,18 @@ _word(b.barrier, 0, lambda builder, _: _asm(builder, VOID, "bar.sync 0;", "~{mem
 _define(b.add_relaxed, types.int64, 2, "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}", scope=False)
 
 
-def _set_line(builder: Any, values: Any) -> None:
-    builder.store(builder.trunc(values[0], I32), _place(builder, 0))
-
-
 def _set_virtual(builder: Any, values: Any) -> None:
-    # in 32 bits: a division of 64 takes more registers than most kernels
-    number, across, rows = (builder.trunc(v, I32) for v in values)
-    line = builder.udiv(number, across)
-    plane = builder.udiv(line, rows)
-    builder.store(builder.sub(number, builder.mul(line, across)), _place(builder, 0))
-    builder.store(builder.sub(line, builder.mul(plane, rows)), _place(builder, 1))
-    builder.store(plane, _place(builder, 2))
+    for k in range(3):
+        builder.store(builder.trunc(values[k], I32), _place(builder, k))
 
 
-_word(b.set_virtual_line, 1, _set_line, void=True)
+def _div_short(builder: Any, values: Any) -> Any:
+    short = [builder.trunc(v, I32) for v in values]
+    return builder.zext(builder.udiv(*short), I64)
+
+
 _word(b.set_virtual, 3, _set_virtual, void=True)
+_word(b.div_short, 2, _div_short)
 _word(b.put_claim, 1, lambda builder, v: builder.store(v[0], _claimed(builder)), void=True)
 
 

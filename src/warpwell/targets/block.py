@@ -57,17 +57,17 @@ def virtual_block_index() -> int:
     return block_index()
 
 
-def set_virtual_line(number: int) -> None:
-    """Make `number` the block's index in a launch of one dimension, for the calling warp (all of its lanes).
+def set_virtual(x: int, y: int, z: int) -> None:
+    """Make (x, y, z) the block's index for the calling warp (all of its lanes, together).
 
-    Each warp has its own place for it, so nothing need be waited for; its lanes must be together.
+    Each warp has its own place for it, so nothing need be waited for.
     """
-    raise RuntimeError("set_virtual_line is compiled launch code")
-
-
-def set_virtual(number: int, across: int, rows: int) -> None:
-    """As `set_virtual_line`, in a launch that has `across` blocks in a row, and `rows` rows."""
     raise RuntimeError("set_virtual is compiled launch code")
+
+
+def div_short(a: int, b: int) -> int:
+    """Return ``a // b`` of numbers from 0 to 2^32 - 1: a third of the instructions of a division of words."""
+    raise RuntimeError("div_short is compiled launch code")
 
 
 def own_block() -> int:

@@ -10,11 +10,11 @@ from .atomics import DEVICE, load_relaxed, rem, syncwarp
 from .block import (
     add_relaxed,
     barrier,
+    div_short,
     get_claim,
     own_block,
     put_claim,
     set_virtual,
-    set_virtual_line,
     thread_index,
     virtual_grid,
 )
@@ -36,38 +36,55 @@ def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1,
             leave(control)
             return
         last = min(first + chunk, blocks)
+        {start}
         for number in range(first, last):
             {together}
-            {place}
+            set_virtual(x, y, z)
             {body}
+            {following}
         ended = last - first
 """
 
 _SLICE = """
 def {name}(first, across, rows, extent0, extent1, extent2{parameters}):
     number = first + own_block()
-    period = number + 1
-    {place}
+    {start}
+    set_virtual(x, y, z)
     {body}
 """
 
+_START = {
+    1: ["x, y, z = number, 0, 0"],
+    2: ["y = div_short(number, across)", "x, z = number - y * across, 0"],
+    3: [
+        "z = div_short(number, across * rows)",
+        "y = div_short(number - z * across * rows, across)",
+        "x = number - (z * rows + y) * across",
+    ],
+}
+"""Where a block is, by the launch's dimensions."""
+
+_WRAP = ["number = first", "if number >= period:", "    number = rem(number, period)"]
+"""Of a launch that is run several times over."""
+
+_FOLLOWING = {
+    1: ["x += 1", "if x == period:", "    x = 0"],
+    2: ["x += 1", "if x == across:", "    x = 0", "    y += 1", "    if y * across == period:", "        y = 0"],
+    3: [
+        "x += 1",
+        "if x == across:",
+        "    x = 0",
+        "    y += 1",
+        "    if y == rows:",
+        "        y = 0",
+        "        z += 1",
+        "        if z * rows * across == period:",
+        "            z = 0",
+    ],
+}
+"""Where the next block is: one after the other, with no division."""
+
 ALL_LANES = 0xFFFFFFFF
-
-
-@device
-def place_line(number, period):
-    """Tell the calling warp its virtual block (all lanes, together)."""
-    if number >= period:
-        number = rem(number, period)
-    set_virtual_line(number)
-
-
-@device
-def place(number, period, across, rows):
-    """As `place_line`, for launches of two and three dimensions."""
-    if number >= period:
-        number = rem(number, period)
-    set_virtual(number, across, rows)
 
 
 @device
@@ -207,19 +224,22 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
     body = [call]
     if blocks.kernel.block is None:
         body = [f"index = virtual_grid({dims})", f"if {INSIDE[dims]}:", f"    {call}"]
+    workers = template is _WORKERS
     source = template.format(
         name=name,
         parameters="".join(f", {n}" for n in names),
-        place="place_line(number, period)" if dims == 1 else "place(number, period, across, rows)",
+        start=_indented(_WRAP + _START[dims], 8) if workers else _indented(_START[dims], 4),
         # threads of a block kernel share memory; those of others only their warp's place
         together="syncwarp(ALL_LANES)" if blocks.kernel.block is None else "barrier()",
-        body=("\n" + " " * (12 if template is _WORKERS else 4)).join(body),
+        body=_indented(body, 12 if workers else 4),
+        following=_indented(_FOLLOWING[dims], 12),
     )
     scope = {
         "function": blocks.virtual,
         "claim": claim,
-        "place": place,
-        "place_line": place_line,
+        "set_virtual": set_virtual,
+        "div_short": div_short,
+        "rem": rem,
         "leave": leave,
         "barrier": barrier,
         "syncwarp": syncwarp,
@@ -232,6 +252,10 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
         "__name__": "warpwell.targets.generated",
     }
     return name, source, scope
+
+
+def _indented(lines: list[str], depth: int) -> str:
+    return ("\n" + " " * depth).join(lines)
 
 
 def ptx(blocks: Any, argument_types: tuple[Any, ...], form: str = "workers", *, cc: tuple[int, int] = (9, 0)) -> str:
