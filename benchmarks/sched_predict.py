@@ -191,8 +191,8 @@ def main() -> int:
     for case in ("interpolation", "extrapolation", "unseen application"):
         found = lost(cases[case], arguments.policies, arguments.kernels, arguments.seeds, arguments.scale)
         result["lost"][case] = found
-        table(f"Simulated, backlogged, {arguments.kernels} kernels, {arguments.seeds} traces, times x "
-              f"{arguments.scale:g}: {case}", tuple(found[0]) if found else (), [tuple(row.values()) for row in found])  # fmt: skip
+        title = f"{arguments.kernels} kernels, {arguments.seeds} traces, times x {arguments.scale:g}"
+        table(f"Simulated, backlogged, {title}: {case}", tuple(found[0]), [tuple(row.values()) for row in found])
     save(arguments.json, result)
     return 0
 

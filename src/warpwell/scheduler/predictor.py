@@ -106,33 +106,56 @@ class Predictor:
         lead = local["seconds"] or local["instructions"]
         if lead is not None and lead.fits(query):
             how = INTERPOLATION if lead.inside(query) else EXTRAPOLATION
-            values = {f: m.predict(query) for f, m in local.items() if m is not None and m.fits(query)}
-            return Prediction(how, **values, spread=lead.spread)
+            found = {f: m.predict(query) for f, m in local.items() if m is not None and m.fits(query)}
+            return _prediction(how, found, lead.spread)
         if query.static and self._by_kernel:
             across = {field: self._global(field) for field in _FIELDS}
-            values = {f: m.predict(query) for f, m in across.items() if m is not None}
-            if values:
+            found = {f: m.predict(query) for f, m in across.items() if m is not None}
+            if found:
                 lead_across = across["seconds"] or across["instructions"]
-                return Prediction(UNSEEN, **values, spread=lead_across.spread if lead_across else None)
+                return _prediction(UNSEEN, found, lead_across.spread if lead_across else None)
         return Prediction(COLD, query.static.get("instructions"), query.static.get("seconds"))
 
     def _local(self, kernel: str, field: str) -> _Local | None:
         key = kernel, field
         if key not in self._regressions:
-            rows = [row for row in self._by_kernel.get(kernel, ()) if getattr(row, field) is not None]
+            rows = [row for row in self._by_kernel.get(kernel, ()) if _measured(row, field) is not None]
             self._regressions[key] = _Local(rows, field, trees=self.trees) if rows else None
         return self._regressions[key]
 
     def _global(self, field: str) -> _Across | None:
         if field not in self._across:
             rows = [row for rows in self._by_kernel.values() for row in rows
-                    if getattr(row, field) is not None and row.static]  # fmt: skip
+                    if _measured(row, field) is not None and row.static]  # fmt: skip
             self._across[field] = _Across(rows, field, trees=self.trees) if rows else None
         return self._across[field]
 
 
-_FIELDS = ("instructions", "seconds", "miss_rate", "bandwidth", "compute")
-_POSITIVE = ("instructions", "seconds")
+_FIELDS = ("instructions", "seconds", "miss_rate", "move", "issue")
+"""What is learnt. "move" and "issue" are the seconds that its bytes and its instructions would take at the peaks.
+
+They grow with size as bytes and instructions do, so they are predicted more surely than their parts of the time, which
+are bandwidth and compute.
+"""
+_POSITIVE = ("instructions", "seconds", "move", "issue")
+_LEAST = 1e-12
+
+
+def _measured(sample: Sample, field: str) -> float | None:
+    if field not in ("move", "issue"):
+        value: float | None = getattr(sample, field)
+        return value
+    share = sample.bandwidth if field == "move" else sample.compute
+    return None if share is None or sample.seconds is None else max(_LEAST, share * sample.seconds)
+
+
+def _prediction(how: str, found: dict[str, float], spread: float | None) -> Prediction:
+    seconds = found.get("seconds")
+    if seconds is not None:  # nothing is faster than the peaks
+        seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0))
+    shares = {name: min(1.0, found[field] / seconds) for name, field in (("bandwidth", "move"), ("compute", "issue"))
+              if field in found and seconds}  # fmt: skip
+    return Prediction(how, found.get("instructions"), seconds, found.get("miss_rate"), **shares, spread=spread)
 
 
 def _base(sample: Sample, field: str) -> float:
@@ -143,7 +166,8 @@ def _base(sample: Sample, field: str) -> float:
 
 
 def _target(sample: Sample, field: str) -> float:
-    value = float(getattr(sample, field))
+    value = _measured(sample, field)
+    assert value is not None  # rows without it were left out
     return math.log(value / _base(sample, field)) if field in _POSITIVE else value
 
 
@@ -190,7 +214,10 @@ class _Local:
 
     def predict(self, query: Sample) -> float:
         """Return the figure."""
-        z = (np.array(self._logarithms(query)) - self.center) / self.scale
+        x = np.array(self._logarithms(query))
+        if self.field not in _POSITIVE or self.with_static:
+            x = np.clip(x, self.low, self.high)  # beyond, the static estimate tells how it goes on
+        z = (x - self.center) / self.scale
         value = self._at(z)
         if self.forest is not None and self.inside(query):
             value -= float(self.forest.predict(z[None, :])[0])

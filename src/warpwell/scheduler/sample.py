@@ -18,9 +18,10 @@ MEASURED = ("instructions", "seconds", "miss_rate", "bandwidth", "compute")
 def kind_of(bandwidth: float, compute: float) -> Kind:
     """Return a kernel's class from what it takes alone of the memory's bandwidth and of the issue slots (0 to 1).
 
-    Memory-intensive is what takes 60 % of the bandwidth or more (Orion's bound), or more of it than of the issue slots.
+    Memory-intensive is what takes more of the bandwidth than of the issue slots. No bound on either alone: a kernel
+    that takes 65 % of the bandwidth and 80 % of the slots leaves little to a compute-intensive one.
     """
-    return Kind.MEMORY if bandwidth >= 0.6 or bandwidth >= compute else Kind.COMPUTE
+    return Kind.MEMORY if bandwidth >= compute else Kind.COMPUTE
 
 
 @dataclass

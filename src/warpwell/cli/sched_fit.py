@@ -1,0 +1,104 @@
+"""``warpwell sched fit``: constants of the cost formula, and the predictor, from measurements."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError
+from .arguments import Commands, command, json_option
+from .output import Output, Report
+
+
+def add(verbs: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``fit`` to the commands of ``sched``."""
+    add_arguments(command(verbs, "fit", "sched_fit", "fit the cost formula and the predictor to measurements"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    what = "preemptions: .csv (miss_rate, bytes, cycles or seconds; kind, decay), or a log"
+    parser.add_argument("measurements", nargs="*", metavar="FILE", help=what)
+    parser.add_argument("--kernels", metavar="FILE.csv", help="name, bytes, miss_rate of the kernels of a log")
+    parser.add_argument("--clock", type=float, default=1.755e9, metavar="HZ", help="cycles a second (default 1.755e9)")
+    parser.add_argument("--out", metavar="FILE.json", help="write the constants, for --model of other commands")
+    parser.add_argument("--counts", metavar="FILE.json", help="launches counted by benchmarks/sched_counts.py")
+    parser.add_argument("--device", metavar="NAME", help="whose history the launches go to (default: as measured)")
+    parser.add_argument("--history", metavar="FILE.json", help="where it is (default: the user's cache folder)")
+    parser.add_argument("--no-static", action="store_true", help="learn without static counts (needs no compiler)")
+    json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fit, and report how well it fits."""
+    output = Output(arguments.json)
+    if not arguments.measurements and arguments.counts is None:
+        raise ArgumentError("nothing to fit: give files of preemptions, or --counts, or both")
+    if not arguments.clock > 0:
+        raise ArgumentError(f"--clock {arguments.clock:g}: give cycles a second", name="clock")
+    result: dict[str, Any] = {}
+    if arguments.measurements:
+        result["costs"] = _costs(arguments)
+    if arguments.counts is not None:
+        with output.progress() as report:
+            result["predictor"] = _predictor(arguments, report)
+    if arguments.json:
+        output.result("", {"command": "fit", **result})
+        return 0
+    for title, values in result.items():
+        output.result({"costs": "Cost and decay", "predictor": "Predictor"}[title], values)
+    return 0
+
+
+def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
+    from ..scheduler.fitting import fit, read_csv, read_kernels, read_log
+
+    kernels = read_kernels(arguments.kernels) if arguments.kernels else None
+    rows = []
+    for path in arguments.measurements:
+        found = read_csv(path, arguments.clock) if path.endswith(".csv") else read_log(path, arguments.clock, kernels)
+        rows += found
+    done = fit(rows, origin=", ".join(arguments.measurements))
+    if arguments.out:
+        done.model.save(arguments.out)
+    values = {k: v for k, v in asdict(done.model).items() if k != "origin"}
+    others = {k: v for k, v in asdict(done).items() if k not in ("model", "notes")}
+    notes = list(done.notes)
+    unknown = sum(p.cycles is not None and (p.nbytes is None or p.miss_rate is None) for p in rows)
+    if unknown:
+        notes.append(f"{unknown} preemptions were left out: their bytes or miss rate are not known (--kernels)")
+    return {**values, **others, "written": arguments.out, "notes": notes if arguments.json else "; ".join(notes)}
+
+
+def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
+    from ..scheduler.counted import read_counts
+    from ..scheduler.history import History
+    from ..scheduler.predictor import Predictor
+    from ..scheduler.sample import Sample
+
+    samples, device = read_counts(arguments.counts, static=not arguments.no_static,
+                                  progress=lambda done, total: report("fit", done, total))  # fmt: skip
+    history = History.load(arguments.device or device, arguments.history)
+    history.extend(samples)
+    history.save()
+    kernels = sorted({s.kernel for s in samples})
+    off: dict[str, list[float]] = {"instructions": [], "seconds": []}
+    for kernel in kernels:
+        rows = [s for s in samples if s.kernel == kernel]
+        for left_out in rows:
+            predictor = Predictor(r for r in rows if r is not left_out)
+            wanted = Sample(kernel, left_out.size, left_out.warps, left_out.static)
+            got = predictor.predict(wanted)
+            for name, values in off.items():
+                true, predicted = getattr(left_out, name), getattr(got, name)
+                if got.how == "interpolation" and true and predicted:
+                    values.append(abs(predicted / true - 1))
+    errors = {f"{name}_error_{part}": float(np.quantile(values, q)) if values else None
+              for name, values in off.items() for part, q in (("median", 0.5), ("p90", 0.9))}  # fmt: skip
+    return {"device": history.device, "launches": len(samples), "kernels": len(kernels), "history": str(history.path),
+            "static_estimates": Counter(bool(s.static) for s in samples)[True],
+            "interpolated": len(off["seconds"]), **errors}  # fmt: skip

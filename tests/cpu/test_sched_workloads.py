@@ -1,0 +1,98 @@
+"""Workloads: results beside NumPy's on the CPU and in the interpreter, launches and their block form."""
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.scheduler import Kind
+from warpwell.scheduler.workloads import WORKLOADS, blocks_of, make, warps_of
+from warpwell.scheduler.workloads.irregular import reached
+from warpwell.targets.blocks import BlockLaunch
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_results_are_numpys(name):
+    app = make(name)
+    app.run()
+    assert app.check() <= WORKLOADS[name].tolerance
+    again = make(name)
+    again.run()
+    for key, values in app.results().items():
+        assert np.array_equal(values, again.results()[key])  # bit for bit
+
+
+@pytest.mark.parametrize("name", ["gemm", "correlation", "mvt", "fdtd", "bfs", "spmv", "black_scholes"])
+def test_the_interpreter_agrees(name):
+    app = make(name, {"bfs": 150, "spmv": 120, "black_scholes": 60}.get(name, 12), "interp")
+    app.run()
+    app.check()
+
+
+@pytest.mark.parametrize("name", ["gemm", "fdtd", "triad", "spmv"])
+def test_a_wrong_result_is_found(name):
+    app = make(name)
+    app.run()
+    first = next(iter(app.built.outputs.values()))
+    first.flat[first.size // 2] += 1
+    with pytest.raises(AssertionError, match=name):
+        app.check()
+
+
+def test_a_search_that_is_cut_short_is_found():
+    app = make("bfs")
+    for step in app[:-2]:
+        step.launch(*step.arguments, device="cpu")
+    with pytest.raises(AssertionError, match="bfs"):
+        app.check()
+
+
+def test_names_classes_and_sizes():
+    kernels = [name for w in WORKLOADS.values() for name in w.kinds]
+    assert len(kernels) == len(set(kernels))
+    assert {w.kind for w in WORKLOADS.values()} == set(Kind)
+    for workload in WORKLOADS.values():
+        app = make(workload.name)
+        assert {step.name for step in app} == set(workload.kinds)
+        assert len(workload.sizes) == 12 and list(workload.sizes) == sorted(set(workload.sizes))
+        assert app.memory > 0
+
+
+def test_steps_are_launch_arguments_and_size():
+    for launch, arguments, size in make("2mm", 20):
+        assert launch.shape == (10, 20) and len(arguments) == 5 and size == {"n": 20}
+    levels = [step.size["frontier"] for step in make("bfs")]
+    assert levels[0] == 1 and sum(levels) <= 900
+
+
+@pytest.mark.parametrize(("name", "size"), [("sorting", 4), ("gemm", 0), ("gemm", -3)])
+def test_unknown_workloads_and_sizes_are_refused(name, size):
+    with pytest.raises(errors.ArgumentError):
+        make(name, size)
+
+
+@pytest.mark.parametrize("shape", [(1,), (256,), (257,), (100, 70), (3, 4, 70)])
+def test_blocks_and_warps_of_a_shape(shape):
+    app = make("triad", 10)
+    launch = app[0].launch.kernel[shape]
+    assert blocks_of(shape, "cpu") == BlockLaunch(launch, app[0].arguments, device="cpu").blocks
+    assert warps_of(shape) == 8 * blocks_of(shape)
+    inner = {1: 256, 2: 32, 3: 32}[len(shape)]
+    assert blocks_of(shape) >= -(-shape[-1] // inner)
+
+
+def test_a_seed_decides_the_input():
+    one, same, other = (make("spmv", 100, seed=seed) for seed in (1, 1, 2))
+    assert np.array_equal(one[0].arguments[2], same[0].arguments[2])
+    assert not np.array_equal(one[0].arguments[0], other[0].arguments[0])
+
+
+def test_levels_by_hand():
+    pointers = np.array([0, 2, 3, 3, 4, 4], np.int32)
+    neighbours = np.array([1, 2, 3, 0], np.int32)  # 0 -> 1, 2; 1 -> 3; 3 -> 0; 4 alone
+    assert reached(pointers, neighbours, 0).tolist() == [0, 1, 1, 2, -1]
+
+
+def test_every_workload_can_be_cut_into_blocks():
+    for name in WORKLOADS:
+        for step in make(name):
+            assert BlockLaunch(step.launch, step.arguments, device="cpu").preemptible, step.name

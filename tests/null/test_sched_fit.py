@@ -1,0 +1,248 @@
+"""``sched fit``: constants that made measurements are found again; bad files are refused; counts become a history."""
+
+import argparse
+import csv
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.cli import sched_fit
+from warpwell.scheduler.counted import read_counts
+from warpwell.scheduler.decision import SOURCE, SourceModel
+from warpwell.scheduler.events import Event, Log
+from warpwell.scheduler.fitting import Preemption, fit, read_csv, read_kernels, read_log
+from warpwell.scheduler.history import History
+from warpwell.scheduler.task import Kind
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def preemptions(slope, base, constant=0.0, count=60, noise=0.0, misses=None):
+    random = np.random.default_rng(5)
+    for k in range(count):
+        nbytes, miss = random.uniform(1e5, 3e7), random.random() if misses is None else misses
+        cycles = ((slope * miss + base) * nbytes + constant) * (1 + noise * random.standard_normal())
+        yield Preemption(nbytes, miss, cycles, Kind.MEMORY if k % 3 else Kind.COMPUTE, 0.87 if k % 3 else 0.99)
+
+
+def test_constants_are_found_again():
+    found = fit(preemptions(0.07, 0.02))
+    assert (found.model.slope, found.model.base) == pytest.approx((0.07, 0.02))
+    assert (found.model.memory_decay, found.model.compute_decay) == pytest.approx((0.87, 0.99))
+    assert found.model.r2 == pytest.approx(1) and found.r2_decay == pytest.approx(1)
+    assert found.r2_source < 0.99 and found.costs == found.decays == 60 and not found.notes
+    source = fit(preemptions(SOURCE.slope, SOURCE.base))
+    assert source.r2_source == pytest.approx(1)
+
+
+def test_noise_lowers_the_coefficient_of_determination():
+    found = fit(preemptions(0.07, 0.02, noise=0.2))
+    assert found.model.slope == pytest.approx(0.07, rel=0.2)
+    assert 0.7 < found.model.r2 < 0.999
+
+
+def test_a_constant_cost_is_told_apart():
+    found = fit(preemptions(0.0, 1e-9, constant=9e4, noise=0.01))
+    assert found.r2_fixed > found.model.r2
+    assert found.fixed_cycles == pytest.approx(9e4, rel=0.05)
+
+
+def test_constants_are_never_negative():
+    rows = [Preemption(1e6 * k, m, 1e3 * k * (2 - m)) for k in range(1, 6) for m in (0.1, 0.5, 0.9)]
+    found = fit(rows)
+    assert found.model.slope == 0 and found.model.base > 0
+
+
+def test_what_was_not_measured_keeps_the_sources_constants():
+    found = fit([Preemption(kind=Kind.MEMORY, decay=0.8)])
+    assert (found.model.slope, found.model.base, found.model.r2) == (SOURCE.slope, SOURCE.base, None)
+    assert (found.model.memory_decay, found.model.compute_decay) == (0.8, 1.0)
+    assert any("compute" in note for note in found.notes)
+    one = fit(preemptions(0.07, 0.02, misses=0.5))
+    assert one.model.slope * 0.5 + one.model.base == pytest.approx(0.055)
+    assert any("one miss rate" in note for note in one.notes)
+    with pytest.raises(errors.ArgumentError, match="no preemption"):
+        fit([Preemption(nbytes=5.0)])
+
+
+def write(path, header, *rows):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+def test_csv_in_bytes_or_by_the_block(tmp_path):
+    path = write(tmp_path / "a.csv", ["registers", "shared", "blocks", "miss_rate", "seconds", "kind", "decay"],
+                 [32768, 1024, 8, 0.5, 1e-5, "memory", 0.9], [32768, "", 4, 0.25, 2e-5, "", ""])  # fmt: skip
+    first, second = read_csv(path, clock=1e9)
+    assert first == Preemption(33792 * 8, 0.5, pytest.approx(1e4), Kind.MEMORY, 0.9)
+    assert second == Preemption(32768 * 4, 0.25, pytest.approx(2e4))
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "message"),
+    [(["a", "b"], [1, 2], "columns a, b"), (["bytes", "miss_rate", "cycles"], [1, 1.5, 3], "line 2: miss_rate is 1.5"),
+     (["bytes", "miss_rate", "cycles"], [1, -1, 3], "line 2: miss_rate is '-1'"),
+     (["bytes", "miss_rate", "cycles"], ["x", 1, 3], "line 2: bytes is 'x'"),
+     (["kind", "decay"], ["mixed", 0.5], "line 2: kind is 'mixed'")],
+)  # fmt: skip
+def test_bad_csv_is_refused(tmp_path, header, row, message):
+    with pytest.raises(errors.FormatError, match=message):
+        read_csv(write(tmp_path / "a.csv", header, row), 1e9)
+
+
+def a_log(path):
+    log = Log()
+    for k in range(6):
+        t, nbytes, miss = k * 1.0, 1e6 * (k + 1), 0.1 * k
+        why = {"bytes": nbytes, "miss_rate": miss} if k % 2 else {}
+        log.add(Event(t, "launch", 2 * k, "stays"))
+        log.add(Event(t + 0.1, "launch", 2 * k + 1, f"goes{k}"))
+        log.add(Event(t + 0.2, "preempt", 2 * k + 1, f"goes{k}", why=why))
+        log.add(Event(t + 0.2 + (0.05 * 0.3 + 0.01) * nbytes / 1e9, "stop", 2 * k + 1, f"goes{k}"))
+        log.add(Event(t + 0.9, "end", 2 * k, "stays"))
+    with open(path, "w", encoding="utf-8") as file:
+        log.write(file)
+    return str(path)
+
+
+def test_a_log_has_costs_and_a_table_has_the_rest(tmp_path):
+    path = a_log(tmp_path / "log.jsonl")
+    table = write(tmp_path / "k.csv", ["name", "bytes", "miss_rate"], ["stays", 5, 0.3],
+                  *[[f"goes{k}", 1e6 * (k + 1), 0.9] for k in range(6)])  # fmt: skip
+    rows = read_log(path, 1e9, read_kernels(table))
+    assert [r.nbytes for r in rows] == [1e6 * (k + 1) for k in range(6)]
+    assert [r.miss_rate for r in rows] == pytest.approx([0.3, 0.1, 0.3, 0.3, 0.3, 0.5])
+    assert rows[0].cycles == pytest.approx(0.025 * 1e6)
+    assert [r.nbytes for r in read_log(path, 1e9)] == [None, 2e6, None, 4e6, None, 6e6]
+    (tmp_path / "bad.jsonl").write_text("{]")
+    with pytest.raises(errors.FormatError):
+        read_log(tmp_path / "bad.jsonl", 1e9)
+
+
+def run(capsys, *words):
+    parser = argparse.ArgumentParser()
+    sched_fit.add_arguments(parser)
+    code = sched_fit.run(parser.parse_args([*words, "--json"]))
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_command_writes_constants_that_load(tmp_path, capsys):
+    rows = [[p.nbytes, p.miss_rate, p.cycles, p.kind.value, p.decay] for p in preemptions(0.07, 0.02)]
+    path = write(tmp_path / "a.csv", ["bytes", "miss_rate", "cycles", "kind", "decay"], *rows)
+    code, result = run(capsys, path, a_log(tmp_path / "log"), "--out", str(tmp_path / "m.json"), "--clock", "1e9")
+    assert code == 0 and result["costs"]["costs"] == 63
+    assert "3 preemptions were left out" in result["costs"]["notes"][-1]
+    model = SourceModel.load(tmp_path / "m.json")
+    assert model.slope == pytest.approx(0.07, rel=0.05) and "a.csv" in model.origin
+    assert model.r2 == pytest.approx(result["costs"]["r2"])
+
+
+def test_nothing_to_fit_and_missing_files(tmp_path):
+    parser = argparse.ArgumentParser()
+    sched_fit.add_arguments(parser)
+    with pytest.raises(errors.ArgumentError, match="nothing to fit"):
+        sched_fit.run(parser.parse_args([]))
+    for words in ([str(tmp_path / "no.csv")], [str(tmp_path / "no")], ["--counts", str(tmp_path / "no.json")]):
+        with pytest.raises(errors.MissingFileError, match="does not exist"):
+            sched_fit.run(parser.parse_args(words))
+    with pytest.raises(errors.ArgumentError, match="clock"):
+        sched_fit.run(parser.parse_args(["x.csv", "--clock", "0"]))
+
+
+# -- counts -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    """The benchmark that counts, as a module."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("sched_counts", BENCHMARKS / "sched_counts.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("measure", None)
+
+
+def planned(tmp_path):
+    rows = [{"app": "made-up", "family": "f", "kernel": kernel, "n": n, "size": {"n": n}, "warps": n, "shape": [32 * n]}
+            for n in (256, 512, 1024, 2048, 4096) for kernel in ("one", "two")]  # fmt: skip
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"machine": {"gpu": "A GPU"}, "rows": rows, "worst_error": 0.0}))
+    return rows, path
+
+
+@pytest.mark.parametrize("page", ["raw", "details"])
+def test_both_pages_of_the_profiler_are_read(tmp_path, counting, monkeypatch, page, capsys):
+    rows, plan = planned(tmp_path)
+    metrics = list(counting.METRICS)
+    units = ["inst", "usecond", "cycle", "Kbyte", "byte", "%", "register/thread"]
+    def values(n):
+        return [f"{10 * n:,}", f"{n / 100:g}", "5", "1", "24", "75", "32"]
+    lines = [["ID", "Kernel Name", *metrics], ["", "", *units]] if page == "raw" else [
+        ["ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"]]  # fmt: skip
+    for k, row in enumerate(rows):
+        name = f"warpwell::targets::generated::warpwell_{row['kernel']}[abi:v1]"
+        if page == "raw":
+            lines.append([k, name, *values(row["n"])])
+        else:
+            lines += [[k, name, *what] for what in zip(metrics, units, values(row["n"]), strict=True)]
+    lines.append([len(rows), "another_kernel", *([""] * (len(lines[0]) - 2))])
+    text = "==PROF== Connected\n" + "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines) + "\n"
+    (tmp_path / "counts.csv").write_text(text)
+    arguments = argparse.Namespace(csv=tmp_path / "counts.csv", plan=plan, out=tmp_path / "counts.json")
+    assert counting.parse(arguments) == 0
+    samples, device = read_counts(tmp_path / "counts.json", static=False)
+    assert device == "A GPU" and len(samples) == 10
+    first = samples[0]
+    assert (first.instructions, first.seconds, first.miss_rate) == (2560, pytest.approx(2.56e-6), 0.25)
+    assert first.bandwidth == pytest.approx(1024 / 2.56e-6 / 3.35e12)
+    code, result = run(capsys_after(capsys), "--counts", str(tmp_path / "counts.json"), "--history",
+                       str(tmp_path / "h.json"), "--no-static")  # fmt: skip
+    assert code == 0 and result["predictor"]["launches"] == 10 and result["predictor"]["interpolated"] == 6
+    assert result["predictor"]["instructions_error_median"] < 0.01
+    assert len(History.load("A GPU", tmp_path / "h.json")) == 10
+
+
+def capsys_after(capsys):
+    capsys.readouterr()
+    return capsys
+
+
+def test_a_plan_of_other_launches_is_refused(tmp_path, counting):
+    _, plan = planned(tmp_path)
+    (tmp_path / "c.csv").write_text('"ID","Kernel Name","gpu__time_duration.sum"\n"0","warpwell_three","5"\n')
+    with pytest.raises(SystemExit, match="launch 0"):
+        counting.parse(argparse.Namespace(csv=tmp_path / "c.csv", plan=plan, out=tmp_path / "o.json"))
+    (tmp_path / "c.csv").write_text("==ERROR== no permission\n")
+    with pytest.raises(SystemExit, match="no permission"):
+        counting.parse(argparse.Namespace(csv=tmp_path / "c.csv", plan=plan, out=tmp_path / "o.json"))
+
+
+def test_sizes_are_taken_from_both_ends_inwards(counting):
+    order = [size for _, size, _ in counting.rounds(["gemm"], 12)]
+    sizes = counting.WORKLOADS["gemm"].sizes
+    assert order[:2] == [sizes[0], sizes[-1]] and sorted(order) == sorted(sizes)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rows": []}', '{"rows": [{"app": "a"}]}',
+                                  '{"rows": [{"app": "a", "kernel": "k", "n": 1, "size": {"n": 1}, "warps": 1, '
+                                  '"instructions": -1, "seconds": 1}]}'])  # fmt: skip
+def test_damaged_counts_are_refused(tmp_path, text):
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(errors.FormatError, match=r"c\.json"):
+        read_counts(tmp_path / "c.json", static=False)
+
+
+def test_a_ratio_that_is_none_is_refused(tmp_path):
+    row = {"app": "a", "kernel": "k", "n": 1, "size": {"n": 1}, "warps": 1, "instructions": 1, "seconds": 1,
+           "miss_rate": math.nan}  # fmt: skip
+    (tmp_path / "c.json").write_text(json.dumps({"rows": [row]}))
+    with pytest.raises(errors.FormatError, match="row 0"):
+        read_counts(tmp_path / "c.json", static=False)
