@@ -105,6 +105,11 @@ class Core:
         return self._queue.everything
 
     @property
+    def first_waiting(self) -> Job | None:
+        """The oldest job that could be launched now, as far as quotas and memory go."""
+        return self._queue.first()
+
+    @property
     def jobs(self) -> list[Job]:
         """All jobs in order of submission; without `keep`, those that have not ended."""
         return list(self._jobs.values())

@@ -111,13 +111,12 @@ class Waiting:
 
     def launched(self, job: Job) -> None:
         """Let a job go that was launched, and count it for the older ones that it passed."""
+        mine = self._lines[self._places[job][0]]
+        mine.passed = 0
         if len(self._lines) > 1:
-            mine = self._lines[self._places[job][0]]
             for line in self._lines.values():
                 head = line.entries[line.start][2]
-                if line is mine:
-                    line.passed = 0
-                elif (head.arrival, head.number) < (job.arrival, job.number):
+                if line is not mine and (head.arrival, head.number) < (job.arrival, job.number):
                     line.passed += 1
         self.remove(job)
 

@@ -12,6 +12,7 @@ from .partition import pairs
 from .sharing import Sight, demand, quota
 
 WHOLE = Placement()
+PLAIN = Placement(plain=True)
 PARTS = (0.25, 0.5, 0.75)
 """Parts of the device that a memory-intensive kernel beside a compute-intensive one may get, to choose from."""
 
@@ -82,12 +83,13 @@ class Arranger:
             How many of the first run already: their quota can change, their partition cannot.
         """
         seen = self._sight.jobs(view, jobs)
-        choices = _choices(view, jobs, fixed)
+        parts = _parts(view, jobs, fixed)
         key = self._key(view, jobs, fixed)
         known = self._known.get(key)
-        if known is not None and known[0] < len(choices):
-            placements = choices[known[0]]
+        if known is not None and known[0] < len(parts):
+            placements = _placements(view, jobs, parts[known[0]])
             return Arrangement(jobs, placements, view.rates.together(seen, placements))
+        choices = [_placements(view, jobs, its) for its in parts]
         found = [Arrangement(jobs, places, view.rates.together(seen, places)) for places in choices]
         index = max(range(len(found)), key=lambda k: (round(found[k].sum, 9), -k))
         self._known[key] = index, found[index].sum
@@ -104,45 +106,48 @@ class Arranger:
         return tuple(key)
 
 
-def _choices(view: View, jobs: Sequence[Job], fixed: int) -> list[list[Placement]]:
-    capacity = view.capacity
+def _parts(view: View, jobs: Sequence[Job], fixed: int) -> Sequence[Sequence[float | str | None]]:
+    """Return arrangements to choose from: for each job a part of the device, the name of a partition, or None (all)."""
     there = [job.placement if i < fixed else None for i, job in enumerate(jobs)]
-    partitioned = [p for p in there if p is not None and p.partition is not None]
-    if partitioned:
-        return _beside_partitions(view, jobs, there)
-    if sum(demand(job, capacity) for job in jobs) <= 1.0 + 1e-9:
-        return [[WHOLE] * len(jobs)]
+    if any(p is not None and p.partition is not None for p in there):
+        return _beside_partitions(view, there)
+    if sum(demand(job, view.capacity) for job in jobs) <= 1.0 + 1e-9:
+        return [[None] * len(jobs)]
     memory = [job.task.profile.kind is Kind.MEMORY for job in jobs]
-    count = len(jobs)
-    if sum(memory) in (0, count):
-        shares = [[1.0 / count] * count]
+    count, few = len(jobs), sum(memory)
+    found: list[Sequence[float | str | None]]
+    if few in (0, count):
+        found = [[1.0 / count] * count]
     else:
         # Both classes: the memory-intensive ones divide one part among them, the others the rest.
-        few, many = sum(memory), count - sum(memory)
-        shares = [[part / few if m else (1 - part) / many for m in memory] for part in PARTS]
-    found = [[_quota(view, job, part) for job, part in zip(jobs, its, strict=True)] for its in shares]
-    if count == 2 and not fixed:
-        for pair in pairs(capacity):
-            found.append([Placement(partition=name) for name in pair])
-            found.append([Placement(partition=name) for name in reversed(pair)])
+        found = [[part / few if m else (1 - part) / (count - few) for m in memory] for part in PARTS]
+    if count == 2 and not fixed and view.capacity.partitions:
+        for one, other in pairs(view.capacity):
+            found += [(one, other), (other, one)]
     return found
 
 
-def _beside_partitions(view: View, jobs: Sequence[Job], there: Sequence[Placement | None]) -> list[list[Placement]]:
+def _beside_partitions(view: View, there: Sequence[Placement | None]) -> list[list[float | str | None]]:
     """Return the one arrangement that is left where kernels run in partitions: newcomers in those that are free."""
     taken = {p.partition for p in there if p is not None}
     free = [name for pair in pairs(view.capacity) for name in pair if name not in taken and taken & set(pair)]
-    found = []
+    found: list[float | str | None] = []
     for place in there:
         if place is not None:
-            found.append(place)
+            found.append(place.partition)
         else:
-            found.append(Placement(partition=free.pop(0)) if free else WHOLE)
+            found.append(free.pop(0) if free else None)
     return [found]
 
 
-def _quota(view: View, job: Job, part: float) -> Placement:
-    """A part of the device; a kernel that cannot be cut takes what it finds."""
-    if job.task.whole or (job.placement is not None and job.placement.plain):
-        return Placement(plain=True)
-    return Placement(workers=quota(job, part, view.capacity))
+def _placements(view: View, jobs: Sequence[Job], parts: Sequence[float | str | None]) -> list[Placement]:
+    found = []
+    for job, part in zip(jobs, parts, strict=True):
+        if isinstance(part, str):
+            found.append(Placement(partition=part))
+        elif job.task.whole or (job.placement is not None and job.placement.plain):
+            # One that cannot be cut takes what it finds.
+            found.append(PLAIN)
+        else:
+            found.append(WHOLE if part is None else Placement(workers=quota(job, part, view.capacity)))
+    return found

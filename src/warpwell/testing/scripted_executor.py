@@ -1,0 +1,119 @@
+"""ScriptedExecutor: a device in virtual time whose every number a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..scheduler import Capacity, Ended, Executor, Job, Placement, Profile, Stopped, Task
+
+
+class ScriptedExecutor(Executor):
+    """Every kernel runs at the rate that it has alone, whatever runs beside it; a preemption takes no time or a set
+    time.
+
+    Parameters
+    ----------
+    capacity : Capacity, optional
+    cost : float
+        Seconds that a preemption takes, and is said to take.
+    fails : mapping, optional
+        By the task's name, the error that it ends with.
+    refuses : mapping, optional
+        By the task's name, the error that its launch raises.
+    truth : mapping, optional
+        What tasks are really like.
+
+    Attributes
+    ----------
+    calls : list of tuple
+        Every launch, preemption, resize and discard: ``("launch", number, placement)`` and so on.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity | None = None,
+        *,
+        cost: float = 0.0,
+        fails: Mapping[str, BaseException] | None = None,
+        refuses: Mapping[str, Exception] | None = None,
+        truth: Mapping[Task, Profile] | None = None,
+    ) -> None:
+        self._capacity = capacity or Capacity()
+        self._cost = cost
+        self._fails = fails or {}
+        self._refuses = refuses or {}
+        self._truth = {} if truth is None else truth
+        self._now = 0.0
+        self._ends: dict[Job, float] = {}
+        self._stops: dict[Job, float] = {}
+        self._from: dict[Job, tuple[float, int]] = {}
+        self.calls: list[tuple[object, ...]] = []
+
+    @property
+    def capacity(self) -> Capacity:
+        """What it was made with."""
+        return self._capacity
+
+    def truth(self, task: Task) -> Profile:
+        """Return what a task is really like."""
+        return self._truth.get(task, task.profile)
+
+    def launch(self, job: Job, placement: Placement) -> None:
+        """Start a job."""
+        self.calls.append(("launch", job.number, placement))
+        assert job not in self._ends, f"{job.task.name} was launched while it ran"
+        if job.task.name in self._refuses:
+            raise self._refuses[job.task.name]
+        self._from[job] = self._now, job.done
+        self._ends[job] = self._now + (self.truth(job.task).seconds or 0.0) * job.left
+
+    def preempt(self, job: Job, mode: str = "drain") -> None:
+        """Stop a job `cost` seconds from now, or at its end if that comes sooner."""
+        self.calls.append(("preempt", job.number, mode))
+        if not (job.placement and job.placement.plain):
+            self._stops[job] = self._now + self._cost
+
+    def resize(self, job: Job, workers: int | None) -> None:
+        """Note it."""
+        self.calls.append(("resize", job.number, workers))
+
+    def discard(self, job: Job) -> None:
+        """Note it."""
+        self.calls.append(("discard", job.number))
+
+    def progress(self, job: Job) -> int:
+        """Return blocks in proportion to time."""
+        began, done = self._from[job]
+        seconds = self._ends[job] - began
+        part = 1.0 if seconds <= 0 else min(1.0, (self._now - began) / seconds)
+        return done + int((job.task.blocks - done) * part)
+
+    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
+        """Return what was set."""
+        return self._cost
+
+    def poll(self) -> list[Ended | Stopped]:
+        """Return what is due, in order of time."""
+        due: list[tuple[float, int, Ended | Stopped]] = []
+        for job, time in list(self._ends.items()):
+            stop = self._stops.get(job)
+            if time <= self._now and (stop is None or time <= stop):
+                due.append((time, job.number, Ended(job, time, self._fails.get(job.task.name))))
+            elif stop is not None and stop <= self._now:
+                due.append((stop, job.number, Stopped(job, stop, min(self.progress(job), job.task.blocks - 1))))
+        for _, _, event in due:
+            del self._ends[event.job], self._from[event.job]
+            self._stops.pop(event.job, None)
+        return [event for _, _, event in sorted(due, key=lambda entry: entry[:2])]
+
+    def now(self) -> float:
+        """Return the virtual time."""
+        return self._now
+
+    def wait(self, until: float | None) -> None:
+        """Go on to the next event, or to `until`."""
+        times = [*self._ends.values(), *self._stops.values()]
+        if until is not None:
+            times.append(until)
+        if times:
+            self._now = max(self._now, min(times))

@@ -1,0 +1,443 @@
+"""Core: places, memory, quotas, requests, failures and cancellation; the waiting list; tenants."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warpwell import errors
+from warpwell.scheduler import Capacity, Job, Kind, Launch, Placement, Policy, Preempt, Profile, Request, State, Task
+from warpwell.scheduler.core import Core
+from warpwell.scheduler.policies.order import LeftOver
+from warpwell.scheduler.tenants import Tenant, Tenants
+from warpwell.scheduler.waiting import Waiting
+from warpwell.testing.scripted_executor import ScriptedExecutor
+
+SMALL = Capacity(memory=100)
+
+
+def task(name="t", seconds=1.0, **fields):
+    return Task(name, 100, Profile(kind=Kind.COMPUTE, seconds=seconds), **fields)
+
+
+def finish(core):
+    for _ in range(10_000):
+        until = core.step()
+        if not core.busy:
+            return core
+        core.executor.wait(until)
+    raise AssertionError("it does not end")
+
+
+def started(core):
+    return {job.task.name: job.started for job in core.jobs}
+
+
+# -- requests -----------------------------------------------------------------------------------------------
+
+
+def test_only_the_head_of_a_request_competes() -> None:
+    core = Core(ScriptedExecutor(), "left-over", limit=4)
+    jobs = core.submit(Request("app", [task("a"), task("b"), task("c")]))
+    core.step()
+    assert [job.state for job in jobs] == [State.RUNNING, State.WAITING, State.WAITING]
+    assert core.waiting == []
+    finish(core)
+    assert [(job.arrival, job.started, job.ended) for job in jobs] == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
+
+
+def test_a_request_arrives_when_it_says() -> None:
+    core = Core(ScriptedExecutor(), "left-over")
+    core.submit(Request("later", [task("later")], 5.0))
+    core.submit(Request("now", [task("now")]))
+    assert core.step() == 5.0
+    finish(core)
+    assert started(core) == {"later": 5.0, "now": 0.0}
+
+
+def test_the_log_is_in_order_of_time_although_arrivals_are_seen_late() -> None:
+    executor = ScriptedExecutor()
+    core = Core(executor, "first-come")
+    core.submit(Request("a", [task("a", 1.0)]))
+    core.submit(Request("b", [task("b", 1.0)], 0.5))
+    core.step()
+    executor.wait(3.0)
+    executor.wait(3.0)
+    finish(core)
+    assert [(e.time, e.kind, e.name) for e in core.log][:4] == [
+        (0.0, "arrive", "a"), (0.0, "launch", "a"), (0.5, "arrive", "b"), (1.0, "end", "a"),
+    ]  # fmt: skip
+
+
+def test_jobs_that_have_ended_are_forgotten_on_request() -> None:
+    core = Core(ScriptedExecutor(), "left-over", keep=False)
+    for _ in range(3):
+        core.submit(Request("r", [task(), task()]))
+    assert len(core.jobs) == 6
+    finish(core)
+    assert core.jobs == []
+
+
+# -- failures and cancellation ------------------------------------------------------------------------------
+
+
+def test_a_failed_task_ends_its_request_and_frees_its_place_and_memory() -> None:
+    boom = RuntimeError("boom")
+    core = Core(ScriptedExecutor(SMALL, fails={"bad": boom}), "left-over", limit=1)
+    bad = core.submit(Request("bad", [task("bad", memory=100), task("next"), task("last")]))
+    good = core.submit(Request("good", [task("good", memory=100)]))
+    finish(core)
+    assert [job.state for job in bad] == [State.FAILED, State.CANCELLED, State.CANCELLED]
+    assert bad[0].error is boom
+    assert good[0].state is State.DONE
+    assert core.free_memory == 100
+    assert [(e.kind, e.name) for e in core.log][3:6] == [("fail", "bad"), ("cancel", "next"), ("cancel", "last")]
+
+
+def test_a_launch_that_raises_is_the_failure_of_its_task() -> None:
+    core = Core(ScriptedExecutor(SMALL, refuses={"bad": ValueError("no such argument")}), "left-over", limit=1)
+    bad = core.submit(Request("bad", [task("bad", memory=60)]))[0]
+    good = core.submit(Request("good", [task("good", memory=60)]))[0]
+    finish(core)
+    assert (bad.state, good.state, good.started) == (State.FAILED, State.DONE, 0.0)
+    assert isinstance(bad.error, ValueError)
+    assert core.free_memory == 100
+
+
+def test_a_lost_task_is_logged_as_lost() -> None:
+    core = Core(ScriptedExecutor(fails={"t": errors.TaskLostError("the device is gone")}), "left-over")
+    core.submit(Request("r", [task()]))
+    finish(core)
+    assert [e.kind for e in core.log] == ["arrive", "launch", "lost"]
+
+
+class Reshuffles(LeftOver):
+    """Launches so that it can be preempted."""
+
+    def decide(self, view):
+        if len(view.running) >= view.limit or not view.waiting:
+            return []
+        return [Launch(view.waiting.first())]
+
+
+def test_cancelling_one_that_waits_runs_or_is_still_to_come() -> None:
+    executor = ScriptedExecutor(SMALL, cost=0.25)
+    core = Core(executor, Reshuffles(), limit=1)
+    running = core.submit(Request("a", [task("a", memory=100), task("a2")]))
+    waiting = core.submit(Request("b", [task("b", memory=100)]))
+    coming = core.submit(Request("c", [task("c"), task("c2")], 7.0))
+    core.step()
+    assert core.cancel(waiting[0])
+    assert core.cancel(coming[0])
+    assert core.cancel(running[0])
+    assert running[0].state is State.STOPPING, "it leaves when its blocks let it"
+    assert [job.state for job in (*waiting, *coming, running[1])] == [State.CANCELLED] * 4
+    finish(core)
+    assert running[0].state is State.CANCELLED
+    assert running[0].ended == 0.25
+    assert core.free_memory == 100
+    assert ("discard", running[0].number) in executor.calls
+    assert not core.busy
+
+
+def test_a_later_task_of_a_request_can_be_cancelled_alone_with_those_after_it() -> None:
+    core = Core(ScriptedExecutor(), "left-over")
+    jobs = core.submit(Request("r", [task("a"), task("b"), task("c")]))
+    core.step()
+    assert core.cancel(jobs[1])
+    finish(core)
+    assert [job.state for job in jobs] == [State.DONE, State.CANCELLED, State.CANCELLED]
+
+
+def test_one_that_ends_while_it_is_cancelled_is_done_and_its_request_is_not() -> None:
+    core = Core(ScriptedExecutor(cost=5.0), Reshuffles())
+    jobs = core.submit(Request("r", [task("a"), task("b")]))
+    core.step()
+    core.cancel(jobs[0])
+    finish(core)
+    assert [job.state for job in jobs] == [State.DONE, State.CANCELLED]
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_does_not_fit_waits_and_smaller_ones_go_on() -> None:
+    core = Core(ScriptedExecutor(SMALL), "left-over", limit=3)
+    for name, memory in (("a", 60), ("b", 60), ("c", 40), ("d", 0)):
+        core.submit(Request(name, [task(name, memory=memory)]))
+    finish(core)
+    assert started(core) == {"a": 0.0, "b": 1.0, "c": 0.0, "d": 0.0}
+
+
+def test_memory_is_kept_free_for_one_that_many_were_admitted_past() -> None:
+    def large_starts(patience):
+        core = Core(ScriptedExecutor(SMALL), "left-over", limit=2, patience=patience)
+        for number in range(40):
+            core.submit(Request("small", [task(f"s{number}", 1.0, memory=50)], 0.49 * number))
+        core.submit(Request("large", [task("large", memory=100)], 0.6))
+        finish(core)
+        return sum(job.started < started(core)["large"] for job in core.jobs if job.task.name != "large")
+
+    assert large_starts(4) <= 4 + 3
+    assert large_starts(1000) == 40, "or this test could not fail"
+
+
+def test_a_preempted_task_keeps_its_memory() -> None:
+    class Once(Reshuffles):
+        def decide(self, view):
+            if len(view.running) == 1 and not view.running[0].preemptions and view.now >= 0.5:
+                if view.running[0].state is State.RUNNING:
+                    return [Preempt(view.running[0])]
+                return []
+            if view.running:
+                return []
+            return [Launch(job) for job in list(view.waiting)[-1:]]
+
+    core = Core(ScriptedExecutor(SMALL), Once(), limit=1)
+    first = core.submit(Request("first", [task("first", memory=70)]))[0]
+    core.submit(Request("small", [task("small", memory=30)], 0.5))
+    core.submit(Request("large", [task("large", memory=31)], 0.5))
+    core.step()
+    core.executor.wait(0.5)
+    core.step()
+    core.step()
+    assert first.state is State.PREEMPTED
+    assert [job.task.name for job in core.running] == ["small"], "31 more would not fit"
+    assert core.free_memory == 0
+    finish(core)
+    assert all(job.state is State.DONE for job in core.jobs)
+
+
+def test_a_task_larger_than_the_memory_creates_nothing() -> None:
+    core = Core(ScriptedExecutor(SMALL), "left-over")
+    with pytest.raises(errors.TaskMemoryError, match=r"'big' needs 101 bytes and the device has 100") as caught:
+        core.submit(Request("r", [task("a"), task("big", memory=101)]))
+    assert caught.value.task == "big"
+    assert core.jobs == [] and not core.busy
+    assert [e.kind for e in core.log] == ["reject"]
+
+
+# -- what a policy may not do -------------------------------------------------------------------------------
+
+
+PLAIN = Placement(plain=True)
+
+
+class Wrong(Policy):
+    name = "wrong"
+
+    def __init__(self, decide):
+        self.decide_ = decide
+
+    def decide(self, view):
+        return self.decide_(view)
+
+
+@pytest.mark.parametrize(
+    ("decide", "message"),
+    [
+        (lambda view: [Launch(job) for job in view.waiting], "where 1 run already"),
+        (lambda view: [Launch(view.waiting.first())] * 2, "is running"),
+        (lambda view: [Preempt(view.waiting.first())], "is waiting"),
+        (lambda view: [Preempt(j) for j in view.running] or [Launch(view.waiting[0], PLAIN)], "launched plain"),
+    ],
+)
+def test_a_policy_that_breaks_the_rules_is_told(decide, message) -> None:
+    core = Core(ScriptedExecutor(), Wrong(decide), limit=1)
+    for _ in range(2):
+        core.submit(Request("r", [task()]))
+    with pytest.raises(errors.SchedulerError, match=f"policy 'wrong' .*{message}"):
+        core.step()
+
+
+def test_a_limit_of_nothing() -> None:
+    with pytest.raises(errors.ArgumentError, match="limit is 0"):
+        Core(ScriptedExecutor(), "left-over", limit=0)
+
+
+def test_a_kernel_that_cannot_be_cut_runs_whole_and_says_why() -> None:
+    executor = ScriptedExecutor()
+    core = Core(executor, "source")
+    core.submit(Request("r", [task(whole="it returns before a barrier, line 7")]))
+    core.step()
+    assert executor.calls[0][2].plain
+    assert next(e.why["whole"] for e in core.log if e.kind == "launch") == "it returns before a barrier, line 7"
+
+
+# -- tenants ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"a": {"share": 0.7}, "b": {"share": 0.4}}, r"110\.0%"),
+        ({"a": {"share": 1.5}}, "'a' has a quota of 150%"),
+        ({"a": {"share": 0}}, "'a' has a quota of 0%"),
+        ({"a": {"memory": 60}, "b": {"memory": 0.5}}, "110 bytes together and the device has 100"),
+        ({"a": {"memory": -1}}, "'a' has a quota of -1 bytes"),
+    ],
+)
+def test_quotas_over_what_there_is(settings, message) -> None:
+    with pytest.raises(errors.QuotaError, match=message):
+        Core(ScriptedExecutor(SMALL), "left-over", tenants=settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"a": {"weight": 0}}, "weight of tenant 'a'"),
+        ({"a": {"speed": 3}}, "speed"),
+        ({"a": {"window": 0}}, "window"),
+        ([Tenant("a"), Tenant("a")], "two settings"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message) -> None:
+    with pytest.raises(errors.ArgumentError, match=message):
+        Core(ScriptedExecutor(), "left-over", tenants=settings)
+
+
+def test_a_tenant_that_no_setting_names() -> None:
+    core = Core(ScriptedExecutor(), "left-over", tenants={"a": 2.0})
+    core.submit(Request("r", [task(tenant="a")]))
+    with pytest.raises(errors.QuotaError, match=r"'z' is in no setting.*one of a"):
+        core.submit(Request("r", [task(tenant="a"), task(tenant="z")]))
+    assert len(core.jobs) == 1
+
+
+def test_a_tenant_holds_no_more_memory_than_its_quota_and_others_are_not_kept_waiting() -> None:
+    core = Core(ScriptedExecutor(SMALL), "left-over", limit=4, tenants={"a": {"memory": 50}, "b": {}})
+    for name, tenant in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")):
+        core.submit(Request(name, [task(name, memory=30, tenant=tenant)]))
+    finish(core)
+    assert started(core) == {"a1": 0.0, "a2": 1.0, "b1": 0.0, "b2": 0.0}
+    with pytest.raises(errors.TaskMemoryError, match="its tenant may hold 50"):
+        core.submit(Request("r", [task(memory=51, tenant="a")]))
+
+
+def test_what_runs_is_charged_for_exactly_the_device() -> None:
+    core = Core(ScriptedExecutor(Capacity(processors=10)), "left-over", limit=2)
+    core.submit(Request("a", [task("a", 2.0, tenant="a")]))
+    core.submit(Request("b", [task("b", 1.0, tenant="b")]))
+    finish(core)
+    # one second shared, one alone
+    assert core.tenants["a"].used == pytest.approx(5 + 10)
+    assert core.tenants["b"].used == pytest.approx(5)
+
+
+def test_a_partition_is_charged_for_what_it_is() -> None:
+    capacity = Capacity(processors=132, partitions={"a32": 32, "b32": 100})
+    core = Core(ScriptedExecutor(capacity), "best-partition", limit=2)
+    core.submit(Request("m", [Task("m", 100, Profile(kind=Kind.MEMORY, seconds=1.0), tenant="m")]))
+    core.submit(Request("c", [Task("c", 100, Profile(kind=Kind.COMPUTE, seconds=1.0), tenant="c")]))
+    finish(core)
+    assert {core.tenants["m"].used, core.tenants["c"].used} == {32.0, 100.0}
+
+
+def shares(burst, others=True, until=40.0):
+    tenants = {"small": {"share": 0.25, "burst": burst, "window": 2.0}, "big": {}}
+    core = Core(ScriptedExecutor(), "left-over", limit=1, tenants=tenants)
+    for _ in range(100):
+        core.submit(Request("r", [task("s", 0.5, tenant="small")]))
+        if others:
+            core.submit(Request("r", [task("b", 0.5, tenant="big")]))
+    while core.executor.now() < until:
+        core.executor.wait(core.step())
+    return core.tenants["small"].used / (132 * until)
+
+
+def test_a_tenant_over_its_quota_waits() -> None:
+    # a quarter, and one window's worth at the start
+    assert shares(burst=False) == pytest.approx(0.25, abs=0.05)
+    assert shares(burst=False, others=False) == pytest.approx(0.25, abs=0.05), "without burst the rest stays idle"
+
+
+def test_with_burst_a_quota_is_what_it_is_sure_of() -> None:
+    assert shares(burst=True) == pytest.approx(0.25, abs=0.05)
+    assert shares(burst=True, others=False) == pytest.approx(1.0, abs=0.02)
+
+
+def test_one_that_comes_late_does_not_catch_up() -> None:
+    tenants = Tenants(Capacity(processors=1), {"old": 1.0, "new": 1.0})
+    made = task(tenant="old")
+    job = Job(made, Request("r", [made]), 0.0)
+    tenants.wants(tenants["old"])
+    tenants.charge([job], 100.0)
+    assert tenants["old"].clock == 100.0
+    tenants.wants(tenants["new"])
+    assert tenants["new"].clock == 100.0
+
+
+# -- the waiting list ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=60), st.integers(0, 2**16))
+def test_the_waiting_list_is_a_sorted_list_in_buckets(entries, seed) -> None:
+    """Against a plain list: additions in any order, removals anywhere, and heads of buckets with some not allowed."""
+    chance = random.Random(seed)
+    forbidden = set()
+    waiting = Waiting(lambda job: job.task.priority, lambda job: job.arrival, lambda job: job not in forbidden)
+    model = []
+    for number, (arrival, bucket, removes) in enumerate(entries):
+        made = task(priority=bucket)
+        job = Job(made, Request("r", [made]), float(arrival), number=number)
+        waiting.add(job)
+        model.append(job)
+        model.sort(key=lambda j: (j.arrival, j.number))
+        if chance.random() < 0.2:
+            forbidden.add(job)
+        if removes:
+            for _ in range(chance.randrange(3)):
+                if model:
+                    gone = model[0] if chance.random() < 0.5 else chance.choice(model)
+                    model.remove(gone)
+                    waiting.remove(gone) if chance.random() < 0.5 else waiting.launched(gone)
+        allowed = [j for j in model if j not in forbidden]
+        assert waiting.everything == model
+        assert list(waiting) == allowed and len(waiting) == len(allowed) and bool(waiting) == bool(allowed)
+        assert waiting.first() is (allowed[0] if allowed else None)
+        heads = {b: next(j for j in allowed if j.task.priority == b) for b in {j.task.priority for j in allowed}}
+        assert {j.task.priority: j for j in waiting.heads()} == heads
+        assert all((j in waiting) == (j in model) for j in (job, *model))
+
+
+def test_waiting_ages_by_those_that_pass() -> None:
+    waiting = Waiting(lambda job: job.task.priority, lambda job: job.arrival)
+    jobs = []
+    for number, priority in enumerate((0, 1, 1, 0)):
+        made = task(priority=priority)
+        jobs.append(Job(made, Request("r", [made]), 0.0, number=number))
+        waiting.add(jobs[-1])
+    waiting.launched(jobs[1])
+    waiting.launched(jobs[2])
+    assert waiting.passed(jobs[0]) == 2
+    waiting.launched(jobs[0])
+    assert waiting.passed(jobs[3]) == 0, "its bucket has had its turn"
+
+
+@pytest.mark.parametrize("name", ["first-come", "source", "shortest", "warpwell"])
+def test_a_decision_looks_at_few_however_many_wait(name) -> None:
+    """Counted in looks at jobs, which no busy machine changes."""
+
+    def looks(backlog):
+        core = Core(ScriptedExecutor(), name)
+        for number in range(backlog):
+            kind = list(Kind)[number % 2]
+            core.submit(Request("r", [Task("t", 100, Profile(kind=kind, seconds=1.0))]))
+        core.step()
+        count = 0
+        allowed = core._queue.allowed
+
+        def counted(job):
+            nonlocal count
+            count += 1
+            return allowed(job)
+
+        core._queue.allowed = counted
+        while core.executor.now() < 30:
+            core.executor.wait(core.step())
+        return count
+
+    few = looks(100)
+    assert 20 <= few == looks(3000)
