@@ -83,6 +83,7 @@ class CudaExecutor(Executor):
         self._capacity = Capacity(
             processors=gpu.processors, registers=gpu.registers, shared=gpu.shared, threads=gpu.threads, blocks=32,
             memory=gpu.free_memory() if memory is None else memory, partitions=dict(gpu.partitions), clock=gpu.clock,
+            modes=("drain",),
         )  # fmt: skip
         # one block of memory for all: to free memory waits for every kernel that runs
         self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
@@ -113,7 +114,12 @@ class CudaExecutor(Executor):
         run = self._runs.get(job)
         if run is None:
             run = self._runs[job] = CudaRun(job, placement)
-            self._helpers.run(lambda: self._prepare(run))
+            if self._gpu.at_hand(job.task.launch, job.task.arguments):
+                # nothing is copied or compiled: another thread would take longer to wake
+                self._prepare(run)
+                self._advance()
+            else:
+                self._helpers.run(lambda: self._prepare(run))
         elif run.phase is Phase.STOPPED:
             run.placement = placement
             run.leave = False

@@ -8,6 +8,9 @@ from typing import Any
 from ..targets.blocks import BlockLaunch
 from .task import Job, Placement
 
+WHOLE = 100e-6
+"""Seconds: a kernel that is shorter runs untransformed, because it is over before a flag and a launch would be."""
+
 
 class Phase(enum.Enum):
     """Where a task is; see `warpwell.scheduler.cuda_executor`."""
@@ -58,6 +61,8 @@ class CudaRun:
     def form(self) -> str:
         """How it runs: "plain", "workers" or "slices"."""
         assert self.blocks is not None
-        if self.placement.plain or not (self.blocks.preemptible or self.blocks.sliceable):
+        seconds = self.job.task.profile.seconds
+        short = seconds is not None and seconds < WHOLE
+        if self.placement.plain or short or not (self.blocks.preemptible or self.blocks.sliceable):
             return "plain"
         return "workers" if self.blocks.preemptible else "slices"

@@ -124,8 +124,9 @@ class Forms:
         self._extents = (*blocks.launch.shape, 1, 1)[:3]
         self._grid = (*self._across, 1, 1)[:2]
         self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(blocks.args))
-        self.workers: Any = None
-        self.slices: Any = None
+        types = tuple(self.plain.typeof_pyval(v) for v in blocks.values)
+        self._key = ("cuda-forms", len(blocks.launch.shape), types)
+        self._forms: dict[str, tuple[Any, dict[str, int]]] = {}
 
     def prepare(self) -> None:
         """Compile and load all forms, so that a launch waits for neither.
@@ -134,18 +135,30 @@ class Forms:
         told takes what a loop around the kernel gains by, and fewer blocks fit.
         """
         blocks = self._blocks
-        dims, count = len(blocks.launch.shape), len(blocks.args)
-        cap = registers_for(int(self._kernel(self.plain, 3).regs_per_thread), int(np.prod(self._threads)))
-        if blocks.preemptible:
-            self.workers = _form(blocks, "workers", _WORKERS, dims, count, cap)
-            self._kernel(self.workers, 10)
-        if blocks.sliceable:
-            self.slices = _form(blocks, "slices", _SLICE, dims, count, cap)
-            self._kernel(self.slices, 6)
+        made = blocks.kernel.compiled
+        if self._key not in made:
+            dims, count = len(blocks.launch.shape), len(blocks.args)
+            threads = int(np.prod(self._threads))
+            found = {"plain": (self.plain, self._kernel(self.plain, 3))}
+            cap = registers_for(int(found["plain"][1].regs_per_thread), threads)
+            if blocks.preemptible:
+                workers = _form(blocks, "workers", _WORKERS, dims, count, cap)
+                found["workers"] = (workers, self._kernel(workers, 10))
+            if blocks.sliceable:
+                slices = _form(blocks, "slices", _SLICE, dims, count, cap)
+                found["slices"] = (slices, self._kernel(slices, 6))
+            made[self._key] = {
+                form: (dispatcher, _resources(kernel, threads)) for form, (dispatcher, kernel) in found.items()
+            }
+        self._forms = made[self._key]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether `prepare` has nothing to compile."""
+        return self._key in self._blocks.kernel.compiled
 
     def _kernel(self, dispatcher: Any, words: int) -> Any:
-        arguments = [0] * words + self._blocks.values
-        types = tuple(dispatcher.typeof_pyval(a) for a in arguments)
+        types = tuple(dispatcher.typeof_pyval(a) for a in [0] * words + self._blocks.values)
         if types not in dispatcher.overloads:
             with compiling(f"kernel {self._blocks.kernel.__name__!r}"):
                 dispatcher.compile(types).bind()
@@ -153,16 +166,7 @@ class Forms:
 
     def resources(self, form: str) -> dict[str, int]:
         """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
-        dispatcher, words = {"plain": (self.plain, 3), "workers": (self.workers, 10), "slices": (self.slices, 6)}[form]
-        kernel = self._kernel(dispatcher, words)
-        threads = int(np.prod(self._threads))
-        return {
-            "registers": int(kernel.regs_per_thread),
-            "shared": int(kernel.shared_mem_per_block),
-            "local": int(kernel.local_mem_per_thread),
-            "threads": threads,
-            "resident": int(kernel.max_cooperative_grid_blocks(threads)),
-        }
+        return dict(self._forms[form][1])
 
     def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
         """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
@@ -171,16 +175,26 @@ class Forms:
         """
         blocks = self._blocks.blocks
         words = (control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
-        self.workers[workers, self._threads, stream](*words, *self._blocks.values)
+        self._forms["workers"][0][workers, self._threads, stream](*words, *self._blocks.values)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
         """Launch `count` blocks from block `first`; return at once."""
         words = (first, *self._grid, *self._extents)
-        self.slices[count, self._threads, stream](*words, *self._blocks.values)
+        self._forms["slices"][0][count, self._threads, stream](*words, *self._blocks.values)
 
     def start_plain(self, stream: Any) -> None:
         """Launch the untransformed kernel, whole; return at once."""
         self.plain[self._across, self._threads, stream](*self._extents, *self._blocks.values)
+
+
+def _resources(kernel: Any, threads: int) -> dict[str, int]:
+    return {
+        "registers": int(kernel.regs_per_thread),
+        "shared": int(kernel.shared_mem_per_block),
+        "local": int(kernel.local_mem_per_thread),
+        "threads": threads,
+        "resident": int(kernel.max_cooperative_grid_blocks(threads)),
+    }
 
 
 def registers_for(used: int, threads: int) -> int:
@@ -201,6 +215,7 @@ def forms(blocks: Any) -> Forms:
 def to_gpu(values: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """Return launch values with NumPy arrays copied to the GPU, and the pairs to be copied back."""
     from numba import cuda
+    from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
 
     out, copied = [], []
     for value in values:
@@ -208,7 +223,7 @@ def to_gpu(values: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
             there = cuda.to_device(value)
             copied.append((value, there))
             out.append(there)
-        elif hasattr(value, "__cuda_array_interface__"):
+        elif hasattr(value, "__cuda_array_interface__") and not is_cuda_ndarray(value):
             out.append(cuda.as_cuda_array(value))
         else:
             out.append(value)

@@ -185,6 +185,13 @@ class Gpu:
 
         return forms(blocks)
 
+    def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
+        """Tell whether a launch may begin at once: its arguments are in device memory, and some form is compiled."""
+        for value in args:
+            if not isinstance(value, int | float | np.generic) and not hasattr(value, "__cuda_array_interface__"):
+                return False
+        return any(key[0] == "cuda-forms" for key in launch.kernel.compiled)
+
     def allocate(self, nbytes: int) -> Block:
         """Return zeroed device memory."""
         with self.on_device():

@@ -121,6 +121,10 @@ class FakeGpu:
         self.made.append(FakeForms(blocks, self.resident))
         return self.made[-1]
 
+    def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
+        """See `Gpu`."""
+        return False
+
     def allocate(self, nbytes: int) -> Block:
         """See `Gpu`."""
         return memory_for("cpu").allocate(nbytes)
