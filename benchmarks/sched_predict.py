@@ -1,8 +1,9 @@
 """How far off is the predictor, and what does that cost the scheduler?
 
-Reads the JSON of `benchmarks/sched_counts.py`. Sizes between those measured (each inner size left out in turn), larger
-ones (the largest third left out), applications that were never measured (each left out in turn, and each family), and
-code alone. Then a backlogged trace is simulated with predicted profiles, and with the measured ones.
+Reads the JSON of `benchmarks/sched_counts.py`, by default the one kept in results/. Predicted are sizes between those
+measured (each inner size left out in turn), larger ones (the largest third left out), applications that were never
+measured (each left out in turn, and each family), and all by code alone. Then a backlogged trace is simulated with
+predicted profiles, and with the measured ones.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import itertools
 import random
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from measure import save, table
 
+from warpwell.errors import WarpwellError
 from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.counted import read_counts
@@ -28,6 +31,7 @@ from warpwell.scheduler.simulator import Simulator
 
 Pairs = list[tuple[Sample, Prediction]]
 IRREGULAR = ("bfs", "spmv")
+KEPT = Path(__file__).parent / "results" / "sched_counts_h100.json"
 
 
 def query(sample: Sample) -> Sample:
@@ -150,7 +154,7 @@ def lost(pairs: Pairs, policies: Sequence[str], kernels: int, seeds: int, scale:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("counts", help="JSON of sched_counts.py parse")
+    parser.add_argument("counts", nargs="?", default=str(KEPT), help="JSON of sched_counts.py parse")
     parser.add_argument("--data", action="store_true", help="let static counts look at the data of the input")
     parser.add_argument("--no-static", action="store_true", help="leave static counts out: sizes and warps alone")
     parser.add_argument("--no-trees", action="store_true", help="without scikit-learn")
@@ -160,7 +164,11 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=100, help="times the measured length (default 100)")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    samples, device = read_counts(arguments.counts, static=not arguments.no_static, data=arguments.data)
+    try:
+        samples, device = read_counts(arguments.counts, static=not arguments.no_static, data=arguments.data)
+    except WarpwellError as error:
+        print(f"{error}\nCount launches on a GPU first: {sys.argv[0].replace('predict', 'counts')} says how.")
+        return 2
     trees = not arguments.no_trees
     print(f"{len(samples)} launches of {len(by(samples, 'kernel'))} kernels in {len(by(samples, 'app'))} applications, "
           f"measured on {device}", flush=True)  # fmt: skip

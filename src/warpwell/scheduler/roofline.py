@@ -102,8 +102,8 @@ def estimate(counts: Counts, *, blocks: int, resident: int, capacity: Capacity, 
     latency = waves * counts.instructions / counts.warps * machine.gap / capacity.clock
     seconds = machine.start + max(issue / machine.issued, move / machine.moved, latency)
     features = {
-        "instructions": counts.instructions, "seconds": seconds, "issue": issue * busy, "move": move, "latency": latency,
-        "asked": asked, "footprint": float(counts.footprint), "blocks": float(blocks),
+        "instructions": counts.instructions, "seconds": seconds, "issue": issue * busy, "move": move,
+        "latency": latency, "asked": asked, "footprint": float(counts.footprint), "blocks": float(blocks),
         "assumed": float(counts.assumed),
         **{f"mix_{kind}": value / max(1.0, counts.instructions) for kind, value in counts.mix.items()},
     }  # fmt: skip
