@@ -167,7 +167,7 @@ def main() -> int:
     try:
         samples, device = read_counts(arguments.counts, static=not arguments.no_static, data=arguments.data)
     except WarpwellError as error:
-        print(f"{error}\nCount launches on a GPU first: {sys.argv[0].replace('predict', 'counts')} says how.")
+        print(f"{error}\nCount launches on a GPU first; the text at the top of sched_counts.py says how.")
         return 2
     trees = not arguments.no_trees
     print(f"{len(samples)} launches of {len(by(samples, 'kernel'))} kernels in {len(by(samples, 'app'))} applications, "
