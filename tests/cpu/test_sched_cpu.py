@@ -28,14 +28,13 @@ class TestCpuExecutor(ExecutorConformance):
 
 @kernel
 def gated(gate, counts):
-    """A block does not end while the gate is closed: gate[0] is the first block that waits, gate[1] opens it."""
+    """A block waits until gate[0] is larger than its number."""
     i = grid(1)
     if i < counts.size:
-        if i // 256 >= gate[0]:
-            attempt = 0
-            while load_acquire(element_address(gate, 1), DEVICE) == 0:
-                backoff(attempt)
-                attempt += 1
+        attempt = 0
+        while load_acquire(element_address(gate, 0), DEVICE) <= i // 256:
+            backoff(attempt)
+            attempt += 1
         fetch_add(element_address(counts, i), 1, DEVICE)
 
 
@@ -109,12 +108,12 @@ class Gate:
     """Arguments of `gated`, and the job."""
 
     def __init__(self, blocks: int, first: int, **options) -> None:
-        self.words = np.array([first, 0], np.int64)
+        self.words = np.array([first], np.int64)
         self.counts = np.zeros(BLOCK * blocks, np.int64)
         self.job = job_of(gated[self.counts.size], self.words, self.counts, **options)
 
-    def open(self) -> None:
-        self.words[1] = 1
+    def open(self, blocks: int = 1 << 40) -> None:
+        self.words[0] = blocks
 
 
 # -- a thousand preemptions ----------------------------------------------------------------------------------------
@@ -191,8 +190,12 @@ def test_a_shrink_is_obeyed_at_the_end_of_a_block(executor):
     until(lambda: executor.claimed(gate.job) == 6)
     executor.resize(gate.job, 1)
     assert executor.live(gate.job) == 3
+    gate.open(6)
+    until(lambda: executor.live(gate.job) == 1)
+    until(lambda: executor.claimed(gate.job) == 7)
+    time.sleep(0.02)
+    assert executor.claimed(gate.job) == 7 and executor.live(gate.job) == 1
     gate.open()
-    until(lambda: executor.live(gate.job) <= 1)
     assert isinstance(event_of(executor), Ended)
     assert (gate.counts == 1).all()
 
@@ -200,11 +203,12 @@ def test_a_shrink_is_obeyed_at_the_end_of_a_block(executor):
 # -- a task's life -------------------------------------------------------------------------------------------------
 
 
-def test_a_drain_waits_for_blocks_that_run(executor):
+@pytest.mark.parametrize("mode", ["drain", "switch", "flush"])  # what is not idempotent is not flushed
+def test_a_drain_waits_for_blocks_that_run(executor, mode):
     gate = Gate(8, 2)
     executor.launch(gate.job, Placement(workers=2))
     until(lambda: executor.claimed(gate.job) == 4)
-    executor.preempt(gate.job)
+    executor.preempt(gate.job, mode)
     executor.wait(executor.now() + 0.05)
     assert executor.poll() == []
     gate.open()

@@ -20,10 +20,24 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.scheduler import Capacity, Hold, Job, Launch, Placement, Policy, Preempt, Profile, Resize, State
+from warpwell.scheduler import (
+    Capacity,
+    Hold,
+    Job,
+    Launch,
+    Placement,
+    Policy,
+    Preempt,
+    Profile,
+    Request,
+    Resize,
+    State,
+    Task,
+)
 from warpwell.scheduler.cpu_executor import CpuExecutor
 from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.scheduler import Scheduler
+from warpwell.scheduler.watchdog import Watchdog
 from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
 
 BLOCK = 256
@@ -45,14 +59,13 @@ def double(x):
 
 @kernel
 def gated(gate, counts):
-    """Blocks from gate[0] on wait until gate[1] is set."""
+    """A block waits until gate[0] is larger than its number."""
     i = grid(1)
     if i < counts.size:
-        if i // 256 >= gate[0]:
-            attempt = 0
-            while load_acquire(element_address(gate, 1), DEVICE) == 0:
-                backoff(attempt)
-                attempt += 1
+        attempt = 0
+        while load_acquire(element_address(gate, 0), DEVICE) <= i // 256:
+            backoff(attempt)
+            attempt += 1
         fetch_add(element_address(counts, i), 1, DEVICE)
 
 
@@ -77,12 +90,12 @@ class Gate:
     """A task that cannot end while its gate is closed."""
 
     def __init__(self, scheduler: Scheduler, blocks: int = 4, first: int = 0, **options) -> None:
-        self.words = np.array([first, 0], np.int64)
+        self.words = np.array([first], np.int64)
         self.counts = np.zeros(BLOCK * blocks, np.int64)
         self.handle = scheduler.submit(gated[self.counts.size], self.words, self.counts, **options)
 
     def open(self) -> None:
-        self.words[1] = 1
+        self.words[0] = 1 << 40
 
 
 def until(condition, seconds: float = 60.0) -> None:
@@ -490,12 +503,55 @@ def test_a_stuck_kernel_fails_and_frees_its_workers():
         gate.open()
 
 
-def test_a_task_that_is_slow_is_not_stuck():
-    with scheduler_of(stuck_after=0.25) as scheduler:
-        counts = np.zeros(BLOCK * 24, np.int64)
-        # each block takes far less than that, all of them together more
-        scheduler.submit(slow[counts.size], counts, 30_000).result(100)
-        assert (counts == 1).all()
+class Watched(CpuExecutor):
+    """An executor with a clock and counters that a test sets."""
+
+    time, done, begun = 0.0, 0, 0
+
+    def now(self):
+        return self.time
+
+    def progress(self, job):
+        return self.done
+
+    def claimed(self, job):
+        return self.begun
+
+
+def test_a_task_is_stuck_when_a_block_runs_and_none_begins_or_ends():
+    task = Task("t", 9)
+    job = Job(task, Request("r", [task]), 0.0, placement=Placement())
+    watchdog, executor = Watchdog(4.0), Watched(threads=1)
+
+    def stuck_at(seconds, done, begun):
+        executor.time, executor.done, executor.begun = seconds, done, begun
+        return watchdog.look([job], executor) == [job]
+
+    assert not stuck_at(0.0, 0, 0)
+    assert not stuck_at(99.0, 0, 0)  # it is compiled, or waits for a place
+    assert not stuck_at(100.0, 0, 2)
+    assert not stuck_at(103.9, 0, 2)
+    assert not stuck_at(105.0, 1, 3)  # slow, and not stuck
+    assert not stuck_at(108.0, 1, 3)
+    assert not stuck_at(108.9, 1, 3)  # nobody looks more often than each second
+    assert stuck_at(109.0, 1, 3)
+    job.placement = Placement(plain=True)
+    assert not stuck_at(200.0, 1, 3) and not stuck_at(300.0, 1, 3)
+    job.placement, never = Placement(), Watchdog(None)
+    assert never.look([job], executor) == [] and never.due is None
+    job.done = 1
+    assert "1 of 9" in str(watchdog.error(job))
+
+
+def test_compiling_is_not_being_stuck(monkeypatch):
+    from warpwell.targets.blocks import BlockLaunch
+
+    prepare = BlockLaunch.prepare
+    monkeypatch.setattr(BlockLaunch, "prepare", lambda launch: (time.sleep(0.3), prepare(launch)))
+    x = np.ones(BLOCK, np.int64)
+    with scheduler_of(stuck_after=0.1) as scheduler:
+        scheduler.submit(double[BLOCK], x).result(60)
+    assert (x == 2).all()
 
 
 def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
@@ -529,6 +585,15 @@ def test_leaving_waits_for_all_tasks():
         scheduler.submit(double[4], np.zeros(4))
     scheduler.close()
     assert not handles[0].cancel()
+
+
+def test_leaving_waits_for_what_others_keep_back():
+    before: concurrent.futures.Future[None] = concurrent.futures.Future()
+    x = np.ones(BLOCK, np.int64)
+    with scheduler_of() as scheduler:
+        scheduler.submit(double[BLOCK], x, after=before)
+        threading.Timer(0.1, before.set_result, [None]).start()
+    assert (x == 2).all()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

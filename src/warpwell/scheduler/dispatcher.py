@@ -364,7 +364,6 @@ class Dispatcher:
                 )
                 self._abandon(job.number, error)
             self._give_up = None
-            self._again = True
         return self._give_up
 
     def _abandon(self, number: int, error: BaseException) -> None:
