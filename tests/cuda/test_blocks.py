@@ -176,9 +176,9 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
     from warpwell.targets.arrays import to_host, zeros
 
     rng = np.random.default_rng(seed)
-    count = 40_000
+    count = 400_000
     ran = zeros("cuda", 256 * count, np.float32)
-    on = OnGpu(count_and_spin[256 * count], (ran, 3000))
+    on = OnGpu(count_and_spin[256 * count], (ran, 6000))
     resident = on.forms.resources("workers")["resident"]
     done, stops = 0, 0
     until = time.monotonic() + 60

@@ -42,7 +42,7 @@ def returns_before_barrier(x, n, rounds):
 def job_of(launch: Any, *arguments: Any) -> Job:
     blocks = BlockLaunch(launch, arguments, "cuda").blocks
     task = Task(launch.kernel.__name__, blocks, launch=launch, arguments=arguments)
-    return Job(task, Request(task.name, [task]))
+    return Job(task, Request(task.name, [task]), 0.0)
 
 
 def until_event(executor: CudaExecutor) -> Any:
@@ -114,6 +114,7 @@ def test_workloads_are_the_same_bit_for_bit_in_every_form(name: str, form: str) 
         blocks = BlockLaunch(step.launch, step.arguments, "cuda")
         blocks.begin()
         made = forms(blocks)
+        made.prepare()
         if form == "workers":
             control = blocks.new_control()
             made.start(control.address, 0, 3, stream, 2)
