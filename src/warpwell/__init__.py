@@ -8,7 +8,7 @@
 ...         ww.atomic_add(degree, edges[i], 1)
 """
 
-from . import kv
+from . import kv, scheduler
 from .array import Array, DeviceArray, atomic_add, create
 from .array import open_array as open  # reads as ww.open, like io.open
 from .cache import Cache, Statistics
@@ -45,5 +45,6 @@ __all__ = [
     "lane_id",
     "numba_cuda",
     "open",
+    "scheduler",
     "warp_size",
 ]

@@ -141,7 +141,7 @@ class Executor(ABC):
         """Make `wait` return soon, now or when it is next called. Any thread may call it."""
 
     def truth(self, task: Task) -> Profile:
-        """Return what a task is really like: what policies with perfect prediction see. Only a simulation knows more."""
+        """Return what a task is really like, for policies with perfect prediction. Only a simulation knows more."""
         return task.profile
 
     def close(self) -> None:  # noqa: B027 - a simulation holds nothing

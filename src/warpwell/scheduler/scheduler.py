@@ -65,14 +65,13 @@ class Scheduler:
     Examples
     --------
     >>> import numpy as np, warpwell as ww
-    >>> from warpwell.scheduler import Scheduler
     >>> @ww.kernel
     ... def double(x):
     ...     i = ww.grid(1)
     ...     if i < x.size:
     ...         x[i] = 2 * x[i]
     >>> x = np.arange(4)
-    >>> with Scheduler("cpu", "first-come") as scheduler:
+    >>> with ww.scheduler.Scheduler("cpu") as scheduler:
     ...     scheduler.submit(double[4], x).result()
     >>> x.tolist()
     [0, 2, 4, 6]

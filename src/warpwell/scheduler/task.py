@@ -105,8 +105,8 @@ class Task:
     size : dict
         Names and numbers that say how large the input is: features of the predictor.
     whole : str
-        Why the kernel cannot be cut into blocks, empty where it can: it then runs whole (``placement.plain``), cannot be
-        preempted, and the log has this text (``why["whole"]`` of its "launch").
+        Why the kernel cannot be cut into blocks, empty where it can: it then runs whole (``placement.plain``), cannot
+        be preempted, and the log has this text (``why["whole"]`` of its "launch").
     number : int
         Given by the scheduler, in order of submission.
     """
