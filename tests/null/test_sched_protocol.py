@@ -131,6 +131,7 @@ def test_what_is_no_message_is_refused(name: str) -> None:
             b.receive()
 
 
+@pytest.mark.alone
 def test_a_message_that_stops_is_given_up() -> None:
     with pair(patience=0.2) as (a, b):
         assert b.receive() is None  # nothing began
@@ -665,6 +666,7 @@ def talk(service: Service, *messages: bytes) -> str:
 HELLO = raw(json.dumps({"type": "hello", "version": protocol.VERSION}).encode())
 
 
+@pytest.mark.alone
 def test_clients_that_say_the_wrong_thing_are_refused_and_others_served(make: Made) -> None:
     service = make(max_message=1 << 20, patience=0.5)
     with connect(service.path) as client:
@@ -779,6 +781,7 @@ def test_a_service_that_dies_or_stops_is_noticed(make: Made, tmp_path: Path) -> 
         connect(service.path)
 
 
+@pytest.mark.alone
 def test_a_service_that_says_nothing_is_noticed(tmp_path: Path) -> None:
     """A server that greets and then sleeps: every wait ends, within twice the time-out and a little."""
     path = tmp_path / "s.sock"

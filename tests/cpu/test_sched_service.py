@@ -1,0 +1,291 @@
+"""A service with its real owner on the CPU: several processes, and what dies in the middle of it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.scheduler import references
+from warpwell.scheduler.client import Client, connect
+from warpwell.scheduler.service import Service
+
+BOUND = 60.0
+"""Seconds that nothing here may take; it takes some seconds at most on two free cores."""
+
+KERNELS = '''
+import sys
+import numpy as np
+import warpwell as ww
+from warpwell.scheduler.client import connect
+
+@ww.kernel
+def double(x):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] = 2 * x[i]
+
+@ww.kernel
+def mix(x, y, rounds):
+    """Whole numbers in an order of their own: a block that ran twice, or not, shows."""
+    i = ww.grid(1)
+    if i < x.size:
+        v = x[i]
+        for k in range(rounds):
+            v = v * 6364136223846793005 + 1442695040888963407
+        y[i] = y[i] * 3 + v
+
+@ww.kernel
+def wild(x, far):
+    x[far + ww.grid(1)] = 1
+
+@ww.kernel
+def forever(x):
+    while x[0] == 0:
+        x[1] += 1
+
+none = 3
+
+def mixed(x, y, rounds):
+    """The same at once: all rounds are one multiplication and one addition."""
+    factor, term, a, c = 1, 0, 6364136223846793005, 1442695040888963407
+    while rounds:
+        if rounds % 2:
+            factor, term = factor * a, term * a + c
+        a, c, rounds = a * a % 2**64, (a * c + c) % 2**64, rounds // 2
+    factor, term = np.array([factor % 2**64, term % 2**64], np.uint64)
+    return y * 3 + (x.view(np.uint64) * factor + term).view(np.int64)
+
+if __name__ == "__main__":
+    path, seed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    random = np.random.default_rng(seed)
+    with connect(path, tenant=f"tenant{seed}") as client:
+        jobs = []
+        for k in range(5):
+            n = int(random.integers(1, 3000))
+            x, y = random.integers(-9, 9, n), random.integers(-9, 9, n)
+            wanted = mixed(x, y, rounds), 2 * x
+            first = client.submit(mix[n], x.copy(), y, rounds, priority=k)
+            jobs.append((first, client.submit(double[n], x), x, y, wanted))
+        print("submitted", flush=True)
+        for first, second, x, y, (mixed_y, doubled) in jobs:
+            first.result(100)
+            second.result(100)
+            assert np.array_equal(y, mixed_y) and np.array_equal(x, doubled)
+    print("right", flush=True)
+'''
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("kernels") / "service_kernels.py"
+    path.write_text(KERNELS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def kernels(script: Path) -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("service_kernels", script)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["service_kernels"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    made = Service(tmp_path_factory.mktemp("service") / "run" / "s.sock", device="cpu", stuck=4.0)
+    with made as started:
+        yield started
+        process = started.broker._owner.process
+    assert process is not None and process.poll() is not None
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    found = connect(service.path, timeout=20.0)
+    yield found
+    found.close(cancel=True)
+
+
+def until(true: Callable[[], object], seconds: float = BOUND) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+
+
+def long_task(client: Client, kernels: Any, seconds: float = 1.5) -> tuple[Any, Any, Any]:
+    """Submit a task of many blocks that takes about so long, and wait until it runs."""
+    x, y = np.arange(64 * 256), np.zeros(64 * 256, np.int64)
+    rounds = int(seconds * 30_000)
+    wanted = kernels.mixed(x, y, rounds)
+    handle = client.submit(kernels.mix[x.size], x, y, rounds)
+    until(lambda: handle.running() or handle.done())
+    return handle, y, wanted
+
+
+def test_several_processes_submit(service: Service, script: Path) -> None:
+    command = [sys.executable, str(script), str(service.path)]
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen([*command, str(seed), "2000"], stdout=subprocess.PIPE, text=True))
+            for seed in range(3)
+        ]
+        for process in processes:
+            out, _ = process.communicate(timeout=100)
+            assert process.returncode == 0 and out.splitlines() == ["submitted", "right"]
+    text = service.broker.render()
+    for seed in range(3):
+        assert f'warpwell_tasks_ended_total{{outcome="done",policy="warpwell",tenant="tenant{seed}"}} 10' in text
+    assert service.broker.status()["requests"] == 0
+
+
+def test_arrays_that_stay_on_the_device_and_requests_in_order(client: Client, kernels: Any) -> None:
+    x = np.arange(1000)
+    there = client.to_device(x)
+    handles = client.submit_many([(kernels.double[1000], a) for a in (there, there, x)])
+    handles[-1].result(BOUND)
+    assert all(h.done() for h in handles)
+    assert np.array_equal(there.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
+
+
+def test_a_task_that_cannot_be_fails_alone(
+    client: Client, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.arange(10)
+    named = references.reference(kernels.double)
+    with monkeypatch.context() as patch:
+        patch.setattr(references, "reference", lambda _: {**named, "name": "none"})
+        none = client.submit(kernels.double[10], x)
+        patch.setattr(references, "reference", lambda _: {**named, "sha256": "0" * 64})
+        changed = client.submit(kernels.double[10], x)
+    with pytest.raises(errors.SchedulerError, match="is no kernel"):
+        none.result(BOUND)
+    with pytest.raises(errors.SchedulerError, match="it has changed"):
+        changed.result(BOUND)
+    bad = client.submit(kernels.double[10], 1.5)  # a number has no size
+    good = client.submit(kernels.double[10], x)
+    assert good.result(BOUND) is None and np.array_equal(x, 2 * np.arange(10))
+    with pytest.raises(errors.SchedulerError, match="size"):
+        bad.result(BOUND)
+    huge = client.submit(kernels.double[10], x, memory=1 << 60)
+    with pytest.raises(errors.TaskMemoryError, match="make it smaller"):
+        huge.result(BOUND)
+
+
+def test_a_client_that_is_killed_in_mid_task(service: Service, client: Client, script: Path) -> None:
+    command = [sys.executable, str(script), str(service.path), "7", "3000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "submitted\n"
+        until(lambda: any(e.kind == "launch" and e.tenant == "tenant7" for e in client.log()))
+        process.kill()
+    until(lambda: client.status()["requests"] == 0)
+    # they leave at the end of their blocks; then everybody else goes on
+    until(lambda: sum(e.kind in ("cancel", "end") and e.tenant == "tenant7" for e in client.log()) == 10)
+
+
+def test_the_owner_killed_in_mid_task(client: Client, kernels: Any) -> None:
+    there = client.to_device(np.arange(10))
+    handle, y, wanted = long_task(client, kernels)
+    before = client.status()
+    os.kill(before["owner_pid"], signal.SIGKILL)
+    uses = client.submit(kernels.double[10], there) if client.status()["owner_pid"] == before["owner_pid"] else None
+    handle.result(BOUND)
+    assert np.array_equal(y, wanted)  # once, although it was begun twice
+    after = client.status()
+    assert after["owner_restarts"] == before["owner_restarts"] + 1 and after["owner_pid"] != before["owner_pid"]
+    with pytest.raises(errors.TaskLostError, match="to_device"):
+        there.numpy()
+    if uses is not None:
+        with pytest.raises(errors.TaskLostError):
+            uses.result(BOUND)
+    log = client.log().events
+    number = next(e.task for e in reversed(log) if e.name == "mix")
+    kinds = [e.kind for e in log if e.task == number]
+    assert kinds[-1] == "end" and kinds.count("launch") >= 2
+
+
+def test_a_kernel_that_takes_its_owner_down(service: Service, client: Client, kernels: Any) -> None:
+    with connect(service.path, tenant="other", timeout=20.0) as other:
+        handle, y, wanted = long_task(other, kernels)
+        wild = client.submit(kernels.wild[1], np.zeros(4, np.int64), 1 << 44)
+        with pytest.raises(errors.TaskLostError, match=r"because of task 'wild': it was killed by signal 11"):
+            wild.result(BOUND)
+        handle.result(BOUND)
+        assert np.array_equal(y, wanted)
+
+
+def test_a_kernel_that_is_stuck(service: Service, client: Client, kernels: Any) -> None:
+    with connect(service.path, tenant="other", timeout=20.0) as other:
+        stuck = client.submit(kernels.forever[1], np.zeros(4, np.int64))
+        until(stuck.running)
+        before = client.status()
+        handle, y, wanted = long_task(other, kernels, 0.5)
+        with pytest.raises(errors.StallError):
+            stuck.result(BOUND)
+        handle.result(BOUND)
+        assert np.array_equal(y, wanted)
+        until(lambda: client.status()["owner_restarts"] == before["owner_restarts"] + 1)
+        x = np.arange(10)
+        assert client.submit(kernels.double[10], x).result(BOUND) is None and x[3] == 6
+
+
+def test_a_script_without_a_guard(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "unguarded.py"
+    path.write_text(f"""
+import numpy as np, warpwell as ww
+from warpwell.scheduler.client import connect
+@ww.kernel
+def k(x):
+    x[0] = 1
+with connect({str(service.path)!r}) as client:
+    client.submit(k[1], np.zeros(1)).result(60)
+""")
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "if __name__ == '__main__'" in done.stderr
+    assert "SchedulerError" in done.stderr or "ServiceError" in done.stderr
+
+
+def test_the_service_killed_in_mid_task(tmp_path: Path, kernels: Any) -> None:
+    """Whoever waits learns it at once, and the owner does not stay behind."""
+    path = tmp_path / "run" / "s.sock"
+    code = (
+        "from warpwell.scheduler.service import Service; import time\n"
+        f"with Service({str(path)!r}, device='cpu'): print('ready', flush=True); time.sleep(100)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            client = connect(path, timeout=20.0)
+            owner = client.status()["owner_pid"]
+            handle, _, _ = long_task(client, kernels, 1000.0)
+        finally:
+            process.kill()
+    began = time.monotonic()
+    with pytest.raises(errors.ServiceError, match="has gone"):
+        handle.result(BOUND)
+    assert time.monotonic() - began < 10
+    client.close()
+    until(lambda: not running(owner), 10.0)
+    assert path.is_socket()  # nobody could take it away
+    with pytest.raises(errors.ServiceError, match="no scheduler service listens"):
+        connect(path)
+
+
+def running(pid: int) -> bool:
+    """Tell whether a process is there, and is no zombie that its new parent has not looked at yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
