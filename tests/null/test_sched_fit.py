@@ -13,11 +13,16 @@ import pytest
 
 from warpwell import errors
 from warpwell.cli import sched_fit
+from warpwell.scheduler import Profile, Request, Task
+from warpwell.scheduler.core import Core
 from warpwell.scheduler.counted import read_counts
 from warpwell.scheduler.decision import SOURCE, SourceModel
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.fitting import Preemption, fit, read_csv, read_kernels, read_log
 from warpwell.scheduler.history import History
+from warpwell.scheduler.rates import ClassTable
+from warpwell.scheduler.replay import replay
+from warpwell.scheduler.simulator import Simulator
 from warpwell.scheduler.task import Kind
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -101,7 +106,7 @@ def a_log(path):
     log = Log()
     for k in range(6):
         t, nbytes, miss = k * 1.0, 1e6 * (k + 1), 0.1 * k
-        why = {"bytes": nbytes, "miss_rate": miss} if k % 2 else {}
+        why = {"saved": {"bytes": nbytes, "miss_rate": miss}} if k % 2 else {}
         log.add(Event(t, "launch", 2 * k, "stays"))
         log.add(Event(t + 0.1, "launch", 2 * k + 1, f"goes{k}"))
         log.add(Event(t + 0.2, "preempt", 2 * k + 1, f"goes{k}", why=why))
@@ -118,12 +123,37 @@ def test_a_log_has_costs_and_a_table_has_the_rest(tmp_path):
                   *[[f"goes{k}", 1e6 * (k + 1), 0.9] for k in range(6)])  # fmt: skip
     rows = read_log(path, 1e9, read_kernels(table))
     assert [r.nbytes for r in rows] == [1e6 * (k + 1) for k in range(6)]
-    assert [r.miss_rate for r in rows] == pytest.approx([0.3, 0.1, 0.3, 0.3, 0.3, 0.5])
+    assert [r.miss_rate for r in rows] == pytest.approx([0.3] * 6)
     assert rows[0].cycles == pytest.approx(0.025 * 1e6)
-    assert [r.nbytes for r in read_log(path, 1e9)] == [None, 2e6, None, 4e6, None, 6e6]
+    said = read_log(path, 1e9)
+    assert [r.nbytes for r in said] == [None, 2e6, None, 4e6, None, 6e6]
+    assert [r.miss_rate for r in said] == [None, pytest.approx(0.1), None, pytest.approx(0.3), None, pytest.approx(0.5)]
     (tmp_path / "bad.jsonl").write_text("{]")
     with pytest.raises(errors.FormatError):
         read_log(tmp_path / "bad.jsonl", 1e9)
+
+
+def test_a_simulated_run_gives_its_own_constants_back(tmp_path):
+    model = SourceModel(slope=0.05, base=0.03)
+    requests = []
+    for k in range(90):
+        memory = k % 3 == 2  # it comes to two compute-intensive ones, of which one goes
+        profile = Profile(
+            Kind.MEMORY if memory else Kind.COMPUTE, 0.02, 1e8, registers=8192 * (1 + k % 8), miss_rate=0.02 * (k % 36),
+            bandwidth=0.9 if memory else 0.05, compute=0.1 if memory else 0.9,
+        )  # fmt: skip
+        arrival = 0.2 * (k // 3) + 1e-3 * (k % 3)
+        requests.append(Request(f"r{k}", [Task(f"kernel{k}", 50_000, profile)], arrival=arrival))
+    rates = ClassTable()
+    core = Core(Simulator(rates, model=model, mode="switch"), "source", rates=rates)
+    log = replay(requests, core).log
+    with open(tmp_path / "log", "w", encoding="utf-8") as file:
+        log.write(file)
+    rows = read_log(tmp_path / "log", core.executor.capacity.clock)
+    found = fit(rows)
+    assert found.costs >= 5
+    assert found.model.slope == pytest.approx(0.05) and found.model.base == pytest.approx(0.03)
+    assert found.model.r2 > 0.999
 
 
 def run(capsys, *words):

@@ -224,6 +224,7 @@ class Core:
             self._arrive(heapq.heappop(arrivals)[2])
 
     def _arrive(self, job: Job) -> None:
+        self.executor.prepare(job)
         job.since = job.arrival
         task = job.task
         self.tenants.wants(self.tenants[task.tenant])
@@ -374,8 +375,18 @@ class Core:
         job.state = State.STOPPING
         job.ran += now - job.since
         job.since = now
-        self._write(now, "preempt", job, {**why, "mode": mode})
+        self._write(now, "preempt", job, {**why, "mode": mode, "saved": self._saved(job)})
         self.executor.preempt(job, mode)
+
+    def _saved(self, job: Job) -> dict[str, float]:
+        """Return what the source's cost formula takes, for ``warpwell sched fit``: bytes of one multiprocessor."""
+        task, placement = job.task, job.placement
+        blocks = min(task.profile.resident, task.blocks)
+        if placement is not None and placement.workers is not None:
+            blocks = min(blocks, placement.workers)
+        each = -(-blocks // self.executor.capacity.processors)
+        misses = [other.task.profile.miss_rate for other in self.running if other is not job]
+        return {"bytes": (task.profile.registers + task.profile.shared) * each, "miss_rate": max(misses, default=0.0)}
 
     def _resize(self, decision: Resize, now: float) -> None:
         job, placement = decision.job, decision.job.placement

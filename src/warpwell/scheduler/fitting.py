@@ -25,7 +25,7 @@ class Preemption:
     Attributes
     ----------
     nbytes : float or None
-        Registers and shared memory of the blocks that left, in bytes.
+        Registers and shared memory of the blocks that left one multiprocessor, in bytes.
     miss_rate : float or None
         Second-level cache misses of the kernel that stayed, 0 to 1.
     cycles : float or None
@@ -202,8 +202,8 @@ def read_log(
 ) -> list[Preemption]:
     """Read the costs of preemptions from a log: the time from each "preempt" to its "stop".
 
-    How much was saved, and beside what, the event says (``bytes`` and ``miss_rate`` in its `why`); where it does not,
-    the table of kernels does.
+    How many bytes a multiprocessor had to save, and beside what miss rate, the event says (``saved`` in its `why`, from
+    the tasks' profiles); where a table of kernels is given, that does.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def read_log(
     clock : float
         Cycles a second.
     kernels : mapping, optional
-        ``bytes`` that a kernel holds while it is resident, and its ``miss_rate``, by its name.
+        ``bytes`` that a kernel holds on a multiprocessor, and its ``miss_rate``, by its name.
     """
     with _opened(path) as file:
         try:
@@ -231,8 +231,9 @@ def read_log(
         elif event.kind == "preempt":
             stays = [names[n] for n in running if n != event.task]
             misses = [table[name]["miss_rate"] for name in stays if name in table]
-            nbytes = event.why.get("bytes", table.get(event.name, {}).get("bytes"))
-            miss = event.why.get("miss_rate", float(np.mean(misses)) if misses else None)
+            saved = {} if kernels else event.why.get("saved", {})
+            nbytes = saved.get("bytes", table.get(event.name, {}).get("bytes"))
+            miss = saved.get("miss_rate", max(misses, default=None))
             asked[event.task] = event.time, nbytes, miss
         elif event.kind in ("stop", "end", "fail", "cancel", "lost"):
             running = [n for n in running if n != event.task]
