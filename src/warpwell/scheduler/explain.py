@@ -137,7 +137,8 @@ def _reason(event: Event, names: Names) -> str:
         "alone": lambda: "nothing else runs any more",
     }
     told = known[rule]() if rule in known else ""
-    used = {"rule", "victim", "newcomer", "for", "mode", "saved", "workers", *(_FORMULA if told and rule == "worth" else ())}
+    used = {"rule", "victim", "newcomer", "for", "mode", "saved", "workers"}
+    used |= set(_FORMULA if told and rule == "worth" else ())
     text = told or (f"rule {rule!r}" if rule else "")
     rest = figures(why, *used)
     return f"{text}{rest}" if text else rest.strip()
