@@ -273,6 +273,28 @@ def test_a_stuck_task_is_abandoned_and_others_go_on(executor):
     assert executor.poll() == []
 
 
+def test_abandoning_aborts_waits_for_storage_that_no_other_task_shares(executor):
+    class Argument:
+        def __init__(self):
+            self.aborted = 0
+
+        def abort(self):
+            self.aborted += 1
+
+    mine, shared = Argument(), Argument()
+    gates = [Gate(2, 0), Gate(2, 0)]
+    for gate, arguments in zip(gates, ([mine, shared], [shared]), strict=True):
+        executor.launch(gate.job, Placement(workers=1))
+        until(lambda gate=gate: executor.claimed(gate.job) == 1)
+        executor._runs[gate.job].blocks.participants = arguments
+    executor.abandon(gates[0].job, errors.StallError("stuck"))
+    assert (mine.aborted, shared.aborted) == (1, 0)
+    executor.abandon(gates[1].job, errors.StallError("stuck"))
+    assert (mine.aborted, shared.aborted) == (1, 1)
+    for gate in gates:
+        gate.open()
+
+
 def test_closing_does_not_wait_for_a_stuck_block():
     executor = CpuExecutor(threads=2, patience=0.2)
     gate = Gate(4, 0)

@@ -213,7 +213,8 @@ class CpuExecutor(Executor):
                 return
             left = self._gone(run)
             self._say(Ended(job, self.now(), error))
-            others = {id(a) for other in self._runs.values() if other is not run for a in other.blocks.participants}
+            going_on = [other for other in self._runs.values() if other.phase is not Phase.GONE]
+            others = {id(a) for other in going_on for a in other.blocks.participants}
         for argument in run.blocks.participants:
             # its waits for storage end at once; those of other tasks on the same arrays must not
             if id(argument) not in others:
