@@ -30,6 +30,7 @@ from typing import Any
 from .. import errors
 from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, LEFT, STOP, TARGET, BlockLaunch
 from ..targets.gpu import Gpu
+from .cuda_ahead import Ahead, Pace
 from .cuda_run import CudaRun, Phase
 from .executor import Capacity, Ended, Executor, Stopped
 from .task import Job, Placement
@@ -50,8 +51,8 @@ SLICE = 200e-6
 FLAG = 20e-6
 """Seconds from setting the flag to the last worker seeing it between two blocks (H200, median)."""
 
-RELAUNCH = 40e-6
-"""Seconds from `launch` to the first block of a task that was compiled before (H200, median)."""
+RELAUNCH = 300e-6
+"""Seconds that `launch` takes, until it has been measured."""
 
 RECORDS = 4096
 """Tasks that may have begun and not ended at the same time."""
@@ -99,6 +100,8 @@ class CudaExecutor(Executor):
         self._lost: BaseException | None = None
         self._closed = False
         self._thread = -1
+        self._ahead = Ahead(gpu, self._begin)
+        self._pace = Pace(RELAUNCH)
 
     @property
     def capacity(self) -> Capacity:
@@ -110,22 +113,30 @@ class CudaExecutor(Executor):
     def launch(self, job: Job, placement: Placement) -> None:
         """See `Executor`. A kernel is compiled before its first block runs, in a thread beside this one."""
         self._enter()
+        asked = self.now()
         self._check_quota(placement.workers)
         run = self._runs.get(job)
         if run is None:
-            run = self._runs[job] = CudaRun(job, placement)
-            if self._gpu.at_hand(job.task.launch, job.task.arguments):
+            run = self._runs[job] = self._ahead.take(job, placement)
+            if run.blocks is not None:
+                self._ready(run, None)
+            elif self._gpu.at_hand(job.task.launch, job.task.arguments):
                 # nothing is copied or compiled: another thread would take longer to wake
-                self._prepare(run)
-                self._advance()
+                self._ready(run, self._begin(run))
             else:
                 self._helpers.run(lambda: self._prepare(run))
+                return
         elif run.phase is Phase.STOPPED:
             run.placement = placement
             run.leave = False
             self._start(run)
         else:
             raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
+        self._pace.launched(asked, self.now())
+
+    def prepare(self, job: Job) -> None:
+        """See `Executor`. It is done while `wait` has nothing else to do, where nothing is copied or compiled."""
+        self._ahead.note(job)
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """See `Executor`. Every mode is a drain."""
@@ -144,7 +155,7 @@ class CudaExecutor(Executor):
         run = self._running(job)
         run.placement = Placement(workers, run.placement.partition, run.placement.priority, run.placement.plain)
         if run.phase is Phase.RUNNING and run.form == "workers":
-            run.quota = self._quota(run)
+            run.quota = run.most(self._gpu)
             if run.quota < run.target:
                 self._gpu.set_word(run.control + 8 * TARGET, run.quota)
                 run.target = run.quota
@@ -170,14 +181,14 @@ class CudaExecutor(Executor):
         return min(int(self._gpu.read_words(run.control, CONTROL_WORDS)[CURSOR]), run.blocks.blocks)
 
     def cost(self, victim: Job, stays: Sequence[Job]) -> float:
-        """See `Executor`: the rest of a block, the flag, and the launch of the next task."""
+        """See `Executor`: the rest of a block, the flag, and, as they were so far, the next decision and launch."""
         run = self._runs.get(victim)
         rest = 0.0
         if run is not None and run.blocks is not None:
-            block = self._block_seconds(run)
+            block = run.block_seconds
             rest = (run.next - run.done) / max(1, run.blocks.blocks) if run.form == "slices" else 0.0
             rest = rest * (victim.task.profile.seconds or 0.0) + 0.5 * block * run.chunk
-        return rest + FLAG + RELAUNCH
+        return rest + FLAG + self._pace.seconds
 
     def discard(self, job: Job) -> None:
         """See `Executor`."""
@@ -200,7 +211,6 @@ class CudaExecutor(Executor):
         """Go on with every run as far as it is, and note what there is to say."""
         with self._lock:
             prepared, self._prepared = self._prepared, []
-            finished, self._finished = self._finished, []
         try:
             for run, error in prepared:
                 self._ready(run, error)
@@ -209,11 +219,13 @@ class CudaExecutor(Executor):
                     self._look(run)
         except errors.DeviceNotFoundError as error:
             self._lose(error)
+        with self._lock:
+            finished, self._finished = self._finished, []
         for run, failure in finished:
             if self._runs.get(run.job) is run:
                 self._give_record(run)
                 run.done = run.blocks.blocks if run.blocks and failure is None else run.done
-                self._events.append(Ended(run.job, self.now(), failure))
+                self._events.append(Ended(run.job, self._pace.freed(self.now()), failure))
 
     def now(self) -> float:
         """See `Executor`."""
@@ -231,6 +243,8 @@ class CudaExecutor(Executor):
             if self._events or (until is not None and now >= until) or (until is None and not self._runs):
                 break
             spins += 1
+            if self._runs:
+                self._ahead.step(self._runs)
             if spins > 50:
                 left = 1e-3 if until is None else min(1e-3, max(0.0, until - now))
                 busy = any(run.runs for run in self._runs.values())
@@ -291,9 +305,14 @@ class CudaExecutor(Executor):
 
     def _prepare(self, run: CudaRun) -> None:
         """Begin the arguments and compile (a thread of its own)."""
-        error: BaseException | None = None
+        self._gpu.enter()
+        error = self._begin(run)
+        with self._lock:
+            self._prepared.append((run, error))
+
+    def _begin(self, run: CudaRun) -> BaseException | None:
+        """Begin the arguments and compile; return what went wrong."""
         try:
-            self._gpu.enter()
             task = run.job.task
             blocks = BlockLaunch(task.launch, task.arguments, self._gpu.device)
             blocks.begin()
@@ -301,10 +320,9 @@ class CudaExecutor(Executor):
             run.forms = self._gpu.forms(blocks)
             run.forms.prepare()
             run.resources = run.forms.resources(run.form)
-        except BaseException as failure:  # handed over below: the task's own failure
-            error = failure
-        with self._lock:
-            self._prepared.append((run, error))
+        except BaseException as failure:  # the task's own failure, which is its end
+            return failure
+        return None
 
     def _ready(self, run: CudaRun, error: BaseException | None) -> None:
         if self._runs.get(run.job) is not run:
@@ -332,18 +350,18 @@ class CudaExecutor(Executor):
             run.forms.start_plain(run.stream)
             run.events = [self._gpu.mark(run.stream)]
             return
-        seconds = self._block_seconds(run)
+        seconds = run.block_seconds
         if run.form == "slices":
-            wave = min(self._quota(run), blocks.blocks)
+            wave = min(run.most(self._gpu), blocks.blocks)
             run.quota = wave * max(1, int(SLICE / seconds)) if seconds else wave
             run.next = run.done
             self._slices(run)
             return
         run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
-        run.quota = self._quota(run)
+        run.quota = run.most(self._gpu)
         run.target = run.quota
         fresh = [0] * (CONTROL_WORDS - 3) if run.base == 0 else []
-        self._gpu.write_words(run.stream, run.control, [0, run.quota, run.done, *fresh])
+        self._gpu.set_words(run.stream, run.control, [0, run.quota, run.done, *fresh])
         run.launched = min(run.quota, -(-(blocks.blocks - run.done) // run.chunk))
         run.forms.start(run.control, 0, run.launched, run.stream, run.chunk)
         run.events = [self._gpu.mark(run.stream)]
@@ -406,7 +424,7 @@ class CudaExecutor(Executor):
         missing = min(run.quota, run.blocks.blocks) - run.launched
         if run.side is None:
             run.side = self._gpu.stream(run.placement.priority, run.placement.partition)
-        self._gpu.write_words(run.side, run.control + 8 * TARGET, [run.quota])
+        self._gpu.set_words(run.side, run.control + 8 * TARGET, [run.quota])
         run.target = run.quota
         if missing > 0:
             run.forms.start(run.control, run.launched, missing, run.side, run.chunk)
@@ -416,12 +434,15 @@ class CudaExecutor(Executor):
     def _leave(self, run: CudaRun) -> None:
         self._release(run)
         run.phase = Phase.STOPPED
-        self._events.append(Stopped(run.job, self.now(), run.done))
+        self._events.append(Stopped(run.job, self._pace.freed(self.now()), run.done))
 
     def _finish(self, run: CudaRun) -> None:
         self._release(run)
         run.phase = Phase.ENDING
-        self._helpers.run(lambda: self._end(run))
+        if run.blocks is not None and run.blocks.ends_at_once:
+            self._end(run)
+        else:
+            self._helpers.run(lambda: self._end(run))
 
     def _release(self, run: CudaRun) -> None:
         run.events = []
@@ -474,21 +495,3 @@ class CudaExecutor(Executor):
             )
             self._events.append(Ended(run.job, self.now(), lost))
         self._runs.clear()
-
-    # -- figures -------------------------------------------------------------------------------------------------
-
-    def _quota(self, run: CudaRun) -> int:
-        """Return the workers of a run, at most what is resident."""
-        assert run.blocks is not None
-        resident = run.resources["resident"]
-        if run.placement.partition is not None:
-            resident = resident * self._gpu.partitions[run.placement.partition] // self._gpu.processors
-        wanted = resident if run.placement.workers is None else min(run.placement.workers, resident)
-        return max(1, wanted)
-
-    def _block_seconds(self, run: CudaRun) -> float:
-        """Return the expected time of a block, 0 where nothing is known."""
-        assert run.blocks is not None
-        seconds = run.job.task.profile.seconds
-        resident = min(run.resources.get("resident", 1), run.blocks.blocks)
-        return (seconds or 0.0) * resident / run.blocks.blocks

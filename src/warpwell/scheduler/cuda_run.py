@@ -66,3 +66,18 @@ class CudaRun:
         if self.placement.plain or short or not (self.blocks.preemptible or self.blocks.sliceable):
             return "plain"
         return "workers" if self.blocks.preemptible else "slices"
+
+    def most(self, gpu: Any) -> int:
+        """Return the workers that it may have, at most what is resident."""
+        resident = self.resources["resident"]
+        if self.placement.partition is not None:
+            resident = resident * gpu.partitions[self.placement.partition] // gpu.processors
+        wanted = resident if self.placement.workers is None else min(self.placement.workers, resident)
+        return max(1, wanted)
+
+    @property
+    def block_seconds(self) -> float:
+        """The expected time of a block, 0 where nothing is known."""
+        assert self.blocks is not None
+        resident = min(self.resources.get("resident", 1), self.blocks.blocks)
+        return (self.job.task.profile.seconds or 0.0) * resident / self.blocks.blocks

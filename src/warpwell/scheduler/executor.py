@@ -102,6 +102,9 @@ class Executor(ABC):
         """
         return self.progress(job)
 
+    def prepare(self, job: Job) -> None:  # noqa: B027 - most have nothing to do
+        """Learn that a job waits: what can be done before its launch may be done while nothing else is."""
+
     def discard(self, job: Job) -> None:  # noqa: B027 - a simulation holds nothing
         """Forget a job that has stopped and will not be launched again (cancelled): give back what it holds."""
 

@@ -147,6 +147,11 @@ class BlockLaunch:
         finally:
             self._close()
 
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether `end` has nothing to bring back and nobody to ask."""
+        return not self._copied and not self._begun
+
     def _close(self) -> None:
         begun, self._begun = self._begun, []
         self._copied = []

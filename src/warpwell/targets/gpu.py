@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from .memory import Block, memory_for
 
 MIRROR_WORDS = 64
 """Words of pinned memory that control words are read into."""
+
+_thread = threading.local()
+"""The GPU that `Gpu.enter` made the calling thread's."""
 
 
 class Gpu:
@@ -162,6 +166,11 @@ class Gpu:
         handle = int(self._control.handle)
         self._check(self._driver.cuStreamWriteValue64(handle, address, value, 0))
 
+    def set_words(self, stream: Any, address: int, words: Sequence[int]) -> None:
+        """Set words before what `stream` is given from now on, and before later `set_word` and `read_words`."""
+        self.write_words(self._control, address, words)
+        self.after(stream, self.mark(self._control))
+
     def write_words(self, stream: Any, address: int, words: Sequence[int]) -> None:
         """Set words of device memory, in a stream's order."""
         handle = int(stream.handle)
@@ -212,7 +221,9 @@ class Gpu:
         """Make this the GPU of the calling thread for good."""
         from numba import cuda
 
-        cuda.select_device(self.ordinal)
+        if getattr(_thread, "ordinal", None) != self.ordinal:
+            cuda.select_device(self.ordinal)
+            _thread.ordinal = self.ordinal
 
     def close(self) -> None:
         """Destroy streams and partitions; nothing may run in them."""
