@@ -1,0 +1,213 @@
+"""Oracle: tries all types of kernels that wait, with true times, rates and costs. Simulator only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+from ..decision import SOURCE, SourceModel, together
+from ..policy import Decision, Launch, Policy, Preempt, Resize, View
+from ..task import Job, Kind, Placement, Request, State, Task
+from .sharing import Sight, demand, preemptible, quota, stopping
+
+PARTS = (0.25, 0.5, 0.75)
+"""Parts of the device that the older of two kernels may get, to choose from."""
+LEVELS = 4
+"""Types of kernels are told apart by class and by the quarters of the device that they need."""
+
+Type = tuple[Kind | None, int]
+
+
+class Option(NamedTuple):
+    """One way to run kernels together: quotas, and the normalized IPC of each."""
+
+    quotas: tuple[int | None, ...]
+    rates: tuple[float, ...]
+
+
+class Oracle(Policy):
+    """The combination that has the largest sum of normalized IPC, on average until all its kernels have ended.
+
+    Until the first has ended that is the sum of the rates; the other then finds company that is worth `ahead` in all:
+    so a kernel may be launched where it starves, to be the older one of the next pair. All types of kernels that wait
+    are tried, in both orders on an idle device, with several quotas. Of a type, the one whose request is over first
+    goes first: long requests may wait for as long as others come. At the limit a kernel leaves for another one where
+    true times and the executor's costs say that this adds normalized IPC.
+
+    It does not know what will arrive and does not plan further than two kernels, so it is no bound.
+
+    Parameters
+    ----------
+    ahead : float
+        Sum of normalized IPC that is expected of the pair after the next.
+    model : SourceModel, optional
+        Decay rates of kernels that stay while a context is switched.
+    margin : float
+        Part of the normalized IPC up to the next end that a preemption must add.
+    most : int
+        How often a kernel is made to leave, at most.
+    """
+
+    name = "oracle"
+    starves = True
+    conserves = True
+    watches = True
+    perfect = True
+
+    def __init__(
+        self, *, ahead: float = 1.5, model: SourceModel = SOURCE, margin: float = 0.5, most: int = 8
+    ) -> None:
+        self.ahead = ahead
+        self.model = model
+        self.margin = margin
+        self.most = most
+        self._sight = Sight(True)
+        self._options: dict[tuple[Hashable, ...], Option] = {}
+        self._likes: dict[Task, Hashable] = {}
+        self._rests: dict[Request, dict[Task, float]] = {}
+
+    def bucket(self, job: Job) -> Hashable:
+        """By type, and preempted or new."""
+        return _type(job.task), job.state is State.PREEMPTED
+
+    def key(self, job: Job) -> float:
+        """What is left of the request, as predicted: in a type, the one that is over first goes first."""
+        rests = self._rests.get(job.request)
+        if rests is None:
+            rests, rest = {}, 0.0
+            for task in reversed(job.request.tasks):
+                rest += task.profile.seconds or 0.0
+                rests[task] = rest
+            self._rests[job.request] = rests
+        return rests[job.task]
+
+    def ended(self, job: Job, now: float) -> None:
+        """Forget it; one that failed or was cancelled takes the rest of its request with it."""
+        self._sight.ended(job)
+        tasks = job.request.tasks
+        gone: Sequence[Task] = (job.task,)
+        if job.state is not State.DONE:
+            gone = tasks[tasks.index(job.task) :]
+        for task in gone:
+            self._likes.pop(task, None)
+        if gone[-1] is tasks[-1]:
+            self._rests.pop(job.request, None)
+
+    def decide(self, view: View) -> list[Decision]:
+        """Launch the best combination below the limit, weigh every other one at it."""
+        if stopping(view):
+            return []
+        heads = view.waiting.heads()
+        if not heads:
+            return []
+        if len(view.running) < view.limit:
+            return self._fill(view, heads)
+        return self._replace(view, heads)
+
+    # -- below the limit -----------------------------------------------------------------------------------
+    def _fill(self, view: View, heads: list[Job]) -> list[Decision]:
+        running = view.running
+        choices: list[Sequence[Job]] = [[*running, job] for job in heads]
+        if not running and view.limit > 1:
+            choices += itertools.permutations(heads, 2)
+        value, *_, jobs = max(
+            (self._value(view, jobs), -self.key(jobs[-1]), -jobs[-1].number, len(jobs), jobs) for jobs in choices
+        )
+        option = self._option(view, jobs)
+        decisions: list[Decision] = []
+        launches: list[Decision] = []
+        for job, workers in zip(jobs, option.quotas, strict=True):
+            if job.waits:
+                why = {"rule": "best of all", "mean": value, "S": sum(option.rates)}
+                launches.append(Launch(job, Placement(workers=workers), why))
+            elif preemptible(job) and job.placement is not None and job.placement.workers != workers:
+                decisions.append(Resize(job, workers, {"rule": "makes room"}))
+        return decisions + launches
+
+    # -- at the limit --------------------------------------------------------------------------------------
+    def _replace(self, view: View, heads: list[Job]) -> list[Decision]:
+        running, sight = view.running, self._sight
+        placements = [job.placement or Placement() for job in running]
+        before = view.rates.together(sight.jobs(view, running), placements)
+        s0 = sum(before)
+        t = together([sight.rest(view, j) or 0.0 for j in running], before)
+        best: tuple[float, Job, Job, dict[str, Any]] | None = None
+        for i, victim in enumerate(running):
+            if not preemptible(victim) or victim.preemptions >= self.most:
+                continue
+            stays = [*running[:i], *running[i + 1 :]]
+            c = view.cost(victim, stays)
+            if c >= t:
+                continue
+            s1, _, job = max((sum(self._option(view, [*stays, j]).rates), -j.number, j) for j in heads)
+            during = sum(
+                rate * self.model.decay(sight.profile(view, j).kind)
+                for j, rate in zip(running, before, strict=True)
+                if j is not victim
+            )
+            paired = min(t - c, sight.rest(view, job) or 0.0)
+            # The victim comes back: that costs as much again.
+            gain = during * c + s1 * paired + s0 * (t - c - paired) - s0 * t - before[i] * c
+            if gain > self.margin * s0 * t and (best is None or gain > best[0]):
+                best = gain, victim, job, {"rule": "adds", "S0": s0, "S1": s1, "T": t, "C": c, "gain": gain}
+        if best is None:
+            return []
+        _, victim, job, why = best
+        return [Preempt(victim, "switch" if "switch" in view.capacity.modes else "drain", job, why)]
+
+    # -- rates ---------------------------------------------------------------------------------------------
+    def _value(self, view: View, jobs: Sequence[Job]) -> float:
+        """Return the mean sum of rates of kernels in this order of residency, until all of them have ended."""
+        rates = self._option(view, jobs).rates
+        value = sum(rates)
+        if len(jobs) != 2:
+            return value
+        left = [self._sight.rest(view, job) or 0.0 for job in jobs]
+        ends = [rest / rate if rate > 0 else math.inf for rest, rate in zip(left, rates, strict=True)]
+        first = min(ends)
+        if not 0 < first < math.inf:
+            return value
+        stays = 0 if ends[0] > ends[1] else 1
+        after = max(0.0, left[stays] - rates[stays] * first)
+        return (value * first + self.ahead * after) / (first + after)
+
+    def _option(self, view: View, jobs: Sequence[Job]) -> Option:
+        """Return the quotas that give the largest sum of rates to kernels in this order of residency."""
+        key = tuple([self._like(job.task) for job in jobs])
+        known = self._options.get(key)
+        if known is None:
+            if len(self._options) > 1 << 18:
+                self._options.clear()
+            known = self._options[key] = self._evaluate(view, jobs)
+        return known
+
+    def _evaluate(self, view: View, jobs: Sequence[Job]) -> Option:
+        seen = self._sight.jobs(view, jobs)
+        count = len(jobs)
+        shares = [[1.0 / count] * count]
+        if count == 1 or sum(demand(job, view.capacity) for job in jobs) <= 1.0 + 1e-9:
+            shares = [[1.0] * count]
+        elif count == 2:
+            shares = [[part, 1.0 - part] for part in PARTS]
+        found = []
+        for each in shares:
+            quotas = tuple(quota(job, part, view.capacity) for job, part in zip(jobs, each, strict=True))
+            rates = view.rates.together(seen, [Placement(workers=workers) for workers in quotas])
+            found.append(Option(quotas, tuple(rates)))
+        return max(found, key=lambda option: sum(option.rates))
+
+    def _like(self, task: Task) -> Hashable:
+        like = self._likes.get(task)
+        if like is None:
+            profile = task.profile
+            like = self._likes[task] = (
+                task.name, task.blocks, profile.kind, profile.need, profile.bandwidth, profile.compute,
+                profile.resident, profile.registers, profile.shared, profile.threads,
+            )  # fmt: skip
+        return like
+
+
+def _type(task: Task) -> Type:
+    return task.profile.kind, math.ceil(task.profile.need * LEVELS)
