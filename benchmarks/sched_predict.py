@@ -31,7 +31,7 @@ from warpwell.scheduler.simulator import Simulator
 
 Pairs = list[tuple[Sample, Prediction]]
 IRREGULAR = ("bfs", "spmv")
-KEPT = Path(__file__).parent / "results" / "sched_counts_h100.json"
+KEPT = Path(__file__).parent / "results" / "sched_counts_h200.json"
 
 
 def query(sample: Sample) -> Sample:
