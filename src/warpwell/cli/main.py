@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import WarpwellError
-from . import kv_arguments
+from . import kv_arguments, sched_arguments
 from .arguments import command, json_option
 
 BAD_INPUT = 2
@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 1 a store that ``kv verify`` found damaged, 2 bad input (a message on stderr says what to do),
     130 an interrupt.
     """
-    arguments = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parser(sched=given[:1] == ["sched"]).parse_args(given)
     try:
         code: int = importlib.import_module(f".{arguments.module}", __package__).run(arguments)
         sys.stdout.flush()
@@ -54,7 +55,7 @@ def _complain(message: str) -> int:
     return BAD_INPUT
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(sched: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="warpwell", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"warpwell {sys.modules['warpwell'].__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     _run_options(components)
 
     kv_arguments.add(commands)
+    sched_arguments.add(commands, load=sched)
 
     bench = command(commands, "bench", "bench", "run the benchmarks of a checkout")
     bench.add_argument("--list", action="store_true", help="name them, and run none")

@@ -1,0 +1,186 @@
+"""``warpwell sched simulate``: policies on a trace, in the simulator."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError
+from .arguments import Commands, command, json_option
+
+if TYPE_CHECKING:
+    from ..scheduler.experiment import Experiment
+    from .output import Output
+
+_SLOW = ("oracle", "warpwell", "smk-drf")
+"""Policies that think longest are begun first, so that no process is left with one of them at the end."""
+
+
+def add(verbs: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``simulate``."""
+    parser = command(verbs, "simulate", "sched_simulate", "replay a trace under policies, in virtual time")
+    trace_options(parser)
+    group = parser.add_argument_group("what runs it")
+    group.add_argument("--policy", default="source,warpwell", metavar="A,B", help="or all (default source,warpwell)")
+    group.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
+    what = "how fast kernels run together (default: class, or matrix where --matrix is given)"
+    group.add_argument("--rates", choices=("class", "maxmin", "matrix"), help=what)
+    group.add_argument("--matrix", metavar="FILE.json", help="pairs measured by benchmarks/sched_pairs.py")
+    what = "switch: contexts are saved, as in the source; drain: blocks end, as on stock GPUs (default switch)"
+    group.add_argument("--mode", choices=("switch", "drain"), default="switch", help=what)
+    group.add_argument("--model", metavar="FILE.json", help="constants of the cost formula, from sched fit")
+    what = "median relative error of predicted times (default 0.05)"
+    group.add_argument("--error", type=float, metavar="E", help=what)
+    group.add_argument("--device", choices=("h100", "v100"), help="default: that of the trace")
+    group.add_argument("--processes", type=int, metavar="N", help="default: a processor each, at most 2")
+    parser.add_argument("--log", metavar="FILE", help="write the log; of several policies, one file each")
+    json_option(parser)
+
+
+def trace_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what a workload is made of."""
+    group = parser.add_argument_group("what runs")
+    what = "Orion's profiles (archive, folder or file), or a table; default: a built-in mix"
+    group.add_argument("--trace", metavar="PATH", help=what)
+    what = "Azure's or Alibaba's trace, or poisson, or bursts (default poisson)"
+    group.add_argument("--arrivals", metavar="PATH", help=what)
+    what = "built-in mix: half, pure, quarter, memory, compute, heavy, long (default half)"
+    group.add_argument("--mix", default="half", metavar="NAME", help=what)
+    what = "applications that arrivals are drawn of (default: *_fwd of Orion's: inferences)"
+    group.add_argument("--models", metavar="A,B*", help=what)
+    group.add_argument("--kernels", type=int, default=100_000, metavar="N", help="at least so many (default 100000)")
+    what = "time that all takes alone, over the time in which it arrives; time is compressed to it; inf: all at once "
+    group.add_argument("--load", type=float, metavar="L", help=what + "(default 1.5; of a table: as it says)")
+    what = "of requests with priority 1, where the trace has none (default 0.25)"
+    group.add_argument("--urgent", type=float, default=0.25, metavar="SHARE", help=what)
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default 0)")
+
+
+def recipe_of(arguments: argparse.Namespace) -> Any:
+    """Return the `Recipe` of the options."""
+    from ..scheduler.traces import Recipe
+
+    return Recipe(arguments.trace, arguments.arrivals, arguments.mix, arguments.models, arguments.kernels,
+                  arguments.load, arguments.urgent, arguments.seed)  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run each policy, and show what it was like."""
+    from ..scheduler.decision import SOURCE, SourceModel
+    from ..scheduler.experiment import ERROR, Experiment, chosen, log_path
+    from ..scheduler.traces import CAPACITIES
+    from .output import Output
+
+    output = Output(arguments.json)
+    began = time.perf_counter()
+    names = chosen(arguments.policy)
+    experiment = Experiment(
+        recipe_of(arguments),
+        rates=arguments.rates or ("class" if arguments.matrix is None else "matrix"),
+        matrix=arguments.matrix,
+        mode=arguments.mode,
+        limit=arguments.limit,
+        error=ERROR if arguments.error is None else arguments.error,
+        device=CAPACITIES[arguments.device] if arguments.device else None,
+        model=SOURCE if arguments.model is None else SourceModel.load(arguments.model),
+    )
+    experiment.check()
+    processes = arguments.processes
+    if processes is None:
+        processes = min(2, os.cpu_count() or 1)
+    if processes < 1:
+        raise ArgumentError(f"--processes {processes}: take at least one", name="processes")
+    workload = experiment.recipe.make()
+    logs = {n: log_path(arguments.log, n, len(names) > 1) for n in names} if arguments.log else {}
+    with output.progress() as report:
+        found = _all(experiment, names, logs, processes, lambda done: report("simulate", done, len(names)))
+    about = {**experiment.about(workload), "rates": next(iter(found.values()))["rates"]}
+    seconds = time.perf_counter() - began
+    values = {"command": "simulate", **about, "seconds": seconds, "logs": [str(p) for p in logs.values()],
+              "policies": found}  # fmt: skip
+    if arguments.json:
+        output.result("", _finite(values))
+    else:
+        _print(output, about, found, seconds)
+    return 0
+
+
+def _all(
+    experiment: Experiment,
+    names: Sequence[str],
+    logs: dict[str, Path],
+    processes: int,
+    report: Callable[[int], object],
+) -> dict[str, dict[str, Any]]:
+    """Run the policies, in several processes where that helps; return metrics in the order of the names."""
+    from ..scheduler.experiment import run_to_dict
+
+    found: dict[str, dict[str, Any]] = {}
+    report(0)
+    if processes == 1 or len(names) == 1:
+        for name in names:
+            found[name] = run_to_dict(experiment, name, logs.get(name))
+            report(len(found))
+        return found
+    order = sorted(names, key=lambda n: not n.startswith(_SLOW))
+    # Spawned, because a fork of a process with threads may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes, len(names)), mp_context=context) as pool:
+        waiting = {pool.submit(run_to_dict, experiment, name, logs.get(name)): name for name in order}
+        try:
+            for done in as_completed(waiting):
+                found[waiting[done]] = done.result()
+                report(len(found))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {name: found[name] for name in names}
+
+
+def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any]], seconds: float) -> None:
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    shown = {
+        "requests": about["requests"], "kernels": about["kernels"], "load": about.get("load"),
+        "time compressed": about.get("compressed"), "arrivals": about.get("arrivals"),
+        "applications": ", ".join(about.get("applications", ())), "rates": about["rates"], "preemption": about["mode"],
+        "limit": about["limit"], "prediction error": about["prediction_error"], "seed": about["seed"],
+        "left out": ", ".join([*about.get("placeholders", ()), *about.get("not_drawn", ())]) or None,
+    }  # fmt: skip
+    shown |= {f"imputed: {name}": text for name, text in about["imputed"].items()}
+    output.result(str(about["workload"]), {k: v for k, v in shown.items() if v is not None})
+    table = Table(title=f"{len(found)} policies in {seconds:.1f} s", title_justify="left")
+    classes = sorted({name for values in found.values() for name in values["turnaround"]})
+    levels = sorted({level for values in found.values() for level in values["requests_by_priority"]}, key=int)
+    table.add_column("policy", no_wrap=True)
+    heads = ["STP", "ANTT", "fairness", "Jain"]
+    heads += [f"p99 {name}\nkernel, ms" for name in classes] + [f"p99 priority {n}\nrequest, ms" for n in levels]
+    for head in [*heads, "preempted", "decision\nus"]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, values in found.items():
+        cells = [_number(values[key], 3) for key in ("stp", "antt", "fairness", "jain")]
+        cells += [_number(values["turnaround"].get(c, {}).get("p99"), 3, 1e3) for c in classes]
+        cells += [_number(values["requests_by_priority"].get(n, {}).get("p99"), 1, 1e3) for n in levels]
+        table.add_row(name, *cells, f"{values['preemptions']:,}", _number(values["decision_mean"], 1, 1e6))
+    # As wide as it is: in a file, or a narrow terminal, figures would be cut.
+    wide = Measurement.get(output.screen, output.screen.options.update(max_width=1000), table).maximum
+    Console(highlight=False, width=max(wide, output.screen.width)).print(table)
+
+
+def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:,.{digits}f}"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: a load of inf is written as the text."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return "inf" if value == float("inf") else value

@@ -1,0 +1,77 @@
+"""``warpwell sched trace``: what a trace holds, and traces written as tables."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from typing import Any
+
+from .arguments import Commands, command, json_option
+from .sched_simulate import recipe_of, trace_options
+
+
+def add(verbs: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``trace``."""
+    parser = command(verbs, "trace", "sched_trace", "show what a trace holds, and write it as a table")
+    trace_options(parser)
+    parser.add_argument("--out", metavar="FILE.csv", help="write the workload: a line a kernel, for --trace")
+    json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the files, and say what the workload is."""
+    from rich.table import Table
+
+    from ..scheduler.traces import table as tables
+    from .output import Output
+    from .sched_simulate import _finite
+
+    output = Output(arguments.json)
+    workload = recipe_of(arguments).make()
+    applications: dict[str, dict[str, Any]] = {}
+    counts: dict[str, int] = defaultdict(int)
+    for arrival in workload.arrivals:
+        application = arrival.application
+        counts[application.name] += 1
+        if application.name not in applications:
+            kernels = application.kernels
+            by_class = {
+                kind: sum(k.profile.seconds or 0.0 for k in kernels if _kind(k) == kind)
+                for kind in ("memory", "compute", "unknown")
+            }
+            applications[application.name] = {
+                "kernels": len(kernels),
+                "seconds": application.seconds,
+                **{f"{kind}_seconds": seconds for kind, seconds in by_class.items()},
+            }
+    for name, values in applications.items():
+        values["requests"] = counts[name]
+    if arguments.out is not None:
+        tables.write(workload, arguments.out)
+    values = {
+        "command": "trace", "workload": workload.name, "requests": len(workload.arrivals),
+        "kernels": workload.kernels, "seconds_alone": workload.seconds, "load": workload.load,
+        "span_seconds": workload.arrivals[-1].time - workload.arrivals[0].time, "imputed": workload.imputed,
+        **{k: v for k, v in workload.about.items() if k not in ("load", "applications")}, "out": arguments.out,
+    }  # fmt: skip
+    if arguments.json:
+        output.result("", _finite({**values, "applications": applications}))
+        return 0
+    shown = {k: v for k, v in values.items() if k not in ("command", "workload", "imputed") and v is not None}
+    shown = {k: ", ".join(v) if isinstance(v, list) else v for k, v in shown.items()}
+    shown |= {f"imputed: {name}": text for name, text in workload.imputed.items()}
+    output.result(workload.name, shown)
+    table = Table(title="applications", title_justify="left")
+    for head in ("application", "requests", "kernels", "alone, ms", "memory, ms", "compute, ms", "unknown, ms"):
+        table.add_column(head, justify="left" if head == "application" else "right")
+    for name in sorted(applications):
+        its = applications[name]
+        times = (its[f"{key}seconds"] * 1e3 for key in ("", "memory_", "compute_", "unknown_"))
+        table.add_row(name, f"{its['requests']:,}", f"{its['kernels']:,}", *(f"{ms:.3f}" for ms in times))
+    output.screen.print(table)
+    return 0
+
+
+def _kind(kernel: Any) -> str:
+    kind = kernel.profile.kind
+    return "unknown" if kind is None else str(kind.value)

@@ -1,0 +1,175 @@
+"""Experiment: policies on a workload in the simulator, each a run of its own that other processes can make."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+from .core import Core
+from .decision import SOURCE, SourceModel
+from .executor import Capacity
+from .policies import POLICIES, policy
+from .rates import rates
+from .replay import Result, replay
+from .simulator import Simulator
+from .traces import Recipe, Workload
+
+ERROR = 0.05
+"""Median relative error of predicted times, by default: what the predictor is to reach for known applications."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides what a run is like, as plain data: equal experiments have equal logs.
+
+    Attributes
+    ----------
+    recipe : Recipe
+        The workload.
+    rates : {"class", "maxmin", "matrix"}
+    matrix : str or None
+        File of measured pairs, for "matrix".
+    mode : {"switch", "drain"}
+        How the simulated device preempts; see `Simulator`.
+    limit : int
+        Kernels that may run at the same time.
+    error : float
+        Median relative error of predicted times.
+    device : Capacity or None
+        None: that of the workload.
+    model : SourceModel
+        Constants of the source's formula.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    rates: str = "class"
+    matrix: str | None = None
+    mode: str = "switch"
+    limit: int = 2
+    error: float = ERROR
+    device: Capacity | None = None
+    model: SourceModel = SOURCE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.error < float("inf"):
+            raise errors.ArgumentError(f"error of predictions is {self.error}: give 0 or more", name="error")
+        if self.limit < 1:
+            raise errors.ArgumentError(f"limit is {self.limit}: at least one kernel must be able to run", name="limit")
+
+    def capacity(self, workload: Workload) -> Capacity:
+        """Return the simulated device, with the partitions that policies may choose from."""
+        capacity = self.device or workload.capacity
+        return dataclasses.replace(capacity, partitions=capacity.partitions or partitions(capacity.processors))
+
+    def check(self) -> None:
+        """Find out, without running anything, whether the rates and the mode can be.
+
+        Raises
+        ------
+        ArgumentError, MissingFileError, FormatError
+        """
+        Simulator(rates(self.rates, Capacity(), matrix=self.matrix), mode=self.mode)
+
+    def run(self, name: str, *, progress: Callable[[int, int], object] | None = None) -> Result:
+        """Replay the workload under a policy; its log says what was run."""
+        workload = _made(self.recipe)
+        capacity = self.capacity(workload)
+        requests, truth = workload.requests(self.error, self.recipe.seed)
+        table = rates(self.rates, capacity, matrix=self.matrix)
+        simulator = Simulator(table, capacity, self.model, self.mode, self.recipe.seed, truth=truth)
+        core = Core(simulator, policy(name), limit=self.limit, rates=table)
+        core.log.about = {**self.about(workload), "policy": name, "rates": table.name}
+        return replay(requests, core, progress=progress)
+
+    def about(self, workload: Workload) -> dict[str, Any]:
+        """Return what is to be said about every run, as plain data."""
+        capacity = self.capacity(workload)
+        return {
+            "workload": workload.name,
+            **workload.about,
+            "requests": len(workload.arrivals),
+            "kernels": workload.kernels,
+            "seconds_alone": workload.seconds,
+            "imputed": workload.imputed,
+            "seed": self.recipe.seed,
+            "limit": self.limit,
+            "mode": self.mode,
+            "prediction_error": self.error,
+            "processors": capacity.processors,
+            "clock": capacity.clock,
+            "cost": self.model.origin,
+            "executor": "simulator",
+        }
+
+
+def run_to_dict(experiment: Experiment, name: str, log: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """Run a policy, write its log if asked to, and return its metrics as plain data: the work of one process."""
+    enabled = gc.isenabled()
+    gc.disable()  # a run makes millions of objects, hardly any in cycles
+    try:
+        result = experiment.run(name)
+        found = {**result.metrics().as_dict(), "rates": result.log.about["rates"]}
+        if result.rejected:
+            found["rejected"] = len(result.rejected)
+        if log is not None:
+            with open(log, "w", encoding="utf-8") as stream:
+                result.log.write(stream)
+        return found
+    finally:
+        result = None  # type: ignore[assignment]
+        if enabled:
+            gc.enable()
+        gc.collect()
+
+
+def chosen(names: str) -> list[str]:
+    """Return the policies of a list such as ``source,orion``, or all of them.
+
+    Raises
+    ------
+    ArgumentError
+        One of them is unknown, or there is none.
+    """
+    found = list(POLICIES) if names == "all" else list(dict.fromkeys(n.strip() for n in names.split(",") if n.strip()))
+    if not found:
+        raise errors.ArgumentError(f"no policy named: choose of {', '.join(POLICIES)}, or all", name="policy")
+    for name in found:
+        policy(name)
+    return found
+
+
+def log_path(path: str | os.PathLike[str], name: str, several: bool) -> Path:
+    """Return where a policy's log goes: one file a policy, NAME.POLICY.SUFFIX, if there are several.
+
+    Raises
+    ------
+    MissingFileError
+        Its folder does not exist.
+    """
+    place = Path(path)
+    if not place.parent.is_dir():
+        message = f"{place.parent} does not exist: create it, or write elsewhere"
+        raise errors.MissingFileError(message, path=place.parent)
+    return place.with_name(f"{place.stem}.{name}{place.suffix}") if several else place
+
+
+def partitions(processors: int) -> dict[str, int]:
+    """Return pairs of partitions of 8 multiprocessors or more, named as executors on GPUs name them."""
+    found: dict[str, int] = {}
+    for eighths in (1, 2, 3, 4):
+        size = max(8, round(processors * eighths / 64) * 8)
+        if size < processors:
+            found |= {f"a{size}": size, f"b{size}": processors - size}
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _made(recipe: Recipe) -> Workload:
+    return recipe.make()
