@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..policy import View
+from ..residency import footprint
 from ..task import Job, Kind, Placement
 from .partition import pairs
-from .sharing import Sight, demand, quota
+from .sharing import Sight, alone, demand, quota
 
 WHOLE = Placement()
 PLAIN = Placement(plain=True)
@@ -41,8 +43,9 @@ class Arrangement:
 class Arranger:
     """Finds the best arrangement of kernels: quotas of workers are weighed against each other and against partitions.
 
-    What was found for kernels of some names is remembered for others of these names, so that a decision between many
-    combinations asks the rates table about few. It is forgotten every so often: tables are learnt while they are used.
+    What was found for some kernels is remembered for others like them (class, need, demands in eighths, and the name
+    where the rates table knows names), so that a decision between many combinations asks the table about few. It is
+    forgotten every so often: tables are learnt while they are used.
 
     Parameters
     ----------
@@ -51,11 +54,13 @@ class Arranger:
         Estimates until everything is looked at anew.
     """
 
-    def __init__(self, sight: Sight, remembers: int = 1 << 14) -> None:
+    def __init__(self, sight: Sight, remembers: int = 1 << 16) -> None:
         self._sight = sight
         self._remembers = remembers
         self._left = remembers
         self._known: dict[tuple[Any, ...], tuple[int, float]] = {}
+        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._likes: dict[Job, int] = {}
 
     def now(self, view: View) -> Arrangement:
         """Return what runs now."""
@@ -95,15 +100,30 @@ class Arranger:
         self._known[key] = index, found[index].sum
         return found[index]
 
+    def ended(self, job: Job) -> None:
+        """Forget a job."""
+        self._likes.pop(job, None)
+
     def _key(self, view: View, jobs: Sequence[Job], fixed: int) -> tuple[Any, ...]:
+        likes = self._likes
         key: list[Any] = [fixed]
-        for i, job in enumerate(jobs):
-            task = job.task
-            profile = self._sight.profile(view, job)
-            key += (task.name, profile.kind, profile.need, task.blocks - job.done >= profile.resident)
-            if i < fixed and job.placement is not None:
-                key += (job.placement.partition, job.placement.plain)
+        for job in jobs:
+            like = likes.get(job)
+            key.append(self._like(view, job) if like is None else like)
+        for job in jobs[:fixed]:
+            if job.placement is not None and (job.placement.partition is not None or job.placement.plain):
+                key += (job.number, job.placement.partition, job.placement.plain)
         return tuple(key)
+
+    def _like(self, view: View, job: Job) -> int:
+        """Return a number that like kernels have in common."""
+        profile, capacity = self._sight.profile(view, job), view.capacity
+        name = job.task.name if getattr(view.rates, "by_name", True) else ""
+        most = alone(job, capacity) * max(footprint(profile, capacity))
+        eighths = [math.ceil(8 * x) for x in (profile.need, profile.compute, profile.bandwidth, most)]
+        kind = name, profile.kind, bool(job.task.whole), *eighths
+        found = self._likes[job] = self._kinds.setdefault(kind, len(self._kinds))
+        return found
 
 
 def _parts(view: View, jobs: Sequence[Job], fixed: int) -> Sequence[Sequence[float | str | None]]:

@@ -108,6 +108,7 @@ class Warpwell(Policy):
         self._sight = Sight(perfect)
         self._arranger = Arranger(self._sight)
         self._promised: Job | None = None
+        self._quiet: tuple[int, ...] = ()
 
     def bucket(self, job: Job) -> Hashable:
         """By what decides: tenant, priority, class, preempted or new; tasks with a deadline among themselves."""
@@ -123,6 +124,7 @@ class Warpwell(Policy):
     def ended(self, job: Job, now: float) -> None:
         """Forget it."""
         self._sight.ended(job)
+        self._arranger.ended(job)
         if job is self._promised:
             self._promised = None
 
@@ -134,9 +136,17 @@ class Warpwell(Policy):
         if not heads:
             return grow(view)
         first = self._first(view, heads)
+        # Nothing is worth more later beside the same kernels: what is left of them only shrinks.
+        quiet = (*(job.number for job in view.running), -1, *(job.number for job in first))
+        if quiet == self._quiet:
+            return []
         if len(view.running) < view.limit:
-            return self._fill(view, first)
-        return self._replace(view, first) if self.preempts else []
+            decisions = self._fill(view, first)
+        else:
+            decisions = self._replace(view, first) if self.preempts else []
+        if all(isinstance(d, Hold) for d in decisions) and all(job.task.deadline is None for job in first):
+            self._quiet = quiet
+        return decisions
 
     # -- whose turn it is ----------------------------------------------------------------------------------
     def _level(self, view: View, job: Job) -> int:
