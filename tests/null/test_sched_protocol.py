@@ -26,9 +26,12 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import address, protocol, references, wire
 from warpwell.scheduler.client import Client, connect
+from warpwell.scheduler.events import Event
+from warpwell.scheduler.learner import Learner
 from warpwell.scheduler.ledger import MAX_DEATHS, Held, Ledger, Piece
 from warpwell.scheduler.protocol import MAGIC, Connection, Peer
 from warpwell.scheduler.service import Service
+from warpwell.scheduler.task import Kind, Profile, Task
 
 Pair = tuple[Connection, Connection]
 
@@ -306,6 +309,34 @@ def test_launches_that_are_none(change: dict[str, Any]) -> None:
     assert wire.check_task(good, [np.zeros(8)])["shape"] == [8]
     with pytest.raises(errors.ServiceError):
         wire.check_task({**good, **change}, [np.zeros(8)])
+
+
+def test_profiles_travel() -> None:
+    profile = Profile(Kind.MEMORY, seconds=0.5, miss_rate=0.25, resident=7)
+    assert wire.profile_of(json.loads(json.dumps(wire.profile_fields(profile)))) == profile
+    assert wire.profile_of(wire.profile_fields(None)) is None
+    for wrong in ({"kind": "neither"}, {"seconds": -1.0}, {"miss_rate": 2}, {"unknown": 1}):
+        with pytest.raises(errors.ServiceError, match="the profile of a request is none"):
+            wire.profile_of(wrong)
+
+
+def test_a_learner_is_taught_when_the_device_is_idle() -> None:
+    class Analyzer:
+        taught: list[tuple[list[str], list[int]]] = []  # noqa: RUF012
+
+        def __call__(self, task: Task) -> Profile:
+            return Profile(seconds=float(len(self.taught)))
+
+        def learn(self, events: list[Event], tasks: dict[int, Task]) -> None:
+            self.taught.append(([e.kind for e in events], sorted(tasks)))
+
+    learner, analyzer = Learner(Analyzer()), Analyzer()
+    tasks = {n: Task(f"k{n}", 1) for n in range(3)}
+    story = [("launch", 0), ("launch", 1), ("end", 0), ("stop", 1), ("launch", 2), ("end", 2)]
+    for time_, (kind, number) in enumerate(story):
+        learner.see(Event(float(time_), kind, number, "k"), tasks[number])
+    assert analyzer.taught == [(["launch", "launch", "end", "stop"], [0, 1]), (["launch", "end"], [2])]
+    assert learner(tasks[0]).seconds == 2
 
 
 def test_errors_come_back_as_what_they_were() -> None:

@@ -18,7 +18,7 @@ from .. import errors
 from . import address, protocol, references, wire
 from .events import Log
 from .remote import RemoteArray, RemoteHandle
-from .task import State
+from .task import Profile, State
 
 SILENCE = 5.0
 """Seconds without a word from the service, after which it is asked for one; as long again, and it is given up."""
@@ -111,7 +111,8 @@ class Client:
         *args
             What it is called with.
         **options
-            priority, deadline, after (handles of this client), name, memory, idempotent, size: as for `Scheduler`.
+            priority, deadline, after (handles of this client), name, memory, idempotent, size, profile: as for
+            `Scheduler.submit`.
 
         Raises
         ------
@@ -137,6 +138,7 @@ class Client:
         memory: int | None = None,
         idempotent: bool = False,
         size: dict[str, float] | None = None,
+        profile: Profile | None = None,
         tenant: str | None = None,
     ) -> list[RemoteHandle]:
         """Submit a request of several launches, which run in order; see `Scheduler.submit_many` and `submit`."""
@@ -145,7 +147,8 @@ class Client:
             raise errors.ArgumentError("a request without launches: give at least one", name="launches")
         if tenant not in (None, self.tenant):
             raise errors.ArgumentError(
-                f"this connection is for tenant {self.tenant!r}: connect(tenant={tenant!r}) makes another", name="tenant"
+                f"this connection is for tenant {self.tenant!r}: connect(tenant={tenant!r}) makes another",
+                name="tenant",
             )
         packer = wire.Packer(self)
         tasks = [packer.launch(launch, args) for launch, *args in launches]
@@ -161,7 +164,7 @@ class Client:
                 self._handles.update({h.number: h for h in handles})
             header = {"type": "submit", "call": call, "tasks": tasks, "name": name or "", "priority": priority,
                       "deadline": deadline, "after": numbers, "memory": memory, "idempotent": idempotent,
-                      "size": size or {},
+                      "size": size or {}, "profile": wire.profile_fields(profile),
                       "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
             try:
                 self._connection.send(header, packer.arrays)

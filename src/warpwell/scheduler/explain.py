@@ -73,24 +73,42 @@ def _arrive(event: Event, names: Names) -> str:
     return f"{_task(event, names)} of tenant {event.tenant} arrived."
 
 
+_LAUNCH_RULES = {
+    "arrival": "it has waited longest",
+    "best combination": "of what waits, it makes the best combination",
+    "best pair": "of what waits, these two have the largest sum of normalized IPC together",
+    "best sum": "of what waits, it makes the largest sum of normalized IPC",
+    "alone": "nothing that waits would gain by running beside it",
+    "unknown": "nothing is known of it yet, so it runs alone and is measured",
+    "priority": "it has the highest priority",
+    "shortest": "it has the shortest rest",
+    "memory first": "the memory-intensive one is to be resident first",
+    "best partition": "each class has its partition",
+    "dominant share": "its tenant's dominant share is the smallest",
+    "first": "nothing runs",
+    "high priority": "its priority is above those that run",
+    "opposite profile": "its class is another than that of what runs with priority",
+    "worth most": "it is worth most over its whole time",
+}
+
+
 def _launch(event: Event, names: Names) -> str:
     why = event.why
     beside = why.get("beside")
     company = f"beside {_list(beside, names)}" if beside else "with nothing else running" if beside is not None else ""
-    known = {
-        "arrival": "it has waited longest",
-        "best combination": "of what waits, it makes the best combination",
-        "free place": "there is room for it",
-    }
-    rule = why.get("rule")
-    reason = known.get(str(rule), f"rule {rule!r}" if rule else "")
+    rule = str(why.get("rule", ""))
+    reason = _LAUNCH_RULES.get(rule, f"rule {rule!r}" if rule else "")
+    if isinstance(why.get("S"), float):
+        reason += f", S = {why['S']:.4g}"
+        if isinstance(why.get("before"), float):
+            reason += f" after {why['before']:.4g}"
     text = f"{_task(event, names)} was launched"
     text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
     if why.get("workers") is not None:
         text += f"; it gets {why['workers']} workers"
     if why.get("partition") is not None:
         text += f"; it runs in partition {why['partition']}"
-    text += figures(why, "rule", "beside", "workers", "partition", "plain", "whole") + "."
+    text += figures(why, "rule", "beside", "workers", "partition", "plain", "whole", "S", "before") + "."
     if why.get("whole"):
         text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
     elif why.get("plain"):
@@ -99,49 +117,85 @@ def _launch(event: Event, names: Names) -> str:
 
 
 _FORMULA = ("S0", "S1", "n", "T", "C", "d", "gain")
+_WITH_RETURN = ("S0", "S1", "T", "C", "R", "during", "back", "gain")
 
 
-def _compared(why: dict[str, Any]) -> str:
-    """Return the comparison of the decision rule in words, where its figures are there."""
-    if not all(isinstance(why.get(key), int | float) for key in _FORMULA):
-        return ""
-    s0, s1, n, t, c, d, gain = (float(why[key]) for key in _FORMULA)
-    if math.isinf(t):
-        together = "what runs would run together forever"
-    else:
-        together = f"what runs would run together for another T = {duration(t)}"
-    text = (
-        f"{together}, at a sum of normalized IPC of S0 = {s0:.4g}; after the change it is S1 = {s1:.4g}, but for the "
-        f"C = {duration(c)} that the change takes, in which what stays does d n = {d:.4g} * {n:.4g} = {d * n:.4g}"
-    )
-    if math.isfinite(t) and c >= t:
-        return f"{text}. C is not below T"
-    if math.isfinite(t):
-        after, before = d * n * c + s1 * (t - c), s0 * t
-        sign = ">" if after > before else "<="
-        text += f". d n C + S1 (T - C) = {duration(after)} {sign} S0 T = {duration(before)}: {duration(gain)} of work "
-        text += "gained" if gain > 0 else "are not gained"
-    return text
+def _numbers(why: dict[str, Any], names: tuple[str, ...]) -> list[float] | None:
+    if all(isinstance(why.get(key), int | float) for key in names):
+        return [float(why[key]) for key in names]
+    return None
 
 
-def _reason(event: Event, names: Names) -> str:
+def _together(s0: float, s1: float, t: float) -> str:
+    for_ = "run together forever" if math.isinf(t) else f"run together for another T = {duration(t)}"
+    return f"what runs would {for_}, at a sum of normalized IPC of S0 = {s0:.4g}; after the change it is S1 = {s1:.4g}"
+
+
+def _gained(gain: float) -> str:
+    return f"{duration(gain)} of work {'gained' if gain > 0 else 'are not gained'}"
+
+
+def _compared(why: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the comparison of a preemption in words, and the figures that it has told."""
+    source = _numbers(why, _FORMULA)
+    if source is not None:
+        s0, s1, n, t, c, d, gain = source
+        text = (
+            f"{_together(s0, s1, t)}, but for the C = {duration(c)} that the change takes, in which what stays does "
+            f"d n = {d:.4g} * {n:.4g} = {d * n:.4g}"
+        )
+        if math.isfinite(t) and c >= t:
+            text += ". C is not below T"
+        elif math.isfinite(t):
+            after, before = d * n * c + s1 * (t - c), s0 * t
+            sign = ">" if after > before else "<="
+            text += f". d n C + S1 (T - C) = {duration(after)} {sign} S0 T = {duration(before)}: {_gained(gain)}"
+        return text, _FORMULA
+    ours = _numbers(why, _WITH_RETURN)
+    if ours is not None:
+        s0, s1, t, c, r, during, back, gain = ours
+        text = (
+            f"{_together(s0, s1, t)} for the R = {duration(r)} that the newcomer takes, but for the C = {duration(c)} "
+            f"of the change, at {during:.4g}; the return costs {duration(back)}: {_gained(gain)}"
+        )
+        return text, _WITH_RETURN
+    short = _numbers(why, ("S0", "S1", "T", "C"))
+    if short is not None:
+        s0, s1, t, c = short
+        text = f"{_together(s0, s1, t)}, but the change takes C = {duration(c)}, which is not below T"
+        return text, ("S0", "S1", "T", "C")
+    return "", ()
+
+
+_REASONS = {
+    "no cost test": "the newcomer makes a better combination, and this policy does not test the cost",
+    "no prediction": "nothing is known yet of how long what runs, or the newcomer, will still take",
+    "cancelled": "it was cancelled",
+    "makes room": "part of its place goes to a newcomer",
+    "alone": "nothing else runs any more",
+    "grows": "it gets what others have left",
+    "priority": "the newcomer's priority is higher",
+    "memory first": "the memory-intensive newcomer is to be resident first",
+    "dominant share": "dominant shares are to be equal",
+    "residency": "the newcomer had better be resident first",
+    "worth, and residency": "the newcomer had better be resident first, in the place of one of those",
+}
+_TOLD = ("rule", "victim", "victims", "newcomer", "for", "mode", "saved", "workers")
+
+
+def _reason(event: Event) -> str:
     """Return why a change was made or weighed."""
     why = event.why
     rule = str(why.get("rule", ""))
-    known: dict[str, Callable[[], str]] = {
-        "worth": lambda: _compared(why),
-        "no cost test": lambda: "the newcomer makes a better combination, and this policy does not test the cost",
-        "no prediction": lambda: "nothing is known yet of how long what runs will still take",
-        "cancelled": lambda: "it was cancelled",
-        "makes room": lambda: "part of its place goes to the newcomer",
-        "alone": lambda: "nothing else runs any more",
-    }
-    told = known[rule]() if rule in known else ""
-    used = {"rule", "victim", "newcomer", "for", "mode", "saved", "workers"}
-    used |= set(_FORMULA if told and rule == "worth" else ())
-    text = told or (f"rule {rule!r}" if rule else "")
-    rest = figures(why, *used)
-    return f"{text}{rest}" if text else rest.strip()
+    compared, told = _compared(why)
+    begin = _REASONS.get(rule, "" if compared else f"rule {rule!r}" if rule else "")
+    text = ": ".join(part for part in (begin, compared) if part)
+    return f"{text}{figures(why, *_TOLD, *told)}".strip()
+
+
+def _victims(why: dict[str, Any], names: Names) -> str:
+    victims = why.get("victims", [why["victim"]] if why.get("victim") is not None else [])
+    return f" in the place of {_list(victims, names)}" if victims else ""
 
 
 _MODES = {
@@ -157,15 +211,14 @@ def _preempt(event: Event, names: Names) -> str:
     text = f"{_task(event, names)} was asked to leave, {_MODES.get(mode, mode)}"
     if newcomer is not None:
         text += f", for {_of(newcomer, names)}"
-    reason = _reason(event, names)
+    reason = _reason(event)
     return f"{text}: {reason}." if reason else f"{text}."
 
 
 def _hold(event: Event, names: Names) -> str:
-    victim = event.why.get("victim")
-    whom = f" in the place of {_of(victim, names)}" if victim is not None else ""
-    reason = _reason(event, names)
-    return f"{_task(event, names)} was not launched{whom}" + (f": {reason}." if reason else ".")
+    reason = _reason(event)
+    text = f"{_task(event, names)} was not launched{_victims(event.why, names)}"
+    return f"{text}: {reason}." if reason else f"{text}."
 
 
 def _resize(event: Event, names: Names) -> str:
@@ -173,7 +226,7 @@ def _resize(event: Event, names: Names) -> str:
     size = "the whole device" if workers is None else f"{workers} workers"
     newcomer = event.why.get("for")
     whom = f" for {_of(newcomer, names)}" if newcomer is not None else ""
-    reason = _reason(event, names)
+    reason = _reason(event)
     return f"{_task(event, names)} gets {size} from now on{whom}" + (f": {reason}." if reason else ".")
 
 

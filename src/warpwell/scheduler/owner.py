@@ -27,10 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..targets import default_device
 from ..targets.arrays import to_device, to_host
 from . import protocol, references, wire
 from .events import Event, Log
 from .handle import Handle
+from .learner import Learner
 from .scheduler import Scheduler
 
 BEAT = 1.0
@@ -105,8 +107,11 @@ class Owner:
         stuck = settings.get("stuck", (int, float, type(None)), None)
         if stuck is not None:
             options["stuck_after"] = float(stuck)
+        device = settings.get("device", (str, type(None))) or default_device()
+        # static counts are of GPU code; without a class or a time a task runs alone under policies that pair
+        self._learner = Learner() if device == "cuda" else None
         self._scheduler = Scheduler(
-            settings.get("device", (str, type(None))), settings.get("policy", str),
+            device, settings.get("policy", str), analyzer=self._learner,
             limit=settings.get("limit", (int, type(None))), tenants=settings.get("tenants", (dict, type(None))),
             log=_Stream(self._events), **options,
         )  # fmt: skip
@@ -183,8 +188,9 @@ class Owner:
             for task, (launch, arguments) in zip(tasks, made, strict=True):
                 task["made"] = (launch, wire.unpack(arguments, request.arrays, self._buffer))
             chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "idempotent", "size")}
+            profile = wire.profile_of(message.header["profile"])
             ready = [
-                self._scheduler.task(launch, *values, tenant=message.get("tenant", str), **chosen)
+                self._scheduler.task(launch, *values, tenant=message.get("tenant", str), profile=profile, **chosen)
                 for launch, values in (task["made"] for task in tasks)
             ]
             wanted = message.get("after", list)
@@ -241,6 +247,8 @@ class Owner:
         told = []
         for event in (e for e in items if isinstance(e, Event)):
             number = self._numbers.get(event.task, -1) if event.kind != "reject" else -1
+            if self._learner is not None and event.kind != "reject":
+                self._learner.see(event, self._tasks[number][0].task if number in self._tasks else None)
             if event.kind == "lost":
                 self._fault(self._stuck, str(event.why.get("error", "the device failed")))
             if event.kind in ("launch", "stop"):  # at once: if the device dies, these are suspects
@@ -255,7 +263,7 @@ class Owner:
     def _renumbered(self, why: dict[str, Any]) -> dict[str, Any]:
         """Return reasons with the service's numbers of tasks in place of the scheduler's."""
         found = dict(why)
-        for key in ("for", "victim", "newcomer", "by", "beside"):
+        for key in ("for", "victim", "victims", "newcomer", "by", "beside"):
             value = found.get(key)
             if isinstance(value, int):
                 found[key] = self._numbers.get(value, value)

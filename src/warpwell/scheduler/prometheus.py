@@ -141,14 +141,8 @@ class Metrics:
         return "\n".join(lines) + "\n" if lines else ""
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write `render`'s text to a file that is whole at any time (for a collector that reads files)."""
-        target = Path(path)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
-            part.write_text(self.render(), encoding="utf-8")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        """Write `render`'s text to a file (`write_text`)."""
+        write_text(path, self.render())
 
     def _launched(self, live: _Live, event: Event) -> None:
         self._count("warpwell_launches_total", event.tenant)
@@ -180,6 +174,17 @@ class Metrics:
 
     def _histogram(self, name: str, tenant: str) -> _Histogram:
         return self._histograms.setdefault(name, {}).setdefault(self._of(tenant), _Histogram())
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file that is whole at any time, for a collector that reads files."""
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _buckets(name: str, labels: Labels, histogram: _Histogram) -> list[str]:

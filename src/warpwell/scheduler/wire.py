@@ -19,6 +19,7 @@ from ..targets import Launch
 from . import references
 from .protocol import MAX_ARRAYS, Message, checked
 from .remote import RemoteArray
+from .task import Kind, Profile
 
 MAX_TASKS = 256
 """Launches in a request at most."""
@@ -196,6 +197,30 @@ def error_of(fields: dict[str, Any]) -> errors.WarpwellError:
     return error
 
 
+def profile_fields(profile: Profile | None) -> dict[str, Any] | None:
+    """Return a profile as plain data."""
+    if profile is None:
+        return None
+    return {**vars(profile), "kind": None if profile.kind is None else profile.kind.value}
+
+
+def profile_of(fields: dict[str, Any] | None) -> Profile | None:
+    """Return the profile that a peer described.
+
+    Raises
+    ------
+    ServiceError
+        It has other fields than a `Profile`, or values that cannot be.
+    """
+    if fields is None:
+        return None
+    try:
+        kind = None if fields.get("kind") is None else Kind(fields["kind"])
+        return Profile(**{**fields, "kind": kind})
+    except (TypeError, ValueError) as error:
+        raise errors.ServiceError(f"the profile of a request is none: {error}") from None
+
+
 def options(message: Message) -> dict[str, Any]:
     """Return the options of a submission that came from a peer.
 
@@ -213,9 +238,11 @@ def options(message: Message) -> dict[str, Any]:
         "idempotent": message.get("idempotent", bool, False),
         "size": message.get("size", dict, {}),
         "readonly": message.get("readonly", list, []),
+        "profile": message.get("profile", (dict, type(None)), None),
     }
     if len(found["name"]) > 200 or found["priority"] not in _INTS:
         raise errors.ServiceError("a request has a name of over 200 letters, or a priority of over 64 bits")
+    profile_of(found["profile"])
     deadline = found["deadline"]
     if deadline is not None and not 0 < deadline < math.inf:
         raise errors.ServiceError(f"a request has a deadline of {deadline} s: it must be positive")

@@ -1,0 +1,138 @@
+"""``warpwell sched explain``: a log in plain sentences, as a timeline, and as metrics."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError, FormatError, MissingFileError
+from ..scheduler.events import KINDS, Event, Log
+from ..scheduler.explain import QUIET, sentences
+from ..scheduler.prometheus import Metrics
+from ..scheduler.timeline import draw, write_trace
+from .arguments import Commands, command, json_option
+from .output import Output
+
+
+def add(verbs: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``explain`` to the commands of ``sched``."""
+    parser = command(verbs, "explain", "sched_explain", "say why each decision of a log was taken")
+    parser.add_argument("log", metavar="LOG", help="what --log of another command wrote (- for stdin)")
+    parser.add_argument("--task", type=int, action="append", metavar="N", help="only what is about this task")
+    parser.add_argument("--tenant", metavar="NAME", help="only what is about this tenant's tasks")
+    parser.add_argument("--kind", metavar="A,B", help=f"only these events, of {', '.join(KINDS)}")
+    parser.add_argument("--all", action="store_true", help="arrivals, stops and ends too, not decisions alone")
+    parser.add_argument("--since", type=float, default=0.0, metavar="SECONDS", help="from this time on")
+    parser.add_argument("--until", type=float, metavar="SECONDS", help="up to this time")
+    views(parser)
+    parser.add_argument("--metrics", metavar="FILE", help="write the log's metrics in Prometheus' text format")
+    json_option(parser)
+
+
+def views(parser: argparse.ArgumentParser) -> None:
+    """Add what writes a log in other forms."""
+    parser.add_argument("--trace-out", metavar="FILE.json", help="write a timeline for chrome://tracing or Perfetto")
+    parser.add_argument("--picture", metavar="FILE.png", help="draw the timeline (.png, .svg or .pdf)")
+
+
+def write_views(log: Log, trace: str | None, picture: str | None) -> None:
+    """Write what the options of `views` ask for."""
+    if trace is not None:
+        write_trace(log, trace)
+    if picture is not None:
+        draw(log, picture)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Explain a log."""
+    output = Output(arguments.json)
+    log = read(arguments.log)
+    kinds = None if arguments.kind is None else [k for k in arguments.kind.split(",") if k]
+    for kind in kinds or ():
+        if kind not in KINDS:
+            raise ArgumentError(f"--kind {kind}: choose some of {', '.join(KINDS)}", name="kind")
+
+    def wanted(event: Event) -> bool:
+        return (
+            arguments.since <= event.time <= (event.time if arguments.until is None else arguments.until)
+            and (arguments.task is None or bool(set(arguments.task) & _about(event)))
+            and (arguments.tenant is None or event.tenant == arguments.tenant)
+            and (event.kind in kinds if kinds is not None else arguments.all or event.kind not in QUIET)
+        )
+
+    write_views(log, arguments.trace_out, arguments.picture)
+    if arguments.metrics is not None:
+        Metrics(str(log.about.get("policy", "unknown"))).observe_all(log).write(arguments.metrics)
+    told = ((event, text) for event, text in sentences(log) if wanted(event))
+    if arguments.json:
+        events = [{**event.__dict__, "text": text} for event, text in told]
+        output.result("", {"command": "explain", "log": arguments.log, "about": log.about, "events": events})
+        return 0
+    if log.about:
+        about = ", ".join(f"{key} {value}" for key, value in log.about.items() if isinstance(value, str | int | float))
+        output.screen.print(about, style="bold", markup=False)
+    for event, text in told:
+        output.screen.print(f"{event.time:12.6f} s  {text}", markup=False)
+    return 0
+
+
+def read(path: str) -> Log:
+    """Read a log.
+
+    Raises
+    ------
+    MissingFileError
+        There is no such file.
+    FormatError
+        A line is none of a log's.
+    """
+    if path == "-":
+        return _parse(sys.stdin.read().splitlines(), "stdin")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingFileError(f"{path} does not exist: make a log with --log of another command", path=path) from None
+    except UnicodeDecodeError:
+        raise FormatError(f"{path} is no log: it is not text", path=path) from None
+    return _parse(text.splitlines(), path)
+
+
+def _parse(lines: list[str], path: str) -> Log:
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = json.loads(line) if line.strip() else {"about": {}}
+            good = isinstance(fields, dict) and (isinstance(fields.get("about"), dict) or _is_event(fields))
+        except ValueError:
+            good = False
+        if not good:
+            raise FormatError(
+                f"{path}: line {number} is no event of a log: each is a JSON object with time, kind, task and name, as "
+                "--log writes it",
+                path=path,
+            )
+    return Log.read(lines)
+
+
+def _is_event(fields: dict[str, Any]) -> bool:
+    try:
+        event = Event(**fields)
+    except TypeError:
+        return False
+    return (
+        isinstance(event.time, int | float) and isinstance(event.kind, str) and isinstance(event.task, int)
+        and isinstance(event.name, str) and isinstance(event.tenant, str) and isinstance(event.why, dict)
+    )  # fmt: skip
+
+
+def _about(event: Event) -> set[int]:
+    """Return the tasks that an event is about."""
+    found = {event.task}
+    for key in ("for", "victim", "newcomer", "by"):
+        value = event.why.get(key)
+        if isinstance(value, int):
+            found.add(value)
+    victims = event.why.get("victims")
+    return found | (set(victims) if isinstance(victims, list) else set())

@@ -1,0 +1,126 @@
+"""``warpwell sched serve`` and ``sched status``: a service that several processes submit to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..cache.sizes import parse_size
+from ..errors import ArgumentError, FormatError, MissingFileError, ServiceError
+from .arguments import Commands, command, json_option
+from .output import Output
+
+_EVERY = 5.0
+
+
+def add(verbs: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``serve`` and ``status`` to the commands of ``sched``."""
+    serve = command(verbs, "serve", "sched_serve", "serve a device to several processes, until Ctrl-C or SIGTERM")
+    _socket(serve)
+    serve.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
+    serve.add_argument("--policy", default="warpwell", metavar="NAME", help="default warpwell")
+    serve.add_argument("--limit", type=int, metavar="N", help="kernels that run at the same time (default 2)")
+    serve.add_argument("--tenants", metavar="FILE.json", help="weights and quotas: {name: {weight, share, memory, ..}}")
+    serve.add_argument("--stuck-after", type=float, metavar="SECONDS", help="in which a kernel must end a block")
+    serve.add_argument("--log", metavar="FILE", help="append every event, for sched explain")
+    serve.add_argument("--metrics", metavar="FILE", help=f"write metrics for Prometheus, each {_EVERY:g} s")
+    serve.add_argument("--max-message", default="1GiB", metavar="SIZE", help="of one submission (default 1GiB)")
+    serve.add_argument("--max-held", default="8GiB", metavar="SIZE", help="a tenant may have here (default 8GiB)")
+    group = serve.add_argument_group("for other users", "Kernels are code that runs as you: docs/scheduler.md, Trust.")
+    group.add_argument("--group", metavar="NAME", help="open the socket to this group; users are tenants")
+    group.add_argument("--users", metavar="FILE.json", help="tenant of each user: {user: tenant}; no others get in")
+    group.add_argument("--allow", action="append", default=[], metavar="MODULE", help="whose kernels they may launch")
+    group.add_argument("--trust-group", action="store_true", help="take any kernel: they can do whatever you can")
+    json_option(serve)
+
+    status = command(verbs, "status", "sched_serve", "show what a service does")
+    _socket(status)
+    status.add_argument("--prometheus", action="store_true", help="print its metrics in Prometheus' text format")
+    status.add_argument("--log", metavar="FILE", help="write its log, for sched explain")
+    json_option(status)
+
+
+def _socket(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--socket", metavar="PATH", help="default: $WARPWELL_SOCKET, or one of your own")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve, or ask a service."""
+    return _status(arguments) if arguments.command == "status" else _serve(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from ..scheduler.service import Service
+
+    output = Output(arguments.json)
+    if arguments.group is None and (arguments.allow or arguments.trust_group):
+        raise ArgumentError("--allow and --trust-group are about other users: add --group", name="group")
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    service = Service(
+        arguments.socket, device=arguments.device, policy=arguments.policy, limit=arguments.limit,
+        tenants=_object(arguments.tenants, "tenants"), group=arguments.group,
+        users=_object(arguments.users, "users"), allow=arguments.allow, trust_group=arguments.trust_group,
+        log=arguments.log, max_message=parse_size(arguments.max_message, "max-message"),
+        max_held=parse_size(arguments.max_held, "max-held"), stuck=arguments.stuck_after,
+    )  # fmt: skip
+    with output.progress() as report:
+        report("start", 0, 0)
+        service.start()
+    with service:
+        broker = service.broker
+        output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
+                                  "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
+        sys.stdout.flush()  # whoever started it may wait for this line
+        while not ended.wait(_EVERY) and not broker.failure:
+            _write(arguments.metrics, broker)
+        _write(arguments.metrics, broker)
+        if broker.failure:
+            raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
+    return 0
+
+
+def _write(path: str | None, broker: Any) -> None:
+    if path is not None:
+        from ..scheduler.prometheus import write_text
+
+        write_text(path, broker.render())
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from ..scheduler.client import connect
+
+    output = Output(arguments.json)
+    client = connect(arguments.socket)
+    try:
+        if arguments.log is not None:
+            with open(arguments.log, "w", encoding="utf-8") as stream:
+                client.log().write(stream)
+        if arguments.prometheus:
+            output.screen.print(client.metrics(), end="", markup=False)
+        else:
+            output.result(str(client.path), {"command": "status", "socket": str(client.path), **client.status()})
+    finally:
+        client.close(cancel=True)
+    return 0
+
+
+def _object(path: str | None, name: str) -> dict[str, Any] | None:
+    """Read a JSON object from a file."""
+    if path is None:
+        return None
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingFileError(f"--{name}: {path} does not exist", path=path) from None
+    except ValueError as error:
+        raise FormatError(f"--{name}: {path} is no JSON: {error}", path=path) from None
+    if not isinstance(found, dict):
+        raise FormatError(f"--{name}: {path} must be an object, by name", path=path)
+    return found
