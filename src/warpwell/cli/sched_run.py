@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
 from ..errors import ArgumentError, MissingFileError, SchedulerError
@@ -32,7 +33,7 @@ _MIXES = {"cpu": "triad:2000000,gemm:256,mvt:1000,nbody:3000", "cuda": "triad,ge
 _ENDS = ("end", "fail", "cancel", "lost")
 _WRONG = 1
 _TIMES = 3
-_WIDTH = 130
+_WIDTH = 120
 """Columns of the table at least: figures that are cut say nothing."""
 
 
@@ -304,7 +305,7 @@ def _print(output: Output, values: dict[str, Any], found: dict[str, Metrics]) ->
         p99 = [f"{m.turnaround[k].p99 * 1e3:.2f}" if k in m.turnaround else "-" for k in ("memory", "compute")]
         table.add_row(name, *(_figure(v) for v in (m.stp or float("nan"), m.antt, m.fairness, m.makespan)), *p99,
                       str(m.preemptions), _figure(m.preemption_p50 * 1e6, 0))  # fmt: skip
-    output.screen.print(table, width=max(output.screen.width, _WIDTH))
+    Console(highlight=False, width=max(output.screen.width, _WIDTH)).print(table)
 
 
 def _figure(value: float, digits: int = 3) -> str:

@@ -1,0 +1,214 @@
+"""``warpwell sched run``, ``explain``, ``serve`` and ``status``, as users start them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell.cli.main import main
+from warpwell.scheduler.client import connect
+from warpwell.scheduler.events import Event, Log
+
+Capture = pytest.CaptureFixture[str]
+
+
+def called(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+    code = main(["sched", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_mix_under_two_policies(capsys: Capture, tmp_path: Path) -> None:
+    code, out, _ = called(
+        capsys, "run", "--device", "cpu", "--policy", "first-come,source", "--workload", "gemm:40,atax:64",
+        "--repeat", "2", "--seed", "3", "--log", str(tmp_path / "l.jsonl"), "--trace-out", str(tmp_path / "t.json"),
+        "--picture", str(tmp_path / "p.png"), "--json",
+    )  # fmt: skip
+    assert code == 0
+    values = json.loads(out)
+    assert values["requests"] == 4 and values["kernels"] == 10 and values["results"] == "equal to NumPy's"
+    assert set(values["alone_seconds"]) == {"gemm", "atax"}
+    for name in ("first-come", "source"):
+        metrics = values["policies"][name]
+        assert metrics["requests"] == 4 and metrics["kernels"] == 10 and metrics["failed"] == 0
+        # STP is the sum of the times alone over the makespan
+        assert metrics["stp"] == pytest.approx(values["sum_alone_seconds"] / metrics["makespan"])
+        log = Log.read((tmp_path / f"l-{name}.jsonl").read_text().splitlines())
+        assert log.about["policy"] == name and log.about["seed"] == 3
+        assert sum(e.kind == "end" for e in log) == 10
+        assert (tmp_path / f"p-{name}.png").stat().st_size > 1000
+        trace = json.loads((tmp_path / f"t-{name}.json").read_text())
+        assert sum(e["ph"] == "X" and e["cat"] == "task" for e in trace["traceEvents"]) >= 10
+
+
+def test_an_open_trace_and_the_table(capsys: Capture) -> None:
+    code, out, _ = called(capsys, "run", "--device", "cpu", "--workload", "mvt:32", "--repeat", "3", "--load", "0.5")
+    assert code == 0 and "STP" in out and "p99 compute ms" in out and "warpwell" in out and "equal to NumPy's" in out
+
+
+def test_a_file_with_kernels(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("""
+import numpy as np, warpwell as ww
+from helper_of_mine import N
+
+@ww.kernel
+def fill(x, value):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] = value
+
+def submit(scheduler):
+    return [scheduler.submit(fill[N], np.zeros(N), float(k), priority=k) for k in range(5)]
+""")
+    (tmp_path / "helper_of_mine.py").write_text("N = 600\n")
+    code, out, _ = called(capsys, "run", str(path), "--device", "cpu", "--policy", "source,warpwell", "--json")
+    assert code == 0
+    assert [m["kernels"] for m in json.loads(out)["policies"].values()] == [5, 5]
+    path.write_text("x = 3\n")
+    code, _, err = called(capsys, "run", str(path), "--device", "cpu")
+    assert code == 2 and "no function submit(scheduler)" in err
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["run", "--policy", "nope"], "there is no policy 'nope': choose some of first-come"),
+    (["run", "--policy", "oracle"], "the oracle needs a simulation"),
+    (["run", "--policy", ","], "--policy names none"),
+    (["run", "--workload", "nope"], "there is no workload 'nope'"),
+    (["run", "--workload", "gemm:-3"], "--workload gemm:-3: its size"),
+    (["run", "--load", "-1"], "--load -1.0: give more than 0"),
+    (["run", "--repeat", "0"], "--repeat 0"),
+    (["run", "absent.py"], "absent.py does not exist"),
+    (["explain", "absent.jsonl"], "absent.jsonl does not exist"),
+    (["serve", "--allow", "x"], "add --group"),
+    (["serve", "--tenants", "absent.json"], "--tenants: absent.json does not exist"),
+    (["status", "--socket", "absent/s.sock"], "warpwell sched serve"),
+])  # fmt: skip
+def test_bad_input(capsys: Capture, arguments: list[str], told: str, tmp_path: Path) -> None:
+    device = ["--device", "cpu"] if arguments[0] in ("run", "serve") else []
+    code, _, err = called(capsys, *arguments, *device)
+    assert code == 2 and told in err and err.startswith("warpwell: error: ")
+
+
+def written(path: Path) -> Path:
+    log = Log()
+    log.about = {"policy": "source"}
+    log.add(Event(0.0, "arrive", 0, "gemm", "a"))
+    log.add(Event(0.0, "launch", 0, "gemm", "a", {"rule": "best combination", "beside": []}))
+    log.add(Event(0.5, "hold", 1, "mvt", "b", {"rule": "no cost test", "victim": 0}))
+    log.add(Event(1.0, "end", 0, "gemm", "a", {"ran": 1.0, "preemptions": 0}))
+    with path.open("w") as stream:
+        log.write(stream)
+    return path
+
+
+def test_explaining_a_log(capsys: Capture, tmp_path: Path) -> None:
+    path = written(tmp_path / "l.jsonl")
+    _, out, _ = called(capsys, "explain", str(path))
+    lines = out.splitlines()
+    assert lines[0] == "policy source" and len(lines) == 3
+    assert "gemm (task 0) was launched with nothing else running" in lines[1]
+    _, out, _ = called(capsys, "explain", str(path), "--all", "--json", "--metrics", str(tmp_path / "m.prom"),
+                       "--trace-out", str(tmp_path / "t.json"), "--picture", str(tmp_path / "p.svg"))  # fmt: skip
+    values = json.loads(out)
+    assert [e["kind"] for e in values["events"]] == ["arrive", "launch", "hold", "end"]
+    assert values["events"][3]["text"] == "gemm (task 0) has ended, after 1 s on the device."
+    assert 'warpwell_launches_total{policy="source",tenant="a"} 1' in (tmp_path / "m.prom").read_text()
+    assert (tmp_path / "t.json").exists() and (tmp_path / "p.svg").exists()
+    for options, kinds in (
+        (["--task", "1"], ["hold"]), (["--task", "0"], ["launch", "hold"]), (["--tenant", "b"], ["hold"]),
+        (["--kind", "end"], ["end"]), (["--since", "0.2"], ["hold"]), (["--until", "0.2"], ["launch"]),
+    ):  # fmt: skip
+        _, out, _ = called(capsys, "explain", str(path), "--json", *options)
+        assert [e["kind"] for e in json.loads(out)["events"]] == kinds, options
+
+
+@pytest.mark.parametrize("line", [
+    "no json", "[1]", '{"time": 1}', '{"time": "x", "kind": "end", "task": 1, "name": "k"}',
+    '{"time": 1, "kind": "end", "task": 1, "name": "k", "more": 2}', '{"about": 3}',
+])  # fmt: skip
+def test_damaged_logs_are_named_by_line(capsys: Capture, tmp_path: Path, line: str) -> None:
+    path = written(tmp_path / "l.jsonl")
+    with path.open("a") as stream:
+        stream.write(line + "\n")
+    code, _, err = called(capsys, "explain", str(path))
+    assert code == 2 and "line 6 is no event of a log" in err
+    path.write_bytes(b"\xff\xfe\x00")
+    code, _, err = called(capsys, "explain", str(path))
+    assert code == 2 and "is no log" in err
+
+
+KERNEL = """
+import sys
+import numpy as np, warpwell as ww
+from warpwell.scheduler.client import connect
+
+@ww.kernel
+def fill(x, value):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] = value
+
+if __name__ == "__main__":
+    x = np.zeros(300)
+    with connect(sys.argv[1], tenant="a") as client:
+        client.submit(fill[300], x, 2.5).result(100)
+    assert (x == 2.5).all()
+"""
+
+
+def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
+    socket, log, metrics = tmp_path / "run" / "s.sock", tmp_path / "l.jsonl", tmp_path / "m.prom"
+    tenants = tmp_path / "tenants.json"
+    tenants.write_text(json.dumps({"a": {"weight": 2}, "b": {"share": 0.5}}))
+    (tmp_path / "client.py").write_text(KERNEL)
+    command = [sys.executable, "-m", "warpwell", "sched", "serve", "--socket", str(socket), "--device", "cpu",
+               "--policy", "source", "--tenants", str(tenants), "--log", str(log), "--metrics", str(metrics),
+               "--json"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            assert said["socket"] == str(socket) and said["policy"] == "source" and said["device"] == "cpu"
+            subprocess.run([sys.executable, str(tmp_path / "client.py"), str(socket)], check=True, timeout=110)
+            code, out, _ = called(capsys, "status", "--socket", str(socket), "--json")
+            status: dict[str, Any] = json.loads(out)
+            assert code == 0 and status["owner_pid"] == said["owner_pid"] and status["owner_restarts"] == 0
+            _, out, _ = called(capsys, "status", "--socket", str(socket), "--prometheus")
+            assert 'warpwell_tasks_ended_total{outcome="done",policy="source",tenant="a"} 1' in out
+            _, out, _ = called(capsys, "status", "--socket", str(socket), "--log", str(tmp_path / "now.jsonl"))
+            assert "owner pid" in out
+            with connect(socket, tenant="c") as client:  # no setting names it
+                sys.modules["client_of_service"] = module = _module(tmp_path / "client.py")
+                assert "QuotaError" in repr(client.submit(module.fill[300], np.zeros(300), 1.0).exception(60))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert not socket.exists()
+    for path in (log, tmp_path / "now.jsonl"):
+        _, out, _ = called(capsys, "explain", str(path), "--all")
+        assert "fill (task 1) has ended" in out
+    assert 'tenant="a"' in metrics.read_text()
+    until = time.monotonic() + 20
+    while os.path.exists(f"/proc/{said['owner_pid']}") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{said['owner_pid']}")
+
+
+def _module(path: Path) -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("client_of_service", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["client_of_service"] = module
+    spec.loader.exec_module(module)
+    return module
