@@ -54,6 +54,9 @@ FLAG = 20e-6
 RELAUNCH = 300e-6
 """Seconds that `launch` takes, until it has been measured."""
 
+SPIN = 2e-3
+"""Seconds for which `wait` looks without a pause, while something runs."""
+
 RECORDS = 4096
 """Tasks that may have begun and not ended at the same time."""
 
@@ -234,20 +237,20 @@ class CudaExecutor(Executor):
     def wait(self, until: float | None) -> None:
         """See `Executor`. It looks often: an event of the GPU wakes nobody by itself."""
         self._enter()
-        spins = 0
+        began = self.now()
         while not self._woken.is_set():
             if self._prepared or self._finished or any(self._arrived(run) for run in self._runs.values()):
                 self._advance()
-                spins = 0
             now = self.now()
             if self._events or (until is not None and now >= until) or (until is None and not self._runs):
                 break
-            spins += 1
             if self._runs:
                 self._ahead.step(self._runs)
-            if spins > 50:
+            busy = any(run.runs for run in self._runs.values())
+            if busy and now - began < SPIN:
+                time.sleep(0)  # a wait of any length takes as long as a short kernel
+            else:
                 left = 1e-3 if until is None else min(1e-3, max(0.0, until - now))
-                busy = any(run.runs for run in self._runs.values())
                 self._woken.wait(min(left, 20e-6) if busy else left)
         self._woken.clear()
 

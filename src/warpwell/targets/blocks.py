@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from .. import errors
-from .kernel import KernelArgument, Launch, device_of, finish
+from .kernel import KernelArgument, Launch, device_of, finish, is_argument
 from .memory import Block, memory_for
 from .virtual import returns_early, virtual_copy
 
@@ -77,7 +77,7 @@ class BlockLaunch:
         if self.total < 1:
             raise errors.ArgumentError(f"launch of {self.name!r} over {launch.shape} has no blocks")
         self.participants: list[KernelArgument] = list(
-            {id(a): a for a in self.args if isinstance(a, KernelArgument)}.values()
+            {id(a): a for a in self.args if is_argument(a)}.values()
         )
         for argument in self.participants:
             if argument.device != self.device:
@@ -129,7 +129,7 @@ class BlockLaunch:
             for argument in self.participants:
                 argument.launch_begins()
                 self._begun.append(argument)
-            values: list[Any] = [a.kernel_struct() if isinstance(a, KernelArgument) else a for a in self.args]
+            values: list[Any] = [a.kernel_struct() if is_argument(a) else a for a in self.args]
             if self.device == "cuda":
                 from .blocks_cuda import to_gpu
 
