@@ -20,8 +20,10 @@ from warpwell.scheduler.decision import SOURCE, SourceModel
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.fitting import Preemption, fit, read_csv, read_kernels, read_log
 from warpwell.scheduler.history import History
+from warpwell.scheduler.predictor import Predictor
 from warpwell.scheduler.rates import ClassTable
 from warpwell.scheduler.replay import replay
+from warpwell.scheduler.sample import Sample
 from warpwell.scheduler.simulator import Simulator
 from warpwell.scheduler.task import Kind
 
@@ -276,3 +278,15 @@ def test_a_ratio_that_is_none_is_refused(tmp_path):
     (tmp_path / "c.json").write_text(json.dumps({"rows": [row]}))
     with pytest.raises(errors.FormatError, match="row 0"):
         read_counts(tmp_path / "c.json", static=False)
+
+
+def test_the_counts_that_are_kept_interpolate_within_the_goal():
+    samples, device = read_counts(BENCHMARKS / "results" / "sched_counts_h200.json", static=False)
+    assert device == "NVIDIA H200" and len({s.kernel for s in samples}) == 26
+    off = []
+    for kernel in {s.kernel for s in samples}:
+        rows = sorted((s for s in samples if s.kernel == kernel), key=lambda s: s.warps * sum(s.size.values()))
+        predictor = Predictor((r for r in rows if r is not rows[5]), trees=False)
+        got = predictor.predict(Sample(kernel, rows[5].size, rows[5].warps))
+        off.append(abs(got.instructions / rows[5].instructions - 1))
+    assert np.median(off) < 0.05  # without static counts, which need a compiler

@@ -18,7 +18,7 @@ from warpwell.scheduler.executor import Capacity
 from warpwell.scheduler.history import WEIGHT, History, default_path
 from warpwell.scheduler.matrix import Pair
 from warpwell.scheduler.predictor import Predictor
-from warpwell.scheduler.roofline import Machine, estimate
+from warpwell.scheduler.roofline import Machine, estimate, machine_for
 from warpwell.scheduler.sample import Sample, kind_of
 from warpwell.scheduler.task import Kind, Task
 from warpwell.scheduler.workloads import make
@@ -292,3 +292,8 @@ def test_a_workload_is_a_request_with_profiles():
     assert request.arrival == 2.0 and {t.profile.source for t in request.tasks} == {"static"}
     assert all(t.blocks >= 1 and t.memory == app.memory and t.size == {"n": 40} for t in request.tasks)
     json.dumps([t.size for t in request.tasks])
+
+
+def test_peaks_of_a_device_by_its_name():
+    assert machine_for("NVIDIA H200").bandwidth == 4.8e12
+    assert machine_for("NVIDIA H100 80GB HBM3") == machine_for("something else") == Machine()

@@ -13,7 +13,7 @@ from .. import errors
 from .analyzer import Analyzer
 from .counting import Counts, count
 from .executor import Capacity
-from .roofline import Machine
+from .roofline import Machine, machine_for
 from .sample import Sample, sized
 from .workloads import WORKLOADS, Application, Step, make
 
@@ -37,6 +37,7 @@ def read_counts(
         JSON that ``sched_counts.py parse`` wrote.
     capacity : Capacity, optional
     machine : Machine, optional
+        By default that of the device that the file names.
     static : bool
         Whether to add static estimates: launches are built once more on the CPU, and counted, not run.
     data : bool
@@ -49,6 +50,10 @@ def read_counts(
     MissingFileError, FormatError
     """
     content = _content(path)
+    if not isinstance(content.get("machine", {}), dict):
+        raise errors.FormatError(f"{path} says nothing of its machine: give what sched_counts.py wrote", path=path)
+    device = str(content.get("machine", {}).get("gpu", "unknown"))
+    machine = machine or machine_for(device)
     analyzer = Analyzer(capacity=capacity, machine=machine, counter=lambda *launch: _count(*launch, data=data))
     samples = []
     built: Application | None = None
@@ -69,7 +74,7 @@ def read_counts(
             samples.append(_measured(row, features, analyzer.capacity, analyzer.machine))
         except (TypeError, ValueError, ZeroDivisionError) as error:
             raise errors.FormatError(f"{place} is damaged: {error}", path=path) from error
-    return samples, str(content.get("machine", {}).get("gpu", "unknown"))
+    return samples, device
 
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -42,6 +42,17 @@ class Machine:
     start: float = 2e-6
 
 
+_MACHINES = {
+    "H200": Machine(bandwidth=4.8e12, cache=60 << 20),
+    "H100": Machine(),
+}
+
+
+def machine_for(device: str) -> Machine:
+    """Return the peaks of a device by its name; of one that is not known, an H100's."""
+    return next((machine for name, machine in _MACHINES.items() if name in device.upper()), Machine())
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A static estimate.
