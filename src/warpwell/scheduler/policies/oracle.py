@@ -45,7 +45,7 @@ class Oracle(Policy):
     model : SourceModel, optional
         Decay rates of kernels that stay while a context is switched.
     margin : float
-        Part of the normalized IPC up to the next end that a preemption must add.
+        Part of the normalized IPC, while it lasts, that a preemption must add.
     most : int
         How often a kernel is made to leave, at most.
     """
@@ -150,7 +150,7 @@ class Oracle(Policy):
             paired = min(t - c, sight.rest(view, job) or 0.0)
             # The victim comes back: that costs as much again.
             gain = during * c + s1 * paired + s0 * (t - c - paired) - s0 * t - before[i] * c
-            if gain > self.margin * s0 * t and (best is None or gain > best[0]):
+            if gain > self.margin * s0 * (c + paired) and (best is None or gain > best[0]):
                 best = gain, victim, job, {"rule": "adds", "S0": s0, "S1": s1, "T": t, "C": c, "gain": gain}
         if best is None:
             return []

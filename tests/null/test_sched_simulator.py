@@ -1,0 +1,502 @@
+"""The simulator and its rates: known cases by hand, and what holds for all of them."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warpwell import errors
+from warpwell.scheduler import Capacity, Ended, Job, Kind, Placement, Profile, Request, State, Stopped, Task
+from warpwell.scheduler.class_table import BESIDE_MEMORY, ClassTable
+from warpwell.scheduler.core import Core
+from warpwell.scheduler.decision import SourceModel
+from warpwell.scheduler.matrix import Matrix, Pair
+from warpwell.scheduler.max_min import MaxMin, fill
+from warpwell.scheduler.policies import POLICIES
+from warpwell.scheduler.policies.oracle import Oracle
+from warpwell.scheduler.rates import rates
+from warpwell.scheduler.replay import replay
+from warpwell.scheduler.residency import Resident
+from warpwell.scheduler.simulator import Simulator
+
+FULL = 8 * 132
+MEMORY = Profile(kind=Kind.MEMORY, seconds=1e-3, miss_rate=0.8)
+COMPUTE = Profile(kind=Kind.COMPUTE, seconds=1e-3, miss_rate=0.2)
+
+
+def job(profile, blocks=10 * FULL, name="k", **options):
+    task = Task(name, blocks, profile, **options)
+    return Job(task, Request(name, [task]), 0.0)
+
+
+def half():
+    return Placement(workers=FULL // 2)
+
+
+def until_quiet(simulator, most=10_000):
+    found = []
+    for _ in range(most):
+        before = simulator.now()
+        simulator.wait(None)
+        said = simulator.poll()
+        if not said:
+            return found
+        assert all(before <= event.time <= simulator.now() for event in said)
+        found += said
+    raise AssertionError("it does not come to rest")
+
+
+# -- rates ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("table", [ClassTable(), MaxMin()])
+def test_memory_first_is_best(table):
+    pair = [job(MEMORY), job(COMPUTE)]
+    memory_first = table.together(pair, [half(), half()])
+    compute_first = table.together(pair[::-1], [half(), half()])
+    assert sum(memory_first) > 1.85 > 1.3 > sum(compute_first)
+    assert table.together([pair[0]], [Placement()]) == [1.0]
+
+
+def test_class_table_has_what_was_measured():
+    table = ClassTable(Capacity(partitions={"a32": 32, "b32": 100}))
+    memory, compute = job(MEMORY), job(COMPUTE)
+    for quarter, starved in ((2, 0.22), (4, 0.02), (6, 0.01)):
+        quotas = [Placement(workers=quarter * 132), Placement(workers=(8 - quarter) * 132)]
+        assert table.together([compute, memory], quotas)[1] == pytest.approx(starved)
+        assert table.together([memory, compute], quotas) == pytest.approx([1.0, BESIDE_MEMORY], abs=0.02)
+    apart = [Placement(partition="a32"), Placement(partition="b32")]
+    assert table.together([memory, compute], apart) == pytest.approx([1.0, 0.757], abs=0.01)
+    assert table.together([memory, compute], [Placement(), Placement()]) == [1.0, 0.0]  # no room
+
+
+def test_small_kernels_do_not_disturb_each_other():
+    small = dataclasses.replace(MEMORY, need=0.1, resident=FULL // 10), dataclasses.replace(COMPUTE, need=0.1)
+    jobs = [job(small[1], FULL // 10), job(small[0], FULL // 10)]
+    assert ClassTable().together(jobs, [Placement(), Placement()]) == pytest.approx([1.0, 1.0], abs=0.01)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=6),
+    st.floats(0.1, 2.0),
+)
+@settings(max_examples=100)
+def test_progressive_filling(kernels, capacity):
+    demands, caps = [k[0] for k in kernels], [k[1] for k in kernels]
+    found = fill(demands, caps, capacity)
+    assert all(rate <= cap + 1e-9 for rate, cap in zip(found, caps, strict=True))
+    used = math.fsum(rate * demand for rate, demand in zip(found, demands, strict=True))
+    assert used <= capacity + 1e-9
+    for rate, cap, demand in zip(found, caps, demands, strict=True):
+        if rate < cap - 1e-9:  # held back: all is used, and nobody who wants it has more
+            assert used == pytest.approx(capacity)
+            assert demand > 0 and rate >= max(r for r, d in zip(found, demands, strict=True) if d > 0) - 1e-9
+
+
+profiles = st.builds(
+    Profile, kind=st.sampled_from([Kind.MEMORY, Kind.COMPUTE, None]), seconds=st.floats(1e-6, 1e-2),
+    need=st.floats(0.01, 1.0), bandwidth=st.floats(0.0, 1.0), compute=st.floats(0.0, 1.0),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(profiles, st.integers(1, FULL)), min_size=1, max_size=4))
+@settings(max_examples=60)
+def test_rates_are_ratios_and_a_share_of_two_resources(kernels):
+    jobs = [job(profile, name=str(i)) for i, (profile, _) in enumerate(kernels)]
+    placements = [Placement(workers=workers) for _, workers in kernels]
+    for table in (ClassTable(), MaxMin(), MaxMin(ordered=False)):
+        found = table.together(jobs, placements)
+        assert all(0.0 <= rate <= 1.0 + 1e-9 for rate in found)
+        assert found == table.together(jobs, placements)
+    table = MaxMin()
+    found = table.together(jobs, placements)
+    demands = [table.demand(j.task.profile) for j in jobs]
+    for resource in (0, 1):
+        assert math.fsum(r * d[resource] for r, d in zip(found, demands, strict=True)) <= 1.0 + 1e-6
+
+
+def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
+    pairs = [
+        Pair("copy", "gemm", (0.9, 0.8), (0.25, 0.75)), Pair("copy", "gemm", (0.7, 0.6), (0.75, 0.25)),
+        Pair("gemm", "copy", (1.0, 0.1)), Pair("copy", "gemm", (0.5, 0.4), (1.0, 1.0), 0.25),
+    ]  # fmt: skip
+    capacity = Capacity(partitions={"a32": 32, "b32": 100})
+    path = tmp_path / "pairs.json"
+    Matrix(pairs, device="a GPU").write(path)
+    table = rates("matrix", capacity, matrix=path)
+    assert "4 pairs" in table.name and "a GPU" in table.name
+    copy, gemm = job(MEMORY, name="copy"), job(COMPUTE, name="gemm")
+    quarter, rest = Placement(workers=FULL // 4), Placement(workers=3 * FULL // 4)
+    assert table.together([copy, gemm], [quarter, rest]) == [0.9, 0.8]
+    assert table.together([copy, gemm], [rest, quarter]) == [0.7, 0.6]
+    assert table.together([gemm, copy], [half(), half()]) == [1.0, 0.1]
+    assert table.together([copy, gemm], [Placement(partition="a32"), Placement(partition="b32")]) == [0.5, 0.4]
+    other = job(COMPUTE, name="other")
+    assert table.missing == set()
+    expected = ClassTable(capacity).together([copy, other], [quarter, rest])
+    assert table.together([copy, other], [quarter, rest]) == expected
+    assert table.missing == {("copy", "other")}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("no json", "JSON"), ("{}", "warpwell-pairs/1"), ("[1]", "warpwell-pairs/1"),
+     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a"}]}', "entry 0"),
+     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, -1]}]}', "rates"),
+     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, 1], "x": 1}]}', "nothing"),
+     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, 1], "partition": 2}]}',
+      "partition")],
+)  # fmt: skip
+def test_a_damaged_matrix(tmp_path, text, says):
+    path = tmp_path / "pairs.json"
+    path.write_text(text)
+    with pytest.raises(errors.FormatError, match=says):
+        Matrix.read(path)
+
+
+def test_rates_that_cannot_be(tmp_path):
+    with pytest.raises(errors.MissingFileError):
+        Matrix.read(tmp_path / "none.json")
+    for options in ({"name": "guess"}, {"name": "matrix"}, {"name": "class", "matrix": "x"}):
+        with pytest.raises(errors.ArgumentError):
+            rates(**options)
+
+
+# -- the simulator, by hand ----------------------------------------------------------------------------------
+def test_one_kernel_takes_its_time():
+    simulator = Simulator(ClassTable())
+    one = job(MEMORY)
+    simulator.launch(one, Placement())
+    simulator.wait(4e-4)
+    assert simulator.poll() == [] and simulator.now() == 4e-4
+    assert simulator.progress(one) == 4 * FULL
+    simulator.wait(None)
+    (ended,) = simulator.poll()
+    assert ended.job is one and ended.time == pytest.approx(1e-3) and ended.error is None
+
+
+def test_two_kernels_share():
+    simulator = Simulator(ClassTable())
+    memory, compute = job(MEMORY), job(COMPUTE)
+    simulator.launch(memory, half())
+    simulator.launch(compute, half())
+    first, second = until_quiet(simulator)
+    rate = ClassTable().together([memory, compute], [half(), half()])[1]
+    after = ClassTable().together([compute], [half()])[0]
+    assert first.job is memory and first.time == pytest.approx(1e-3)
+    assert second.time == pytest.approx(1e-3 + 1e-3 * (1 - rate) / after)
+
+
+def test_a_plain_kernel_waits_for_the_last_wave():
+    # 15 waves of 100 and one of 50 blocks: half the device is free from 0.9677 of the time on.
+    profile = dataclasses.replace(MEMORY, seconds=1.0, resident=100, registers=1, threads=32)
+    capacity = Capacity(processors=100, blocks=1)
+    table = ClassTable(capacity)
+    simulator = Simulator(table)
+    first, second = job(profile, 1550), job(profile, 100)
+    simulator.launch(first, Placement(plain=True))
+    simulator.launch(second, Placement(plain=True))
+    simulator.wait(0.9)
+    assert simulator.progress(second) == 0
+    simulator.wait(1500 / 1550 + 1e-3)
+    assert simulator.progress(second) == 0 or simulator._runs[second].position > 0
+    assert simulator._runs[second].position > 0
+    events = until_quiet(simulator)
+    assert [event.job for event in events] == [first, second]
+
+
+@pytest.mark.parametrize("stays", [None, MEMORY, COMPUTE])
+def test_a_switch_takes_the_cycles_of_the_source(stays):
+    simulator = Simulator(ClassTable(), mode="switch")
+    victim = job(COMPUTE)
+    others = [] if stays is None else [job(stays)]
+    for each in (*others, victim):
+        simulator.launch(each, half())
+    simulator.wait(1e-4)
+    # 4 blocks of 32 KiB of registers on each multiprocessor, which all save at the same time.
+    miss_rate = 0.0 if stays is None else stays.miss_rate
+    seconds = SourceModel().preempt_cycles(miss_rate, 32 << 10, 0, 4) / Capacity().clock
+    assert simulator.cost(victim, others) == pytest.approx(seconds)
+    simulator.preempt(victim, "switch")
+    simulator.wait(None)
+    (stopped,) = simulator.poll()
+    assert isinstance(stopped, Stopped) and stopped.time == pytest.approx(1e-4 + seconds)
+    done = stopped.done
+    victim.done = done
+    simulator.launch(victim, half())
+    ended = [event for event in until_quiet(simulator) if event.job is victim]
+    assert isinstance(ended[0], Ended)
+    assert simulator.saved_seconds == pytest.approx(2 * seconds)
+    if stays is None:  # nothing is lost but the time of saving and restoring
+        assert ended[0].time == pytest.approx(1e-3 / ClassTable().together([victim], [half()])[0] + 2 * seconds)
+
+
+def test_a_memory_kernel_that_stays_is_slowed_by_a_switch():
+    model = SourceModel(slope=5.0, memory_decay=0.5)
+    ends = []
+    for decay in (0.5, 1.0):
+        simulator = Simulator(ClassTable(), model=dataclasses.replace(model, memory_decay=decay), mode="switch")
+        stays, victim = job(MEMORY), job(COMPUTE)
+        simulator.launch(stays, half())
+        simulator.launch(victim, half())
+        simulator.wait(1e-5)
+        simulator.preempt(victim, "switch")
+        cost = simulator.cost(victim, [stays])
+        assert cost < 5e-4
+        ends.append(next(e.time for e in until_quiet(simulator) if e.job is stays))
+    assert ends[0] - ends[1] == pytest.approx(0.5 * cost)
+
+
+def test_a_drain_ends_the_wave():
+    simulator = Simulator(ClassTable(), mode="drain", flag=0.0)
+    one = job(MEMORY)
+    simulator.launch(one, Placement())
+    simulator.wait(2.5e-4)
+    assert simulator.cost(one, []) == pytest.approx(0.5e-4)
+    simulator.preempt(one, "switch")  # which this device has not: a drain
+    simulator.preempt(one)  # asking twice is asking once
+    simulator.wait(None)
+    (stopped,) = simulator.poll()
+    assert (stopped.done, stopped.wasted) == (3 * FULL, 0) and stopped.time == pytest.approx(3e-4)
+    one.done = stopped.done
+    simulator.launch(one, Placement())
+    (ended,) = until_quiet(simulator)
+    assert ended.time == pytest.approx(1e-3)
+
+
+def test_a_flush_drops_the_wave():
+    simulator = Simulator(ClassTable(), mode="drain", flag=0.0)
+    one, careful = job(MEMORY, idempotent=True), job(MEMORY)
+    simulator.launch(one, Placement())
+    simulator.wait(2.5e-4)
+    simulator.preempt(one, "flush")
+    simulator.wait(None)
+    (stopped,) = simulator.poll()
+    assert (stopped.done, stopped.wasted, stopped.time) == (2 * FULL, FULL, 2.5e-4)
+    assert simulator.lost_seconds == pytest.approx(0.5e-4)
+    simulator.launch(careful, Placement())
+    simulator.wait(2.5e-4 + 1e-5)
+    simulator.preempt(careful, "flush")  # not idempotent: a drain
+    simulator.wait(None)
+    assert simulator.poll()[0].done == FULL
+
+
+def test_a_quota_holds_from_the_end_of_the_wave_on():
+    simulator = Simulator(ClassTable(), mode="drain", flag=0.0)
+    one, two = job(COMPUTE), job(MEMORY)
+    simulator.launch(one, Placement())
+    simulator.launch(two, half())
+    simulator.wait(0.5e-4)
+    simulator.resize(one, FULL // 2)
+    simulator.wait(0.99e-4)
+    assert simulator._runs[two].found == 0
+    simulator.wait(1.01e-4)
+    assert (simulator._runs[one].found, simulator._runs[two].found) == (FULL // 2, FULL // 2)
+
+
+def test_flags_are_seeded():
+    def stops(seed):
+        simulator = Simulator(ClassTable(), mode="drain", seed=seed)
+        found = []
+        for _ in range(5):
+            one = job(MEMORY, 1000 * FULL)
+            simulator.launch(one, Placement())
+            simulator.preempt(one)
+            found += [event.time for event in until_quiet(simulator)]
+        return found
+
+    assert stops(1) == stops(1) != stops(2)
+
+
+def test_what_cannot_be():
+    simulator = Simulator(ClassTable())
+    one = job(MEMORY)
+    for options in ({"mode": "magic"}, {"flag": -1.0}):
+        with pytest.raises(errors.ArgumentError):
+            Simulator(ClassTable(), **options)
+    with pytest.raises(errors.ArgumentError, match="seconds"):
+        simulator.launch(job(Profile()), Placement())
+    with pytest.raises(errors.ArgumentError, match="workers"):
+        simulator.launch(one, Placement(workers=0))
+    with pytest.raises(errors.ArgumentError, match="partition"):
+        simulator.launch(one, Placement(partition="a32"))
+    simulator.launch(one, Placement())
+    with pytest.raises(errors.SchedulerError, match="already"):
+        simulator.launch(one, Placement())
+    with pytest.raises(errors.SchedulerError, match="does not run"):
+        simulator.preempt(job(MEMORY))
+
+
+# -- invariants ----------------------------------------------------------------------------------------------
+class Watched(Simulator):
+    """A simulator that keeps books of its own: rates over time, and where each launch began and ended."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.work = {}
+        self.spans = {}
+        self.blocks = {}
+        self.last = 0.0
+
+    def launch(self, job, placement):
+        assert all(start <= end <= self.now() for start, end in self.spans.get(job, ())), "it runs already"
+        super().launch(job, placement)
+        self.spans.setdefault(job, []).append([self.now(), math.inf])
+        self.blocks.setdefault(job, []).append(job.done)
+
+    def wait(self, until):
+        before = self.now()
+        super().wait(until)
+        assert self.now() >= before
+        assert until is None or self.now() <= max(until, before)
+
+    def poll(self):
+        said = super().poll()
+        for event in said:
+            assert self.last <= event.time <= self.now()
+            self.last = event.time
+            span = self.spans[event.job][-1]
+            assert span[1] == math.inf, "it ended twice"
+            span[1] = event.time
+            self.blocks[event.job].append(event.job.task.blocks if isinstance(event, Ended) else event.done)
+        return said
+
+    def _settle(self):
+        seconds = self._now - self._settled
+        for job, run in self._runs.items():
+            assert run.speed * run.per_block <= 1.0 + 1e-9  # nobody is faster than alone
+            self.work[job] = self.work.get(job, 0.0) + run.speed * run.per_block * max(0.0, seconds)
+        super()._settle()
+
+
+requests = st.lists(
+    st.tuples(
+        st.floats(0.0, 2e-3),  # arrival
+        st.lists(
+            st.tuples(
+                st.sampled_from([Kind.MEMORY, Kind.COMPUTE]), st.floats(1e-6, 1e-3), st.integers(1, 3 * FULL),
+                st.floats(0.05, 1.0), st.booleans(),
+            ),
+            min_size=1, max_size=4,
+        ),
+        st.integers(0, 1),
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+def made(plan):
+    found = []
+    for i, (arrival, tasks, priority) in enumerate(plan):
+        chain = []
+        for j, (kind, seconds, blocks, need, idempotent) in enumerate(tasks):
+            profile = Profile(kind=kind, seconds=seconds, need=need, resident=max(1, int(FULL * need)))
+            chain.append(Task(f"{kind.value}{j}", blocks, profile, priority=priority, idempotent=idempotent))
+        found.append(Request(f"r{i}", chain, arrival))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["switch", "drain"])
+@given(plan=requests, policy=st.sampled_from(sorted(POLICIES)), limit=st.integers(1, 3))
+@settings(max_examples=60)
+def test_work_is_conserved(mode, plan, policy, limit):
+    simulator = Watched(ClassTable(), mode=mode, seed=1)
+    result = replay(made(plan), Core(simulator, policy, limit=limit, rates=simulator.rates))
+    assert result.jobs and all(job.state is State.DONE for job in result.jobs)
+    lost = 0.0
+    for job in result.jobs:
+        wasted = simulator.work[job] - job.task.profile.seconds
+        assert wasted >= -1e-9 - 1e-6 * job.task.profile.seconds
+        lost += wasted
+        runs = simulator.spans[job]
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(runs))
+        # Launched where it stopped; all blocks, each once, but those that were flushed.
+        steps = simulator.blocks[job]
+        assert steps[0] == 0 and steps[-1] == job.task.blocks
+        for stopped, launched in zip(steps[1::2], steps[2::2], strict=False):
+            assert stopped == launched
+        if mode == "drain" and not job.task.idempotent:
+            assert steps == sorted(steps)
+    assert lost == pytest.approx(simulator.lost_seconds, abs=1e-6)
+    assert all(len(spans) == 1 + job.preemptions for job, spans in simulator.spans.items())
+    spans = [span for those in simulator.spans.values() for span in those]
+    count = 0
+    for _, change in sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans]):
+        count += change
+        assert count <= limit
+    again = Simulator(ClassTable(), mode=mode, seed=1)
+    repeated = replay(made(plan), Core(again, policy, limit=limit, rates=again.rates))
+    assert repeated.log.events == result.log.events
+
+
+@given(data=st.data(), blocks=st.integers(1, 5000), mode=st.sampled_from(["switch", "drain"]))
+@settings(max_examples=60)
+def test_any_sequence_of_quotas_and_preemptions(data, blocks, mode):
+    simulator = Watched(ClassTable(), mode=mode, flag=1e-5)
+    one, other = job(dataclasses.replace(MEMORY, resident=600), blocks), job(COMPUTE, 50 * FULL)
+    simulator.launch(other, half())
+    simulator.launch(one, Placement())
+    shown = 0
+    for _ in range(data.draw(st.integers(0, 12))):
+        simulator.wait(simulator.now() + data.draw(st.floats(0.0, 3e-4)))
+        for event in simulator.poll():
+            if event.job is one and isinstance(event, Stopped):
+                one.done = event.done
+                simulator.launch(one, Placement(workers=data.draw(st.integers(1, 2000))))
+        if one in simulator._runs:
+            assert shown <= simulator.progress(one) < blocks
+            shown = simulator.progress(one)
+            if data.draw(st.booleans()):
+                simulator.preempt(one, data.draw(st.sampled_from(["drain", "switch"])))
+            else:
+                simulator.resize(one, data.draw(st.one_of(st.none(), st.integers(1, 2000))))
+    for _ in range(20):
+        for event in until_quiet(simulator):
+            if event.job is one and isinstance(event, Stopped):
+                one.done = event.done
+                simulator.launch(one, Placement())
+    assert simulator.blocks[one][-1] == blocks
+    assert simulator.blocks[one] == sorted(simulator.blocks[one])
+    assert simulator.work[one] == pytest.approx(MEMORY.seconds, rel=1e-6)
+
+
+# -- truth and the oracle ------------------------------------------------------------------------------------
+def test_what_is_true_may_differ_from_what_is_predicted():
+    task = Task("k", 10 * FULL, MEMORY)
+    truth = dataclasses.replace(MEMORY, seconds=5e-3)
+    simulator = Simulator(ClassTable(), truth={task: truth})
+    core = Core(simulator, "first-come", rates=simulator.rates)
+    result = replay([Request("r", [task])], core)
+    assert simulator.now() == pytest.approx(5e-3)
+    assert simulator.truth(task) is truth
+    assert result.metrics().stp == pytest.approx(1.0)
+
+
+def test_the_oracle_is_no_worse_than_the_source_on_a_backlog():
+    found = {}
+    for policy in ("left-over", "source", "oracle"):
+        pairs = [Request(k.value, [Task(k.value, 4 * FULL, p) for _ in range(4)]) for _ in range(8)
+                 for k, p in ((Kind.COMPUTE, COMPUTE), (Kind.MEMORY, MEMORY))]  # fmt: skip
+        simulator = Simulator(ClassTable())
+        core = Core(simulator, policy, rates=simulator.rates)
+        found[policy] = replay(pairs, core).metrics().stp
+    assert found["oracle"] >= found["source"] > found["left-over"]
+    assert found["oracle"] > 1.7
+
+
+def test_the_oracle_lets_a_kernel_leave_for_one_that_goes_better_with_the_other():
+    long = [Request("a", [Task("a", 400 * FULL, dataclasses.replace(COMPUTE, seconds=0.1))]) for _ in range(2)]
+    late = Request("m", [Task("m", 400 * FULL, dataclasses.replace(MEMORY, seconds=0.1))], 1e-2)
+    simulator = Simulator(MaxMin(ordered=False))
+    core = Core(simulator, Oracle(), rates=simulator.rates)
+    result = replay([*long, late], core)
+    assert sum(job.preemptions for job in result.jobs) >= 1
+    assert result.metrics().stp > 1.3
+
+
+def test_residents_are_told_apart():
+    table = ClassTable()
+    assert table.resident("a", MEMORY, 0.5, None) is table.resident("a", MEMORY, 0.5, None)
+    assert isinstance(table.resident("a", MEMORY, 1.0, None), Resident)
+    assert table.resident("a", MEMORY, 1.0, None) is not table.resident("b", MEMORY, 1.0, None)
