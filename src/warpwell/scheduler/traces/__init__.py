@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,7 +129,7 @@ def arrivals(path: str | os.PathLike[str]) -> Arrivals:
     ------
     MissingFileError, FormatError
     """
-    header = {name.strip() for name in rows.header_of(path)}
+    header = set(rows.header_of(path))
     if len(header & set(azure.COLUMNS)) > 1:
         return azure.arrivals(path)
     if len(header & set(alibaba.COLUMNS)) > 2:
@@ -144,9 +143,9 @@ def _is_table(path: str) -> bool:
     place = Path(path)
     if not place.exists():
         raise errors.MissingFileError(f"{path} does not exist: give a trace, or none for a built-in mix", path=path)
-    if place.is_dir() or tarfile.is_tarfile(place):
+    if place.is_dir() or orion.is_archive(place):
         return False
-    return len({name.strip() for name in rows.header_of(path)} & set(orion.COLUMNS)) < 2
+    return len(set(rows.header_of(path)) & set(orion.COLUMNS)) < 2
 
 
 CAPACITIES = {"h100": Capacity(), "v100": orion.V100}

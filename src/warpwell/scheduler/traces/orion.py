@@ -110,7 +110,7 @@ def _files(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
             if file.is_file():
                 yield file.name, _text(file.read_bytes(), file)
         return
-    if not tarfile.is_tarfile(place):
+    if not is_archive(place):
         yield place.name, _text(place.read_bytes(), place)
         return
     try:
@@ -120,6 +120,14 @@ def _files(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
                 if content is not None:
                     yield Path(member.name).name, _text(content.read(), path)
     except (tarfile.TarError, EOFError, OSError) as error:
+        raise errors.FormatError(f"{path} is damaged ({error}): copy it again", path=path) from error
+
+
+def is_archive(path: Path) -> bool:
+    """Tell whether a file is a tar archive, compressed or not."""
+    try:
+        return tarfile.is_tarfile(path)
+    except EOFError as error:
         raise errors.FormatError(f"{path} is damaged ({error}): copy it again", path=path) from error
 
 

@@ -45,7 +45,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 def header_of(path: str | os.PathLike[str]) -> list[str]:
     """Return the names of the columns of a CSV file; empty where it has no line."""
     with opened(path) as text:
-        return next(csv.reader(_content(text)), [])
+        return _names(csv.reader(_content(text)))
 
 
 def read(
@@ -75,7 +75,7 @@ def read(
     required, optional = list(required), list(optional)
     known = [*required, *optional, *ignored]
     reader = csv.reader(_content(text))
-    columns = [name.strip() for name in next(reader, [])]
+    columns = _names(reader)
     for name in columns:
         if name not in known:
             message = f"{path} has a column {name!r} that is not known: take {', '.join(required + optional)}"
@@ -129,6 +129,11 @@ def whole(row: Row, column: str, line: int, path: str | os.PathLike[str], *, lea
 def name_of(path: str | os.PathLike[str]) -> str:
     """Return the name of a file, for output."""
     return Path(path).name
+
+
+def _names(reader: Iterator[list[str]]) -> list[str]:
+    """Return the names of the columns, from the first line that has something."""
+    return [name.strip() for name in next((values for values in reader if values), [])]
 
 
 def _content(text: Iterable[str]) -> Iterator[str]:

@@ -62,7 +62,8 @@ def read(path: str | os.PathLike[str], capacity: Capacity | None = None) -> Work
             application = shared[key] = Application(name, tuple(chains[request]))
         arrivals.append(Arrival(time, application, tenant, priority))
     arrivals.sort(key=lambda a: a.time)
-    missing = [name for name in ("kind", "blocks", *_COUNTS, "miss_rate", "need") if name not in _header(path)]
+    header = rows.header_of(path)
+    missing = [name for name in ("kind", "blocks", *_COUNTS, "miss_rate", "need") if name not in header]
     imputed = {name: _default(name) for name in missing}
     return Workload(rows.name_of(path), arrivals, capacity or Capacity(), imputed)
 
@@ -140,10 +141,6 @@ def _optional(row: rows.Row, name: str, default: Any, value: Callable[[], Any]) 
 
 def _identity(kernel: Kernel) -> tuple[Any, ...]:
     return (kernel.name, kernel.profile, kernel.blocks, kernel.memory, kernel.idempotent, kernel.deadline)
-
-
-def _header(path: str | os.PathLike[str]) -> list[str]:
-    return [name.strip() for name in rows.header_of(path)]
 
 
 def _default(name: str) -> str:

@@ -1,0 +1,148 @@
+"""``warpwell sched simulate`` and ``sched trace``: what they print, and what they refuse."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from warpwell.cli import main
+from warpwell.scheduler.experiment import Experiment, chosen, partitions, run_to_dict
+from warpwell.scheduler.policies import POLICIES
+from warpwell.scheduler.traces import Recipe
+
+SMALL = ["--kernels", "120", "--processes", "1"]
+
+
+def said(capsys, *arguments):
+    assert main(["sched", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def failing(capsys, *arguments):
+    assert main(["sched", *(str(a) for a in arguments)]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and out.err.startswith("warpwell: error: ") and "Traceback" not in out.err
+    return out.err
+
+
+def test_simulate(capsys):
+    out = said(capsys, "simulate", *SMALL, "--policy", "source,oracle", "--seed", "3")
+    for text in ("STP", "ANTT", "fairness", "p99 memory", "oracle", "class table (H100)", "imputed: priority"):
+        assert text in out
+    assert "…" not in out
+
+
+def test_all_policies_as_json(capsys):
+    found = json.loads(said(capsys, "simulate", *SMALL, "--policy", "all", "--json", "--load", "inf"))
+    assert list(found["policies"]) == list(POLICIES)
+    assert found["load"] == "inf" and found["kernels"] >= 120 and found["rates"] == "class table (H100)"
+    for values in found["policies"].values():
+        assert 0.5 < values["stp"] < 2.5 and values["antt"] >= 1.0 and 0 < values["fairness"] <= 1
+        assert values["kernels"] == found["kernels"] and values["failed"] == 0
+        assert set(values["turnaround"]) == {"compute", "memory"}
+
+
+@pytest.mark.parametrize("mode", ["switch", "drain"])
+def test_the_same_seed_gives_the_same_log(tmp_path, capsys, mode):
+    def log(name, seed):
+        path = tmp_path / name
+        said(capsys, "simulate", *SMALL, "--policy", "warpwell", "--log", str(path), "--seed", seed, "--mode", mode)
+        return path.read_text()
+
+    assert log("a", "3") == log("b", "3") != log("c", "4")
+    about = json.loads(log("a", "3").splitlines()[0])["about"]
+    assert (about["policy"], about["seed"], about["mode"]) == ("warpwell", 3, mode)
+    assert about["rates"] == "class table (H100)"
+    assert "imputed" in about
+
+
+def test_two_processes_do_the_same_as_one(tmp_path, capsys):
+    def run(processes):
+        path = tmp_path / f"{processes}.jsonl"
+        options = ["--kernels", "60", "--processes", processes, "--policy", "source,orion", "--log", str(path)]
+        out = said(capsys, "simulate", *options, "--json")
+        names = [tmp_path / f"{processes}.{name}.jsonl" for name in ("source", "orion")]
+        assert json.loads(out)["logs"] == [str(name) for name in names]
+        return [name.read_text() for name in names]
+
+    assert run("1") == run("2")
+
+
+def test_rates_by_name(tmp_path, capsys):
+    found = json.loads(said(capsys, "simulate", *SMALL, "--policy", "source", "--rates", "maxmin", "--json"))
+    assert found["rates"] == "two-resource max-min"
+    path = tmp_path / "pairs.json"
+    path.write_text('{"format": "warpwell-pairs/1", "device": "mine", "pairs": []}')
+    found = json.loads(said(capsys, "simulate", *SMALL, "--policy", "source", "--matrix", str(path), "--json"))
+    assert "mine" in found["policies"]["source"]["rates"]
+
+
+def test_a_trace_and_back(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    out = said(capsys, "trace", "--kernels", "50", "--mix", "pure", "--out", str(path))
+    assert "memory0" in out and "imputed: priority" in out
+    described = json.loads(said(capsys, "trace", "--trace", str(path), "--json"))
+    assert described["kernels"] >= 50 and described["load"] == pytest.approx(1.5)
+    assert set(described["applications"]["memory0"]) >= {"kernels", "seconds", "memory_seconds", "requests"}
+    one, two = (
+        json.loads(said(capsys, "simulate", *SMALL, "--policy", "source", "--error", "0", "--json", *options))
+        for options in (["--trace", str(path)], ["--kernels", "50", "--mix", "pure"])
+    )
+    assert one["policies"]["source"]["stp"] == pytest.approx(two["policies"]["source"]["stp"])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--policy", "magic"], "magic.*source"), (["--policy", ","], "choose"), (["--load", "0"], "load"),
+     (["--load", "-1"], "load"), (["--kernels", "0"], "kernels"), (["--limit", "0"], "limit"),
+     (["--mix", "none"], "half"),
+     (["--error", "-1"], "error"), (["--seed", "-1"], "seed"), (["--urgent", "2"], "urgent"),
+     (["--processes", "0"], "one"),
+     (["--rates", "matrix"], "matrix"), (["--matrix", "none.json"], "none.json"), (["--trace", "none.csv"], "none.csv"),
+     (["--arrivals", "none.csv"], "none.csv"), (["--model", "none.json"], "none.json"), (["--models", "x*"], "app0"),
+     (["--log", "no/such/folder/log"], "create it")],
+)  # fmt: skip
+def test_options_that_cannot_be(capsys, options, says):
+    import re
+
+    assert re.search(says, failing(capsys, "simulate", *SMALL, *options))
+
+
+def test_columns_and_values_of_a_trace_that_cannot_be(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text("request,arrival,kernel,seconds,colour\n1,0,k,1,red\n")
+    assert "colour" in failing(capsys, "simulate", "--trace", path)
+    path.write_text("request,arrival,kernel,seconds\n1,-1,k,1\n")
+    assert "line 2: arrival is '-1'" in failing(capsys, "trace", "--trace", path)
+    path.write_text("request,arrival,kernel,seconds,memory\n1,1,k,1,-5\n")
+    assert "memory is '-5'" in failing(capsys, "trace", "--trace", path)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["simulate", "--help"], ["trace", "--help"], ["nothing"], []])
+def test_help_imports_no_compiler(arguments):
+    code = f"""
+import sys
+from warpwell.cli import main
+try:
+    main(['sched', *{arguments!r}])
+except SystemExit as end:
+    code = end.code
+slow = {{'numba', 'llvmlite', 'scipy', 'matplotlib'}} & set(sys.modules)
+assert not slow, slow
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == (0 if "--help" in arguments else 2), done.stderr
+
+
+def test_experiments_are_plain_data():
+    small = Experiment(Recipe(kernels=60, seed=2))
+    one, two = run_to_dict(small, "orion"), run_to_dict(Experiment(Recipe(kernels=60, seed=2)), "orion")
+    timing = {"decision_mean", "decision_p99"}
+    assert {k: v for k, v in one.items() if k not in timing} == {k: v for k, v in two.items() if k not in timing}
+    assert chosen("all") == list(POLICIES) and chosen("orion, orion,source") == ["orion", "source"]
+    found = partitions(132)
+    pairs = [(found[f"a{size}"], found[f"b{size}"]) for size in (16, 32, 48, 64)]
+    assert pairs == [(16, 116), (32, 100), (48, 84), (64, 68)]
+    assert partitions(80)["a40"] == partitions(80)["b40"] == 40
