@@ -357,6 +357,19 @@ def test_with_burst_a_quota_is_what_it_is_sure_of() -> None:
     assert shares(burst=True, others=False) == pytest.approx(1.0, abs=0.02)
 
 
+def test_places_that_nobody_within_a_quota_can_take_go_to_those_who_may_burst() -> None:
+    # "sure" is within its quota and waits for memory that its own first task holds
+    tenants = {"sure": {"share": 0.9, "memory": 60}, "burst": {"share": 0.01, "window": 1.0}}
+    core = Core(ScriptedExecutor(SMALL), "left-over", limit=2, tenants=tenants)
+    core.submit(Request("r", [task("a", 10.0, tenant="sure", memory=60)]))
+    core.submit(Request("r", [task("b", 10.0, tenant="sure", memory=60)]))
+    for number in range(5):
+        core.submit(Request("r", [task(f"c{number}", 1.0, tenant="burst")]))
+    while core.executor.now() < 9:
+        core.executor.wait(core.step())
+    assert [job.ended for job in core.jobs[2:]] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
 def test_one_that_comes_late_does_not_catch_up() -> None:
     tenants = Tenants(Capacity(processors=1), {"old": 1.0, "new": 1.0})
     made = task(tenant="old")

@@ -35,7 +35,7 @@ CASES = {
     "a worse combination": (dict(s0=1.60, n=0.80, s1=1.10, t=1e9, c=1, d=1.0), False),
     "an equal combination": (dict(s0=1.10, n=0.55, s1=1.10, t=1e9, c=1, d=1.0), False),
     # C >= T: the running pair is over before the preemption is, however good what would follow.
-    "as long as what is left": (dict(s0=1.10, n=1.0, s1=2.00, t=100, c=100, d=1.0), False),
+    "as long as what is left": (dict(s0=0.50, n=1.0, s1=2.00, t=100, c=100, d=1.0), False),  # though 100 > 50
     "longer than what is left": (dict(s0=0.10, n=1.0, s1=2.00, t=50, c=100, d=1.0), False),
     "a free preemption": (dict(s0=1.10, n=0.55, s1=1.11, t=1, c=0, d=0.90), True),
     "nothing left": (dict(s0=1.10, n=0.55, s1=1.60, t=0, c=0, d=1.0), False),
