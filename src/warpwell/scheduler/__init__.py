@@ -1,5 +1,6 @@
 """Scheduler: kernels that arrive at any time share one device. See ``docs/scheduler.md``."""
 
+from .client import Client, connect
 from .core import Core
 from .decision import SourceModel
 from .events import Event, Log
@@ -13,6 +14,7 @@ from .tenants import Tenant
 
 __all__ = [
     "Capacity",
+    "Client",
     "Core",
     "Decision",
     "Ended",
@@ -39,4 +41,5 @@ __all__ = [
     "Task",
     "Tenant",
     "View",
+    "connect",
 ]
