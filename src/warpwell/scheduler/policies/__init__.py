@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,18 +10,13 @@ from ... import errors
 from ..policy import Policy
 from .chimera import Chimera
 from .drf import SmkDrf
+from .oracle import Oracle
 from .order import FirstCome, LeftOver, Shortest, StreamPriority
 from .orion import Orion
 from .partition import BestPartition, EvenPartition
 from .residency import MemoryFirst
 from .source import Source
 from .warpwell import Warpwell
-
-
-def _oracle(**options: Any) -> Policy:
-    made: Policy = importlib.import_module(".oracle", __package__).Oracle(**options)
-    return made
-
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "first-come": FirstCome,
@@ -45,7 +39,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "warpwell-no-pairing": partial(Warpwell, pairs=False, name="warpwell-no-pairing"),
     "warpwell-no-cost": partial(Warpwell, costs=False, name="warpwell-no-cost"),
     "warpwell-perfect": partial(Warpwell, perfect=True, name="warpwell-perfect"),
-    "oracle": _oracle,
+    "oracle": Oracle,
 }
 """What makes each policy; options are keywords of its class."""
 

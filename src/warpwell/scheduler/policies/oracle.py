@@ -112,9 +112,8 @@ class Oracle(Policy):
         choices: list[Sequence[Job]] = [[*running, job] for job in heads]
         if not running and view.limit > 1:
             choices += itertools.permutations(heads, 2)
-        value, *_, jobs = max(
-            (self._value(view, jobs), -self.key(jobs[-1]), -jobs[-1].number, len(jobs), jobs) for jobs in choices
-        )
+        ranked = [(self._value(view, jobs), -self.key(jobs[-1]), -jobs[-1].number, len(jobs), jobs) for jobs in choices]
+        value, *_, jobs = max(ranked, key=lambda choice: choice[:4])
         option = self._option(view, jobs)
         decisions: list[Decision] = []
         launches: list[Decision] = []
