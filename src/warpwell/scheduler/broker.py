@@ -144,7 +144,9 @@ class Broker:
             with self._lock:
                 if self.failure:
                     raise errors.ServiceError(f"the process that owns the device does not start: {self.failure}")
-                action(self, session, call, message)
+                later = action(self, session, call, message)
+            if later is not None:  # what takes long, and needs nothing of ours
+                later()
         except errors.WarpwellError as error:
             session.answer_error(call, error)
 
@@ -226,18 +228,22 @@ class Broker:
     def _tell_metrics(self, session: Session, call: int, message: protocol.Message) -> None:
         session.answer(call, {}, [bytes_of(self.render(None if session.own else session.tenant))])
 
-    def _tell_log(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _tell_log(self, session: Session, call: int, message: protocol.Message) -> Callable[[], None]:
         log = Log()
         log.about = dict(self.about)
         log.events = [e for e in self._events if session.own or e.tenant == session.tenant]
-        text = io.StringIO()
-        log.write(text)
-        session.answer(call, {}, [bytes_of(text.getvalue())])
+
+        def write() -> None:
+            text = io.StringIO()
+            log.write(text)
+            session.answer(call, {}, [bytes_of(text.getvalue())])
+
+        return write
 
     def _tell_status(self, session: Session, call: int, message: protocol.Message) -> None:
         session.answer(call, self.status())
 
-    _actions: Mapping[str, Callable[[Broker, Session, int, protocol.Message], None]] = {
+    _actions: Mapping[str, Callable[[Broker, Session, int, protocol.Message], Callable[[], None] | None]] = {
         "submit": _submit, "cancel": _cancel, "state": _state, "put": _put, "get": _get, "free": _free,
         "metrics": _tell_metrics, "log": _tell_log, "status": _tell_status,
     }  # fmt: skip
@@ -309,6 +315,7 @@ class Broker:
         with self._lock:
             self._fault = None
             self.about = hello.get("about", dict)
+            self._append({"about": self.about})
             self._clock_offset = time.monotonic() - self._began - float(hello.get("now", (int, float)))
             self._settled.set()
             self._pump()
@@ -360,9 +367,13 @@ class Broker:
     def _note(self, event: Event) -> None:
         self._events.append(event)
         self._metrics.observe(event)
+        self._append(event.__dict__)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """Append a line to the log's file."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # a full disk is no reason to stop the tasks
-                self._file.write(json.dumps(event.__dict__, sort_keys=True) + "\n")
+                self._file.write(json.dumps(line, sort_keys=True) + "\n")
                 self._file.flush()
 
     def _owner_died(self, reason: str) -> None:

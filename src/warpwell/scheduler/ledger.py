@@ -12,6 +12,7 @@ holds nobody up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +84,7 @@ class Ledger:
         self.buffers: dict[int, tuple[int, int]] = {}
         self._lost: dict[int, int] = {}
         self._buffers_made = 0
+        self._bytes: Counter[int] = Counter()
 
     def number(self) -> int:
         """Return a number for a task; none is given twice in the service's life."""
@@ -92,6 +94,7 @@ class Ledger:
     def add(self, held: Held) -> None:
         """Take a request in."""
         self.requests[held] = self._unsent[held] = None
+        self._bytes[held.client] += held.nbytes
         for piece in held.pieces:
             self._pieces[piece.number] = (held, piece)
 
@@ -154,6 +157,7 @@ class Ledger:
             self._forget(held)
         for number in [n for n, (c, _) in self.buffers.items() if c == client]:
             del self.buffers[number]
+        del self._bytes[client]
         self._lost = {n: c for n, c in self._lost.items() if c != client}
         return found
 
@@ -206,7 +210,9 @@ class Ledger:
                 f"task {_name(held)!r} waits for arrays on the device that are gone: {reason}. Put them there again "
                 "with to_device, and submit again",
                 task=_name(held)))  # fmt: skip
-        self._lost.update({n: client for n, (client, _) in self.buffers.items()})
+        for number, (client, nbytes) in self.buffers.items():
+            self._lost[number] = client
+            self._bytes[client] -= nbytes
         self.buffers.clear()
         return gone
 
@@ -215,7 +221,9 @@ class Ledger:
         return [Gone(held, p, error) for p in held.pieces if not p.ended]
 
     def _forget(self, held: Held) -> None:
-        self.requests.pop(held, None)
+        if held in self.requests:
+            del self.requests[held]
+            self._bytes[held.client] -= held.nbytes
         self._unsent.pop(held, None)
         for piece in held.pieces:
             self._pieces.pop(piece.number, None)
@@ -227,13 +235,14 @@ class Ledger:
         """Note an array on the device; return its number."""
         self._buffers_made += 1
         self.buffers[self._buffers_made] = (client, nbytes)
+        self._bytes[client] += nbytes
         return self._buffers_made
 
     def free_buffer(self, client: int, number: int) -> bool:
         """Forget an array of a client; tell whether the owner has it."""
         self._lost.pop(number, None)
         if number in self.buffers and self.buffers[number][0] == client:
-            del self.buffers[number]
+            self._bytes[client] -= self.buffers.pop(number)[1]
             return True
         return False
 
@@ -259,8 +268,7 @@ class Ledger:
 
     def held_bytes(self, of: Callable[[int], bool]) -> int:
         """Return the bytes of input and of arrays on the device that are held for some clients."""
-        inputs = sum(h.nbytes for h in self.requests if of(h.client))
-        return inputs + sum(nbytes for client, nbytes in self.buffers.values() if of(client))
+        return sum(nbytes for client, nbytes in self._bytes.items() if of(client))
 
 
 def _name(held: Held) -> str:

@@ -152,6 +152,7 @@ class OwnerProcess:
             theirs.set_inheritable(True)
             self.process = subprocess.Popen(
                 [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                stdout=2,  # what kernels' files print is no output of the service
                 start_new_session=True,  # Ctrl-C in a terminal is for the service, which ends the owner in order
             )  # fmt: skip
         self.starts += 1
@@ -166,6 +167,8 @@ class OwnerProcess:
             reason = self._listen(connection)
         except errors.ServiceError as error:
             reason = str(error)
+        except Exception as error:  # this thread must go on: without it there is no owner, and nobody would know
+            reason = f"it was not understood: {error!r}"
         finally:
             outbox, self._outbox = self._outbox, None
             connection.interrupt()

@@ -189,9 +189,8 @@ class Service:
     def _serve(self, sock: socket.socket, number: int) -> None:
         peer = protocol.credentials(sock)
         connection = protocol.Connection(
-            sock, f"client {number} (process {peer.pid} of user {peer.uid})", max_body=self._max_message,
-            patience=self._patience,
-        )  # fmt: skip
+            sock, f"client {number} (process {peer.pid} of user {peer.uid})", max_body=0, patience=self._patience
+        )
         session: Session | None = None
         with self._lock:
             self._connections.add(connection)
@@ -200,6 +199,7 @@ class Service:
             protocol.check_version(hello, "your program", "the service")
             own = peer.uid == os.getuid()
             tenant = self._tenant(peer, hello.get("tenant", (str, type(None)), None))
+            connection.max_body = self._max_message  # not before it is known who sends it
             session = Session(connection, number, tenant, own=own)
             self.broker.enter(session, MAX_CLIENTS)
             about = self.broker.about
@@ -234,8 +234,8 @@ class Service:
         ServiceError
             It may not come in, or is not the tenant that it says.
         """
-        if wanted is not None and not 0 < len(wanted) <= 64:
-            raise errors.ServiceError("a tenant's name has 1 to 64 letters")
+        if wanted is not None and not (0 < len(wanted) <= 64 and wanted.isprintable()):
+            raise errors.ServiceError("a tenant's name has 1 to 64 printable letters")
         own = peer.uid == os.getuid()
         if self._group is None and not own:
             raise errors.ServiceError(
