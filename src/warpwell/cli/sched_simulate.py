@@ -16,6 +16,7 @@ from .arguments import Commands, command, json_option
 
 if TYPE_CHECKING:
     from ..scheduler.experiment import Experiment
+    from ..scheduler.traces import Workload
     from .output import Output
 
 _SLOW = ("oracle", "warpwell", "smk-drf")
@@ -99,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     workload = experiment.recipe.make()
     logs = {n: log_path(arguments.log, n, len(names) > 1) for n in names} if arguments.log else {}
     with output.progress() as report:
-        found = _all(experiment, names, logs, processes, lambda done: report("simulate", done, len(names)))
+        found = _all(experiment, workload, names, logs, processes, lambda done: report("simulate", done, len(names)))
     about = {**experiment.about(workload), "rates": next(iter(found.values()))["rates"]}
     seconds = time.perf_counter() - began
     values = {"command": "simulate", **about, "seconds": seconds, "logs": [str(p) for p in logs.values()],
@@ -113,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _all(
     experiment: Experiment,
+    workload: Workload,
     names: Sequence[str],
     logs: dict[str, Path],
     processes: int,
@@ -125,14 +127,18 @@ def _all(
     report(0)
     if processes == 1 or len(names) == 1:
         for name in names:
-            found[name] = run_to_dict(experiment, name, logs.get(name))
+            found[name] = run_to_dict(experiment, name, workload, logs.get(name))
             report(len(found))
         return found
     order = sorted(names, key=lambda n: not n.startswith(_SLOW))
-    # Spawned, because a fork of a process with threads may hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(processes, len(names)), mp_context=context) as pool:
-        waiting = {pool.submit(run_to_dict, experiment, name, logs.get(name)): name for name in order}
+    # Forked from a process that has no threads and has imported all that a run needs; each ends after one run, which is
+    # faster than to free what that made.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["warpwell.scheduler.experiment", "warpwell.scheduler.policies.oracle"])
+    with ProcessPoolExecutor(min(processes, len(names)), mp_context=context, max_tasks_per_child=1) as pool:
+        waiting = {
+            pool.submit(run_to_dict, experiment, name, workload, logs.get(name), last=True): name for name in order
+        }
         try:
             for done in as_completed(waiting):
                 found[waiting[done]] = done.result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import os
 from collections.abc import Callable
@@ -77,9 +76,11 @@ class Experiment:
         """
         Simulator(rates(self.rates, Capacity(), matrix=self.matrix), mode=self.mode)
 
-    def run(self, name: str, *, progress: Callable[[int, int], object] | None = None) -> Result:
-        """Replay the workload under a policy; its log says what was run."""
-        workload = _made(self.recipe)
+    def run(
+        self, name: str, workload: Workload | None = None, *, progress: Callable[[int, int], object] | None = None
+    ) -> Result:
+        """Replay the workload, or the one of the recipe, under a policy; the log says what was run."""
+        workload = workload or self.recipe.make()
         capacity = self.capacity(workload)
         requests, truth = workload.requests(self.error, self.recipe.seed)
         table = rates(self.rates, capacity, matrix=self.matrix)
@@ -109,12 +110,34 @@ class Experiment:
         }
 
 
-def run_to_dict(experiment: Experiment, name: str, log: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Run a policy, write its log if asked to, and return its metrics as plain data: the work of one process."""
+def run_to_dict(
+    experiment: Experiment,
+    name: str,
+    workload: Workload | None = None,
+    log: str | os.PathLike[str] | None = None,
+    *,
+    last: bool = False,
+) -> dict[str, Any]:
+    """Run a policy, write its log if asked to, and return its metrics as plain data.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    name : str
+        The policy.
+    workload : Workload, optional
+        That of the recipe, where it has been made.
+    log : path, optional
+    last : bool
+        Whether the process ends after it: then it need not free what the run made, one object after the other.
+    """
     enabled = gc.isenabled()
     gc.disable()  # a run makes millions of objects, hardly any in cycles
+    result = None
     try:
-        result = experiment.run(name)
+        result = experiment.run(name, workload)
+        if last:
+            _left.append(result)
         found = {**result.metrics().as_dict(), "rates": result.log.about["rates"]}
         if result.rejected:
             found["rejected"] = len(result.rejected)
@@ -123,10 +146,10 @@ def run_to_dict(experiment: Experiment, name: str, log: str | os.PathLike[str] |
                 result.log.write(stream)
         return found
     finally:
-        result = None  # type: ignore[assignment]
-        if enabled:
+        result = None
+        if enabled and not last:
             gc.enable()
-        gc.collect()
+            gc.collect()
 
 
 def chosen(names: str) -> list[str]:
@@ -170,6 +193,4 @@ def partitions(processors: int) -> dict[str, int]:
     return found
 
 
-@functools.lru_cache(maxsize=1)
-def _made(recipe: Recipe) -> Workload:
-    return recipe.make()
+_left: list[Result] = []
