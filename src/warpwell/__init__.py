@@ -23,6 +23,7 @@ from .targets import (
     lane_id,
     warp_size,
 )
+from .targets.cuda_source import CudaSource
 from .targets.run_cuda import numba_cuda
 
 __version__ = "0.1.0.dev0"
@@ -30,6 +31,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Array",
     "Cache",
+    "CudaSource",
     "DeviceArray",
     "Statistics",
     "atomic_add",

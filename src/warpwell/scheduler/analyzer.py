@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..targets import KernelArgument, Launch
-from ..targets.run_cuda import MAX_REGISTERS, configuration
+from ..targets.run_cuda import MAX_REGISTERS
 from .counting import Counts, count
 from .events import Event
 from .executor import Capacity
@@ -157,7 +157,7 @@ class Analyzer:
         except Exception as error:  # whatever a compiler raises: without counts there is still an answer
             self.failures[_name(launch)] = f"{type(error).__name__}: {error}"
             return None
-        blocks, _ = configuration(launch.shape, launch.kernel.block)
+        blocks, _ = launch.configuration()
         return estimate(
             counts, blocks=math.prod(blocks), resident=self._room(launch)[2], capacity=self.capacity,
             machine=self.machine,
@@ -165,7 +165,7 @@ class Analyzer:
 
     def _room(self, launch: Launch) -> tuple[int, int, int]:
         """Return register bytes and threads of a block, and the blocks that the whole device holds."""
-        threads = math.prod(configuration(launch.shape, launch.kernel.block)[1])
+        threads = math.prod(launch.configuration()[1])
         registers = -(-registers_of(launch) // _REGISTER_UNIT) * _REGISTER_UNIT * 4 * threads
         capacity = self.capacity
         each = min(capacity.registers // registers, capacity.threads // threads, capacity.blocks)
@@ -183,7 +183,7 @@ def _name(launch: Launch) -> str:
 def _sample(
     launch: Launch, arguments: Sequence[Any], size: Mapping[str, Any] | None, found: Estimate | None
 ) -> Sample:
-    blocks, threads = configuration(launch.shape, launch.kernel.block)
+    blocks, threads = launch.configuration()
     warps = max(1, math.prod(blocks) * -(-math.prod(threads) // 32))
     known = sized(size) if size else default_size(launch, arguments)
     return Sample(_name(launch), known, warps, {} if found is None else dict(found.features))

@@ -42,7 +42,7 @@ import time
 from collections.abc import Sequence
 
 from .. import errors
-from ..targets.blocks import STOP, TARGET, BlockLaunch
+from ..targets.blocks import STOP, TARGET
 from .cpu_run import Phase, Run
 from .executor import Capacity, Ended, Executor, Stopped
 from .task import Job, Placement
@@ -312,7 +312,7 @@ class CpuExecutor(Executor):
     def _launch_new(self, job: Job, quota: int, plain: bool) -> None:
         task = job.task
         try:
-            blocks = BlockLaunch(task.launch, task.arguments, "cpu")
+            blocks = task.launch.cut(task.arguments, "cpu")
             if blocks.blocks != task.blocks:
                 raise errors.ArgumentError(f"task {task.name!r} says {task.blocks} blocks, and has {blocks.blocks}")
         except Exception as error:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
-from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, LEFT, STOP, TARGET, BlockLaunch
+from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, LEFT, STOP, TARGET
 from ..targets.gpu import Gpu
 from .cuda_ahead import Ahead, Pace
 from .cuda_run import CudaRun, Phase
@@ -317,7 +317,7 @@ class CudaExecutor(Executor):
         """Begin the arguments and compile; return what went wrong."""
         try:
             task = run.job.task
-            blocks = BlockLaunch(task.launch, task.arguments, self._gpu.device)
+            blocks = task.launch.cut(task.arguments, self._gpu.device)
             blocks.begin()
             run.blocks = blocks
             run.forms = self._gpu.forms(blocks)

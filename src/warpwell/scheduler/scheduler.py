@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import errors
 from ..targets import KernelArgument, Launch, default_device
-from ..targets.blocks import BlockLaunch
 from .core import Core
 from .dispatcher import Dispatcher
 from .events import Log
@@ -218,8 +217,8 @@ class Scheduler:
             raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n], and its arguments after it")
         if launch.stream is not None:
             raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
-        blocks = BlockLaunch(launch, args, self.device)
-        title = name or launch.kernel.function.__name__
+        blocks = launch.cut(args, self.device)
+        title = name or blocks.name
         if idempotent and blocks.participants:
             raise errors.ArgumentError(
                 f"task {title!r} uses a storage-backed array or store, so it is not idempotent", name="idempotent"

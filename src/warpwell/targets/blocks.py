@@ -187,9 +187,13 @@ class BlockLaunch:
 
             driver(self)
         else:
-            from .blocks_cuda import forms
+            self.forms().prepare()
 
-            forms(self).prepare()
+    def forms(self) -> Any:
+        """Return the compiled forms on the current GPU (see `blocks_cuda.Forms`), between `begin` and `end`."""
+        from .blocks_cuda import forms
+
+        return forms(self)
 
     def work(self, control: int, worker: int) -> None:
         """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).

@@ -190,9 +190,7 @@ class Gpu:
 
     def forms(self, blocks: Any) -> Any:
         """Return the compiled forms of a `BlockLaunch` that has begun (see `blocks_cuda.Forms`)."""
-        from .blocks_cuda import forms
-
-        return forms(blocks)
+        return blocks.forms()
 
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
         """Tell whether a launch may begin at once: its arguments are in device memory, and some form is compiled."""

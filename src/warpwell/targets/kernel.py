@@ -6,13 +6,16 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from .. import errors
 from .device import device as mark_device
 from .struct import DeviceStruct
+
+if TYPE_CHECKING:
+    from .blocks import BlockLaunch
 
 DEVICES = ("cpu", "cuda", "interp")
 
@@ -146,6 +149,18 @@ class Launch:
         if done is not None:
             for argument in participants:
                 argument.launch_continues(done)
+
+    def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
+        """Return the launch with its arguments, block by block."""
+        from .blocks import BlockLaunch
+
+        return BlockLaunch(self, args, device)
+
+    def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return blocks and threads on a GPU, x first."""
+        from .run_cuda import configuration
+
+        return configuration(self.shape, self.kernel.block)
 
 
 def finish(participants: Sequence[KernelArgument]) -> None:
