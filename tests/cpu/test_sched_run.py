@@ -40,11 +40,11 @@ def test_a_mix_under_two_policies(capsys: Capture, tmp_path: Path) -> None:
         assert metrics["requests"] == 4 and metrics["kernels"] == 4 and metrics["failed"] == 0
         # STP is the sum of the times alone over the makespan
         assert metrics["stp"] == pytest.approx(values["sum_alone_seconds"] / metrics["makespan"])
-        log = Log.read((tmp_path / f"l-{name}.jsonl").read_text().splitlines())
+        log = Log.read((tmp_path / f"l.{name}.jsonl").read_text().splitlines())
         assert log.about["policy"] == name and log.about["seed"] == 3
         assert sum(e.kind == "end" for e in log) == 4
-        assert (tmp_path / f"p-{name}.png").stat().st_size > 1000
-        trace = json.loads((tmp_path / f"t-{name}.json").read_text())
+        assert (tmp_path / f"p.{name}.png").stat().st_size > 1000
+        trace = json.loads((tmp_path / f"t.{name}.json").read_text())
         assert sum(e["ph"] == "X" and e["cat"] == "task" for e in trace["traceEvents"]) >= 4
 
 
@@ -86,6 +86,7 @@ def submit(scheduler):
     (["run", "--load", "-1"], "--load -1.0: give more than 0"),
     (["run", "--repeat", "0"], "--repeat 0"),
     (["run", "absent.py"], "absent.py does not exist"),
+    (["run", "--log", "/nowhere/l.jsonl"], "/nowhere does not exist"),
     (["explain", "absent.jsonl"], "absent.jsonl does not exist"),
     (["serve", "--allow", "x"], "add --group"),
     (["serve", "--tenants", "absent.json"], "--tenants: absent.json does not exist"),

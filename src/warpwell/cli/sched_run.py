@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ..errors import ArgumentError, MissingFileError, SchedulerError
 from ..scheduler import POLICIES, Core, Event, Executor, Log, Scheduler
+from ..scheduler.experiment import log_path
 from ..scheduler.metrics import Metrics, measure
 from ..scheduler.replay import replay
 from ..scheduler.task import Job, Profile, Request, Task
@@ -71,6 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.load is not None and not 0 < arguments.load < float("inf"):
         raise ArgumentError(f"--load {arguments.load}: give more than 0", name="load")
     policies = _policies(arguments.policy)
+    for path in (arguments.log, arguments.trace_out, arguments.picture):
+        if path is not None:
+            log_path(path, policies[0], len(policies) > 1)  # before hours of work: is there such a folder?
     runner = _mix if arguments.file is None else _file
     with output.progress() as report:
         values, found, wrong = runner(arguments, device, policies, report)
@@ -111,10 +115,7 @@ class _Counting(Log):
 
 def _write(arguments: argparse.Namespace, log: Log, policy: str, several: bool) -> None:
     def place(path: str | None) -> str | None:
-        if path is None or not several:
-            return path
-        found = Path(path)
-        return os.fspath(found.with_name(f"{found.stem}-{policy}{found.suffix}"))
+        return None if path is None else os.fspath(log_path(path, policy, several))
 
     target = place(arguments.log)
     if target is not None:

@@ -89,6 +89,7 @@ _LAUNCH_RULES = {
     "high priority": "its priority is above those that run",
     "opposite profile": "its class is another than that of what runs with priority",
     "worth most": "it is worth most over its whole time",
+    "best of all": "of all that waits, tried with the truth, it is worth most",
 }
 
 
@@ -177,6 +178,7 @@ _REASONS = {
     "priority": "the newcomer's priority is higher",
     "memory first": "the memory-intensive newcomer is to be resident first",
     "dominant share": "dominant shares are to be equal",
+    "adds": "with the truth, the change is worth more",
     "residency": "the newcomer had better be resident first",
     "worth, and residency": "the newcomer had better be resident first, in the place of one of those",
 }
