@@ -46,7 +46,11 @@ def reference(kernel: Any) -> dict[str, str]:
     if isinstance(kernel, Launch):
         raise errors.ArgumentError("this is a launch with its arguments left out: pass kernel[n]", name="kernel")
     if not isinstance(kernel, Kernel):
-        raise errors.ArgumentError(f"{kernel!r:.80} is no kernel: decorate the function with @ww.kernel", name="kernel")
+        raise errors.ArgumentError(
+            f"{kernel!r:.80} is no function with @ww.kernel, and a service takes nothing else: CUDA C++ is for a "
+            "Scheduler of your own",
+            name="kernel",
+        )
     function = kernel.function
     name, module = function.__qualname__, sys.modules.get(function.__module__)
     if not _NAME.fullmatch(name) or module is None or getattr(module, name, None) is not kernel:
