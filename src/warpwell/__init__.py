@@ -23,6 +23,7 @@ from .targets import (
     lane_id,
     warp_size,
 )
+from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
 from .targets.cuda_source import CudaSource
 from .targets.run_cuda import numba_cuda
 
@@ -36,6 +37,9 @@ __all__ = [
     "Statistics",
     "atomic_add",
     "backoff",
+    "barrier",
+    "block_index",
+    "block_threads",
     "clock_ns",
     "create",
     "default_device",
@@ -48,5 +52,7 @@ __all__ = [
     "numba_cuda",
     "open",
     "scheduler",
+    "shared_array",
+    "thread_index",
     "warp_size",
 ]
