@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -262,3 +263,70 @@ def test_an_analyzer_knows_its_shape() -> None:
     assert profile.threads == 256 and profile.registers == 32 * 4 * 256
     sample = analyzer.sample(launch, (np.zeros(1, np.float32), 4096))
     assert sample.warps == 8 * 2 * 8
+
+
+class There:
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {"data": (address, False)}
+        self.brought: list[Any] = []
+
+    def copy_to_host(self, array: Any) -> None:
+        self.brought.append(array)
+
+
+def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words before the arguments, in the order in which the program's text has them, without a GPU."""
+    from types import SimpleNamespace
+
+    from warpwell.targets import blocks_cuda
+    from warpwell.targets.source_build import around
+    from warpwell.targets.source_forms import SourceForms
+
+    one = source("", "const float *x, float *y, float a, int n, const float *z")
+    x, y = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    blocks: Any = one[(3, 2), (64, 2), 16].cut((x, y, 2, 5, x))
+    made: list[There] = []
+
+    def to_gpu(arrays: list[Any]) -> Any:
+        made.extend(There(4096 * (k + 1)) for k in range(len(arrays)))
+        return list(made), list(zip(arrays, made, strict=True))
+
+    monkeypatch.setattr(blocks_cuda, "to_gpu", to_gpu)
+    blocks.begin()
+    assert len(made) == 2 and not blocks.ends_at_once
+
+    called: list[Any] = []
+
+    def launched(function: str, *where: Any) -> tuple[int]:
+        count = where[-2]
+        place = ctypes.cast(count, ctypes.POINTER(ctypes.c_void_p))
+        words = [ctypes.cast(place[k], ctypes.POINTER(ctypes.c_int64))[0] for k in range(expected[function])]
+        called.append((function, where[:8], words))
+        return (0,)
+
+    forms: Any = object.__new__(SourceForms)
+    forms._driver = SimpleNamespace(cuLaunchKernel=launched)
+    forms._blocks, forms._source = blocks, one
+    forms._grid, forms._threads, forms._shared = (3, 2, 1), (64, 2, 1), 16
+    forms._forms = {name: (name, {}) for name in ("plain", "workers", "slices")}
+    expected = {"plain": 5, "workers": 13, "slices": 9}
+    forms.start_plain(None)
+    forms.start(1 << 40, 7, 9, SimpleNamespace(handle=99), 3, rounds=2)
+    forms.start_slice(4, 2, SimpleNamespace(handle=98))
+    two = int(np.float32(2).view(np.int32))
+    arguments = [4096, 8192, two, 5, 4096]
+    assert called == [
+        ("plain", (3, 2, 1, 64, 2, 1, 16, 0), arguments),
+        ("workers", (9, 1, 1, 64, 2, 1, 16, 99), [1 << 40, 7, 3, 12, 6, 3, 2, 1, *arguments]),
+        ("slices", (2, 1, 1, 64, 2, 1, 16, 98), [4, 3, 2, 1, *arguments]),
+    ]
+    text = " ".join(around(one).split())
+    head = "ww_control, long long ww_base, long long ww_chunk, long long ww_blocks, long long ww_period, long long ww_x"
+    assert f"{head}, long long ww_y, long long ww_z, const float *x, float *y, float a, int n, const float *z)" in text
+    assert "( long long ww_first, long long ww_x, long long ww_y, long long ww_z, const float *x" in text
+    assert one.code in around(one), "the user's own text is as it was"
+
+    blocks.end()
+    assert [len(there.brought) for there in made] == [0, 1] and made[1].brought[0] is y
+    with pytest.raises(errors.ArgumentError, match="not begun"):
+        blocks.values  # noqa: B018 - it raises

@@ -132,7 +132,7 @@ class SourceForms:
     def _launch(self, form: str, grid: tuple[int, ...], words: tuple[int, ...], stream: Any) -> None:
         _places, addresses = pack([*map(np.int64, words), *self._blocks.values])
         driver = self._driver
-        handle = int(stream.handle) if stream else 0
+        handle = 0 if stream is None else int(stream.handle)
         where = (self._forms[form][0], *grid, *self._threads, self._shared, handle, int(addresses.ctypes.data))
         if form == "plain" and self._source.text.cooperative:
             self._check(driver.cuLaunchCooperativeKernel(*where))

@@ -1,0 +1,401 @@
+"""CUDA C++ source: its forms compiled without a GPU; on one, equal results in all forms, and preemption."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
+from warpwell.targets.blocks import CURSOR, DONE, LEFT, LIVE, STOP, TARGET
+from warpwell.targets.source_build import build, ptx
+
+only_compiled = pytest.mark.ptx
+
+CODE = r"""
+__device__ float twice(float v) { return gridDim.y * v + v; }
+
+extern "C" __global__ void __launch_bounds__(256) saxpy(const float *__restrict__ x, float *y, float a, int n)
+{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n)
+        return;
+    y[i] += a * x[i];
+}
+
+// products of numbers that do not change from block to block: a compiler would like to move them
+extern "C" __global__ void products(const float *x, float *y, float a, float b, int n)
+{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i + 1 < n)
+        y[i] = a * b + x[i] + ((float)threadIdx.x * 0.3f + x[i + 1]) * x[0] * x[1];
+}
+
+extern "C" __global__ void transpose(const float *x, float *y, int rows, int columns)
+{
+    __shared__ float tile[16][17];
+    int i = blockIdx.y * 16 + threadIdx.y, j = blockIdx.x * 16 + threadIdx.x;
+    tile[threadIdx.y][threadIdx.x] = i < rows && j < columns ? twice(x[i * columns + j]) : 0;
+    __syncthreads();
+    i = blockIdx.y * 16 + threadIdx.x;
+    j = blockIdx.x * 16 + threadIdx.y;
+    if (i < rows && j < columns)
+        y[j * rows + i] += tile[threadIdx.x][threadIdx.y];
+}
+
+extern "C" __global__ void volume(unsigned long long *out, unsigned char c)
+{
+    const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    out[block * 40 + thread] += 1000000ull * blockIdx.z + 10000ull * blockIdx.y + 100 * blockIdx.x + gridDim.z + c;
+}
+
+__global__ void rotate_kernel(int *x)
+{
+    extern __shared__ int place[];
+    place[(threadIdx.x + 1) % blockDim.x] = x[blockIdx.x * blockDim.x + threadIdx.x];
+    __syncthreads();
+    x[blockIdx.x * blockDim.x + threadIdx.x] += place[threadIdx.x];
+}
+
+// some lanes spin longer than others, and the places are asked for again after that
+extern "C" __global__ void count(int *ran, double *out, int rounds)
+{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    double value = 1.0;
+    for (int k = 0; k < rounds + threadIdx.x % 7; ++k)
+        value = value * 1.0000001 + 1e-9;
+    ran[blockIdx.x * blockDim.x + threadIdx.x] += 1;
+    out[i] = value;
+}
+
+extern "C" __global__ void early(int *ran, int n)
+{
+    if (threadIdx.x >= n)
+        return;
+    __syncthreads();
+    atomicAdd(&ran[blockIdx.x], 1);
+}
+"""
+NAMES = ("saxpy", "products", "transpose", "volume", "rotate_kernel", "count", "early")
+SOURCES = {name: ww.CudaSource(CODE, name) for name in NAMES}
+
+
+def given(name: str) -> tuple[Any, list[Any]]:
+    """Return a launch and its arguments."""
+    rng = np.random.default_rng(1)
+
+    def floats(n: int) -> Any:
+        return rng.random(n).astype(np.float32)
+
+    n = 10_001
+    arguments: dict[str, tuple[Any, list[Any]]] = {
+        "saxpy": ((40, 256), [floats(n), floats(n), 1.7, n]),
+        "products": ((40, 256), [floats(n), floats(n), np.float32(1.1), 0.9, np.int64(n)]),
+        "transpose": (((7, 9), (16, 16)), [floats(130 * 100), floats(130 * 100), 130, 100]),
+        "volume": (((5, 4, 3), (5, 4, 2)), [np.zeros(60 * 40, np.uint64), 200]),
+        "rotate_kernel": ((33, 128, 512), [np.arange(33 * 128, dtype=np.int32)]),
+        "count": ((50, (64, 2)), [np.zeros(50 * 128, np.int32), np.zeros(50 * 128), 20]),
+        "early": ((50, 64), [np.zeros(50, np.int32), 40]),
+    }
+    configuration, values = arguments[name]
+    return SOURCES[name][configuration], values
+
+
+# -- compiled, not run -----------------------------------------------------------------------------------------------
+
+
+def entries(text: str) -> dict[str, str]:
+    return {re.findall(r"\w+", part)[0]: part for part in text.split(".visible .entry ")[1:]}
+
+
+@only_compiled
+@pytest.mark.parametrize("name", NAMES)
+def test_forms_compile(name: str) -> None:
+    plain = build(SOURCES[name], "sm_90")
+    forms = build(SOURCES[name], "sm_90", 32)
+    for built in (plain, forms):
+        assert built["cubin"][:4] == b"\x7fELF" and len(built["cubin"]) > 1000
+    assert forms["names"] == {"workers": f"ww_workers_{name}", "slices": f"ww_slice_{name}"}
+    assert "ww_" not in plain["ptx"]
+    kernel = entries(plain["ptx"])[plain["names"]["plain"]]
+    found = entries(forms["ptx"])
+    assert set(found) == set(forms["names"].values()), "no other kernel is left"
+    for form, words in (("workers", 8), ("slices", 4)):
+        body = found[forms["names"][form]]
+        # what the kernel knows of its place comes from shared memory, not from the hardware
+        assert len(re.findall(r"%ctaid", body)) == 1 and "%nctaid" not in body
+        assert body.count(".param .") == kernel.count(".param .") + words
+        assert ("ld.relaxed.gpu.global" in body) == (form == "workers")
+        assert len(re.findall(r"atom\.global\.add\.u64", body)) == (5 if form == "workers" else 0)
+
+
+@only_compiled
+@pytest.mark.parametrize("name", ["products", "saxpy", "count"])
+def test_no_form_rounds_otherwise(name: str) -> None:
+    """A product that is moved before the loop over blocks is no longer part of a fused multiply-add."""
+
+    def arithmetic(body: str) -> list[int]:
+        kinds = (r"fma\.rn", r"mul(?:\.rn)?", r"add(?:\.rn)?")
+        return [len(re.findall(rf"\b{kind}\.f(?:32|64)\b", body)) for kind in kinds]
+
+    wanted = arithmetic(entries(ptx(SOURCES[name]))[name])
+    assert wanted[0] > 0
+    for body in entries(ptx(SOURCES[name], "forms")).values():
+        assert arithmetic(body) == wanted
+
+
+@only_compiled
+def test_registers_are_capped() -> None:
+    source = ww.CudaSource(CODE, "count", options=["--maxrregcount=64"])
+    assert ".maxnreg" not in build(source, "sm_90", 40)["ptx"]  # the compiler's option, not the program's
+    assert build(source, "sm_90", 24)["cubin"] != build(source, "sm_90", 64)["cubin"]
+
+
+@only_compiled
+def test_what_the_compiler_says_has_the_lines_of_the_source() -> None:
+    wrong = ww.CudaSource('extern "C" __global__ void k(int *x)\n{\n    x[0] = missing;\n}\n', "k")
+    with pytest.raises(errors.ArgumentError, match=r"(?s)'k' does not compile.*k\.cu\(3\).*missing") as caught:
+        build(wrong, "sm_90")
+    assert not isinstance(caught.value, errors.TransformError)
+    with pytest.raises(errors.TransformError, match=r"k\.cu\(3\)"):
+        build(wrong, "sm_90", 64)
+    with pytest.raises(errors.ArgumentError, match="gpu-architecture"):
+        build(SOURCES["saxpy"], "sm_1")
+
+
+@only_compiled
+def test_a_source_that_only_compiles_whole() -> None:
+    taken = "__device__ uint3 *ww_slots() { return nullptr; }\n"
+    named = ww.CudaSource(taken + 'extern "C" __global__ void k(int *x) { x[0] = ww_slots() != nullptr; }', "k")
+    build(named, "sm_90")
+    with pytest.raises(errors.TransformError, match="not as blocks that workers claim") as caught:
+        build(named, "sm_90", 64)
+    assert caught.value.construct == "source"
+
+
+@only_compiled
+def test_headers_macros_and_options() -> None:
+    code = r"""
+    #include <cooperative_groups.h>
+    #include <cuda_fp16.h>
+    namespace cg = cooperative_groups;
+    extern "C" __global__ void k(ITEM *x, const __grid_constant__ ITEM by)
+    {
+        auto block = cg::this_thread_block();
+        block.sync();
+        x[block.group_index().x] += by * ITEM(__half2float(__float2half(2.f)));
+    }
+    """
+    source = ww.CudaSource(code, "k", options=["-DITEM=double", "--std=c++17"])
+    assert source.preemptible and [p.dtype for p in source.parameters] == [np.float64, np.float64]
+    bodies = entries(ptx(source, "forms"))
+    assert all(body.count("%ctaid") == 1 for body in bodies.values())
+    assert ".f64" in bodies["ww_workers_k"]
+
+
+@only_compiled
+def test_a_grid_that_synchronizes_compiles_whole() -> None:
+    code = "#include <cooperative_groups.h>\n"
+    code += 'extern "C" __global__ void k(int *x) { cooperative_groups::this_grid().sync(); x[blockIdx.x] = 1; }'
+    source = ww.CudaSource(code, "k")
+    assert source.text.cooperative and not source.sliceable
+    assert build(source, "sm_90")["names"] == {"plain": "k"}
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+class OnGpu:
+    def __init__(self, launch: Any, arguments: list[Any]) -> None:
+        from warpwell.targets.gpu import Gpu
+
+        self.gpu = Gpu()
+        self.gpu.enter()
+        self.stream = self.gpu.stream()
+        self.blocks = launch.cut(arguments, "cuda")
+        self.blocks.begin()
+        self.forms = self.gpu.forms(self.blocks)
+        self.forms.prepare()
+        self.record = self.blocks.new_control()
+        self.control = self.record.named
+
+    def words(self) -> Any:
+        return self.gpu.read_words(self.control, 8)
+
+    def wait(self, event: Any) -> None:
+        until = time.monotonic() + 30
+        while not self.gpu.done(event):
+            assert time.monotonic() < until
+        self.gpu.synchronize(self.stream)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
+    launch, arguments = given(name)
+    results = {}
+    for form in ("plain", "workers", "slices"):
+        mine = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+        on = OnGpu(launch, mine)
+        if form == "workers" and not on.blocks.preemptible:
+            continue
+        if form == "plain":
+            on.forms.start_plain(on.stream)
+        elif form == "workers":
+            on.forms.start(on.control, 0, 2, on.stream, chunk)
+        else:
+            for first in range(0, on.blocks.blocks, 2):
+                on.forms.start_slice(first, min(2, on.blocks.blocks - first), on.stream)
+        on.wait(on.gpu.mark(on.stream))
+        if form == "workers":
+            words = on.words()
+            assert (words[DONE], words[LIVE], words[LEFT]) == (on.blocks.blocks, 0, 2)
+        on.blocks.end()
+        results[form] = [a.tobytes() for a in mine if isinstance(a, np.ndarray)]
+    assert len(results) == (2 if name == "early" else 3)
+    assert results["plain"] != [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]
+    for form in results:
+        assert results[form] == results["plain"], form
+
+
+def test_plain_launches() -> None:
+    launch, (x, y, a, n) = given("saxpy")
+    wanted = (y.astype(np.float64) + np.float64(np.float32(a)) * x).astype(np.float32)
+    from warpwell.targets.arrays import to_device, to_host
+
+    on_device = to_device("cuda", y)
+    launch(x, on_device, a, n)
+    np.testing.assert_allclose(to_host(on_device), wanted, rtol=1e-6)
+    launch(x, y, a, n)
+    np.testing.assert_allclose(y, wanted, rtol=1e-6)
+    launch, (out, c) = given("volume")
+    launch(out, c)
+    z, b, k = np.meshgrid(np.arange(3), np.arange(4), np.arange(5), indexing="ij")
+    assert (out.reshape(60, 40) == (1_000_000 * z + 10_000 * b + 100 * k + 3 + c).reshape(60, 1)).all()
+
+
+def test_one_array_twice_is_one_array() -> None:
+    x = np.arange(1000, dtype=np.float32)
+    SOURCES["saxpy"][4, 256](x, x, 2.0, 1000)
+    assert (x == 3 * np.arange(1000)).all()
+
+
+def test_a_grid_that_synchronizes_runs() -> None:
+    code = r"""
+    #include <cooperative_groups.h>
+    extern "C" __global__ void k(int *x, int *y)
+    {
+        x[blockIdx.x] = blockIdx.x + 1;
+        cooperative_groups::this_grid().sync();
+        y[blockIdx.x] = x[gridDim.x - 1 - blockIdx.x];
+    }
+    """
+    x, y = np.zeros(64, np.int32), np.zeros(64, np.int32)
+    launch = ww.CudaSource(code, "k")[64, 1]
+    launch(x, y)
+    assert (y == np.arange(64, 0, -1)).all()
+    y[:] = 0
+    with ww.scheduler.Scheduler("cuda") as scheduler:
+        scheduler.submit(launch, x, y).result(60)
+    assert (y == np.arange(64, 0, -1)).all()
+
+
+def test_a_block_that_does_not_fit() -> None:
+    x = np.zeros(32, np.int32)
+    with pytest.raises(errors.ArgumentError):
+        SOURCES["rotate_kernel"][1, 32, 1 << 20](x)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
+    from warpwell.targets.arrays import to_host, zeros
+
+    rng = np.random.default_rng(seed)
+    count = 100_000
+    ran, out = zeros("cuda", 256 * count, np.int32), zeros("cuda", 256 * count, np.float64)
+    on = OnGpu(SOURCES["count"][count, 256], [ran, out, 2000])
+    resident = on.forms.resources("workers")["resident"]
+    done, stops = 0, 0
+    until = time.monotonic() + 60
+    while done < count:
+        assert time.monotonic() < until
+        quota = int(rng.integers(1, resident + 1))
+        on.gpu.write_words(on.stream, on.control, [0, quota, done])
+        on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
+        event = on.gpu.mark(on.stream)
+        time.sleep(float(rng.uniform(0, 2e-3)))
+        if rng.random() < 0.5:
+            on.gpu.set_word(on.control + 8 * TARGET, max(1, quota // 2))
+            time.sleep(1e-3)
+        on.gpu.set_word(on.control + 8 * STOP, 1)
+        on.wait(event)
+        words = on.words()
+        assert min(words[CURSOR], count) == words[DONE] and words[LIVE] == 0
+        done = int(words[DONE])
+        stops += 1
+    assert stops > 3
+    assert (to_host(ran) == 1).all()
+    on.blocks.end()
+
+
+@pytest.mark.parametrize("name", ["count", "early"])
+def test_an_executor_drains_and_resumes_it(name: str) -> None:
+    from warpwell.scheduler.cuda_executor import CudaExecutor
+    from warpwell.targets.arrays import to_host, zeros
+
+    blocks = 60_000 if name == "count" else 2_000_000
+    ran = zeros("cuda", blocks * (256 if name == "count" else 1), np.int32)
+    arguments = (ran, zeros("cuda", ran.size, np.float64), 4000) if name == "count" else (ran, 1)
+    launch = SOURCES[name][blocks, 256]
+    executor = CudaExecutor(pairs=())
+    try:
+        task = Task(name, blocks, launch=launch, arguments=arguments)
+        job = Job(Request(name, [task]), task)
+        stops = 0
+        executor.launch(job, Placement())
+        events: list[Any] = []
+        until = time.monotonic() + 60
+        while not any(isinstance(event, Ended) for event in events):
+            assert time.monotonic() < until
+            if stops < 3 and 0 < executor.progress(job) < blocks:
+                executor.preempt(job)
+            executor.wait(executor.now() + 1e-4)
+            events = executor.poll()
+            if any(isinstance(event, Stopped) for event in events):
+                stops += 1
+                executor.launch(job, Placement(workers=100 if stops == 1 else None))
+        assert stops > 0
+        assert next(e for e in events if isinstance(e, Ended)).error is None
+        assert (to_host(ran) == 1).all()
+    finally:
+        executor.close()
+
+
+def test_a_scheduler_runs_sources_and_kernels_together() -> None:
+    launch, arguments = given("transpose")
+    wanted = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+    launch(*wanted)
+
+    @ww.kernel
+    def double(x):
+        i = ww.grid(1)
+        x[i] = 2 * x[i]
+
+    numbers = np.arange(1000)
+    wrong = ww.CudaSource('extern "C" __global__ void wrong(int *x) { x[0] = missing; }', "wrong")
+    with ww.scheduler.Scheduler("cuda") as scheduler:
+        first = scheduler.submit(launch, *arguments)
+        second = scheduler.submit(double[1000], numbers)
+        third = scheduler.submit(wrong[1, 32], np.zeros(1, np.int32))
+        first.result(60)
+        second.result(60)
+        with pytest.raises(errors.ArgumentError, match="missing"):
+            third.result(60)
+    assert arguments[1].tobytes() == wanted[1].tobytes()
+    assert (numbers == 2 * np.arange(1000)).all()
