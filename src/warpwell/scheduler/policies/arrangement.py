@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..policy import View
-from ..residency import footprint
-from ..task import Job, Kind, Placement
+from ..residency import footprint, shape_of
+from ..task import Job, Kind, Placement, Profile
 from .partition import pairs
 from .sharing import Sight, alone, demand, quota
 
@@ -61,6 +61,9 @@ class Arranger:
         self._known: dict[tuple[Any, ...], tuple[int, float]] = {}
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._likes: dict[Job, int] = {}
+        self._same: dict[tuple[Any, ...], tuple[Sequence[Placement], Sequence[float]]] = {}
+        self._figures: dict[tuple[Any, ...], tuple[int, Profile]] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
 
     def now(self, view: View) -> Arrangement:
         """Return what runs now."""
@@ -73,6 +76,8 @@ class Arranger:
         self._left -= 1
         if self._left <= 0:
             self._known.clear()
+            self._same.clear()
+            self._figures.clear()
             self._left = self._remembers
         known = self._known.get(self._key(view, jobs, fixed))
         return known[1] if known is not None else self.best(view, jobs, fixed).sum
@@ -87,6 +92,15 @@ class Arranger:
         fixed : int
             How many of the first run already: their quota can change, their partition cannot.
         """
+        same = self._exact(view, jobs, fixed)
+        there = self._same.get(same)
+        if there is None:
+            arrangement = self._find(view, jobs, fixed)
+            self._same[same] = arrangement.placements, arrangement.rates
+            return arrangement
+        return Arrangement(jobs, *there)
+
+    def _find(self, view: View, jobs: Sequence[Job], fixed: int) -> Arrangement:
         seen = self._sight.jobs(view, jobs)
         parts = _parts(view, jobs, fixed)
         key = self._key(view, jobs, fixed)
@@ -99,6 +113,27 @@ class Arranger:
         index = max(range(len(found)), key=lambda k: (round(found[k].sum, 9), -k))
         self._known[key] = index, found[index].sum
         return found[index]
+
+    def _exact(self, view: View, jobs: Sequence[Job], fixed: int) -> tuple[Any, ...]:
+        """Return all that the best arrangement depends on; how far the last wave of blocks is, does not count."""
+        key: list[Any] = [fixed, sum([demand(job, view.capacity) for job in jobs]) <= 1.0 + 1e-9]
+        for i, job in enumerate(jobs):
+            task, profile = job.task, self._sight.profile(view, job)
+            # By identity, which is fast; the profile is kept, so that no other has its.
+            known = self._figures.get((id(profile), task.blocks, task.name))
+            if known is None:
+                shape = shape_of(profile, task.blocks, view.capacity)
+                figures = (
+                    profile.kind, profile.need, profile.compute, profile.bandwidth, profile.miss_rate, shape.footprint,
+                    shape.alone, task.blocks, task.name if getattr(view.rates, "by_name", True) else "",
+                )  # fmt: skip
+                number = self._numbers.setdefault(figures, len(self._numbers))
+                known = self._figures[id(profile), task.blocks, task.name] = number, profile
+            place = job.placement if i < fixed else None
+            key += known[0], not task.whole
+            if place is not None:
+                key += place.plain, place.partition
+        return tuple(key)
 
     def ended(self, job: Job) -> None:
         """Forget a job."""

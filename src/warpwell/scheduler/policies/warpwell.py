@@ -200,7 +200,7 @@ class Warpwell(Policy):
         arranger = self._arranger
         now = arranger.now(view)
         estimates = {job: arranger.estimate(view, [*running, job], len(running)) for job in heads}
-        job = max(heads, key=lambda j: (round(estimates[j], 6), [-x for x in self._order(j)]))
+        job = max(heads, key=lambda j: (round(estimates[j], 6), *_sooner(j)))
         found = arranger.best(view, [*running, job], len(running))
         if self.preempts:
             plan = self._reside(view, now, found, job)
@@ -217,7 +217,7 @@ class Warpwell(Policy):
         if len(heads) == 1 or view.limit == 1:
             return share(view, oldest, {"rule": "alone"})
         two = max(itertools.permutations(heads, 2), key=lambda jobs: (
-            round(self._arranger.estimate(view, jobs), 6), [[-x for x in self._order(j)] for j in jobs]
+            round(self._arranger.estimate(view, jobs), 6), *_sooner(jobs[0]), *_sooner(jobs[1])
         ))  # fmt: skip
         found = self._arranger.best(view, two)
         return self._put(found, {"rule": "best pair", "S": found.sum})
@@ -298,7 +298,7 @@ class Warpwell(Policy):
         ranks = {j: standing(view, j) + j.preemptions // self.most for j in victims}
         victim = min(victims, key=lambda j: (ranks[j], -j.arrival, -j.number))
         # Waiting does not make others leave; priority does.
-        job = max(heads, key=lambda j: (standing(view, j), [-x for x in self._order(j)]))
+        job = max(heads, key=lambda j: (standing(view, j), *_sooner(j)))
         if standing(view, job) <= ranks[victim]:
             return None
         cost = view.cost(victim, [j for j in view.running if j is not victim])
@@ -358,6 +358,11 @@ class Warpwell(Policy):
         mode = self._mode(view)
         self._promised = plan.job
         return [Preempt(victim, mode, plan.job, plan.why) for victim in plan.victims]
+
+
+def _sooner(job: Job) -> tuple[bool, float, int]:
+    """Sort key, largest first: preempted before new, then by arrival."""
+    return job.state is State.PREEMPTED, -job.arrival, -job.number
 
 
 def _unknown(job: Job) -> bool:
