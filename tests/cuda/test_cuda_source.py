@@ -13,9 +13,10 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
 from warpwell.targets.blocks import CURSOR, DONE, LEFT, LIVE, STOP, TARGET
-from warpwell.targets.source_build import build, ptx
+from warpwell.targets.source_build import build, headers, ptx
 
 only_compiled = pytest.mark.ptx
+with_headers = pytest.mark.skipif(len(headers()) < 2, reason="CUDA's headers (the cuda extra) are not installed")
 
 CODE = r"""
 __device__ float twice(float v) { return gridDim.y * v + v; }
@@ -131,6 +132,7 @@ def test_forms_compile(name: str) -> None:
         # what the kernel knows of its place comes from shared memory, not from the hardware
         assert len(re.findall(r"%ctaid", body)) == 1 and "%nctaid" not in body
         assert body.count(".param .") == kernel.count(".param .") + words
+        assert re.search(r"\.shared \.align 128 \.b8 \w+\[512\]", forms["ptx"])
         assert ("ld.relaxed.gpu.global" in body) == (form == "workers")
         assert len(re.findall(r"atom\.global\.add\.u64", body)) == (5 if form == "workers" else 0)
 
@@ -171,7 +173,7 @@ def test_what_the_compiler_says_has_the_lines_of_the_source() -> None:
 
 @only_compiled
 def test_a_source_that_only_compiles_whole() -> None:
-    taken = "__device__ uint3 *ww_slots() { return nullptr; }\n"
+    taken = "__device__ void *ww_slots() { return nullptr; }\n"
     named = ww.CudaSource(taken + 'extern "C" __global__ void k(int *x) { x[0] = ww_slots() != nullptr; }', "k")
     build(named, "sm_90")
     with pytest.raises(errors.TransformError, match="not as blocks that workers claim") as caught:
@@ -180,6 +182,7 @@ def test_a_source_that_only_compiles_whole() -> None:
 
 
 @only_compiled
+@with_headers
 def test_headers_macros_and_options() -> None:
     code = r"""
     #include <cooperative_groups.h>
@@ -200,6 +203,7 @@ def test_headers_macros_and_options() -> None:
 
 
 @only_compiled
+@with_headers
 def test_a_grid_that_synchronizes_compiles_whole() -> None:
     code = "#include <cooperative_groups.h>\n"
     code += 'extern "C" __global__ void k(int *x) { cooperative_groups::this_grid().sync(); x[blockIdx.x] = 1; }'
@@ -286,6 +290,7 @@ def test_one_array_twice_is_one_array() -> None:
     assert (x == 3 * np.arange(1000)).all()
 
 
+@with_headers
 def test_a_grid_that_synchronizes_runs() -> None:
     code = r"""
     #include <cooperative_groups.h>

@@ -162,6 +162,13 @@ def test_headers_that_may_hide_a_barrier() -> None:
     assert source("x[0] = reduce(n);", before="#include <cub/cub.cuh>").preemptible
 
 
+def test_options_may_hide_a_barrier() -> None:
+    body = "if (n) return;\nMEET;\nx[0] = 1;"
+    assert source(body).preemptible
+    assert not source(body, options=["-DMEET=__syncthreads()"]).preemptible
+    assert not source(body, options=["--pre-include=mine.h"]).preemptible
+
+
 SCALARS = source("", "signed char a, unsigned b, float c, bool d, double e, const int *f, int *g, void *h")
 
 

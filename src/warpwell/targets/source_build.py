@@ -19,14 +19,14 @@ static __device__ __forceinline__ unsigned ww_thread()
 {
     return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
-// a function has it, because a program may have no shared variable outside of one; each warp has its place
-static __device__ __forceinline__ uint3 *ww_slots() { __shared__ uint3 slots[32]; return slots; }
-static __device__ __forceinline__ uint3 *ww_grid() { __shared__ uint3 grid; return &grid; }
-static __device__ __forceinline__ long long *ww_claimed() { __shared__ long long claimed; return &claimed; }
-static __device__ __forceinline__ uint3 ww_block_index() { return ww_slots()[ww_thread() >> 5]; }
+// each warp has a place for its block; 512 bytes, so that arrays behind it are aligned as without it
+struct __align__(128) ww_shared { uint3 block[32]; uint3 grid; long long claimed; };
+// a function has it, because a program may have no shared variable outside of one
+static __device__ __forceinline__ ww_shared *ww_slots() { __shared__ ww_shared slots; return &slots; }
+static __device__ __forceinline__ uint3 ww_block_index() { return ww_slots()->block[ww_thread() >> 5]; }
 static __device__ __forceinline__ dim3 ww_grid_dim()
 {
-    const uint3 grid = *ww_grid();
+    const uint3 grid = ww_slots()->grid;
     return dim3(grid.x, grid.y, grid.z);
 }
 #undef __global__
@@ -65,7 +65,7 @@ static __device__ __forceinline__ long long ww_add(long long ww_control, int ww_
 static __device__ __forceinline__ void ww_set_grid(long long ww_x, long long ww_y, long long ww_z)
 {
     if (ww_thread() == 0)
-        *ww_grid() = make_uint3((unsigned)ww_x, (unsigned)ww_y, (unsigned)ww_z);
+        ww_slots()->grid = make_uint3((unsigned)ww_x, (unsigned)ww_y, (unsigned)ww_z);
 }
 
 // every lane of a warp comes here
@@ -76,7 +76,7 @@ static __device__ __forceinline__ void ww_set_block(unsigned ww_number, unsigned
         const unsigned ww_row = ww_number / ww_x;
         ww_place = make_uint3(ww_number - ww_row * ww_x, ww_row % ww_y, ww_row / ww_y);
     }
-    ww_slots()[ww_thread() >> 5] = ww_place;
+    ww_slots()->block[ww_thread() >> 5] = ww_place;
     __syncwarp();
 }
 
@@ -93,10 +93,10 @@ static __device__ __forceinline__ long long ww_claim(
         long long ww_first = -1;
         if (ww_stop == 0 && ww_worker < ww_target)
             ww_first = ww_add(ww_control, WW_CURSOR, ww_chunk);
-        *ww_claimed() = ww_first;
+        ww_slots()->claimed = ww_first;
     }
     __syncthreads();
-    return *ww_claimed();
+    return ww_slots()->claimed;
 }
 
 extern "C" __global__ void ww_workers_{name}(
@@ -196,7 +196,7 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
     options = [o for o in source.options if plain or "maxrregcount" not in o]
     if not any(o.startswith(_ARCHITECTURE) for o in options):
         options.append(f"--gpu-architecture={architecture}")
-    options += [f"-I{folder}" for folder in _headers()]
+    options += [f"-I{folder}" for folder in headers()]
     if registers is not None:
         options.append(f"--maxrregcount={registers}")
     text = source.code if plain else around(source)
@@ -240,7 +240,7 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
 
 
 @functools.cache
-def _headers() -> tuple[str, ...]:
+def headers() -> tuple[str, ...]:
     """Return folders of CUDA's own headers, where they are installed beside NVRTC."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory

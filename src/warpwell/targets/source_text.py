@@ -87,6 +87,7 @@ class SourceText:
     def __init__(self, code: str, name: str, options: Sequence[str] = ()) -> None:
         self.code = code
         self.name = name
+        self._options = options
         self._text = _blank(code, strings=True)
         self._kernels = self._definitions()
         start, (first, last), self._body = self._kernel()
@@ -220,7 +221,8 @@ class SourceText:
             span = brace.end() - 1, _closing(text, brace.end() - 1)
             seen.append(span)
             functions[match[2]] += text[slice(*span)] + self._strings(*span)
-        macros = {}
+        macros = dict(re.findall(r"^(?:-D|--define-macro=)\s*(\w+)(.*)$", "\n".join(self._options), re.MULTILINE))
+        hidden = hidden or any(o.startswith(("-include", "--pre-include")) for o in self._options)
         for match in _MACRO.finditer(text):
             seen.append(match.span())
             macros[match[1]] = match[2]
