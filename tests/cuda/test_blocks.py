@@ -90,6 +90,29 @@ def test_ptx(case: str, form: str) -> None:
     assert ("atom.relaxed.gpu.global.add.u64" in body) == (form == "workers")
 
 
+@ww.kernel
+def fused(y, x, a, b):
+    i = ww.grid(1)
+    y[i] = a * b + x[i]
+
+
+@ptx
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_form_rounds_otherwise(dtype: Any) -> None:
+    from warpwell.targets.blocks_cuda import ptx as text_of
+    from warpwell.targets.run_cuda import ptx as plain_of
+
+    x = np.zeros(8, dtype)
+    arguments = (x, x, dtype(3), dtype(5))
+    blocks = BlockLaunch(fused[8], arguments, "cuda")
+    texts = [plain_of(fused, arguments), *(text_of(blocks, arguments, form) for form in ("workers", "slices"))]
+    bits = 8 * x.itemsize
+    for text in texts:
+        body = text[text.index(".entry") :]
+        # the loop over blocks may stand there several times over
+        assert f"fma.rn.f{bits}" in body and f"mul.f{bits}" not in body and f"add.f{bits}" not in body
+
+
 @ptx
 def test_a_kernel_that_asks_the_hardware_runs_whole() -> None:
     from numba import cuda

@@ -91,6 +91,18 @@ _word(b.div_short, 2, _div_short)
 _word(b.put_claim, 1, lambda builder, v: builder.store(v[0], _claimed(builder)), void=True)
 
 
+@seam.primitive(b.opaque)
+def _opaque(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        register = {"float": "f", "double": "d"}.get(str(args[0].type))
+        if register is None:
+            return args[0]
+        bits = 32 if register == "f" else 64
+        return _asm(builder, args[0].type, f"mov.f{bits} $0, $1;", f"={register},{register}", [args[0]])
+
+    return value(value), codegen
+
+
 @seam.primitive(b.virtual_grid)
 def _virtual_grid(typingctx: Any, ndim: Any) -> Any:
     dims = literal(ndim)

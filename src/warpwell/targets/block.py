@@ -65,6 +65,16 @@ def set_virtual(x: int, y: int, z: int) -> None:
     raise RuntimeError("set_virtual is compiled launch code")
 
 
+def opaque(value: Any) -> Any:
+    """Return a value of which the compiler knows nothing more (any thread).
+
+    Around a kernel's floating-point arguments in a loop over blocks: what is computed of them alone would otherwise be
+    taken out of the loop, and a product that is computed there is not fused with the sum that it belongs to. Then the
+    loop would round otherwise than the plain kernel.
+    """
+    raise RuntimeError("opaque is compiled launch code")
+
+
 def div_short(a: int, b: int) -> int:
     """Return ``a // b`` of numbers from 0 to 2^32 - 1: a third of the instructions of a division of words."""
     raise RuntimeError("div_short is compiled launch code")

@@ -12,6 +12,7 @@ from .block import (
     barrier,
     div_short,
     get_claim,
+    opaque,
     own_block,
     put_claim,
     set_virtual,
@@ -235,11 +236,11 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
     """Return the name, the source and the names in reach of a form."""
     name = f"warpwell_{'workers' if template is _WORKERS else 'slice'}_{blocks.kernel.__name__}"
     names = [f"argument{k}" for k in range(count)]
-    call = f"function({', '.join(names)})"
+    workers = template is _WORKERS
+    call = f"function({', '.join(f'opaque({n})' if workers else n for n in names)})"
     body = [call]
     if blocks.kernel.block is None:
         body = [f"index = virtual_grid({dims})", f"if {INSIDE[dims]}:", f"    {call}"]
-    workers = template is _WORKERS
     source = template.format(
         name=name,
         parameters="".join(f", {n}" for n in names),
@@ -255,6 +256,7 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
         "set_virtual": set_virtual,
         "div_short": div_short,
         "rem": rem,
+        "opaque": opaque,
         "leave": leave,
         "barrier": barrier,
         "syncwarp": syncwarp,
