@@ -37,6 +37,8 @@ class ClassTable(RateModel):
 
     def of(self, residents: Sequence[Resident]) -> list[float]:
         """Return rates as products over pairs."""
+        if len(residents) == 1:
+            return [(residents[0].facts or self._find(residents[0])).alone]
         facts = [resident.facts or self._find(resident) for resident in residents]
         rates = [fact.alone for fact in facts]
         for j in range(1, len(facts)):

@@ -23,8 +23,9 @@ class Simulated:
         Blocks of work that are done.
     base : int
         Where the waves began: the position at launch, or at the last change of the quota.
-    alone, allowed, found, kept : int
-        Blocks that would be resident alone; that the quota allows; that have found room; that had it before.
+    alone, allowed, wanted, found, kept : int
+        Blocks that would be resident alone; that the quota allows; that are left of those; that have found room; that
+        had it before.
     width : int
         Blocks of a wave.
     said : int
@@ -46,9 +47,10 @@ class Simulated:
     """
 
     __slots__ = (
-        "alone", "allowed", "base", "blocks", "due", "found", "goal", "goal_due", "hold", "job", "kept", "mode",
+        "alone", "allowed", "base", "blocks", "due", "found", "goal", "goal_due", "hold", "job", "kept", "load", "mode",
         "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident", "resize_at",
-        "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "width",
+        "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "wanted",
+        "width",
     )  # fmt: skip
 
     def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
@@ -63,7 +65,8 @@ class Simulated:
         self.alone = shape.alone
         self.allowed = shape.allowed(placement, capacity)
         self.next_allowed = self.allowed
-        self.found = self.kept = 0
+        self.load = shape.load
+        self.found = self.kept = self.wanted = 0
         self.width = self.allowed
         self.said = self.base
         self.partition = placement.partition
@@ -76,11 +79,6 @@ class Simulated:
         self.mode = ""
         self.goal = float(shape.blocks)
         self.goal_due = self.due = NEVER
-
-    @property
-    def wanted(self) -> int:
-        """Blocks that it would have resident now: in its last wave, those that are left."""
-        return self.shape.wanted(self.allowed, self.base, self.position)
 
     def last_wave(self) -> int:
         """Return the position at which its last wave begins."""

@@ -11,7 +11,7 @@ from .. import errors
 from .decision import SourceModel
 from .executor import Capacity, Ended, Executor, Stopped
 from .rate_model import RateModel
-from .residency import Resident, fit, shape_of, share_of
+from .residency import Resident, fit, shape_of
 from .simulated import NEVER, Simulated
 from .task import Job, Placement, Profile, Task
 
@@ -115,7 +115,8 @@ class Simulator(Executor):
         shape = shape_of(profile, job.task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement, self._capacity)
         if position is not None:
-            self._transfer(run, run.wanted, list(self._runs.values()))
+            waiting = shape.wanted(run.allowed, run.base, position)
+            self._transfer(run, waiting, list(self._runs.values()))
         self._runs[job] = run
         self._changed = True
 
@@ -275,7 +276,7 @@ class Simulator(Executor):
         run.base = int(run.position)
         run.found = min(run.found, run.allowed)
 
-    # -- rates ---------------------------------------------------------------------------------------------------
+    # -- rates -------------------------------------------------------------------------------------------------
     def _plan(self) -> None:
         """Find room, rates and what happens next, after something has changed."""
         self._settle()
@@ -288,41 +289,58 @@ class Simulator(Executor):
         for run in runs:
             if run.hold is not None:
                 moving = True
+                run.rate = 0.0
             elif run.found:
-                share = share_of(run.found, run.wanted, run.allowed, run.alone) if squeezed else run.allowed / run.alone
+                share = run.allowed / run.alone
+                if squeezed and run.found < run.wanted:
+                    share *= run.found / run.wanted
                 resident = run.resident
                 if resident is None or share != resident.share:
                     resident = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
                     run.resident = resident
                 residents.append(resident)
                 there.append(run)
-            run.rate = 0.0
+            else:
+                run.rate = 0.0
         if there:
             for run, rate in zip(there, self.rates.of(residents), strict=True):
                 # What is saved and restored takes bandwidth from those that stay.
                 run.rate = rate * self.model.decay(run.profile.kind) if moving else rate
+        now = self._now
         for run in runs:
-            run.plan(self._now, squeezed)
+            run.plan(now, squeezed)
 
     def _find_room(self, runs: list[Simulated]) -> bool:
         """Give blocks room: resident ones stay, then the oldest kernel takes first. Return whether some lack it."""
         load, apart = 0.0, False
         for run in runs:
-            wanted = run.wanted
-            load += run.shape.load * wanted
-            apart |= run.partition is not None
-            kept = run.found
-            run.kept = kept if kept < wanted else wanted
-            run.found = wanted
-            run.width = run.allowed
+            base, allowed = run.base, run.allowed
+            last = base + (run.blocks - base - 1) // allowed * allowed
+            # In its last wave, what is left; as `Shape.wanted`, written out.
+            wanted = run.blocks - last if run.position >= last else allowed
+            load += run.load * wanted
+            if run.partition is not None:
+                apart = True
+            run.kept = run.found
+            run.found = run.wanted = wanted
+            run.width = allowed
         if load <= 1.0 and not apart:
             return False
-        asked = [run.kept for run in runs] + [run.found - run.kept for run in runs]
-        counts = fit(asked, [run.shape for run in runs] * 2, [run.partition for run in runs] * 2, self._capacity)
+        asked = []
+        for run in runs:
+            if run.kept > run.wanted:
+                run.kept = run.wanted
+            asked.append(run.kept)
+        shapes, partitions = [run.shape for run in runs], [run.partition for run in runs]
+        if sum(asked):
+            asked += [run.wanted - run.kept for run in runs]
+            counts = fit(asked, shapes * 2, partitions * 2, self._capacity)
+            counts = [first + second for first, second in zip(counts, counts[len(runs) :], strict=False)]
+        else:
+            counts = fit([run.wanted for run in runs], shapes, partitions, self._capacity)
         squeezed = False
-        for i, run in enumerate(runs):
-            count = counts[i] + counts[i + len(runs)]
-            if count < run.found:
+        for run, count in zip(runs, counts, strict=True):
+            if count < run.wanted:
                 squeezed = True
                 run.width = count or run.allowed
                 run.found = count

@@ -93,6 +93,7 @@ class Account:
         self.waiting = 0
         self.running = 0
         self.clock = 0.0
+        self.weight = tenant.weight
         share, memory = tenant.share, tenant.memory
         self.rate = math.inf if share is None else share * capacity.processors
         self.bound = math.inf if share is None else self.rate * tenant.window
@@ -201,13 +202,20 @@ class Tenants(Mapping[str, Account]):
                     account.credit = min(account.bound, account.credit + account.rate * seconds)
         if not running:
             return
-        partitions = self._capacity.partitions
         whole = self._capacity.processors
+        if all(job.placement is None or job.placement.partition is None for job in running):
+            each = whole / len(running) * seconds
+            for job in running:
+                account = self._accounts[job.task.tenant]
+                account.used += each
+                account.credit -= each
+                account.clock += each / account.weight
+            return
+        partitions = self._capacity.partitions or {}
         parts = [0] * len(running)
-        if partitions:
-            for i, job in enumerate(running):
-                if job.placement is not None and job.placement.partition is not None:
-                    parts[i] = partitions.get(job.placement.partition, 0)
+        for i, job in enumerate(running):
+            if job.placement is not None and job.placement.partition is not None:
+                parts[i] = partitions.get(job.placement.partition, 0)
         shared = parts.count(0)
         rest = max(0, whole - sum(parts)) or whole
         for job, part in zip(running, parts, strict=True):
@@ -215,7 +223,7 @@ class Tenants(Mapping[str, Account]):
             used = (part or rest / shared) * seconds
             account.used += used
             account.credit -= used
-            account.clock += used / account.tenant.weight
+            account.clock += used / account.weight
 
     def barred(self, spare: bool = False) -> frozenset[str]:
         """Return the tenants whose tasks may not be launched now: those over their quota.
