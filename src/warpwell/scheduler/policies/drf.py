@@ -70,16 +70,22 @@ def divide(jobs: Sequence[Job], weights: Sequence[float], capacity: Capacity) ->
     wanted = [max(1, min(m, job.task.blocks - job.done)) for m, job in zip(most, jobs, strict=True)]
     units = [capacity.processors if m >= capacity.processors else m for m in most]
     each = [footprint(job.task.profile, capacity) for job in jobs]
-    free = [1.0] * 4
+    dominant = [max(parts) for parts in each]
+    a = b = c = d = 1.0 + 1e-9  # what is free of each resource
     given = [0] * len(jobs)
+    shares = [0.0] * len(jobs)
     open_ = list(range(len(jobs)))
     while open_:
-        i = min(open_, key=lambda k: (given[k] * max(each[k]) / weights[k], k))
+        i = open_[0]
+        for k in open_:
+            if shares[k] < shares[i]:
+                i = k
         step = min(units[i], wanted[i] - given[i])
-        need = [step * e for e in each[i]]
-        if step <= 0 or any(n > f + 1e-9 for n, f in zip(need, free, strict=True)):
+        w, x, y, z = each[i]
+        if step <= 0 or w * step > a or x * step > b or y * step > c or z * step > d:
             open_.remove(i)
             continue
         given[i] += step
-        free = [f - n for f, n in zip(free, need, strict=True)]
+        shares[i] = given[i] * dominant[i] / weights[i]
+        a, b, c, d = a - w * step, b - x * step, c - y * step, d - z * step
     return [None if got >= want else max(1, got) for got, want in zip(given, wanted, strict=True)]

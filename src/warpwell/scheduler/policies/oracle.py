@@ -65,7 +65,8 @@ class Oracle(Policy):
         self.most = most
         self._sight = Sight(True)
         self._options: dict[tuple[Hashable, ...], Option] = {}
-        self._likes: dict[Task, Hashable] = {}
+        self._likes: dict[Task, int] = {}
+        self._numbers: dict[Hashable, int] = {}
         self._rests: dict[Request, dict[Task, float]] = {}
 
     def bucket(self, job: Job) -> Hashable:
@@ -129,7 +130,7 @@ class Oracle(Policy):
     def _replace(self, view: View, heads: list[Job]) -> list[Decision]:
         running, sight = view.running, self._sight
         placements = [job.placement or Placement() for job in running]
-        before = view.rates.together(sight.jobs(view, running), placements)
+        before = view.rates.together(running, placements)  # only times differ from what is predicted
         s0 = sum(before)
         t = together([sight.rest(view, j) or 0.0 for j in running], before)
         best: tuple[float, Job, Job, dict[str, Any]] | None = None
@@ -137,10 +138,10 @@ class Oracle(Policy):
             if not preemptible(victim) or victim.preemptions >= self.most:
                 continue
             stays = [*running[:i], *running[i + 1 :]]
-            c = view.cost(victim, stays)
+            s1, _, job = max((sum(self._option(view, [*stays, j]).rates), -j.number, j) for j in heads)
+            c = view.cost(victim, stays) if s1 > s0 * (1 + self.margin) else t
             if c >= t:
                 continue
-            s1, _, job = max((sum(self._option(view, [*stays, j]).rates), -j.number, j) for j in heads)
             during = sum(
                 rate * self.model.decay(sight.profile(view, j).kind)
                 for j, rate in zip(running, before, strict=True)
@@ -197,14 +198,16 @@ class Oracle(Policy):
             found.append(Option(quotas, tuple(rates)))
         return max(found, key=lambda option: sum(option.rates))
 
-    def _like(self, task: Task) -> Hashable:
+    def _like(self, task: Task) -> int:
+        """Return a number that kernels of equal figures have in common."""
         like = self._likes.get(task)
         if like is None:
             profile = task.profile
-            like = self._likes[task] = (
+            figures = (
                 task.name, task.blocks, profile.kind, profile.need, profile.bandwidth, profile.compute,
                 profile.resident, profile.registers, profile.shared, profile.threads,
             )  # fmt: skip
+            like = self._likes[task] = self._numbers.setdefault(figures, len(self._numbers))
         return like
 
 

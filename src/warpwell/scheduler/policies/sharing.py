@@ -18,12 +18,16 @@ def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
     For more than two kernels, the pairs among them count: first those of two memory-intensive ones, then those of two
     compute-intensive ones. A kernel of unknown kind counts as memory-intensive, the worse of the two.
     """
-    compute = memory = 0
+    count = memory = 0
     for kind in kinds:
-        if kind is Kind.COMPUTE:
-            compute += 1
-        else:
-            memory += 1
+        count += 1
+        memory += kind is not Kind.COMPUTE
+    return ranked(count, memory)
+
+
+def ranked(count: int, memory: int) -> tuple[int, int]:
+    """Return the rank of `count` kernels of which `memory` are memory-intensive, or of unknown kind."""
+    compute = count - memory
     return memory * (memory - 1) // 2, compute * (compute - 1) // 2
 
 

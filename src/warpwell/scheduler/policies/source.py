@@ -7,8 +7,8 @@ from typing import Any
 
 from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Policy, Preempt, View
-from ..task import Job, Placement, State
-from .sharing import Sight, grow, joined, preemptible, rank, share, stopping
+from ..task import Job, Kind, Placement, State
+from .sharing import Sight, grow, joined, preemptible, rank, ranked, share, stopping
 
 
 class Source(Policy):
@@ -101,18 +101,20 @@ class Source(Policy):
     def _replace(self, view: View) -> list[Decision]:
         running = view.running
         sight = self._sight
-        now_rank = rank(sight.profile(view, j).kind for j in running)
         jobs = view.waiting.heads()
         if self.pairs:
+            memory = [sight.profile(view, j).kind is not Kind.COMPUTE for j in running]
+            count, total = len(running), sum(memory)
+            now_rank = ranked(count, total)
             choices = []
-            for victim in running:
-                if not preemptible(victim):
-                    continue
-                stays = [j for j in running if j is not victim]
+            for victim, is_memory in zip(running, memory, strict=True):
                 for job in jobs:
-                    order = self._order(view, stays, job)
-                    if order[:2] < now_rank:
-                        choices.append((order, victim, stays, job))
+                    comes = sight.profile(view, job).kind is not Kind.COMPUTE
+                    if comes == is_memory or ranked(count, total - is_memory + comes) >= now_rank:
+                        continue
+                    if preemptible(victim):
+                        stays = [j for j in running if j is not victim]
+                        choices.append((self._order(view, stays, job), victim, stays, job))
             if not choices:
                 return []
             best = min(choice[0] for choice in choices)
