@@ -437,7 +437,8 @@ def test_a_decision_looks_at_few_however_many_wait(name) -> None:
         core = Core(ScriptedExecutor(), name)
         for number in range(backlog):
             kind = list(Kind)[number % 2]
-            core.submit(Request("r", [Task("t", 100, Profile(kind=kind, seconds=1.0))]))
+            # Memory makes the core ask whether each may be launched.
+            core.submit(Request("r", [Task("t", 100, Profile(kind=kind, seconds=1.0), memory=1)]))
         core.step()
         count = 0
         allowed = core._queue.allowed

@@ -93,6 +93,8 @@ class Core:
         self._crowded: dict[Job, int] = {}
         self._barred: frozenset[str] = frozenset()
         self._held: tuple[int, ...] = ()
+        self._accounts = self.tenants.accounts
+        self._memory = False
         self._queue = Waiting(policy.bucket, policy.key, self._allowed)
         self._view = View(
             executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
@@ -150,6 +152,9 @@ class Core:
         for task in request.tasks:
             job = Job(task, request, request.arrival, number=self._number)
             task.number = self._number
+            if task.memory:
+                self._memory = True
+                self._queue.unrestricted = False
             self._jobs[self._number] = job
             self._number += 1
             if jobs:
@@ -207,7 +212,7 @@ class Core:
             return True
         if job in self._queue:
             self._queue.remove(job)
-            self.tenants[job.task.tenant].waiting -= 1
+            self._accounts[job.task.tenant].waiting -= 1
         else:
             self._arrivals = [entry for entry in self._arrivals if entry[2] is not job]
             heapq.heapify(self._arrivals)
@@ -227,7 +232,7 @@ class Core:
         self.executor.prepare(job)
         job.since = job.arrival
         task = job.task
-        self.tenants.wants(self.tenants[task.tenant])
+        self.tenants.wants(self._accounts[task.tenant])
         self._queue.add(job)
         self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant))
 
@@ -235,7 +240,7 @@ class Core:
         job, time = event.job, event.time
         self.tenants.charge(self.running, time)
         self.running.remove(job)
-        account = self.tenants[job.task.tenant]
+        account = self._accounts[job.task.tenant]
         account.running -= 1
         job.ran += time - job.since
         job.since = time
@@ -266,7 +271,7 @@ class Core:
         if job in self._admitted:
             self._admitted.remove(job)
             self.free_memory += task.memory
-            self.tenants[task.tenant].held -= task.memory
+            self._accounts[task.tenant].held -= task.memory
         self._crowded.pop(job, None)
         self._cancelling.discard(job)
         if not self._keep:
@@ -310,6 +315,7 @@ class Core:
         while again:
             view.free_memory = self.free_memory
             self._barred = self.tenants.barred(spare)
+            self._queue.unrestricted = not (self._barred or self._memory)
             again = False
             for decision in policy.decide(view):
                 if isinstance(decision, Launch):
@@ -336,7 +342,7 @@ class Core:
             return False
         task = job.task
         self._queue.launched(job)
-        account = self.tenants[task.tenant]
+        account = self._accounts[task.tenant]
         account.waiting -= 1
         if job not in self._admitted and task.memory:
             self._admit(job, account)
@@ -413,7 +419,7 @@ class Core:
             return False
         if not task.memory or job in self._admitted:
             return True
-        account = self.tenants[task.tenant]
+        account = self._accounts[task.tenant]
         most = account.memory
         if task.memory > self.free_memory or (most is not None and account.held + task.memory > most):
             self._crowded.setdefault(job, 0)
@@ -428,7 +434,7 @@ class Core:
         """Whether admitting a job takes memory that an older one needs: of its tenant's quota, or of the device."""
         if (other.arrival, other.number) > (job.arrival, job.number):
             return False
-        account = self.tenants[other.task.tenant]
+        account = self._accounts[other.task.tenant]
         if account.memory is not None and account.held + other.task.memory > account.memory:
             return job.task.tenant == other.task.tenant
         return True

@@ -46,12 +46,13 @@ class Simulated:
         Times of that, and of the next thing at all.
     """
 
-    __slots__ = (
-        "alone", "allowed", "base", "blocks", "due", "found", "goal", "goal_due", "hold", "job", "kept", "load", "mode",
-        "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident", "resize_at",
-        "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "wanted",
-        "width",
-    )  # fmt: skip
+    found = kept = wanted = 0
+    rate = speed = 0.0
+    resident: Resident | None = None
+    stop_at = resize_at = stop_goal = resize_goal = goal_due = due = NEVER
+    hold: float | None = None
+    saving = False
+    mode = ""
 
     def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
         self.job = job
@@ -66,19 +67,11 @@ class Simulated:
         self.allowed = shape.allowed(placement, capacity)
         self.next_allowed = self.allowed
         self.load = shape.load
-        self.found = self.kept = self.wanted = 0
         self.width = self.allowed
         self.said = self.base
         self.partition = placement.partition
         self.plain = placement.plain
-        self.rate = self.speed = 0.0
-        self.resident: Resident | None = None
-        self.stop_at = self.resize_at = self.stop_goal = self.resize_goal = NEVER
-        self.hold: float | None = None
-        self.saving = False
-        self.mode = ""
         self.goal = float(shape.blocks)
-        self.goal_due = self.due = NEVER
 
     def last_wave(self) -> int:
         """Return the position at which its last wave begins."""

@@ -282,6 +282,14 @@ class Simulator(Executor):
         self._settle()
         self._changed = False
         runs = list(self._runs.values())
+        if len(runs) == 1 and runs[0].partition is None:
+            run = runs[0]
+            run.found = run.width = run.allowed  # more than there are in its last wave, which nobody is in need of
+            run.rate = 0.0
+            if run.hold is None:
+                run.rate = self.rates.of([self._resident(run, run.allowed / run.alone)])[0]
+            run.plan(self._now, False)
+            return
         squeezed = self._find_room(runs)
         residents: list[Resident] = []
         there = []
@@ -294,11 +302,7 @@ class Simulator(Executor):
                 share = run.allowed / run.alone
                 if squeezed and run.found < run.wanted:
                     share *= run.found / run.wanted
-                resident = run.resident
-                if resident is None or share != resident.share:
-                    resident = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
-                    run.resident = resident
-                residents.append(resident)
+                residents.append(self._resident(run, share))
                 there.append(run)
             else:
                 run.rate = 0.0
@@ -309,6 +313,12 @@ class Simulator(Executor):
         now = self._now
         for run in runs:
             run.plan(now, squeezed)
+
+    def _resident(self, run: Simulated, share: float) -> Resident:
+        found = run.resident
+        if found is None or share != found.share:
+            found = run.resident = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
+        return found
 
     def _find_room(self, runs: list[Simulated]) -> bool:
         """Give blocks room: resident ones stay, then the oldest kernel takes first. Return whether some lack it."""

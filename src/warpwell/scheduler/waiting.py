@@ -25,6 +25,11 @@ class Waiting:
         ``key(job)``: see `Policy.key`.
     allowed : callable
         ``allowed(job)``: whether it may be launched now.
+
+    Attributes
+    ----------
+    unrestricted : bool
+        Whether all may be launched, so that `allowed` need not be asked.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class Waiting:
         self._bucket = bucket
         self._key = key
         self.allowed = allowed
+        self.unrestricted = False
         self._order = _Line()
         self._lines: dict[Hashable, _Line] = {}
         self._places: dict[Job, tuple[Hashable, Entry]] = {}
@@ -43,7 +49,7 @@ class Waiting:
     def __iter__(self) -> Iterator[Job]:
         """Jobs that may be launched, in order of arrival."""
         allowed = self.allowed
-        return (entry[2] for entry in self._order if allowed(entry[2]))
+        return (entry[2] for entry in self._order if self.unrestricted or allowed(entry[2]))
 
     def __bool__(self) -> bool:
         return self.first() is not None
@@ -70,10 +76,15 @@ class Waiting:
 
     def first(self) -> Job | None:
         """Return the oldest that may be launched."""
+        if self.unrestricted:
+            line = self._order
+            return line.entries[line.start][2] if self._places else None
         return self._order.first(self.allowed)
 
     def heads(self) -> list[Job]:
         """Return the first of each bucket that may be launched."""
+        if self.unrestricted:
+            return [line.entries[line.start][2] for line in self._lines.values()]
         allowed = self.allowed
         found = []
         for line in self._lines.values():
