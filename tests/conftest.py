@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,10 @@ from hypothesis import settings
 # Compiling takes seconds on the first example, so a deadline would only measure the compiler.
 settings.register_profile("warpwell", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("warpwell")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
 
