@@ -98,7 +98,7 @@ class Core:
         self._queue = Waiting(policy.bucket, policy.key, self._allowed)
         self._view = View(
             executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
-            self.free_memory, self.tenants, executor.truth,
+            self.free_memory, self._accounts, executor.truth,
         )  # fmt: skip
 
     @property

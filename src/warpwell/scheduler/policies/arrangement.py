@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..policy import View
-from ..residency import footprint, shape_of
+from ..residency import Shape, footprint, shape_of
 from ..task import Job, Kind, Placement, Profile
 from .partition import pairs
 from .sharing import Sight, alone, demand, quota
@@ -62,7 +62,7 @@ class Arranger:
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._likes: dict[Job, int] = {}
         self._same: dict[tuple[Any, ...], tuple[Sequence[Placement], Sequence[float]]] = {}
-        self._figures: dict[tuple[Any, ...], tuple[int, Profile]] = {}
+        self._figures: dict[tuple[Any, ...], tuple[int, Shape, Profile]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
 
     def now(self, view: View) -> Arrangement:
@@ -116,9 +116,11 @@ class Arranger:
 
     def _exact(self, view: View, jobs: Sequence[Job], fixed: int) -> tuple[Any, ...]:
         """Return all that the best arrangement depends on; how far the last wave of blocks is, does not count."""
-        key: list[Any] = [fixed, sum([demand(job, view.capacity) for job in jobs]) <= 1.0 + 1e-9]
+        key: list[Any] = [fixed, False]
+        load = 0.0
         for i, job in enumerate(jobs):
-            task, profile = job.task, self._sight.profile(view, job)
+            task = job.task
+            profile = self._sight.profile(view, job) if self._sight.perfect else task.profile
             # By identity, which is fast; the profile is kept, so that no other has its.
             known = self._figures.get((id(profile), task.blocks, task.name))
             if known is None:
@@ -128,11 +130,14 @@ class Arranger:
                     shape.alone, task.blocks, task.name if getattr(view.rates, "by_name", True) else "",
                 )  # fmt: skip
                 number = self._numbers.setdefault(figures, len(self._numbers))
-                known = self._figures[id(profile), task.blocks, task.name] = number, profile
-            place = job.placement if i < fixed else None
-            key += known[0], not task.whole
-            if place is not None:
-                key += place.plain, place.partition
+                known = self._figures[id(profile), task.blocks, task.name] = number, shape, profile
+            number, shape, _ = known
+            left = task.blocks - job.done
+            load += (shape.alone if shape.alone < left else max(1, left)) * shape.load
+            key.append(-1 - number if task.whole else number)
+            if i < fixed and job.placement is not None:
+                key += job.placement.plain, job.placement.partition
+        key[1] = load <= 1.0 + 1e-9
         return tuple(key)
 
     def ended(self, job: Job) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Resize, View
-from ..residency import footprint, part_of, resident_alone
+from ..residency import part_of, resident_alone, shape_of
 from ..task import Job, Kind, Placement, Profile, State
+
+_WHOLE = Placement()
 
 
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
@@ -38,8 +40,10 @@ def alone(job: Job, capacity: Capacity) -> int:
 
 def demand(job: Job, capacity: Capacity) -> float:
     """Return the part of the device that the blocks of a job can fill: of what they take most of, 0 to 1."""
-    blocks = min(alone(job, capacity), max(1, job.task.blocks - job.done))
-    return blocks * max(footprint(job.task.profile, capacity))
+    task = job.task
+    shape = shape_of(task.profile, task.blocks, capacity)
+    left = task.blocks - job.done
+    return (shape.alone if shape.alone < left else max(1, left)) * shape.load
 
 
 def room(job: Job, capacity: Capacity) -> float:
@@ -52,7 +56,7 @@ def room(job: Job, capacity: Capacity) -> float:
     wants = demand(job, capacity)
     if placement.workers is None:
         return wants
-    return min(wants, placement.workers * max(footprint(job.task.profile, capacity)))
+    return min(wants, placement.workers * shape_of(job.task.profile, job.task.blocks, capacity).load)
 
 
 def quota(job: Job, fraction: float, capacity: Capacity) -> int | None:
@@ -60,18 +64,21 @@ def quota(job: Job, fraction: float, capacity: Capacity) -> int | None:
 
     Whole numbers a multiprocessor where there are several on each, because that is how the hardware spreads them.
     """
-    most = alone(job, capacity)
     if fraction >= 1.0:
         return None
-    workers = int(fraction / max(footprint(job.task.profile, capacity)) + 1e-6)
+    shape = shape_of(job.task.profile, job.task.blocks, capacity)
+    workers = int(fraction / shape.load + 1e-6)
     if workers >= capacity.processors:
         workers -= workers % capacity.processors
-    return None if workers >= most else max(1, workers)
+    return None if workers >= shape.alone else max(1, workers)
 
 
 def stopping(view: View) -> bool:
     """Whether some job has been asked to leave and has not left."""
-    return any(job.state is State.STOPPING for job in view.running)
+    for job in view.running:
+        if job.state is State.STOPPING:
+            return True
+    return False
 
 
 def preemptible(job: Job) -> bool:
@@ -119,11 +126,11 @@ def joined(view: View, stays: Sequence[Job], job: Job) -> list[Placement]:
     It takes what is free, and otherwise an equal part that the others make room for.
     """
     capacity = view.capacity
-    placements = [j.placement or Placement() for j in stays]
+    placements = [j.placement or _WHOLE for j in stays]
     rooms = [room(j, capacity) for j in stays]
     free = 1.0 - sum(rooms)
     if not stays or demand(job, capacity) <= free + 1e-9:
-        return [*placements, Placement()]
+        return [*placements, _WHOLE]
     part = max(free, 1.0 / (len(stays) + 1))
     left = (1.0 - part) / len(stays)
     for i, j in enumerate(stays):

@@ -12,7 +12,7 @@ from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
 from ..task import Job, State
 from .arrangement import Arrangement, Arranger
 from .order import at_least_one
-from .sharing import Sight, age, grow, level, preemptible, rank, share, standing, stopping
+from .sharing import Sight, age, grow, preemptible, rank, share, standing, stopping
 
 LOOKS = 3
 """Preemptions that are weighed at most; those that promise most by what is remembered."""
@@ -139,7 +139,7 @@ class Warpwell(Policy):
             return grow(view)
         first = self._first(view, heads)
         # Nothing is worth more later beside the same kernels: what is left of them only shrinks.
-        quiet = (*(job.number for job in view.running), -1, *(job.number for job in first))
+        quiet = (*[job.number for job in view.running], -1, *[job.number for job in first])
         if quiet == self._quiet:
             return []
         if len(view.running) < view.limit:
@@ -152,8 +152,9 @@ class Warpwell(Policy):
 
     # -- whose turn it is ----------------------------------------------------------------------------------
     def _level(self, view: View, job: Job) -> int:
-        its = level(view, job, self.patience)
-        if job.task.deadline is not None:
+        task = job.task
+        its: int = task.priority + view.tenants[task.tenant].tenant.priority + view.waiting.passed(job) // self.patience
+        if task.deadline is not None:
             # Twice its rest from its deadline: one more priority.
             its += view.now + (job.rest or 0.0) >= self.key(job)
         return its
@@ -164,7 +165,8 @@ class Warpwell(Policy):
             return heads
         levels = [self._level(view, job) for job in heads]
         most = max(levels)
-        heads = [job for job, its in zip(heads, levels, strict=True) if its == most]
+        if min(levels) < most:
+            heads = [job for job, its in zip(heads, levels, strict=True) if its == most]
         if len(heads) > 1 and len(view.tenants) > 1:
             clocks = [view.tenants[job.task.tenant].clock for job in heads]
             bound = min(clocks) + self.slack * view.capacity.processors
@@ -173,9 +175,12 @@ class Warpwell(Policy):
             return heads
         # The oldest of each class, new and preempted: more would cost more than it can find.
         found: dict[Hashable, Job] = {}
-        for job in sorted(heads, key=age):
-            found.setdefault((job.task.profile.kind, job.state), job)
-        return list(found.values())
+        for job in heads:
+            kind = job.task.profile.kind, job.state
+            there = found.get(kind)
+            if there is None or age(job) < age(there):
+                found[kind] = job
+        return sorted(found.values(), key=age) if len(found) > 1 else list(found.values())
 
     @staticmethod
     def _order(job: Job) -> tuple[bool, float, int]:
