@@ -234,7 +234,8 @@ class Core:
         task = job.task
         self.tenants.wants(self._accounts[task.tenant])
         self._queue.add(job)
-        self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant))
+        if "arrive" in self.log.kinds:
+            self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant))
 
     def _happened(self, event: Ended | Stopped) -> None:
         job, time = event.job, event.time
@@ -449,7 +450,8 @@ class Core:
                 self._crowded[other] += 1
 
     def _write(self, time: float, kind: str, job: Job, why: dict[str, Any]) -> None:
-        self.log.add(Event(time, kind, job.number, job.task.name, job.task.tenant, why))
+        if kind in self.log.kinds:
+            self.log.add(Event(time, kind, job.number, job.task.name, job.task.tenant, why))
 
     def _wrong(self, what: str) -> errors.SchedulerError:
         return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")

@@ -13,7 +13,9 @@ from typing import Any
 from .. import errors
 from .core import Core
 from .decision import SOURCE, SourceModel
+from .events import Log
 from .executor import Capacity
+from .metrics import NEEDED
 from .policies import POLICIES, policy
 from .rates import rates
 from .replay import Result, replay
@@ -77,7 +79,12 @@ class Experiment:
         Simulator(rates(self.rates, Capacity(), matrix=self.matrix), mode=self.mode)
 
     def run(
-        self, name: str, workload: Workload | None = None, *, progress: Callable[[int, int], object] | None = None
+        self,
+        name: str,
+        workload: Workload | None = None,
+        *,
+        log: Log | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> Result:
         """Replay the workload, or the one of the recipe, under a policy; the log says what was run."""
         workload = workload or self.recipe.make()
@@ -85,7 +92,7 @@ class Experiment:
         requests, truth = workload.requests(self.error, self.recipe.seed)
         table = rates(self.rates, capacity, matrix=self.matrix)
         simulator = Simulator(table, capacity, self.model, self.mode, self.recipe.seed, truth=truth)
-        core = Core(simulator, policy(name), limit=self.limit, rates=table)
+        core = Core(simulator, policy(name), limit=self.limit, rates=table, log=log)
         core.log.about = {**self.about(workload), "policy": name, "rates": table.name}
         return replay(requests, core, progress=progress)
 
@@ -135,7 +142,7 @@ def run_to_dict(
     gc.disable()  # a run makes millions of objects, hardly any in cycles
     result = None
     try:
-        result = experiment.run(name, workload)
+        result = experiment.run(name, workload, log=Log(NEEDED) if log is None else None)
         if last:
             _left.append(result)
         found = {**result.metrics().as_dict(), "rates": result.log.about["rates"]}

@@ -104,6 +104,10 @@ class Metrics:
         return {key: _plain(value) for key, value in asdict(self).items()}
 
 
+NEEDED = frozenset({"preempt", "stop", "hold"})
+"""Kinds of events that metrics are made of."""
+
+
 def measure(
     jobs: Iterable[Job],
     events: Iterable[Event] = (),

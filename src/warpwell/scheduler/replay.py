@@ -76,7 +76,7 @@ def replay(
     total = sum(len(request.tasks) for request in order)
     result = Result([], core.log, alone or (lambda task: executor.truth(task).seconds))
     steps, clock = result.steps, time.perf_counter
-    following = done = seen = 0
+    following = 0
     while following < len(order) or core.busy:
         now = executor.now()
         while following < len(order) and order[following].arrival <= now:
@@ -99,9 +99,7 @@ def replay(
             )
         executor.wait(until)
         if progress is not None and len(steps) % 4096 == 0:
-            done += sum(event.kind == "end" for event in core.log.events[seen:])
-            seen = len(core.log)
-            progress(done, total)
+            progress(sum(job.ended is not None for job in result.jobs), total)
     if isinstance(executor, Simulator):
         result.wasted_seconds = executor.lost_seconds
     return result

@@ -219,7 +219,7 @@ def compose(
     span = float(times[-1])
     scale = total / load / span if span > 0 and load < math.inf else 0.0
     return [
-        Arrival(float(time) * scale, application, application.name, priority)
+        Arrival(float(time) * scale, application, "default", priority)
         for time, (application, priority) in zip(times, chosen, strict=True)
     ]
 
