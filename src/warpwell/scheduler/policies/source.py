@@ -124,7 +124,8 @@ class Source(Policy):
             if first is None:
                 return []
             choices = [((), v, [j for j in running if j is not v], first) for v in running if preemptible(v)]
-        weighed = [self._weigh(view, victim, stays, job) for _, victim, stays, job in choices]
+        before = self._now(view) if self.costs and choices else []
+        weighed = [self._weigh(view, victim, stays, job, before) for _, victim, stays, job in choices]
         if not weighed:
             return []
         # Two victims may make equal combinations: the one whose loss is worth more.
@@ -137,7 +138,13 @@ class Source(Policy):
     def _mode(self, view: View) -> str:
         return self.mode or ("switch" if "switch" in view.capacity.modes else "drain")
 
-    def _weigh(self, view: View, victim: Job, stays: list[Job], job: Job) -> tuple[bool, dict[str, Any], Job, Job]:
+    def _now(self, view: View) -> list[float]:
+        running = view.running
+        return view.rates.together(self._sight.jobs(view, running), [j.placement or Placement() for j in running])
+
+    def _weigh(
+        self, view: View, victim: Job, stays: list[Job], job: Job, before: list[float]
+    ) -> tuple[bool, dict[str, Any], Job, Job]:
         sight, running = self._sight, view.running
         why: dict[str, Any] = {"rule": "worth", "victim": victim.number, "newcomer": job.number}
         if not self.costs:
@@ -146,7 +153,6 @@ class Source(Policy):
         known = [rest for rest in rests if rest is not None]
         if len(known) < len(rests):
             return False, {**why, "rule": "no prediction"}, victim, job
-        before = view.rates.together(sight.jobs(view, running), [j.placement or Placement() for j in running])
         after = view.rates.together(sight.jobs(view, [*stays, job]), joined(view, stays, job))
         s0, s1 = sum(before), sum(after)
         kept = [(n, sight.profile(view, j).kind) for n, j in zip(before, running, strict=True) if j is not victim]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from ... import errors
 from ..decision import SOURCE, SourceModel, together
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
-from ..task import Job, State
+from ..task import Job, Kind, State
 from .arrangement import Arrangement, Arranger
 from .order import at_least_one
-from .sharing import Sight, age, grow, preemptible, rank, share, standing, stopping
+from .sharing import Sight, age, grow, preemptible, ranked, share, standing, stopping
 
 LOOKS = 3
 """Preemptions that are weighed at most; those that promise most by what is remembered."""
@@ -197,15 +197,17 @@ class Warpwell(Policy):
         if not view.running:
             return self._begin(view, heads)
         running = view.running
-        if any(_unknown(j) for j in running):
+        if any([_unknown(j) for j in running]):
             return []
         heads = [j for j in heads if not _unknown(j)]
         if not heads:
             return []
         arranger = self._arranger
         now = arranger.now(view)
-        estimates = {job: arranger.estimate(view, [*running, job], len(running)) for job in heads}
-        job = max(heads, key=lambda j: (round(estimates[j], 6), *_sooner(j)))
+        job = heads[0]
+        if len(heads) > 1:
+            estimates = {j: arranger.estimate(view, [*running, j], len(running)) for j in heads}
+            job = max(heads, key=lambda j: (round(estimates[j], 6), *_sooner(j)))
         found = arranger.best(view, [*running, job], len(running))
         if self.preempts:
             plan = self._reside(view, now, found, job)
@@ -242,7 +244,7 @@ class Warpwell(Policy):
     def _reside(self, view: View, now: Arrangement, after: Arrangement, job: Job) -> Plan | None:
         """Weigh making everything leave for a newcomer that had better be resident first, not last."""
         running = view.running
-        if not all(self._may_leave(j) for j in running):
+        if not all([self._may_leave(j) for j in running]):
             return None
         first = self._arranger.best(view, [job, *running])
         without = max(after, now, key=lambda a: a.sum)
@@ -258,19 +260,20 @@ class Warpwell(Policy):
         heads = [j for j in heads if not _unknown(j)]
         if not heads:
             return []
-        now = arranger.now(view)
         if not self.pairs:
             heads = [min(heads, key=self._order)]
+        swaps = self._swaps(view, heads)
+        if not swaps:
+            return []
+        now = arranger.now(view)
         bound = now.sum * (1 + self.margin)
         choices: list[tuple[float, list[Job], list[Job], Job]] = []
-        for job in heads:
+        for job, victims in swaps:
             above = self._level(view, job)
-            for victim in running:
-                if not self._may_leave(victim) or standing(view, victim) > above:
+            for victim in victims:
+                if standing(view, victim) > above:
                     continue
                 stays = [j for j in running if j is not victim]
-                if not self._class_rank(view, [*stays, job]) < self._class_rank(view, running):
-                    continue
                 last = arranger.estimate(view, [*stays, job], len(stays))
                 if last > bound:
                     choices.append((last, [victim], stays, job))
@@ -292,8 +295,22 @@ class Warpwell(Policy):
         plan = max(plans, key=lambda p: p.gain)
         return self._carry_out(view, plan) if plan.gain > 0 else [Hold(plan.job, plan.why)]
 
-    def _class_rank(self, view: View, jobs: Sequence[Job]) -> tuple[int, int]:
-        return rank(self._sight.profile(view, job).kind for job in jobs)
+    def _swaps(self, view: View, heads: list[Job]) -> list[tuple[Job, list[Job]]]:
+        """Return newcomers, each with those running whose place it could take for a combination of a better class."""
+        sight, running = self._sight, view.running
+        memory = [sight.profile(view, job).kind is not Kind.COMPUTE for job in running]
+        count, total = len(running), sum(memory)
+        now = ranked(count, total)
+        # For a newcomer of either class: those of the other one.
+        better = {comes: ranked(count, total + (1 if comes else -1)) < now for comes in (False, True)}
+        found = []
+        for job in heads:
+            comes = sight.profile(view, job).kind is not Kind.COMPUTE
+            if better[comes]:
+                leave = [j for j, is_ in zip(running, memory, strict=True) if is_ != comes and self._may_leave(j)]
+                if leave:
+                    found.append((job, leave))
+        return found
 
     def _lower(self, view: View, heads: list[Job]) -> list[Decision] | None:
         """Make the lowest priority leave for a higher one; often enough, and it counts as higher itself."""
@@ -301,11 +318,11 @@ class Warpwell(Policy):
         if not victims:
             return None
         ranks = {j: standing(view, j) + j.preemptions // self.most for j in victims}
+        if max([standing(view, j) for j in heads]) <= min(ranks.values()):
+            return None
         victim = min(victims, key=lambda j: (ranks[j], -j.arrival, -j.number))
         # Waiting does not make others leave; priority does.
         job = max(heads, key=lambda j: (standing(view, j), *_sooner(j)))
-        if standing(view, job) <= ranks[victim]:
-            return None
         cost = view.cost(victim, [j for j in view.running if j is not victim])
         rest = self._sight.rest(view, victim)
         why = {"rule": "priority", "C": cost, "rest": rest, "victim": victim.number, "newcomer": job.number}
