@@ -45,14 +45,19 @@ class RateModel(ABC):
         The order of `jobs` is the order of residency: the first was launched first.
         """
         # Policies ask for the same combinations of alike kernels again and again.
-        capacity = self.capacity
         parts: list[Any] = []
         for job, placement in zip(jobs, placements, strict=True):
             task = job.task
-            known = self._known.get((id(task.profile), task.blocks, task.name)) or self._learn(task)
-            shape = known[1]
-            allowed = shape.allowed(placement, capacity)
-            parts += known[0], allowed, shape.wanted(allowed, 0, job.done), placement.partition
+            blocks = task.blocks
+            number, shape, _ = self._known.get((id(task.profile), blocks, task.name)) or self._learn(task)
+            allowed, workers, partition = shape.alone, placement.workers, placement.partition
+            if partition is not None:
+                allowed = shape.allowed(placement, self.capacity)
+            elif workers is not None and workers < allowed:
+                allowed = workers
+            # As `Shape.wanted`, written out.
+            last = (blocks - 1) // allowed * allowed
+            parts += number, allowed, blocks - last if job.done >= last else allowed, partition
         key = tuple(parts)
         found = self._together.get(key)
         if found is None:

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Sequence
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Policy, Resize, View
-from ..residency import footprint
+from ..residency import shape_of
 from ..task import Job, Placement
 from .order import at_least_one
-from .sharing import age, alone, highest, preemptible
+from .sharing import age, highest, preemptible
 
 
 class SmkDrf(Policy):
@@ -66,11 +66,10 @@ def divide(jobs: Sequence[Job], weights: Sequence[float], capacity: Capacity) ->
 
     Each gets at least one worker.
     """
-    most = [alone(job, capacity) for job in jobs]
-    wanted = [max(1, min(m, job.task.blocks - job.done)) for m, job in zip(most, jobs, strict=True)]
-    units = [capacity.processors if m >= capacity.processors else m for m in most]
-    each = [footprint(job.task.profile, capacity) for job in jobs]
-    dominant = [max(parts) for parts in each]
+    processors = capacity.processors
+    shapes = [shape_of(job.task.profile, job.task.blocks, capacity) for job in jobs]
+    wanted = [max(1, min(shape.alone, shape.blocks - job.done)) for shape, job in zip(shapes, jobs, strict=True)]
+    units = [min(shape.alone, processors) for shape in shapes]
     a = b = c = d = 1.0 + 1e-9  # what is free of each resource
     given = [0] * len(jobs)
     shares = [0.0] * len(jobs)
@@ -81,11 +80,11 @@ def divide(jobs: Sequence[Job], weights: Sequence[float], capacity: Capacity) ->
             if shares[k] < shares[i]:
                 i = k
         step = min(units[i], wanted[i] - given[i])
-        w, x, y, z = each[i]
+        w, x, y, z = shapes[i].footprint
         if step <= 0 or w * step > a or x * step > b or y * step > c or z * step > d:
             open_.remove(i)
             continue
         given[i] += step
-        shares[i] = given[i] * dominant[i] / weights[i]
+        shares[i] = given[i] * shapes[i].load / weights[i]
         a, b, c, d = a - w * step, b - x * step, c - y * step, d - z * step
     return [None if got >= want else max(1, got) for got, want in zip(given, wanted, strict=True)]

@@ -21,10 +21,11 @@ Type = tuple[Kind | None, int]
 
 
 class Option(NamedTuple):
-    """One way to run kernels together: quotas, and the normalized IPC of each."""
+    """One way to run kernels together: quotas, the normalized IPC of each, and its sum."""
 
     quotas: tuple[int | None, ...]
     rates: tuple[float, ...]
+    sum: float
 
 
 class Oracle(Policy):
@@ -120,7 +121,7 @@ class Oracle(Policy):
         launches: list[Decision] = []
         for job, workers in zip(jobs, option.quotas, strict=True):
             if job.waits:
-                why = {"rule": "best of all", "mean": value, "S": sum(option.rates)}
+                why = {"rule": "best of all", "mean": value, "S": option.sum}
                 launches.append(Launch(job, Placement(workers=workers), why))
             elif preemptible(job) and job.placement is not None and job.placement.workers != workers:
                 decisions.append(Resize(job, workers, {"rule": "makes room"}))
@@ -138,7 +139,7 @@ class Oracle(Policy):
             if not preemptible(victim) or victim.preemptions >= self.most:
                 continue
             stays = [*running[:i], *running[i + 1 :]]
-            s1, _, job = max((sum(self._option(view, [*stays, j]).rates), -j.number, j) for j in heads)
+            s1, _, job = max([(self._option(view, [*stays, j]).sum, -j.number, j) for j in heads])
             c = view.cost(victim, stays) if s1 > s0 * (1 + self.margin) else t
             if c >= t:
                 continue
@@ -160,22 +161,27 @@ class Oracle(Policy):
     # -- rates ---------------------------------------------------------------------------------------------
     def _value(self, view: View, jobs: Sequence[Job]) -> float:
         """Return the mean sum of rates of kernels in this order of residency, until all of them have ended."""
-        rates = self._option(view, jobs).rates
-        value = sum(rates)
+        _, rates, value = self._option(view, jobs)
         if len(jobs) != 2:
             return value
-        left = [self._sight.rest(view, job) or 0.0 for job in jobs]
-        ends = [rest / rate if rate > 0 else math.inf for rest, rate in zip(left, rates, strict=True)]
-        first = min(ends)
+        rest = self._sight.rest
+        a, b = rest(view, jobs[0]) or 0.0, rest(view, jobs[1]) or 0.0
+        ra, rb = rates
+        # When each would end, if the rates stayed.
+        first, second = a / ra if ra > 0 else math.inf, b / rb if rb > 0 else math.inf
+        if first > second:
+            first, after = second, a - ra * second
+        else:
+            after = b - rb * first
         if not 0 < first < math.inf:
             return value
-        stays = 0 if ends[0] > ends[1] else 1
-        after = max(0.0, left[stays] - rates[stays] * first)
+        after = max(0.0, after)
         return (value * first + self.ahead * after) / (first + after)
 
     def _option(self, view: View, jobs: Sequence[Job]) -> Option:
         """Return the quotas that give the largest sum of rates to kernels in this order of residency."""
-        key = tuple([self._like(job.task) for job in jobs])
+        likes = self._likes
+        key = tuple([likes.get(job.task) or self._like(job.task) for job in jobs])
         known = self._options.get(key)
         if known is None:
             if len(self._options) > 1 << 18:
@@ -195,8 +201,8 @@ class Oracle(Policy):
         for each in shares:
             quotas = tuple(quota(job, part, view.capacity) for job, part in zip(jobs, each, strict=True))
             rates = view.rates.together(seen, [Placement(workers=workers) for workers in quotas])
-            found.append(Option(quotas, tuple(rates)))
-        return max(found, key=lambda option: sum(option.rates))
+            found.append(Option(quotas, tuple(rates), sum(rates)))
+        return max(found, key=lambda option: option.sum)
 
     def _like(self, task: Task) -> int:
         """Return a number that kernels of equal figures have in common."""
@@ -207,7 +213,7 @@ class Oracle(Policy):
                 task.name, task.blocks, profile.kind, profile.need, profile.bandwidth, profile.compute,
                 profile.resident, profile.registers, profile.shared, profile.threads,
             )  # fmt: skip
-            like = self._likes[task] = self._numbers.setdefault(figures, len(self._numbers))
+            like = self._likes[task] = self._numbers.setdefault(figures, 1 + len(self._numbers))
         return like
 
 
