@@ -20,7 +20,7 @@ from warpwell.targets.blocks import DONE, STOP
 from warpwell.targets.gpu import Gpu
 
 KERNELS = {
-    "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536), 
+    "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536),
     "black_scholes": ("black_scholes", 1 << 24), "mm2_first": ("2mm", 2048),
     "triad": ("triad", 1 << 27), "conv2d": ("conv2d", 12288), "atax_rows": ("atax", 12288), "spmv": ("spmv", 1 << 21),
     "fdtd_hz": ("fdtd", 10240),

@@ -34,6 +34,8 @@ class Simulated:
         Blocks a second.
     hold : float or None
         Time until which nothing is done, because registers are saved or restored.
+    easy : bool
+        Whether it has never been asked for anything.
     saving : bool
         Whether it leaves at `hold`.
     stop_at, resize_at : float
@@ -52,6 +54,7 @@ class Simulated:
     stop_at = resize_at = stop_goal = resize_goal = goal_due = due = NEVER
     hold: float | None = None
     saving = False
+    easy = True
     mode = ""
 
     def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
@@ -71,7 +74,7 @@ class Simulated:
         self.said = self.base
         self.partition = placement.partition
         self.plain = placement.plain
-        self.goal = float(shape.blocks)
+        self.goal: float = shape.blocks
 
     def last_wave(self) -> int:
         """Return the position at which its last wave begins."""
@@ -102,6 +105,17 @@ class Simulated:
         squeezed : bool
             Whether some kernel waits for room, so that it matters when the last wave begins.
         """
+        if self.easy and not squeezed:
+            # Nothing is asked of it, and nobody waits for its room: it just goes on.
+            self.goal = self.blocks
+            rate = self.rate
+            if rate > 0:
+                self.speed = rate / self.per_block
+                self.due = self.goal_due = now + (self.blocks - self.position) / self.speed
+            else:
+                self.speed = 0.0
+                self.due = self.goal_due = NEVER
+            return
         goal = float(self.blocks)
         if self.stop_goal < goal:
             goal = self.stop_goal

@@ -127,6 +127,7 @@ class Simulator(Executor):
             return
         if mode == "flush" and not job.task.idempotent:
             mode = "drain"
+        run.easy = False
         run.mode = mode if mode in self._capacity.modes else "drain"
         if run.mode == "switch":
             self._settle()
@@ -144,6 +145,7 @@ class Simulator(Executor):
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
+        run.easy = False
         run.next_allowed = run.shape.allowed(Placement(workers, run.partition), self._capacity)
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
@@ -291,6 +293,14 @@ class Simulator(Executor):
             run.plan(self._now, False)
             return
         squeezed = self._find_room(runs)
+        if len(runs) == 2 and not squeezed and runs[0].hold is None is runs[1].hold:
+            older, newer = runs
+            older.rate, newer.rate = self.rates.of((
+                self._resident(older, older.allowed / older.alone), self._resident(newer, newer.allowed / newer.alone)
+            ))  # fmt: skip
+            older.plan(self._now, False)
+            newer.plan(self._now, False)
+            return
         residents: list[Resident] = []
         there = []
         moving = False
@@ -374,3 +384,4 @@ class Simulator(Executor):
         seconds = self._switch_seconds(run.profile, blocks, [other.profile for other in stays])
         self.saved_seconds += seconds
         run.hold = self._now + seconds
+        run.easy = False
