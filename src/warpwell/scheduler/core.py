@@ -16,7 +16,8 @@ from .tenants import Account, Tenant, Tenants
 from .waiting import Waiting
 
 # Of an enum, a member takes five times as long to look up as a name here.
-RUNNING, PREEMPTED, STOPPING, DONE, CANCELLED = State.RUNNING, State.PREEMPTED, State.STOPPING, State.DONE, State.CANCELLED
+RUNNING, PREEMPTED, STOPPING = State.RUNNING, State.PREEMPTED, State.STOPPING
+DONE, CANCELLED = State.DONE, State.CANCELLED
 
 
 class Core:
@@ -174,27 +175,26 @@ class Core:
         float or None
             The time at which to call again although nothing happened; None: at the next event.
         """
-        executor = self.executor
+        executor, arrivals = self.executor, self._arrivals
         for event in executor.poll():
-            self._arrive_until(event.time)
+            if arrivals and arrivals[0][0] <= event.time:
+                self._arrive_until(event.time)
             self._happened(event)
         now = executor.now()
-        arrivals = self._arrivals
-        self._arrive_until(now)
+        if arrivals and arrivals[0][0] <= now:
+            self._arrive_until(now)
         self.tenants.charge(self.running, now)
         if self._queue.count or (self.running and self.policy.adjusts):
             self._decide(now)
-        times = []
-        if arrivals:
-            times.append(arrivals[0][0])
+        until = arrivals[0][0] if arrivals else None
         if self._queue.count:
             if self.policy.period is not None:
-                times.append(now + self.policy.period)
+                until = now + self.policy.period if until is None else min(until, now + self.policy.period)
             if self._barred:
                 wake = self.tenants.wake(now)
                 if wake is not None:
-                    times.append(wake)
-        return min(times, default=None)
+                    until = wake if until is None else min(until, wake)
+        return until
 
     def cancel(self, job: Job) -> bool:
         """End a job, and with it its request. One that runs is asked to leave, and ended when it has.
@@ -272,12 +272,14 @@ class Core:
         job.since = job.ended = time
         job.error = error
         task = job.task
-        if job in self._admitted:
-            self._admitted.remove(job)
-            self.free_memory += task.memory
-            self._accounts[task.tenant].held -= task.memory
-        self._crowded.pop(job, None)
-        self._cancelling.discard(job)
+        if task.memory:
+            if job in self._admitted:
+                self._admitted.remove(job)
+                self.free_memory += task.memory
+                self._accounts[task.tenant].held -= task.memory
+            self._crowded.pop(job, None)
+        if self._cancelling:
+            self._cancelling.discard(job)
         if not self._keep:
             del self._jobs[job.number]
         if state is CANCELLED and job.started is not None:

@@ -61,7 +61,7 @@ class Arranger:
         self._known: dict[tuple[Any, ...], tuple[int, float]] = {}
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._likes: dict[Job, int] = {}
-        self._same: dict[tuple[Any, ...], tuple[Sequence[Placement], Sequence[float]]] = {}
+        self._same: dict[tuple[Any, ...], tuple[Sequence[Placement], Sequence[float], float]] = {}
         self._figures: dict[tuple[Any, ...], tuple[int, Shape, Profile]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
 
@@ -73,14 +73,20 @@ class Arranger:
 
     def estimate(self, view: View, jobs: Sequence[Job], fixed: int = 0) -> float:
         """Return about what `best` would have as its sum, without asking where that is known of like kernels."""
+        same = self._same.get(self._exact(view, jobs, fixed))
+        if same is not None:
+            return same[2]
+        known = self._known.get(self._key(view, jobs, fixed))
+        return known[1] if known is not None else self.best(view, jobs, fixed).sum
+
+    def _grow_old(self) -> None:
+        """Forget everything every so often."""
         self._left -= 1
         if self._left <= 0:
             self._known.clear()
             self._same.clear()
             self._figures.clear()
             self._left = self._remembers
-        known = self._known.get(self._key(view, jobs, fixed))
-        return known[1] if known is not None else self.best(view, jobs, fixed).sum
 
     def best(self, view: View, jobs: Sequence[Job], fixed: int = 0) -> Arrangement:
         """Return the best arrangement of kernels in this order of residency.
@@ -95,10 +101,12 @@ class Arranger:
         same = self._exact(view, jobs, fixed)
         there = self._same.get(same)
         if there is None:
+            self._grow_old()
             arrangement = self._find(view, jobs, fixed)
-            self._same[same] = arrangement.placements, arrangement.rates
+            self._same[same] = arrangement.placements, arrangement.rates, arrangement.sum
             return arrangement
-        return Arrangement(jobs, *there)
+        self._grow_old()
+        return Arrangement(jobs, there[0], there[1])
 
     def _find(self, view: View, jobs: Sequence[Job], fixed: int) -> Arrangement:
         seen = self._sight.jobs(view, jobs)
