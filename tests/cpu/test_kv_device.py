@@ -597,7 +597,7 @@ def test_kernels_read_values_that_somebody_writes(tmp_path: Path, monkeypatch: p
             while not stop.is_set():
                 number += 1
                 store.put_many(keys, np.full((20, 2000), number & 0xFF, np.uint8))
-                time.sleep(1e-3)
+                time.sleep(20e-3)  # a reader must find the time for four pieces between two of them
 
         thread = threading.Thread(target=write)
         thread.start()
