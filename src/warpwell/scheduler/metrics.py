@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .events import Event
-from .task import Job, Request, State, Task
+from .task import Job, Kind, Request, State, Task
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,16 @@ def measure(
     """
     alone = alone or (lambda task: task.profile.seconds)
     jobs = list(jobs)
-    by_class: dict[str, list[float]] = {}
+    by_kind: dict[Kind | None, list[float]] = {None: [], **{kind: [] for kind in Kind}}
     requests: dict[Request, list[Job]] = {}
     total = 0.0
     deadlines = missed = failed = done = 0
     for job in jobs:
-        requests.setdefault(job.request, []).append(job)
+        of_request = requests.get(job.request)
+        if of_request is None:
+            requests[job.request] = [job]
+        else:
+            of_request.append(job)
         if job.state is not State.DONE or job.ended is None:
             failed += job.state in (State.FAILED, State.CANCELLED)
             continue
@@ -147,11 +151,11 @@ def measure(
         task = job.task
         total += alone(task) or 0.0
         took = job.ended - job.arrival
-        kind = task.profile.kind
-        by_class.setdefault("unknown" if kind is None else kind.value, []).append(took)
+        by_kind[task.profile.kind].append(took)
         if task.deadline is not None:
             deadlines += 1
             missed += took > task.deadline
+    by_class = {"unknown" if kind is None else kind.value: those for kind, those in by_kind.items() if those}
     return Metrics(
         makespan=(makespan := _makespan(jobs)),
         stp=total / makespan if makespan else 0.0,

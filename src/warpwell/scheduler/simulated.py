@@ -103,7 +103,7 @@ class Simulated:
         ----------
         now : float
         squeezed : bool
-            Whether some kernel waits for room, so that it matters when the last wave begins.
+            Whether a younger kernel waits for room, so that it matters when the last wave begins.
         """
         if self.easy and not squeezed:
             # Nothing is asked of it, and nobody waits for its room: it just goes on.

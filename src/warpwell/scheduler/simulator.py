@@ -198,7 +198,8 @@ class Simulator(Executor):
                 return
             if due is NEVER:
                 return
-            self._now = max(self._now, due)
+            if due > self._now:
+                self._now = due
             self._fire()
 
     def abandon(self, job: Job, error: BaseException) -> None:
@@ -233,13 +234,12 @@ class Simulator(Executor):
         self._settle()
         now = self._now
         self._changed = True
-        for run in list(self._runs.values()):
-            if run.due > now:
-                continue
+        for run in [run for run in self._runs.values() if run.due <= now]:
             if run.goal_due <= now:
                 run.position = run.goal
-                if run.position >= run.blocks:
-                    self._leave(run, Ended(run.job, now))
+                if run.goal >= run.blocks:
+                    del self._runs[run.job]
+                    self._said.append(Ended(run.job, now))
                     continue
                 if run.position == run.stop_goal:
                     self._leave(run, Stopped(run.job, now, int(run.position)))
@@ -292,8 +292,8 @@ class Simulator(Executor):
                 run.rate = self.rates.of([self._resident(run, run.allowed / run.alone)])[0]
             run.plan(self._now, False)
             return
-        squeezed = self._find_room(runs)
-        if len(runs) == 2 and not squeezed and runs[0].hold is None is runs[1].hold:
+        lacks = self._find_room(runs)
+        if len(runs) == 2 and lacks < 0 and runs[0].hold is None is runs[1].hold:
             older, newer = runs
             older.rate, newer.rate = self.rates.of((
                 self._resident(older, older.allowed / older.alone), self._resident(newer, newer.allowed / newer.alone)
@@ -310,7 +310,7 @@ class Simulator(Executor):
                 run.rate = 0.0
             elif run.found:
                 share = run.allowed / run.alone
-                if squeezed and run.found < run.wanted:
+                if run.found < run.wanted:
                     share *= run.found / run.wanted
                 residents.append(self._resident(run, share))
                 there.append(run)
@@ -321,8 +321,9 @@ class Simulator(Executor):
                 # What is saved and restored takes bandwidth from those that stay.
                 run.rate = rate * self.model.decay(run.profile.kind) if moving else rate
         now = self._now
-        for run in runs:
-            run.plan(now, squeezed)
+        for i, run in enumerate(runs):
+            # The end of a kernel's waves matters where a younger one waits for its room.
+            run.plan(now, i < lacks)
 
     def _resident(self, run: Simulated, share: float) -> Resident:
         found = run.resident
@@ -330,8 +331,8 @@ class Simulator(Executor):
             found = run.resident = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
         return found
 
-    def _find_room(self, runs: list[Simulated]) -> bool:
-        """Give blocks room: resident ones stay, then the oldest kernel takes first. Return whether some lack it."""
+    def _find_room(self, runs: list[Simulated]) -> int:
+        """Give blocks room: resident ones stay, then the oldest takes first. Return the last that lacks some, or -1."""
         load, apart = 0.0, False
         for run in runs:
             base, allowed = run.base, run.allowed
@@ -345,7 +346,7 @@ class Simulator(Executor):
             run.found = run.wanted = wanted
             run.width = allowed
         if load <= 1.0 and not apart:
-            return False
+            return -1
         asked = []
         for run in runs:
             if run.kept > run.wanted:
@@ -358,13 +359,13 @@ class Simulator(Executor):
             counts = [first + second for first, second in zip(counts, counts[len(runs) :], strict=False)]
         else:
             counts = fit([run.wanted for run in runs], shapes, partitions, self._capacity)
-        squeezed = False
-        for run, count in zip(runs, counts, strict=True):
+        lacks = -1
+        for i, (run, count) in enumerate(zip(runs, counts, strict=True)):
             if count < run.wanted:
-                squeezed = True
+                lacks = i
                 run.width = count or run.allowed
                 run.found = count
-        return squeezed
+        return lacks
 
     # -- costs ---------------------------------------------------------------------------------------------------
     def _latency(self) -> float:

@@ -42,9 +42,17 @@ class Waiting:
         self._key = key
         self.allowed = allowed
         self.unrestricted = False
-        self._order = _Line()
+        self._line: _Line | None = None
         self._lines: dict[Hashable, _Line] = {}
         self._places: dict[Job, tuple[Hashable, Entry]] = {}
+
+    @property
+    def _order(self) -> _Line:
+        """All, in order of arrival; many policies never ask, so it is kept only from the first time on."""
+        if self._line is None:
+            self._line = _Line()
+            self._line.entries = sorted((job.arrival, job.number, job) for job in self._places)
+        return self._line
 
     def __iter__(self) -> Iterator[Job]:
         """Jobs that may be launched, in order of arrival."""
@@ -108,7 +116,8 @@ class Waiting:
         if line is None:
             line = self._lines[bucket] = _Line()
         line.add(entry)
-        self._order.add((job.arrival, job.number, job))
+        if self._line is not None:
+            self._line.add((job.arrival, job.number, job))
         self._places[job] = bucket, entry
 
     def remove(self, job: Job) -> None:
@@ -118,7 +127,8 @@ class Waiting:
         line.remove(entry)
         if line.start == len(line.entries):
             del self._lines[bucket]
-        self._order.remove((job.arrival, job.number, job))
+        if self._line is not None:
+            self._line.remove((job.arrival, job.number, job))
 
     def launched(self, job: Job) -> None:
         """Let a job go that was launched, and count it for the older ones that it passed."""
