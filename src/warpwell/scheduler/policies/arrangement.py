@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..policy import View
 from ..residency import Shape, footprint, shape_of
@@ -19,8 +18,7 @@ PARTS = (0.25, 0.5, 0.75)
 """Parts of the device that a memory-intensive kernel beside a compute-intensive one may get, to choose from."""
 
 
-@dataclass(frozen=True)
-class Arrangement:
+class Arrangement(NamedTuple):
     """Kernels in their order of residency, their placements, and their normalized IPC there.
 
     Attributes
