@@ -36,7 +36,7 @@ POLICIES = ("first-come", "left-over", "stream-priority", "even-partition", "bes
 
 @ww.kernel
 def stream(a, b, c, factor):
-    """Compute a = b + factor c, four items a thread, whose loads are under way together."""
+    """Compute a = b + factor c in double precision, as STREAM's triad; four items a thread, loaded together."""
     i = ww.grid(1)
     n = a.size >> 2
     b0, b1, b2, b3 = b[i], b[i + n], b[i + 2 * n], b[i + 3 * n]
@@ -49,24 +49,28 @@ def stream(a, b, c, factor):
 
 @ww.kernel
 def logistic(x, growth, steps):
-    """Iterate the logistic map, 16 steps at a time."""
+    """Iterate the logistic map on four items a thread, so that one's latency hides behind the others."""
     i = ww.grid(1)
-    v = x[i]
+    n = x.size >> 2
+    p, q, r, s = x[i], x[i + n], x[i + 2 * n], x[i + 3 * n]
     for _ in range(steps):
-        for _ in range(16):
-            v = growth * v * (ONE - v)
-    x[i] = v
+        for _ in range(4):
+            p = growth * p * (ONE - p)
+            q = growth * q * (ONE - q)
+            r = growth * r * (ONE - r)
+            s = growth * s * (ONE - s)
+    x[i], x[i + n], x[i + 2 * n], x[i + 3 * n] = p, q, r, s
 
 
 def kernels(device: str, small: bool) -> dict[str, tuple[Any, tuple[Any, ...], Kind]]:
     """Return launches with their arguments and classes, by name."""
     n = 1 << (12 if small else 31)
-    a, b, c = (zeros(device, n, np.float32) for _ in range(3))
-    m = 1 << (12 if small else 22)
+    a, b, c = (zeros(device, n, np.float64) for _ in range(3))
+    m = 1 << (12 if small else 24)
     x = zeros(device, m, np.float32)
     found = {
-        "stream": (stream[n // 4], (a, b, c, np.float32(3)), Kind.MEMORY),
-        "logistic": (logistic[m], (x, np.float32(3.7), 8 if small else 400), Kind.COMPUTE),
+        "stream": (stream[n // 4], (a, b, c, 3.0), Kind.MEMORY),
+        "logistic": (logistic[m // 4], (x, np.float32(3.7), 8 if small else 1800), Kind.COMPUTE),
     }
     sizes = {"spmv": 1 << 22, "atax": 1 << 14, "black_scholes": 1 << 25, "gemm": 1024, "conv2d": 1 << 14}
     for name, size in sizes.items():

@@ -227,7 +227,7 @@ class OnGpu:
         self.forms = self.gpu.forms(self.blocks)
         self.forms.prepare()
         self.record = self.blocks.new_control()
-        self.control = self.record.named
+        self.control = self.record.address
 
     def words(self) -> Any:
         return self.gpu.read_words(self.control, 8)
@@ -361,7 +361,7 @@ def test_an_executor_drains_and_resumes_it(name: str) -> None:
     executor = CudaExecutor(pairs=())
     try:
         task = Task(name, blocks, launch=launch, arguments=arguments)
-        job = Job(Request(name, [task]), task)
+        job = Job(task, Request(name, [task]), 0.0)
         stops = 0
         executor.launch(job, Placement())
         events: list[Any] = []

@@ -312,6 +312,9 @@ def _special(builder: Any, name: str) -> Any:
     return _widen(builder, _asm(builder, I32, f"mov.u32 $0, %{name};", "=r", []))
 
 
+WHOLE = ("nuw", "nsw")
+
+
 @seam.primitive(a.grid)
 def _grid(typingctx: Any, ndim: Any) -> Any:
     dims = literal(ndim)
@@ -321,8 +324,9 @@ def _grid(typingctx: Any, ndim: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         def axis(name: str) -> Any:
-            block = builder.mul(_special(builder, f"ctaid.{name}"), _special(builder, f"ntid.{name}"))
-            return builder.add(block, _special(builder, f"tid.{name}"))
+            # flagged as unable to wrap: then an index is known not to be negative, and is not looked at for it
+            start = builder.mul(_special(builder, f"ctaid.{name}"), _special(builder, f"ntid.{name}"), flags=WHOLE)
+            return builder.add(start, _special(builder, f"tid.{name}"), flags=WHOLE)
 
         # the last axis of the shape is CUDA's x, so that neighbours in memory are neighbours in a warp
         parts = [axis(name) for name in "zyx"[3 - dims :]]

@@ -10,7 +10,7 @@ from numba import cuda
 from numba.core import cgutils, types
 
 from . import block as b
-from ._cuda import VOID, _asm, _define, _word, seam
+from ._cuda import VOID, WHOLE, _asm, _define, _word, seam
 from ._seam import I32, I64, literal
 
 
@@ -112,8 +112,8 @@ def _virtual_grid(typingctx: Any, ndim: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         def axis(k: int, name: str) -> Any:
-            start = builder.mul(_coordinate(builder, k), _special(builder, f"ntid.{name}"))
-            return builder.add(start, _special(builder, f"tid.{name}"))
+            start = builder.mul(_coordinate(builder, k), _special(builder, f"ntid.{name}"), flags=WHOLE)
+            return builder.add(start, _special(builder, f"tid.{name}"), flags=WHOLE)
 
         parts = [axis("xyz".index(name), name) for name in "zyx"[3 - dims :]]
         return parts[0] if dims == 1 else cgutils.pack_array(builder, parts)
