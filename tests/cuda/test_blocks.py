@@ -211,7 +211,9 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
         on.gpu.write_words(on.stream, on.control, [0, quota, done])
         on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
         event = on.gpu.mark(on.stream)
-        time.sleep(float(rng.uniform(0, 2e-3)))
+        aim = done + int(rng.integers(1, count // 10))
+        while on.words()[CURSOR] < aim and not on.gpu.done(event):
+            assert time.monotonic() < until
         if rng.random() < 0.5:
             on.gpu.set_word(on.control + 8 * TARGET, max(1, quota // 2))
             time.sleep(1e-3)
