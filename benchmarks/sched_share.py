@@ -2,7 +2,8 @@
 
 Kernels are measured alone, untransformed; then their pairs, for the rates table that policies and the simulator use;
 then traces of them run under each policy: a backlogged one of half memory- and half compute-intensive kernels, one of
-other kernels, and open ones at several loads. STP is the sum of the times alone over the makespan.
+other kernels, and open ones at several loads. STP is the sum of the times alone over the makespan. The simulator runs
+the same trace with the host's time as the run had it, and, in the columns at the end, with a host that takes none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from warpwell.scheduler.cuda_executor import PAIRS, CudaExecutor
 from warpwell.scheduler.matrix import Matrix, Pair
 from warpwell.scheduler.policies import policy
 from warpwell.scheduler.replay import replay
-from warpwell.scheduler.simulator import Simulator
+from warpwell.scheduler.simulator import Host, Simulator
 from warpwell.scheduler.workloads import make
 from warpwell.targets.arrays import zeros
 
@@ -150,6 +151,18 @@ def trace(found: Any, profiles: Any, names: tuple[list[str], list[str]], count: 
 
 blocks_by_name: dict[str, int] = {}
 
+SIGNAL = 15e-6
+"""Seconds of the host for a word that tells workers to leave."""
+
+NOTICE = 20e-6
+"""Seconds from an event of the GPU until the host, which looks again and again, notices it."""
+
+
+def host_of(step: float, executor: CudaExecutor) -> Host:
+    """Return what the simulator is to take for the host: most steps decide and launch one kernel."""
+    launch = executor._pace.launching
+    return Host(decision=max(0.0, step - launch), launch=min(launch, step), signal=SIGNAL, notice=NOTICE)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -223,9 +236,6 @@ def main() -> None:
             if time.perf_counter() - begun > options.seconds:
                 print(f"left out for time: {title}, {name}", flush=True)
                 continue
-            simulated = Simulator(rates(), capacity, mode="drain")
-            asked = trace(found, profiles, names, options.count, load, 3)
-            guess = replay(asked, Core(simulated, policy(name), rates=rates()))
             real = executor()
             # each kernel once, so that nothing is compiled or loaded on the way
             replay(trace(found, profiles, names, len(set(names[0] + names[1])) * 2, None, 1, real.now()),
@@ -233,19 +243,27 @@ def main() -> None:
             core = Core(real, policy(name), rates=rates())
             ran = replay(trace(found, profiles, names, options.count, load, 3, real.now() + 1e-3), core,
                          alone=lambda task: profiles[task.name].seconds)  # fmt: skip
-            real.close()
-            m, s = ran.metrics(), guess.metrics()
-            tails = [m.turnaround[k].p99 if k in m.turnaround else float("nan") for k in ("memory", "compute")]
             steps = np.asarray(ran.steps)
+            host = host_of(float(np.median(steps)), real)
+            real.close()
+            m = ran.metrics()
+            guesses = []
+            for its in (host, Host()):
+                simulated = Simulator(rates(), capacity, mode="drain", host=its)
+                asked = trace(found, profiles, names, options.count, load, 3)
+                guesses.append(replay(asked, Core(simulated, policy(name), rates=rates())).metrics().stp)
+            tails = [m.turnaround[k].p99 if k in m.turnaround else float("nan") for k in ("memory", "compute")]
             rows.append([
-                title, name, m.stp, s.stp, s.stp / m.stp - 1, m.antt, m.fairness, 1e3 * tails[0], 1e3 * tails[1],
-                sum(e.kind == "preempt" for e in ran.log), m.failed, 1e6 * float(np.median(steps)),
+                title, name, m.stp, guesses[0], guesses[0] / m.stp - 1, m.antt, m.fairness, 1e3 * tails[0],
+                1e3 * tails[1], sum(e.kind == "preempt" for e in ran.log), m.failed, 1e6 * float(np.median(steps)),
+                guesses[1], guesses[1] / m.stp - 1, 1e6 * host.launch,
             ])  # fmt: skip
             print(*rows[-1], flush=True)
             result["rows"] = rows
             save(options.json, result)
     table("policies", ["trace", "policy", "STP", "simulated", "error", "ANTT", "fairness", "p99 memory ms",
-                       "p99 compute ms", "preempted", "failed", "decision us"], rows)  # fmt: skip
+                       "p99 compute ms", "preempted", "failed", "decision us", "simulated without host", "its error",
+                       "launch us"], rows)  # fmt: skip
 
 
 if __name__ == "__main__":

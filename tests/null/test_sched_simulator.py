@@ -20,7 +20,7 @@ from warpwell.scheduler.policies.oracle import Oracle
 from warpwell.scheduler.rates import rates
 from warpwell.scheduler.replay import replay
 from warpwell.scheduler.residency import Resident
-from warpwell.scheduler.simulator import Simulator
+from warpwell.scheduler.simulator import Host, Simulator
 
 FULL = 8 * 132
 MEMORY = Profile(kind=Kind.MEMORY, seconds=1e-3, miss_rate=0.8)
@@ -309,10 +309,56 @@ def test_flags_are_seeded():
     assert stops(1) == stops(1) != stops(2)
 
 
+# -- the host's time -----------------------------------------------------------------------------------------
+HOST = Host(decision=100e-6, launch=50e-6, signal=10e-6, notice=20e-6)
+
+
+def ends(policy, kernels, host):
+    simulator = Simulator(ClassTable(), mode="drain", flag=0.0, host=host)
+    asked = [Request("r", [one.task]) for one in kernels]
+    return replay(asked, Core(simulator, policy, rates=simulator.rates)).jobs
+
+
+def test_a_hand_over_takes_what_the_host_takes():
+    # Decided at 100, launched at 150, ended at 1150, noticed at 1170, decided at 1270, launched at 1320, ended at 2320.
+    first, second = ends("first-come", [job(MEMORY), job(MEMORY)], HOST)
+    assert (first.ended, second.ended) == (pytest.approx(1150e-6), pytest.approx(2320e-6))
+    first, second = ends("first-come", [job(MEMORY), job(MEMORY)], Host())
+    assert (first.ended, second.ended) == (pytest.approx(1000e-6), pytest.approx(2000e-6))
+
+
+def test_launches_come_one_after_another():
+    # One decision; the second is launched 50 us after the first. They are so small that they disturb nobody.
+    small = dataclasses.replace(MEMORY, need=0.05, resident=FULL // 2)
+    first, second = ends("left-over", [job(small), job(small)], HOST)
+    assert (first.ended, second.ended) == (pytest.approx(1150e-6), pytest.approx(1200e-6))
+
+
+def test_what_was_launched_behind_a_kernel_needs_no_host_to_begin():
+    # The second has been launched at 200 and begins when the first ends.
+    first, second = ends("left-over", [job(MEMORY), job(MEMORY)], HOST)
+    assert (first.ended, second.ended) == (pytest.approx(1150e-6), pytest.approx(2150e-6))
+
+
+def test_the_device_goes_on_while_the_host_is_busy():
+    simulator = Simulator(ClassTable(), mode="drain", flag=0.0, host=HOST)
+    one, two = job(MEMORY), job(COMPUTE)
+    simulator.launch(one, Placement())  # runs from 50 us on, in waves of 100
+    simulator.wait(200e-6)
+    assert simulator.poll() == []
+    simulator.preempt(one)  # decided at 300, seen at 310: its third wave ends at 350
+    assert simulator.now() == pytest.approx(310e-6)
+    simulator.launch(two, Placement())  # at 360, when the other has left
+    assert simulator.poll() == [Stopped(one, pytest.approx(350e-6), 3 * FULL)]
+    assert [event.time for event in until_quiet(simulator)] == [pytest.approx(1360e-6)]
+    # Before the next command of the host there is a decision, and so it is said to cost: notice, decide, launch.
+    assert simulator.cost(one, []) == pytest.approx(170e-6 + 50e-6)
+
+
 def test_what_cannot_be():
     simulator = Simulator(ClassTable())
     one = job(MEMORY)
-    for options in ({"mode": "magic"}, {"flag": -1.0}):
+    for options in ({"mode": "magic"}, {"flag": -1.0}, {"host": Host(launch=-1e-6)}):
         with pytest.raises(errors.ArgumentError):
             Simulator(ClassTable(), **options)
     with pytest.raises(errors.ArgumentError, match="seconds"):
@@ -349,7 +395,8 @@ class Watched(Simulator):
         before = self.now()
         super().wait(until)
         assert self.now() >= before
-        assert until is None or self.now() <= max(until, before)
+        # A busy host is late for what it waits for.
+        assert until is None or self.now() <= max(until, before) + self._host.decision + self._host.notice + 1e-12
 
     def poll(self):
         said = super().poll()
@@ -398,10 +445,13 @@ def made(plan):
 
 
 @pytest.mark.parametrize("mode", ["switch", "drain"])
-@given(plan=requests, policy=st.sampled_from(sorted(POLICIES)), limit=st.integers(1, 3))
+@given(
+    plan=requests, policy=st.sampled_from(sorted(POLICIES)), limit=st.integers(1, 3),
+    host=st.sampled_from([Host(), Host(), HOST]),
+)  # fmt: skip
 @settings(max_examples=60)
-def test_work_is_conserved(mode, plan, policy, limit):
-    simulator = Watched(ClassTable(), mode=mode, seed=1)
+def test_work_is_conserved(mode, plan, policy, limit, host):
+    simulator = Watched(ClassTable(), mode=mode, seed=1, host=host)
     result = replay(made(plan), Core(simulator, policy, limit=limit, rates=simulator.rates))
     assert result.jobs and all(job.state is State.DONE for job in result.jobs)
     lost = 0.0
@@ -425,7 +475,7 @@ def test_work_is_conserved(mode, plan, policy, limit):
     for _, change in sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans]):
         count += change
         assert count <= limit
-    again = Simulator(ClassTable(), mode=mode, seed=1)
+    again = Simulator(ClassTable(), mode=mode, seed=1, host=host)
     repeated = replay(made(plan), Core(again, policy, limit=limit, rates=again.rates))
     assert repeated.log.events == result.log.events
 

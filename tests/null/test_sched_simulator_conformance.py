@@ -2,7 +2,7 @@
 
 from warpwell.scheduler import Kind, Profile, Task
 from warpwell.scheduler.rates import ClassTable
-from warpwell.scheduler.simulator import Simulator
+from warpwell.scheduler.simulator import Host, Simulator
 from warpwell.testing.executors import ExecutorConformance
 
 
@@ -26,3 +26,8 @@ class TestSwitch(Simulated):
 class TestDrain(Simulated):
     def make(self):
         return Simulator(ClassTable(), mode="drain", seed=3)
+
+
+class TestBusyHost(Simulated):
+    def make(self):
+        return Simulator(ClassTable(), mode="drain", seed=3, host=Host(2e-4, 5e-5, 1e-5, 2e-5))

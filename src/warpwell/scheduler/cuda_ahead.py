@@ -65,19 +65,21 @@ class Pace:
 
     Attributes
     ----------
+    launching : float
+        Seconds of a launch.
     seconds : float
         Of both together.
     """
 
     def __init__(self, launching: float) -> None:
-        self._launching = launching
+        self.launching = launching
         self._handing = 0.0
         self._free: float | None = None
 
     @property
     def seconds(self) -> float:
         """See the class."""
-        return self._launching + self._handing
+        return self.launching + self._handing
 
     def freed(self, now: float) -> float:
         """Note that a task has left or ended; return `now`."""
@@ -86,7 +88,7 @@ class Pace:
 
     def launched(self, asked: float, now: float) -> None:
         """Note a launch that was asked for and is done."""
-        self._launching += LEARN * (now - asked - self._launching)
+        self.launching += LEARN * (now - asked - self.launching)
         if self._free is not None:
             self._handing += LEARN * (asked - self._free - self._handing)
             self._free = None

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from .. import errors
 from .decision import SourceModel
@@ -19,6 +20,28 @@ FLAG_SECONDS = 48e-6
 """Median time until workers see a stop flag: on an H100 they idled 53 us (p50) after the call, with blocks of 10 us."""
 FLAG_SPREAD = 0.3
 """Standard deviation of its logarithm: p99 is twice the median, as measured."""
+
+
+class Host(NamedTuple):
+    """Seconds that the host takes, one thing after another, while the device goes on with what it has.
+
+    Attributes
+    ----------
+    decision : float
+        From the moment that something is noticed to the first command, or until nothing is decided.
+    launch, signal : float
+        For a launch; for a preemption or a new quota, before workers can see it.
+    notice : float
+        From an event to the moment that a host that waits notices it.
+    """
+
+    decision: float = 0.0
+    launch: float = 0.0
+    signal: float = 0.0
+    notice: float = 0.0
+
+
+NO_HOST = Host()
 
 
 class Simulator(Executor):
@@ -43,6 +66,8 @@ class Simulator(Executor):
         Median seconds until a flag is seen.
     seed : int
         Of the time until a flag is seen.
+    host : Host
+        What the host takes to notice, decide and command; nothing by default.
 
     Attributes
     ----------
@@ -62,11 +87,15 @@ class Simulator(Executor):
         *,
         truth: Mapping[Task, Profile] | None = None,
         flag: float = FLAG_SECONDS,
+        host: Host = NO_HOST,
     ) -> None:
         if mode not in ("switch", "drain"):
             raise errors.ArgumentError(f'mode of a simulator is {mode!r}: take "switch" or "drain"', name="mode")
         if not (flag >= 0 and math.isfinite(flag)):
             raise errors.ArgumentError(f"flag takes {flag} s: give 0 or more", name="flag")
+        for what, seconds in host._asdict().items():
+            if not (seconds >= 0 and math.isfinite(seconds)):
+                raise errors.ArgumentError(f"{what} of the host takes {seconds} s: give 0 or more", name="host")
         modes = ("switch", "drain", "flush") if mode == "switch" else ("drain", "flush")
         self.rates = rates
         self.model = model or SourceModel()
@@ -75,6 +104,8 @@ class Simulator(Executor):
         self.lost_seconds = 0.0
         self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
         self._flag = flag
+        self._host = host
+        self._thinks = False
         self._random = random.Random(seed)
         self._truth: Mapping[Task, Profile] = truth or {}
         self._now = 0.0
@@ -111,6 +142,7 @@ class Simulator(Executor):
             raise errors.ArgumentError(
                 f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
             )
+        self._busy(self._host.launch)
         position = self._kept.pop(job, None)
         shape = shape_of(profile, job.task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement, self._capacity)
@@ -122,6 +154,7 @@ class Simulator(Executor):
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """Ask a running job to leave; see `Executor.preempt`."""
+        self._busy(self._host.signal)
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
@@ -142,6 +175,7 @@ class Simulator(Executor):
         """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved."""
         if workers is not None and workers < 1:
             raise errors.ArgumentError(f"a quota of {workers} workers: give at least one", name="workers")
+        self._busy(self._host.signal)
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
@@ -175,10 +209,12 @@ class Simulator(Executor):
         resident = run.found if run is not None else alone
         if self.mode == "switch":
             return self._switch_seconds(profile, resident, [job.task.profile for job in stays])
-        return self._flag + 0.5 * (profile.seconds or 0.0) * min(1.0, alone / victim.task.blocks)
+        again = self._host.notice + self._host.decision + self._host.launch
+        return self._flag + again + 0.5 * (profile.seconds or 0.0) * min(1.0, alone / victim.task.blocks)
 
     def poll(self) -> list[Ended | Stopped]:
-        """Return what has happened."""
+        """Return what has happened; the host begins to decide."""
+        self._thinks = self._host.decision > 0
         said = self._said
         if said:
             self._said = []
@@ -186,13 +222,12 @@ class Simulator(Executor):
 
     def wait(self, until: float | None) -> None:
         """Let time pass until something happens, and at most until `until`."""
+        if self._thinks:
+            self._busy(0.0)
+        if self._said:
+            return
         while not self._said:
-            if self._changed:
-                self._plan()
-            due = NEVER
-            for run in self._runs.values():
-                if run.due < due:
-                    due = run.due
+            due = self._due()
             if until is not None and until < due:
                 self._now = max(self._now, until)
                 return
@@ -201,6 +236,34 @@ class Simulator(Executor):
             if due > self._now:
                 self._now = due
             self._fire()
+        if self._host.notice:
+            self._pass(self._host.notice)
+
+    def _due(self) -> float:
+        """Return when something happens next."""
+        if self._changed:
+            self._plan()
+        due = NEVER
+        for run in self._runs.values():
+            if run.due < due:
+                due = run.due
+        return due
+
+    def _busy(self, seconds: float) -> None:
+        """Let the time pass that the host takes for a command, and before the first one for the decision."""
+        if self._thinks:
+            self._thinks = False
+            seconds += self._host.decision
+        if seconds:
+            self._pass(seconds)
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass on the device, whatever happens there."""
+        until = self._now + seconds
+        while (due := self._due()) <= until:
+            self._now = max(self._now, due)
+            self._fire()
+        self._now = until
 
     def abandon(self, job: Job, error: BaseException) -> None:
         """End a job with an error."""
