@@ -41,6 +41,12 @@ BUILTIN = {
     "TaskLostError": RuntimeError,
     "TaskMemoryError": MemoryError,
     "ServiceError": ConnectionError,
+    "PoolError": RuntimeError,
+    "DeviceLostError": ConnectionError,
+    "RemoteError": RuntimeError,
+    "AgentError": RuntimeError,
+    "PoolVersionError": RuntimeError,
+    "CodeError": TypeError,
 }
 
 EXAMPLES = [
@@ -68,6 +74,9 @@ EXAMPLES = [
     errors.TransformError("m", name="kernel", construct="barrier", line=3),
     errors.SchedulerError("m", task="t"),
     errors.TaskLostError("m", task="t"),
+    errors.DeviceLostError("m", device=3),
+    errors.RemoteError("m", call="launch of 'scale'", remote_traceback="Traceback"),
+    errors.AgentError("m", agent="1 on node a"),
     errors.TaskMemoryError("m", task="t"),
     errors.ServiceError("m", task="t"),
 ]

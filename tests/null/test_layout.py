@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2] / "src" / "warpwell"
 RANKS = (
     ("errors",),
     ("targets", "nvme"),
-    ("queues",),
+    ("queues", "pool"),
     ("storage",),
     ("cache",),
     ("array",),

@@ -1,0 +1,4 @@
+"""Every GPU of a cluster as a local device: agents, one a device, that one ordinary program calls.
+
+See ``docs/pool.md``.
+"""
