@@ -1,0 +1,371 @@
+"""`Progress`: the thread that moves everything of an `MpiTransport`, in plain Python.
+
+It alone calls MPI after the start, and names the peer in each call: after a failure MPI takes neither ANY_SOURCE nor
+collectives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .bulk import CANCELLED, RUNNING, Transfer
+from .region import Region
+from .signal import Signal
+from .stream_framing import DATA, FRAGMENT, GOODBYE, Incoming, Outgoing
+from .transport import WINDOW
+
+CONTROL, FIRST_BULK = 1, 16
+"""MPI tags: of fragments, and the first one of bulk data."""
+
+SLOTS = 4
+"""Fragments to and from a peer that are under way at once."""
+
+AHEAD = 4
+"""Chunks of a transfer that are under way at once. Each waits for its receiver: memory in flight stays bounded."""
+
+SHORTEST, LONGEST, IN_FLIGHT = 20e-6, 500e-6, 100e-6
+"""Seconds of naps: the first, the longest, and the longest while something is under way."""
+
+
+class Progress:
+    """Owns the requests of all peers.
+
+    Parameters
+    ----------
+    comm : mpi4py communicator
+        This thread's alone.
+    peers : iterable of int
+    silence : float
+        Seconds after which a peer that says nothing is lost.
+    lost : callable
+        ``lost(peer, reason)``, called from the thread.
+    """
+
+    def __init__(self, comm: Any, peers: Any, silence: float, lost: Callable[[int, str], None]) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._silence = silence
+        self._lost = lost
+        self._doorbell = Signal()
+        self.inbox: deque[tuple[int, bytes]] = deque()
+        self.arrived = Signal()
+        self.acknowledged = Signal()
+        now = time.monotonic()
+        self._peers = {peer: _Peer(MPI, comm, peer, now) for peer in peers}
+        self._comm = comm
+        upper = comm.Get_attr(MPI.TAG_UB) or 32767
+        self._tags = min(int(upper) + 1, 1 << 30) - FIRST_BULK
+        self._new: deque[_Motion] = deque()
+        self._motions: list[_Motion] = []
+        self._abandoned: list[Any] = []  # memory that MPI may still touch
+        self._closing_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="warpwell mpi transport", daemon=True)
+        self._thread.start()
+
+    # -- called by the transport's users ----------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Let the thread look now."""
+        self._doorbell.raise_()
+
+    def post(self, peer: int, message: bytes) -> None:
+        """Send a message."""
+        self._peers[peer].outgoing.append(message)
+        self.wake()
+
+    def received_by(self, peer: int) -> int:
+        """Return how many bytes of messages (and their overhead) `peer` has received of this process."""
+        return self._peers[peer].acknowledged
+
+    def consumed(self, peer: int, nbytes: int) -> None:
+        """Tell that so many more bytes of messages of `peer` were received here."""
+        state = self._peers[peer]
+        state.consumed += nbytes
+        if state.due():
+            self.wake()
+
+    def start(self, transfer: Transfer, outgoing: bool) -> None:
+        """Take a transfer over."""
+        self._new.append(_Motion(transfer, outgoing, self._comm, FIRST_BULK + transfer.tag % self._tags))
+        self.wake()
+
+    def stop(self, timeout: float) -> None:
+        """Send what waits, let transfers end, say goodbye, all within `timeout` seconds, and end the thread."""
+        self._closing_until = time.monotonic() + timeout
+        self.wake()
+        self._thread.join(timeout + 5.0)
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        _short_naps()
+        nap, watched = SHORTEST, time.monotonic()
+        while True:
+            seen = self._doorbell.value
+            now = time.monotonic()
+            if now - watched > 0.05:
+                self._watch(now, now - watched)
+                watched = now
+            moved = self._step(now)
+            if self._closing_until and self._finished(now):
+                break
+            if moved:
+                nap = SHORTEST
+                continue
+            busy = any(motion.requests for motion in self._motions) or any(p.sent for p in self._peers.values())
+            self._doorbell.sleep(seen, min(nap, IN_FLIGHT) if busy else nap)
+            nap = min(nap * 1.5, LONGEST)
+        for state in self._peers.values():
+            if not state.gone:
+                self._abandon(state.end())
+        for motion in self._motions:
+            self._give_up(motion, "this transport was closed")
+
+    def _step(self, now: float) -> bool:
+        moved = False
+        for state in self._peers.values():
+            if state.gone:
+                continue
+            try:
+                moved = self._fragments(state, now) or moved
+            except self._mpi.Exception as error:
+                self._lose(state, _said(error))
+        while self._new:
+            self._motions.append(self._new.popleft())
+        for motion in list(self._motions):
+            state = self._peers[motion.transfer.peer]
+            if state.gone:
+                self._motions.remove(motion)
+                self._give_up(motion, state.gone)
+                continue
+            try:
+                moved = motion.step() or moved
+            except self._mpi.Exception as error:
+                self._lose(state, _said(error))
+                continue
+            if motion.over():
+                self._motions.remove(motion)
+        return moved
+
+    def _fragments(self, state: _Peer, now: float) -> bool:
+        moved = False
+        while (fragment := state.received()) is not None:
+            moved = True
+            state.heard = now
+            kind, acknowledged, messages = state.incoming.take(fragment)
+            if acknowledged > state.acknowledged:
+                state.acknowledged = acknowledged
+                self.acknowledged.raise_()
+            for message in messages:
+                self.inbox.append((state.peer, message))
+            if messages:
+                self.arrived.raise_()
+            if kind == GOODBYE:
+                self._lose(state, "it closed its transport")
+                return True
+            state.post_receive()
+        state.collect_sent()
+        while state.free and (state.outgoing or state.due() or now - state.told > self._silence / 8):
+            state.send(DATA, now)
+            moved = True
+        return moved
+
+    def _watch(self, now: float, passed: float) -> None:
+        """Find those who are silent."""
+        for state in self._peers.values():
+            if passed > 1.0:  # this process itself stood still: what they said meanwhile was not heard yet
+                state.heard += passed
+            if not state.gone and now - state.heard > self._silence:
+                self._lose(state, f"it has not answered for {now - state.heard:.1f} s")
+
+    def _lose(self, state: _Peer, reason: str) -> None:
+        if state.gone:
+            return
+        state.gone = reason
+        self._abandon(state.end())
+        for motion in [m for m in self._motions if m.transfer.peer == state.peer]:
+            self._motions.remove(motion)
+            self._give_up(motion, reason)
+        self._lost(state.peer, reason)
+        self.acknowledged.raise_()
+        self.arrived.raise_()
+
+    def _give_up(self, motion: _Motion, reason: str) -> None:
+        kept = motion.end()
+        self._abandon(kept)
+        if kept:
+            motion.transfer.fail(reason, keep=kept)
+        else:
+            motion.transfer.fail(reason)
+
+    def _abandon(self, kept: list[Any]) -> None:
+        self._abandoned += kept
+
+    def _finished(self, now: float) -> bool:
+        """Go on with closing; return whether nothing is left to do."""
+        late = now > self._closing_until
+        if self._motions and not late:
+            return False
+        left = False
+        for state in self._peers.values():
+            if state.gone:
+                continue
+            if state.goodbye is None:
+                if (state.outgoing or not state.free) and not late:
+                    left = True
+                elif state.free:
+                    with contextlib.suppress(self._mpi.Exception):
+                        state.send(GOODBYE, now)
+                    left = True
+            elif state.sent and not late:
+                left = True
+        return not left or now > self._closing_until + 0.1
+
+
+class _Peer:
+    """Fragments to and from one peer."""
+
+    def __init__(self, mpi: Any, comm: Any, peer: int, now: float) -> None:
+        self._mpi = mpi
+        self._comm = comm
+        self.peer = peer
+        self.outgoing, self.incoming = Outgoing(), Incoming()
+        self.acknowledged = 0  # by the peer
+        self.consumed = self._reported = 0  # here, and what the peer knows of it
+        self.heard = self.told = now
+        self.gone = ""
+        self.goodbye: Any = None
+        self.free = [bytearray(FRAGMENT) for _ in range(SLOTS)]
+        self.sent: deque[tuple[Any, bytearray]] = deque()
+        self._expected: deque[tuple[Any, bytearray]] = deque()
+        for _ in range(SLOTS):
+            self._receive_into(bytearray(FRAGMENT))
+        self._spare: bytearray | None = None
+
+    def due(self) -> bool:
+        """Whether the peer should hear soon what was received, since it may wait for that."""
+        return self.consumed - self._reported >= WINDOW // 4
+
+    def received(self) -> memoryview | None:
+        """Return the next fragment, if it is there; `post_receive` gives its memory back."""
+        request, buffer = self._expected[0]
+        if not request.Test():
+            return None
+        self._expected.popleft()
+        self._spare = buffer
+        return memoryview(buffer)
+
+    def post_receive(self) -> None:
+        """Expect one more fragment."""
+        assert self._spare is not None
+        self._receive_into(self._spare)
+
+    def _receive_into(self, buffer: bytearray) -> None:
+        self._expected.append((self._comm.Irecv([buffer, self._mpi.BYTE], self.peer, CONTROL), buffer))
+
+    def collect_sent(self) -> None:
+        """Take back what has been sent."""
+        while self.sent and self.sent[0][0].Test():
+            self.free.append(self.sent.popleft()[1])
+
+    def send(self, kind: int, now: float) -> None:
+        """Send a fragment. A goodbye is over once everything before it has arrived."""
+        buffer = self.free.pop()
+        self._reported = consumed = self.consumed
+        nbytes = self.outgoing.fill(memoryview(buffer), kind, consumed)
+        start = self._comm.Issend if kind == GOODBYE else self._comm.Isend
+        request = start([buffer, nbytes, self._mpi.BYTE], self.peer, CONTROL)
+        self.sent.append((request, buffer))
+        self.told = now
+        if kind == GOODBYE:
+            self.goodbye = request
+
+    def end(self) -> list[Any]:
+        """Let go of all requests; return what MPI may still touch."""
+        kept: list[Any] = []
+        for request, buffer in (*self.sent, *self._expected):
+            kept += _let_go(request, buffer, self._mpi, cancel=(request, buffer) in self._expected)
+        return kept
+
+
+class _Motion:
+    """A transfer under way, and its requests."""
+
+    def __init__(self, transfer: Transfer, outgoing: bool, comm: Any, tag: int) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self.transfer = transfer
+        self._outgoing = outgoing
+        # A synchronous send is over once its receiver has begun, so chunks never pile up on the other side.
+        self._start = comm.Issend if outgoing else comm.Irecv
+        self._tag = tag
+        self._region = transfer.region
+        self._posted = 0
+        self.requests: deque[Any] = deque()
+
+    def step(self) -> bool:
+        """See what is over and start what may; return whether there was anything."""
+        before = completed = self._posted - len(self.requests)
+        while self.requests and self.requests[0].Test():
+            self.requests.popleft()
+            completed += 1
+        if self.transfer.status == CANCELLED:
+            if not self._outgoing:
+                for request in self.requests:
+                    request.Cancel()
+            if not self.requests:
+                self.transfer.finish(CANCELLED)
+            return completed > before
+        region = self._region
+        assert isinstance(region, Region)
+        limit = min(self.transfer.allowed, completed + AHEAD)
+        moved = completed > before or self._posted < limit
+        while self._posted < limit:
+            address, nbytes = region.place(self._posted)
+            memory = self._mpi.buffer.fromaddress(address, nbytes)
+            self.requests.append(self._start([memory, self._mpi.BYTE], self.transfer.peer, self._tag))
+            self._posted += 1
+        if completed > before:
+            self.transfer.advance(completed)
+        return moved
+
+    def over(self) -> bool:
+        """Whether there is nothing left to do."""
+        return not self.requests and (self._posted == self.transfer.chunks or self.transfer.status != RUNNING)
+
+    def end(self) -> list[Any]:
+        """Let go of all requests; return what MPI may still touch."""
+        kept: list[Any] = []
+        for request in self.requests:
+            kept += _let_go(request, self._region, self._mpi, cancel=not self._outgoing)
+        return kept
+
+
+def _let_go(request: Any, memory: Any, mpi: Any, *, cancel: bool) -> list[Any]:
+    """Cancel a request where that is possible; return it with its memory if MPI may still touch that."""
+    try:
+        if cancel:
+            request.Cancel()
+        if request.Test():
+            return []
+    except mpi.Exception:
+        return []  # it has failed, and so is over
+    return [(request, memory)]
+
+
+def _said(error: Any) -> str:
+    return f"MPI says: {error.Get_error_string()}"
+
+
+def _short_naps() -> None:
+    """Let this thread's naps end within microseconds of when they should."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(29, ctypes.c_ulong(1000), 0, 0, 0)  # PR_SET_TIMERSLACK, nanoseconds

@@ -1,0 +1,211 @@
+"""`MpiTransport`: the processes of an MPI job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import AgentError, ArgumentError, ClosedError, PoolVersionError, StallError
+from .bulk import Transfer
+from .handshake import NBYTES, Hello
+from .losses import Losses
+from .mpi_progress import Progress
+from .options import silence_from_environment
+from .region import Region
+from .transport import OVERHEAD, SEND_TIMEOUT, TAGS, WINDOW, Bytes, Transport
+
+_HELLO = 2
+_CLOSED = "the transport was closed"
+
+
+class MpiTransport(Transport):
+    """Connects all processes of a communicator. Its constructor is collective; nothing is afterwards.
+
+    Parameters
+    ----------
+    comm : mpi4py communicator, optional
+        It is duplicated. Default: ``MPI.COMM_WORLD``.
+    silence : float, optional
+        Seconds after which a peer that says nothing is lost. Default: ``WARPWELL_POOL_TIMEOUT``, or 4.
+    start : float
+        Seconds that the others have to come.
+
+    Raises
+    ------
+    PoolVersionError
+        A peer runs other versions; raised on both sides.
+    AgentError
+        A peer did not come.
+    """
+
+    name = "mpi"
+
+    def __init__(self, comm: Any = None, *, silence: float | None = None, start: float = 30.0) -> None:
+        from mpi4py import MPI
+
+        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank = int(self._comm.Get_rank())
+        self.peers = tuple(rank for rank in range(self._comm.Get_size()) if rank != self.rank)
+        self.hellos = _exchange(self._comm, self.rank, self.peers, start)
+        self._losses = Losses()
+        self._locks = {peer: threading.Lock() for peer in self.peers}
+        self._posted = dict.fromkeys(self.peers, 0)
+        names = ("messages_sent", "messages_received", "bytes_sent", "bytes_received", "waits", "transfers")
+        self._statistics = {peer: dict.fromkeys(names, 0) for peer in self.peers}
+        self._closed = False
+        self._goodbyes: set[int] = set()
+        silence = silence_from_environment() if silence is None else silence
+        self._progress = Progress(self._comm, self.peers, silence, self._lose)
+
+    @property
+    def intact(self) -> bool:
+        """Whether every peer is there or said goodbye. If not, ``MPI_Finalize`` may hang: leave with ``os._exit``."""
+        return all("closed" in reason for reason in self._losses.reasons().values())
+
+    def send(self, peer: int, *parts: Bytes) -> None:
+        """Send one message; see `Transport.send`."""
+        message = b"".join(parts)
+        counts = self._counts(peer)
+        with self._locks[peer]:
+            self._check(peer)
+            if self._waiting(peer) >= WINDOW:
+                counts["waits"] += 1
+                self._wait_for_room(peer)
+            self._posted[peer] += len(message) + OVERHEAD
+            counts["messages_sent"] += 1
+            counts["bytes_sent"] += len(message)
+            self._progress.post(peer, message)
+
+    def _waiting(self, peer: int) -> int:
+        return self._posted[peer] - self._progress.received_by(peer)
+
+    def _wait_for_room(self, peer: int) -> None:
+        end = time.monotonic() + SEND_TIMEOUT
+        while True:
+            seen = self._progress.acknowledged.value
+            self._check(peer)
+            if self._waiting(peer) < WINDOW:
+                return
+            left = end - time.monotonic()
+            if left <= 0:
+                raise StallError(f"rank {peer} received nothing for {SEND_TIMEOUT:g} s", seconds=SEND_TIMEOUT)
+            self._progress.acknowledged.sleep(seen, left)
+
+    def receive(self, timeout: float) -> tuple[int, bytes] | None:
+        """Return the next message; see `Transport.receive`."""
+        end = time.monotonic() + timeout
+        while True:
+            seen = self._progress.arrived.value
+            if self._closed:
+                raise ClosedError(_CLOSED)
+            if self._progress.inbox:
+                break
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            self._progress.arrived.sleep(seen, left)
+        peer, message = self._progress.inbox.popleft()
+        counts = self._statistics[peer]
+        counts["messages_received"] += 1
+        counts["bytes_received"] += len(message)
+        self._progress.consumed(peer, len(message) + OVERHEAD)
+        return peer, message
+
+    def put(self, peer: int, tag: int, memory: Region) -> Transfer:
+        """Start to send bulk data; see `Transport.put`."""
+        return self._transfer(peer, tag, memory, True)
+
+    def get(self, peer: int, tag: int, memory: Region) -> Transfer:
+        """Start to receive bulk data; see `Transport.get`."""
+        return self._transfer(peer, tag, memory, False)
+
+    def _transfer(self, peer: int, tag: int, memory: Region, outgoing: bool) -> Transfer:
+        if not 0 <= tag < TAGS:
+            raise ArgumentError(f"tags run from 0 to {TAGS - 1}, not to {tag}", name="tag")
+        self._counts(peer)["transfers"] += 1
+        self._check(peer)
+        transfer = Transfer(peer, tag, memory, self._progress.wake)
+        if transfer.chunks:
+            self._progress.start(transfer, outgoing)
+        return transfer
+
+    def lost(self) -> Mapping[int, str]:
+        """Return who is gone; see `Transport.lost`."""
+        return self._losses.reasons()
+
+    def on_lost(self, call: Callable[[int, str], None]) -> None:
+        """Register `call`; see `Transport.on_lost`."""
+        self._losses.on_lost(call)
+
+    def statistics(self) -> dict[int, dict[str, int]]:
+        """Return counts; see `Transport.statistics`."""
+        return {peer: dict(counts) for peer, counts in self._statistics.items()}
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop; see `Transport.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._progress.stop(timeout)
+        self._progress.arrived.raise_()
+        self._progress.acknowledged.raise_()
+
+    def _counts(self, peer: int) -> dict[str, int]:
+        counts = self._statistics.get(peer)
+        if counts is None:
+            raise ArgumentError(f"rank {self.rank} has no peer {peer}", name="peer")
+        return counts
+
+    def _check(self, peer: int) -> None:
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        self._losses.check(peer)
+
+    def _lose(self, peer: int, reason: str) -> None:
+        if self._losses.add(peer, reason):
+            self._losses.tell(peer)
+
+
+def _exchange(comm: Any, rank: int, peers: tuple[int, ...], timeout: float) -> dict[int, Hello]:
+    """Say hello to everybody and return what they said; refuse who cannot work with this process."""
+    from mpi4py import MPI
+
+    mine = Hello.mine()
+    said = mine.encode()
+    heard = {peer: bytearray(NBYTES) for peer in peers}
+    waiting = {("from", peer): comm.Irecv([heard[peer], MPI.BYTE], peer, _HELLO) for peer in peers}
+    waiting |= {("to", peer): comm.Isend([said, MPI.BYTE], peer, _HELLO) for peer in peers}
+    end = time.monotonic() + timeout
+    reasons: dict[int, str] = {}
+    while waiting and time.monotonic() < end:
+        for (way, peer), request in list(waiting.items()):
+            try:
+                if request.Test():
+                    del waiting[way, peer]
+            except MPI.Exception as error:
+                reasons[peer] = error.Get_error_string()
+                del waiting[way, peer]
+        if reasons:
+            break
+        time.sleep(1e-3)
+    wrong = []
+    for peer in peers:
+        if peer in reasons or ("from", peer) in waiting:
+            continue
+        try:
+            mine.check(Hello.decode(bytes(heard[peer])), peer)
+        except PoolVersionError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise PoolVersionError("; ".join(wrong))
+    missing = sorted({peer for _, peer in waiting} | set(reasons))
+    if missing:
+        raise AgentError(
+            f"rank {rank}: no hello from rank {', '.join(map(str, missing))} within {timeout:g} s"
+            + "".join(f"; rank {peer}: {reason}" for peer, reason in reasons.items()),
+            agent=f"rank {missing[0]}",
+        )
+    return {peer: Hello.decode(bytes(data)) for peer, data in heard.items()}
