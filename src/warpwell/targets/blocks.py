@@ -27,6 +27,9 @@ LIVE = 4
 """Workers that have begun and not left."""
 LEFT = 5
 """Workers that have left, ever."""
+FLOOR = 6
+"""Workers with a smaller number are to leave. The oldest are a GPU's first choice for what it issues next: they end
+their blocks soon, where the youngest of a kernel that keeps it busy may not for as long as the others run."""
 CONTROL_WORDS = 8
 
 BLOCK_INDICES = 256
@@ -203,7 +206,7 @@ class BlockLaunch:
         control : int
             Address of a control record.
         worker : int
-            Its number, from 0: it leaves where `TARGET` is not larger.
+            Its number, from 0: it leaves where `TARGET` is not larger, or `FLOOR` is.
         """
         from .blocks_cpu import work
 

@@ -20,6 +20,8 @@ def driver(context, control, worker, total, threads{parameters}):
         # the flags first and the claim second: what is claimed is always run
         if load_acquire(control, DEVICE) != 0 or worker >= load_relaxed(control + 8, DEVICE):
             break
+        if worker < load_relaxed(control + 48, DEVICE):
+            break
         block = fetch_add(control + 16, 1, DEVICE)
         if block >= blocks:
             break

@@ -23,7 +23,7 @@ from .device import device, seam_for
 from .notice import compiling
 from .run_cuda import INSIDE, compiled, configuration, numba_cuda
 
-_CURSOR, _DONE, _LIVE, _LEFT = 16, 24, 32, 40
+_CURSOR, _DONE, _LIVE, _LEFT, _FLOOR = 16, 24, 32, 40, 48
 
 _WORKERS = """
 def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
@@ -98,10 +98,11 @@ def claim(control, worker, chunk, ended):
     if thread_index() == 0:
         stop = load_relaxed(control, DEVICE)
         target = load_relaxed(control + 8, DEVICE)
+        floor = load_relaxed(control + _FLOOR, DEVICE)
         if ended != 0:
             add_relaxed(control + _DONE, ended)
         first = -1
-        if stop == 0 and worker < target:
+        if stop == 0 and floor <= worker and worker < target:
             first = add_relaxed(control + _CURSOR, chunk)
         put_claim(first)
     barrier()

@@ -48,7 +48,7 @@ _AFTER = r"""
 #undef __global__
 #define __global__ __attribute__((global))
 #line 1 "warpwell.cu"
-enum { WW_STOP, WW_TARGET, WW_CURSOR, WW_DONE, WW_LIVE, WW_LEFT };
+enum { WW_STOP, WW_TARGET, WW_CURSOR, WW_DONE, WW_LIVE, WW_LEFT, WW_FLOOR };
 
 static __device__ __forceinline__ long long ww_load(long long ww_address)
 {
@@ -88,10 +88,11 @@ static __device__ __forceinline__ long long ww_claim(
     if (ww_thread() == 0) {
         const long long ww_stop = ww_load(ww_control + 8 * WW_STOP);
         const long long ww_target = ww_load(ww_control + 8 * WW_TARGET);
+        const long long ww_floor = ww_load(ww_control + 8 * WW_FLOOR);
         if (ww_ended != 0)
             ww_add(ww_control, WW_DONE, ww_ended);
         long long ww_first = -1;
-        if (ww_stop == 0 && ww_worker < ww_target)
+        if (ww_stop == 0 && ww_floor <= ww_worker && ww_worker < ww_target)
             ww_first = ww_add(ww_control, WW_CURSOR, ww_chunk);
         ww_slots()->claimed = ww_first;
     }
