@@ -5,13 +5,15 @@ import pytest
 from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Launch, Placement, Policy, Preempt, Profile, Request, State, Task
 from warpwell.scheduler.core import Core
+from warpwell.scheduler.matrix import Matrix, Pair
 from warpwell.scheduler.policies import POLICIES, policy
 from warpwell.scheduler.policies.chimera import Chimera
 from warpwell.scheduler.policies.drf import divide
 from warpwell.scheduler.policies.order import FirstCome, LeftOver
 from warpwell.scheduler.policies.sharing import quota, rank
 from warpwell.scheduler.rates import ClassTable
-from warpwell.scheduler.simulator import Simulator
+from warpwell.scheduler.replay import replay
+from warpwell.scheduler.simulator import Host, Simulator
 from warpwell.testing.policies import CAPACITY, PolicyConformance, task
 from warpwell.testing.scripted_executor import ScriptedExecutor
 
@@ -231,6 +233,69 @@ def test_warpwell_has_nearly_twice_the_throughput_on_a_backlog_of_both_classes()
     # measured on the hardware: 1.95 with the memory-intensive kernel resident first; preemptions cost some of it
     assert left_over / makespan("warpwell") > 1.6
     assert makespan("warpwell") < makespan("warpwell-no-preemption") < left_over * 1.01
+
+
+MEASURED = [
+    # Compute-bound kernels gain nothing beside each other, and the younger starves; c gains with m where m is first.
+    *(Pair(a, b, (0.98, 0.02)) for a in ("c", "d") for b in ("c", "d")),
+    *(Pair("m", c, (0.9, 0.6)) for c in ("c", "d")),
+    *(Pair(c, "m", (1.0, 0.0)) for c in ("c", "d")),
+]  # fmt: skip
+
+
+def measured(requests: list[Request], pairs: list[Pair] = MEASURED, host: Host | None = None, **parts: int) -> Core:
+    capacity = Capacity(partitions=parts or None)
+    table = Matrix(pairs, ClassTable(capacity))
+    core = Core(Simulator(table, mode="drain", host=host or Host()), policy("warpwell"), rates=table)
+    replay(requests, core)
+    return core
+
+
+def test_warpwell_lets_kernels_take_turns_that_gain_nothing_together() -> None:
+    core = measured(named(*[(name, C, 2, {}) for name in "cdcdcd"]))
+    assert [e.kind for e in core.log if e.kind in ("resize", "preempt")] == []
+    assert {e.why.get("workers") for e in core.log if e.kind == "launch"} == {None}
+    # No gap: the next one has been launched when one ends.
+    assert max(job.ended for job in core.jobs) == pytest.approx(12e-3, rel=1e-3)
+    host = Host(decision=300e-6, launch=60e-6, notice=20e-6)
+    core = measured(named(*[(name, C, 2, {}) for name in "cdcdcd"]), host=host)
+    assert max(job.ended for job in core.jobs) == pytest.approx(12e-3 + 360e-6, rel=1e-3)
+
+
+def test_warpwell_shares_where_that_gains_something() -> None:
+    core = measured(named(("m", M, 2, {}), ("c", C, 2, {})))
+    assert max(job.ended for job in core.jobs) < 3e-3
+    launched = {e.name: e.why.get("workers") for e in core.log if e.kind == "launch"}
+    assert launched["m"] is not None, "it leaves room"
+    assert launched["c"] is None, "it has what is left, and all when the other one ends"
+
+
+def test_warpwell_does_not_stop_what_waits_for_its_turn_and_goes_on_with_what_runs() -> None:
+    # On hardware d would see that only when c has ended. Both leave, and m is resident first.
+    two = named(("c", C, 5, {}), ("d", C, 5, {}))
+    core = measured([*two, Request("m", [task(M, 5, "m")], 1e-3)])
+    preempted = [(e.name, e.why["rule"]) for e in core.log if e.kind == "preempt"]
+    assert preempted == [("c", "worth, and residency"), ("d", "worth, and residency")]
+    two = named(("c", C, 5, {}), ("d", C, 5, {}))
+    core = measured([*two, Request("x", [task(C, 1, "x", priority=1)], 1e-3)])
+    assert [e.name for e in core.log if e.kind == "preempt" and e.why["rule"] == "priority"] == ["c", "d"]
+    assert core.jobs[2].ended < 3.1e-3, "at the end of the wave"
+
+
+def test_warpwell_takes_the_best_company_by_name_where_the_table_knows_names() -> None:
+    # Of the two that wait behind the oldest, the younger one goes better with it.
+    pairs = [Pair("m", "c", (0.6, 0.5)), Pair("m", "d", (0.9, 0.7)), Pair("c", "d", (1, 0)), Pair("c", "m", (1, 0))]
+    core = measured(named(("m", M, 2, {}), ("c", C, 2, {}), ("d", C, 2, {})), [*pairs, Pair("d", "m", (1, 0))])
+    assert launches(core) == ["m", "d", "c"]
+
+
+def test_warpwell_gets_a_kernel_out_of_its_partition_when_it_is_alone() -> None:
+    shared = [Pair("a", "b", (0.5, 0.5)), Pair("b", "a", (0.5, 0.5)), Pair("b", "a", (0.1, 0.1), partition=0.24)]
+    pairs = [Pair("a", "b", (0.9, 0.9), partition=0.24), *shared]
+    core = measured(named(("a", C, 20, {}), ("b", C, 2, {})), pairs, a32=32, b32=100)
+    assert [e.why.get("partition") for e in core.log if e.kind == "launch"] == ["a32", "b32", None]
+    assert [e.why["rule"] for e in core.log if e.kind == "preempt"] == ["out of its partition"]
+    assert core.jobs[0].ended < 22e-3
 
 
 def test_warpwell_puts_priority_before_pairing_and_preempts_for_it() -> None:

@@ -99,6 +99,7 @@ class Core:
         self._held: tuple[int, ...] = ()
         self._accounts = self.tenants.accounts
         self._memory = False
+        policy.meets(rates)
         self._queue = Waiting(policy.bucket, policy.key, self._allowed)
         self._view = View(
             executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,

@@ -128,6 +128,9 @@ class Policy(ABC):
     perfect: bool = False
     period: float | None = None
 
+    def meets(self, rates: Rates) -> None:  # noqa: B027 - most do not sort by it
+        """Learn where estimates will come from, before anything waits."""
+
     def bucket(self, job: Job) -> Hashable:
         """Return the part of the waiting list that a job belongs to: in a part, only the first may be chosen."""
         return job.task.profile.kind, job.state is State.PREEMPTED

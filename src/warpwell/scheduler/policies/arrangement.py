@@ -39,7 +39,10 @@ class Arrangement(NamedTuple):
 
 
 class Arranger:
-    """Finds the best arrangement of kernels: quotas of workers are weighed against each other and against partitions.
+    """Finds the best arrangement of kernels: turns, quotas of workers, or partitions.
+
+    *Turns*: each is launched with its whole quota behind those before it. The hardware gives it room when their last
+    blocks have none to follow, so no host is in the way of a hand-over, and the sum is that of the first one alone.
 
     What was found for some kernels is remembered for others like them (class, need, demands in eighths, and the name
     where the rates table knows names), so that a decision between many combinations asks the table about few. It is
@@ -48,15 +51,18 @@ class Arranger:
     Parameters
     ----------
     sight : Sight
+    better : float
+        Part by which sharing must be better than taking turns.
     remembers : int
         Estimates until everything is looked at anew.
     """
 
-    def __init__(self, sight: Sight, remembers: int = 1 << 16) -> None:
+    def __init__(self, sight: Sight, better: float = 0.05, remembers: int = 1 << 16) -> None:
         self._sight = sight
+        self._better = better
         self._remembers = remembers
         self._left = remembers
-        self._known: dict[tuple[Any, ...], tuple[int, float]] = {}
+        self._known: dict[tuple[Any, ...], tuple[int, float, int]] = {}
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._likes: dict[Job, int] = {}
         self._same: dict[tuple[Any, ...], tuple[Sequence[Placement], Sequence[float], float]] = {}
@@ -71,10 +77,11 @@ class Arranger:
 
     def estimate(self, view: View, jobs: Sequence[Job], fixed: int = 0) -> float:
         """Return about what `best` would have as its sum, without asking where that is known of like kernels."""
-        same = self._same.get(self._exact(view, jobs, fixed))
+        exact = self._exact(view, jobs, fixed)
+        same = self._same.get(exact)
         if same is not None:
             return same[2]
-        known = self._known.get(self._key(view, jobs, fixed))
+        known = self._known.get(self._key(view, jobs, fixed, exact[1]))
         return known[1] if known is not None else self.best(view, jobs, fixed).sum
 
     def _grow_old(self) -> None:
@@ -100,25 +107,41 @@ class Arranger:
         there = self._same.get(same)
         if there is None:
             self._grow_old()
-            arrangement = self._find(view, jobs, fixed)
+            arrangement = self._find(view, jobs, fixed, same[1])
             self._same[same] = arrangement.placements, arrangement.rates, arrangement.sum
             return arrangement
         self._grow_old()
         return Arrangement(jobs, there[0], there[1])
 
-    def _find(self, view: View, jobs: Sequence[Job], fixed: int) -> Arrangement:
+    def _find(self, view: View, jobs: Sequence[Job], fixed: int, fits: bool) -> Arrangement:
         seen = self._sight.jobs(view, jobs)
         parts = _parts(view, jobs, fixed)
-        key = self._key(view, jobs, fixed)
+        key = self._key(view, jobs, fixed, fits)
         known = self._known.get(key)
-        if known is not None and known[0] < len(parts):
+        if known is not None and known[2] == len(parts):
             placements = _placements(view, jobs, parts[known[0]])
             return Arrangement(jobs, placements, view.rates.together(seen, placements))
         choices = [_placements(view, jobs, its) for its in parts]
         found = [Arrangement(jobs, places, view.rates.together(seen, places)) for places in choices]
-        index = max(range(len(found)), key=lambda k: (round(found[k].sum, 9), -k))
-        self._known[key] = index, found[index].sum
+        index = self._choose(found)
+        self._known[key] = index, found[index].sum, len(parts)
         return found[index]
+
+    def _choose(self, found: Sequence[Arrangement]) -> int:
+        """Return which is best: the first unless another one is clearly better, and partitions the same.
+
+        Turns cost nothing and cannot go wrong. What runs in a partition stays there, whoever comes next.
+        """
+        sums = [round(arrangement.sum, 9) for arrangement in found]
+        shared = [k for k, its in enumerate(found) if its.placements[0].partition is None]
+        index = max(shared or [0], key=lambda k: (sums[k], -k))
+        if sums[index] <= sums[0] * (1 + self._better):
+            index = 0
+        if len(shared) < len(found):
+            apart = max(range(len(found)), key=lambda k: (sums[k], -k))
+            if sums[apart] > sums[index] * (1 + self._better):
+                index = apart
+        return index
 
     def _exact(self, view: View, jobs: Sequence[Job], fixed: int) -> tuple[Any, ...]:
         """Return all that the best arrangement depends on; how far the last wave of blocks is, does not count."""
@@ -142,7 +165,7 @@ class Arranger:
             load += (shape.alone if shape.alone < left else max(1, left)) * shape.load
             key.append(-1 - number if task.whole else number)
             if i < fixed and job.placement is not None:
-                key += job.placement.plain, job.placement.partition
+                key += job.placement.workers, job.placement.plain, job.placement.partition
         key[1] = load <= 1.0 + 1e-9
         return tuple(key)
 
@@ -150,9 +173,9 @@ class Arranger:
         """Forget a job."""
         self._likes.pop(job, None)
 
-    def _key(self, view: View, jobs: Sequence[Job], fixed: int) -> tuple[Any, ...]:
+    def _key(self, view: View, jobs: Sequence[Job], fixed: int, fits: bool) -> tuple[Any, ...]:
         likes = self._likes
-        key: list[Any] = [fixed]
+        key: list[Any] = [fixed, fits]
         for job in jobs:
             like = likes.get(job)
             key.append(self._like(view, job) if like is None else like)
@@ -173,7 +196,10 @@ class Arranger:
 
 
 def _parts(view: View, jobs: Sequence[Job], fixed: int) -> Sequence[Sequence[float | str | None]]:
-    """Return arrangements to choose from: for each job a part of the device, the name of a partition, or None (all)."""
+    """Return arrangements to choose from: for each job a part of the device, the name of a partition, or None (all).
+
+    The first is that they take turns, where they do not all fit.
+    """
     there = [job.placement if i < fixed else None for i, job in enumerate(jobs)]
     if any(p is not None and p.partition is not None for p in there):
         return _beside_partitions(view, there)
@@ -181,12 +207,14 @@ def _parts(view: View, jobs: Sequence[Job], fixed: int) -> Sequence[Sequence[flo
         return [[None] * len(jobs)]
     memory = [job.task.profile.kind is Kind.MEMORY for job in jobs]
     count, few = len(jobs), sum(memory)
-    found: list[Sequence[float | str | None]]
+    found: list[Sequence[float | str | None]] = [[None] * count]
     if few in (0, count):
-        found = [[1.0 / count] * count]
+        found.append([1.0 / count] * count)
+        if count == 2:
+            found += [(part, 1 - part) for part in PARTS if part != 0.5]
     else:
         # Both classes: the memory-intensive ones divide one part among them, the others the rest.
-        found = [[part / few if m else (1 - part) / (count - few) for m in memory] for part in PARTS]
+        found += [[part / few if m else (1 - part) / (count - few) for m in memory] for part in PARTS]
     if count == 2 and not fixed and view.capacity.partitions:
         for one, other in pairs(view.capacity):
             found += [(one, other), (other, one)]
@@ -216,4 +244,7 @@ def _placements(view: View, jobs: Sequence[Job], parts: Sequence[float | str | N
             found.append(PLAIN)
         else:
             found.append(WHOLE if part is None else Placement(workers=quota(job, part, view.capacity)))
+    if found[-1].workers is not None and jobs[-1].waits and "switch" not in view.capacity.modes:
+        # What comes last takes what the others leave, now and, without a word from the host, when they end.
+        found[-1] = WHOLE
     return found
