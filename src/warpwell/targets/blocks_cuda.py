@@ -21,6 +21,7 @@ from .block import (
 )
 from .device import device, seam_for
 from .notice import compiling
+from .prepared import Prepared, flat_arguments
 from .run_cuda import INSIDE, compiled, configuration, numba_cuda
 
 _CURSOR, _DONE, _LIVE, _LEFT, _FLOOR = 16, 24, 32, 40, 48
@@ -87,6 +88,9 @@ _FOLLOWING = {
 
 ALL_LANES = 0xFFFFFFFF
 
+_WORDS = {"plain": 3, "workers": 10, "slices": 6}
+"""Integers before the kernel's own parameters."""
+
 
 @device
 def claim(control, worker, chunk, ended):
@@ -128,7 +132,8 @@ class Forms:
         self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(blocks.args))
         types = tuple(self.plain.typeof_pyval(v) for v in blocks.values)
         self._key = ("cuda-forms", len(blocks.launch.shape), types)
-        self._forms: dict[str, tuple[Any, dict[str, int]]] = {}
+        self._forms: dict[str, tuple[Any, dict[str, int], Any]] = {}
+        self._prepared: dict[str, Prepared] = {}
 
     def prepare(self) -> None:
         """Compile and load all forms, so that a launch waits for neither.
@@ -141,18 +146,24 @@ class Forms:
         if self._key not in made:
             dims, count = len(blocks.launch.shape), len(blocks.args)
             threads = int(np.prod(self._threads))
-            found = {"plain": (self.plain, self._kernel(self.plain, 3))}
+            found = {"plain": (self.plain, self._kernel(self.plain, _WORDS["plain"]))}
             cap = registers_for(int(found["plain"][1].regs_per_thread), threads)
             if blocks.preemptible:
                 workers = _form(blocks, "workers", _WORKERS, dims, count, cap)
-                found["workers"] = (workers, self._kernel(workers, 10))
+                found["workers"] = (workers, self._kernel(workers, _WORDS["workers"]))
             if blocks.sliceable:
                 slices = _form(blocks, "slices", _SLICE, dims, count, cap)
-                found["slices"] = (slices, self._kernel(slices, 6))
+                found["slices"] = (slices, self._kernel(slices, _WORDS["slices"]))
             made[self._key] = {
-                form: (dispatcher, _resources(kernel, threads)) for form, (dispatcher, kernel) in found.items()
+                form: (dispatcher, _resources(kernel, threads), kernel) for form, (dispatcher, kernel) in found.items()
             }
         self._forms = made[self._key]
+        plain = self._forms["plain"][2]
+        arguments = flat_arguments(plain, 3, blocks.values)
+        if arguments is not None:
+            self._prepared = {
+                form: Prepared(kernel, _WORDS[form], arguments) for form, (_, _, kernel) in self._forms.items()
+            }
 
     @property
     def compiled(self) -> bool:
@@ -177,16 +188,23 @@ class Forms:
         """
         blocks = self._blocks.blocks
         words = (control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
-        self._forms["workers"][0][workers, self._threads, stream](*words, *self._blocks.values)
+        self._launch("workers", (workers,), stream, words)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
         """Launch `count` blocks from block `first`; return at once."""
-        words = (first, *self._grid, *self._extents)
-        self._forms["slices"][0][count, self._threads, stream](*words, *self._blocks.values)
+        self._launch("slices", (count,), stream, (first, *self._grid, *self._extents))
 
     def start_plain(self, stream: Any) -> None:
         """Launch the untransformed kernel, whole; return at once."""
-        self.plain[self._across, self._threads, stream](*self._extents, *self._blocks.values)
+        self._launch("plain", self._across, stream, self._extents)
+
+    def _launch(self, form: str, grid: Any, stream: Any, words: tuple[int, ...]) -> None:
+        prepared = self._prepared.get(form)
+        if prepared is not None:
+            prepared.launch(grid, self._threads, stream, words)
+            return
+        dispatcher = self.plain if form == "plain" else self._forms[form][0]
+        dispatcher[grid, self._threads, stream](*words, *self._blocks.values)
 
 
 def _resources(kernel: Any, threads: int) -> dict[str, int]:
@@ -281,7 +299,7 @@ def ptx(blocks: Any, argument_types: tuple[Any, ...], form: str = "workers", *, 
     from .run_cuda import ptx_of
 
     dims = len(blocks.launch.shape)
-    template, words = (_WORKERS, 10) if form == "workers" else (_SLICE, 6)
+    template, words = (_WORKERS if form == "workers" else _SLICE), _WORDS[form]
     return ptx_of(_function(blocks, template, dims, len(argument_types)), words, argument_types, cc)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from .memory import Block, memory_for
 
 MIRROR_WORDS = 64
 """Words of pinned memory that control words are read into."""
+
+_WRITE_WORD = 5
+"""CU_STREAM_MEM_OP_WRITE_VALUE_64."""
 
 _thread = threading.local()
 """The GPU that `Gpu.enter` made the calling thread's."""
@@ -55,6 +59,9 @@ class Gpu:
         self._contexts: dict[str, Any] = {}
         self._idle: dict[tuple[int, str | None], list[Any]] = {}
         self._held: list[Any] = []
+        # called by itself: the bindings want an object for each operation
+        self._batch = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
+        self._batch.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)
         with self.on_device():
             run_cuda.share_fault_page()
             cuda.current_context()
@@ -172,10 +179,13 @@ class Gpu:
         self.after(stream, self.mark(self._control))
 
     def write_words(self, stream: Any, address: int, words: Sequence[int]) -> None:
-        """Set words of device memory, in a stream's order."""
-        handle = int(stream.handle)
-        for k, word in enumerate(words):
-            self._check(self._driver.cuStreamWriteValue64(handle, address + 8 * k, word, 0))
+        """Set words of device memory, in a stream's order, by one call."""
+        operations = np.zeros((len(words), 6), np.uint64)  # CUstreamBatchMemOpParams: a union of six words
+        operations[:, 0] = _WRITE_WORD
+        operations[:, 1] = np.arange(address, address + 8 * len(words), 8)
+        operations[:, 2] = np.asarray(words, np.int64).view(np.uint64)
+        status = self._batch(int(stream.handle), len(words), operations.ctypes.data, 0)
+        self._check((status,))
 
     def read_words(self, address: int, count: int) -> NDArray[np.int64]:
         """Return words of device memory, as they are now; waits for nothing that runs (tens of microseconds)."""
