@@ -67,11 +67,11 @@ def kernels(device: str, small: bool) -> dict[str, tuple[Any, tuple[Any, ...], K
     """Return launches with their arguments and classes, by name."""
     n = 1 << (12 if small else 31)
     a, b, c = (zeros(device, n, np.float64) for _ in range(3))
-    m = 1 << (12 if small else 24)
+    m = 1 << (12 if small else 26)
     x = zeros(device, m, np.float32)
     found = {
         "stream": (stream[n // 4], (a, b, c, 3.0), Kind.MEMORY),
-        "logistic": (logistic[m // 4], (x, np.float32(3.7), 8 if small else 1800), Kind.COMPUTE),
+        "logistic": (logistic[m // 4], (x, np.float32(3.7), 8 if small else 450), Kind.COMPUTE),
     }
     sizes = {"spmv": 1 << 22, "atax": 1 << 14, "black_scholes": 1 << 25, "gemm": 1024, "conv2d": 1 << 14}
     for name, size in sizes.items():
@@ -169,7 +169,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=48, help="kernels of a trace")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--traces", nargs="+", default=None)
-    parser.add_argument("--window", type=float, default=3e-3)
+    parser.add_argument("--window", type=float, default=10e-3, help="seconds in which a pair is measured")
+    parser.add_argument("--seed", type=int, default=3, help="of the traces")
+    parser.add_argument("--logs", default=None, metavar="DIR", help="write the logs of all runs, for sched explain")
     parser.add_argument("--matrix", default=None, metavar="FILE")
     parser.add_argument("--json", default=None, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=200, help="leave the rest out after this time")
@@ -241,7 +243,7 @@ def main() -> None:
             replay(trace(found, profiles, names, len(set(names[0] + names[1])) * 2, None, 1, real.now()),
                    Core(real, policy("first-come"), rates=rates()))  # fmt: skip
             core = Core(real, policy(name), rates=rates())
-            ran = replay(trace(found, profiles, names, options.count, load, 3, real.now() + 1e-3), core,
+            ran = replay(trace(found, profiles, names, options.count, load, options.seed, real.now() + 1e-3), core,
                          alone=lambda task: profiles[task.name].seconds)  # fmt: skip
             steps = np.asarray(ran.steps)
             host = host_of(float(np.median(steps)), real)
@@ -250,8 +252,13 @@ def main() -> None:
             guesses = []
             for its in (host, Host()):
                 simulated = Simulator(rates(), capacity, mode="drain", host=its)
-                asked = trace(found, profiles, names, options.count, load, 3)
-                guesses.append(replay(asked, Core(simulated, policy(name), rates=rates())).metrics().stp)
+                asked = trace(found, profiles, names, options.count, load, options.seed)
+                guess = replay(asked, Core(simulated, policy(name), rates=rates()))
+                guesses.append(guess.metrics().stp)
+                if options.logs and not guesses[1:]:
+                    for kind, run in (("real", ran), ("simulated", guess)):
+                        with open(f"{options.logs}/{title.replace(' ', '-')}.{name}.{kind}.jsonl", "w") as file:
+                            run.log.write(file)
             tails = [m.turnaround[k].p99 if k in m.turnaround else float("nan") for k in ("memory", "compute")]
             rows.append([
                 title, name, m.stp, guesses[0], guesses[0] / m.stp - 1, m.antt, m.fairness, 1e3 * tails[0],
