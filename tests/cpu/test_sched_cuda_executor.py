@@ -63,3 +63,34 @@ def fake_executor_over(gpu: FakeGpu) -> Any:
     from warpwell.scheduler.cuda_executor import CudaExecutor
 
     return CudaExecutor(gpu=gpu)
+
+
+def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_begun() -> None:
+    gpu = FakeGpu()
+    waited: list[tuple[int, int]] = []
+    wait_word = gpu.wait_word
+
+    def waits(stream: Any, address: int, least: int) -> None:
+        waited.append((address, least))
+        wait_word(stream, address, least)
+
+    gpu.wait_word = waits  # type: ignore[method-assign]
+    executor = fake_executor_over(gpu)
+    conformance = TestCudaExecutorWithoutGpu()
+    first, second, late = (conformance.job(executor) for _ in range(3))
+    executor.launch(first, Placement(workers=2))
+    until = time.monotonic() + 60
+    ended: list[Any] = []
+    while executor.progress(first) == 0:  # compiled, in a thread of its own
+        assert time.monotonic() < until
+        executor.wait(executor.now() + 1e-3)
+        ended += executor.poll()
+    executor.launch(late, Placement(workers=1))
+    executor.launch(second, Placement(workers=1))
+    while len(ended) < 3:
+        assert time.monotonic() < until
+        executor.wait(executor.now() + 1e-2)
+        ended += executor.poll()
+    assert all(event.error is None for event in ended)
+    assert len(waited) >= 1 and all(least > 0 for _, least in waited)
+    executor.close()

@@ -13,6 +13,9 @@ from .task import Job, Placement
 LEARN = 0.2
 """Weight of a new measurement."""
 
+RELAUNCH = 300e-6
+"""Seconds that a launch takes, until it has been measured."""
+
 MOST = 64
 """Tasks that are prepared before they are launched, at most."""
 
@@ -71,7 +74,7 @@ class Pace:
         Of both together.
     """
 
-    def __init__(self, launching: float) -> None:
+    def __init__(self, launching: float = RELAUNCH) -> None:
         self.launching = launching
         self._handing = 0.0
         self._free: float | None = None

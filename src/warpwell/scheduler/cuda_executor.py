@@ -31,6 +31,7 @@ from .. import errors
 from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
 from ..targets.gpu import Gpu
 from .cuda_ahead import Ahead, Pace
+from .cuda_order import Order
 from .cuda_run import EVERY, CudaRun, Phase
 from .executor import Capacity, Ended, Executor, Stopped
 from .task import Job, Placement
@@ -50,9 +51,6 @@ SLICE = 200e-6
 
 FLAG = 20e-6
 """Seconds from setting the flag to the last worker seeing it between two blocks (H200, median)."""
-
-RELAUNCH = 300e-6
-"""Seconds that `launch` takes, until it has been measured."""
 
 SPIN = 2e-3
 """Seconds for which `wait` looks without a pause, while something runs."""
@@ -104,7 +102,8 @@ class CudaExecutor(Executor):
         self._closed = False
         self._thread = -1
         self._ahead = Ahead(gpu, self._begin)
-        self._pace = Pace(RELAUNCH)
+        self._pace = Pace()
+        self._order = Order(gpu)
 
     @property
     def capacity(self) -> Capacity:
@@ -350,6 +349,7 @@ class CudaExecutor(Executor):
         if not run.control:
             run.control = self._records.pop()
         run.stream = self._gpu.stream(placement.priority, placement.partition)
+        self._order.keep(run, self.now())
         if run.form == "plain":
             run.forms.start_plain(run.stream)
             run.events = [self._gpu.mark(run.stream)]

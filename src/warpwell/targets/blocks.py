@@ -30,6 +30,8 @@ LEFT = 5
 FLOOR = 6
 """Workers with a smaller number are to leave. The oldest are a GPU's first choice for what it issues next: they end
 their blocks soon, where the youngest of a kernel that keeps it busy may not for as long as the others run."""
+BEGUN = 7
+"""Workers that have begun, ever."""
 CONTROL_WORDS = 8
 
 BLOCK_INDICES = 256

@@ -15,6 +15,7 @@ _DRIVER = """
 def driver(context, control, worker, total, threads{parameters}):
     set_context(context)
     fetch_add(control + 32, 1, DEVICE)
+    fetch_add(control + 56, 1, DEVICE)
     blocks = (total + threads - 1) // threads
     while True:
         # the flags first and the claim second: what is claimed is always run

@@ -24,13 +24,14 @@ from .notice import compiling
 from .prepared import Prepared, flat_arguments
 from .run_cuda import INSIDE, compiled, configuration, numba_cuda
 
-_CURSOR, _DONE, _LIVE, _LEFT, _FLOOR = 16, 24, 32, 40, 48
+_CURSOR, _DONE, _LIVE, _LEFT, _FLOOR, _BEGUN = 16, 24, 32, 40, 48, 56
 
 _WORKERS = """
 def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
     worker = base + own_block()
     if thread_index() == 0:
         add_relaxed(control + LIVE, 1)
+        add_relaxed(control + BEGUN, 1)
     ended = 0
     while True:
         first = claim(control, worker, chunk, ended)
@@ -284,6 +285,7 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
         "virtual_grid": virtual_grid,
         "add_relaxed": add_relaxed,
         "LIVE": _LIVE,
+        "BEGUN": _BEGUN,
         "ALL_LANES": ALL_LANES,
         "__name__": "warpwell.targets.generated",
     }

@@ -173,6 +173,12 @@ class Gpu:
         handle = int(self._control.handle)
         self._check(self._driver.cuStreamWriteValue64(handle, address, value, 0))
 
+    def wait_word(self, stream: Any, address: int, least: int) -> None:
+        """Hold up a stream until a word has at least a value, as `set_word` and `set_words` before leave it."""
+        self.after(stream, self.mark(self._control))
+        at_least = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        self._check(self._driver.cuStreamWaitValue64(int(stream.handle), address, least, int(at_least)))
+
     def set_words(self, stream: Any, address: int, words: Sequence[int]) -> None:
         """Set words before what `stream` is given from now on, and before later `set_word` and `read_words`."""
         self.write_words(self._control, address, words)

@@ -48,7 +48,7 @@ _AFTER = r"""
 #undef __global__
 #define __global__ __attribute__((global))
 #line 1 "warpwell.cu"
-enum { WW_STOP, WW_TARGET, WW_CURSOR, WW_DONE, WW_LIVE, WW_LEFT, WW_FLOOR };
+enum { WW_STOP, WW_TARGET, WW_CURSOR, WW_DONE, WW_LIVE, WW_LEFT, WW_FLOOR, WW_BEGUN };
 
 static __device__ __forceinline__ long long ww_load(long long ww_address)
 {
@@ -108,8 +108,10 @@ extern "C" __global__ void ww_workers_{name}(
     long long ww_ended = 0, ww_first = 0, ww_last = 0, ww_next = 0;
     unsigned ww_number = 0;
     ww_set_grid(ww_x, ww_y, ww_z);
-    if (ww_thread() == 0)
+    if (ww_thread() == 0) {
         ww_add(ww_control, WW_LIVE, 1);
+        ww_add(ww_control, WW_BEGUN, 1);
+    }
     // Never taken. A loop with two entries is none to a compiler, which so moves nothing of the kernel before it: a
     // product that was moved would be rounded by itself, where the kernel as it is adds to it in one step.
     if (ww_chunk < 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -161,6 +162,16 @@ class FakeGpu:
     def set_words(self, stream: _Stream, address: int, words: Sequence[int]) -> None:
         """See `Gpu`."""
         view_of(address, 8 * len(words), np.int64)[:] = words
+
+    def wait_word(self, stream: _Stream, address: int, least: int) -> None:
+        """See `Gpu`."""
+        word = view_of(address, 8, np.int64)
+
+        def operation() -> None:
+            while word[0] < least:
+                time.sleep(1e-4)
+
+        stream.operations.put(operation)
 
     def read_words(self, address: int, count: int) -> NDArray[np.int64]:
         """See `Gpu`."""
