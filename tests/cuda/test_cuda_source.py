@@ -134,7 +134,7 @@ def test_forms_compile(name: str) -> None:
         assert body.count(".param .") == kernel.count(".param .") + words
         assert re.search(r"\.shared \.align 128 \.b8 \w+\[512\]", forms["ptx"])
         assert ("ld.relaxed.gpu.global" in body) == (form == "workers")
-        assert len(re.findall(r"atom\.global\.add\.u64", body)) == (5 if form == "workers" else 0)
+        assert len(re.findall(r"atom\.global\.add\.u64", body)) == (6 if form == "workers" else 0)
 
 
 @only_compiled
