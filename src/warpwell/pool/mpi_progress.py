@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .bulk import CANCELLED, RUNNING, Transfer
+from .bulk import CANCELLED, Transfer
 from .region import Region
 from .signal import Signal
 from .stream_framing import DATA, FRAGMENT, GOODBYE, Incoming, Outgoing
@@ -339,7 +339,7 @@ class _Motion:
 
     def over(self) -> bool:
         """Whether there is nothing left to do."""
-        return not self.requests and (self._posted == self.transfer.chunks or self.transfer.status != RUNNING)
+        return self.transfer.done
 
     def end(self) -> list[Any]:
         """Let go of all requests; return what MPI may still touch."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import ClosedError, DeviceLostError, PoolError, StallError
 from ..pool.transport import OVERHEAD, WINDOW, Region, Transport
 
-PATIENCE = 30.0
+PATIENCE = 10.0
 """Seconds that a check waits for anything."""
 
 SIZES = (0, 1, 2, 31, 777, 4096, 32735, 32736, 32737, 65535, 65536, 65537, 200_001)

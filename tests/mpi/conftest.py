@@ -1,0 +1,117 @@
+"""Starts small programs under mpiexec, with a time-out, and leaves nothing behind."""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[1] / "src"
+MAPPING = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
+# Without Open MPI's own failure detector: its thread makes MPI_Finalize hang, and Warpwell looks for signs of life.
+TOLERANT = ("--with-ft", "ulfm")
+TCP = ("--mca", "btl", "tcp,self")
+
+
+def mpiexec() -> str | None:
+    """The one beside this Python, which fits mpi4py, before any other."""
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = None
+    if importlib.util.find_spec("mpi4py") is None:
+        reason = "needs mpi4py: pip install 'warpwell[mpi]'"
+    elif mpiexec() is None:
+        reason = "needs mpiexec: pip install 'warpwell[mpi]'"
+    for item in items:
+        if reason and HERE in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@dataclass
+class Ended:
+    """What became of a job."""
+
+    status: int
+    output: str
+    errors: str
+
+    def lines(self, start: str) -> list[str]:
+        """Lines of the output that start so, without that; those of several ranks may share a line."""
+        return [line.removeprefix(start).strip() for line in self.output.splitlines() if line.startswith(start)]
+
+
+Job = Callable[..., Ended]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """``job(ranks, program, *arguments, options=(), timeout=60)``: run a program of `programs/` on so many ranks.
+
+    Everything that the job started has ended afterwards.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        ranks: int, program: str, *arguments: str, options: tuple[str, ...] = TOLERANT, timeout: float = 60.0
+    ) -> Ended:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(SOURCES),
+            "PYTHONUNBUFFERED": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "TMPDIR": str(_short(tmp_path)),
+        }
+        executable = mpiexec()
+        assert executable is not None
+        command = [executable, *options, *MAPPING, "-n", str(ranks), sys.executable, str(HERE / "programs" / program)]
+        process = subprocess.Popen(
+            [*command, *arguments],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            _end(process.pid)
+            output, errors = process.communicate(timeout=20)
+            pytest.fail(f"the job did not end within {timeout} s\n{output}\n{errors}")
+        return Ended(process.returncode, output, errors)
+
+    yield start
+    for process in started:
+        _end(process.pid)
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _short(folder: Path) -> Path:
+    """Open MPI puts sockets there, whose paths must be short; what it leaves behind goes with the folder."""
+    made = folder / "t"
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def _end(session: int) -> None:
+    """Kill every process of a session: ranks have process groups of their own."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ProcessLookupError):
+            fields = status.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                os.kill(int(status.parent.name), signal.SIGKILL)
