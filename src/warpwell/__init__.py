@@ -8,10 +8,14 @@
 ...         ww.atomic_add(degree, edges[i], 1)
 """
 
-from . import kv, scheduler
+from . import kv, pool, scheduler
 from .array import Array, DeviceArray, atomic_add, create
 from .array import open_array as open  # reads as ww.open, like io.open
 from .cache import Cache, Statistics
+from .pool.device import broadcast
+from .pool.devices import current_device, devices
+from .pool.front import empty, empty_like, to_device, zeros
+from .pool.pinned import pinned_empty
 from .targets import (
     backoff,
     clock_ns,
@@ -40,10 +44,15 @@ __all__ = [
     "barrier",
     "block_index",
     "block_threads",
+    "broadcast",
     "clock_ns",
     "create",
+    "current_device",
     "default_device",
     "device",
+    "devices",
+    "empty",
+    "empty_like",
     "failed",
     "grid",
     "kernel",
@@ -51,8 +60,12 @@ __all__ = [
     "lane_id",
     "numba_cuda",
     "open",
+    "pinned_empty",
+    "pool",
     "scheduler",
     "shared_array",
+    "to_device",
     "thread_index",
     "warp_size",
+    "zeros",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import errors
 from .blocks import BlockLaunch
-from .kernel import Launch, has_cuda, is_argument
+from .kernel import Launch, has_cuda, is_argument, placed
 from .source_text import SourceText
 from .source_types import converted
 
@@ -106,6 +106,9 @@ class CudaSource:
         """Refuse: a launch needs blocks and threads."""
         raise errors.ArgumentError(f"CUDA kernel {self.name!r} needs a grid: {self.name}[blocks, threads](...)")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.code, self.name, self.options)
+
     def __repr__(self) -> str:
         return f"<CudaSource {self.name!r}>"
 
@@ -130,6 +133,10 @@ class SourceLaunch(Launch):
         super().__init__(source, blocks)  # type: ignore[arg-type]
         self.threads = threads
         self.shared = int(shared)
+
+    def subscript(self) -> Any:
+        """Return what the source is subscripted with to get this launch."""
+        return self.shape, self.threads, self.shared
 
     def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return blocks and threads."""
@@ -159,6 +166,8 @@ class SourceLaunch(Launch):
         seed, services, aborts
             Of no use here: they belong to kernels in Python.
         """
+        if placed(self, args, device):
+            return
         blocks = SourceBlocks(self, args, device)
         if not has_cuda():
             raise errors.DeviceNotFoundError("CUDA source runs on a GPU, and none was found", device="cuda")
@@ -178,6 +187,17 @@ class SourceLaunch(Launch):
             blocks.forget()
             raise
         blocks.end()
+
+    def start(self, args: Sequence[Any], stream: Any) -> None:
+        """Run the kernel in a numba-cuda stream, with arrays of the GPU, and return at once."""
+        blocks = SourceBlocks(self, args, "cuda")
+        blocks.begin()
+        try:
+            forms = blocks.forms()
+            forms.prepare_plain()
+            forms.start_plain(stream)
+        finally:
+            blocks.forget()
 
 
 class SourceBlocks(BlockLaunch):
@@ -244,6 +264,10 @@ class SourceBlocks(BlockLaunch):
         from .source_forms import SourceForms
 
         return SourceForms(self)
+
+
+def _again(code: str, name: str, options: tuple[str, ...]) -> CudaSource:
+    return CudaSource(code, name, options=options)
 
 
 def _address(array: Any) -> int:

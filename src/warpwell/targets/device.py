@@ -12,6 +12,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 # importing Warpwell compiles nothing and imports no compiler.
 _registered: list[tuple[str, tuple[Any, ...]]] = []
 _seams: dict[str, Any] = {}
+_marked: set[int] = set()
+"""Identities of the functions among them, which live for ever."""
 
 
 def device(function: F) -> F:
@@ -22,6 +24,11 @@ def device(function: F) -> F:
     """
     _register("device", function)
     return function
+
+
+def is_device(function: Callable[..., Any]) -> bool:
+    """Tell whether a function was marked by `device` or `linked`."""
+    return id(function) in _marked
 
 
 def linked(function: F) -> F:
@@ -70,5 +77,7 @@ def seam_for(target: str) -> Any:
 
 def _register(kind: str, *args: Any) -> None:
     _registered.append((kind, args))
+    if kind in ("device", "linked"):
+        _marked.add(id(args[0]))
     for seam in _seams.values():
         getattr(seam, kind)(*args)

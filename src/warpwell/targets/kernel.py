@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 DEVICES = ("cpu", "cuda", "interp")
 
+Place = Callable[[Any, Sequence[Any], str | None], bool]
+_place: Place | None = None
+
+
+def set_place(place: Place | None) -> None:
+    """Have launches ask ``place(launch, args, device)``, which runs them elsewhere and returns whether it did."""
+    global _place
+    _place = place
+
+
+def placed(launch: Any, args: Sequence[Any], device: str | None) -> bool:
+    """Tell whether a launch was run elsewhere."""
+    return _place is not None and _place(launch, args, device)
+
 
 @runtime_checkable
 class KernelArgument(Protocol):
@@ -76,6 +90,9 @@ class Kernel:
         self.compiled: dict[Any, Any] = {}
         mark_device(function)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.function, self.max_registers, self.block)
+
     def __getitem__(self, configuration: Any) -> Launch:
         return Launch(self, *_parse(configuration))
 
@@ -122,6 +139,8 @@ class Launch:
         aborts : sequence of objects
             Their ``abort()`` is called on Ctrl-C, as the arguments' is.
         """
+        if _place is not None and _place(self, args, device):
+            return
         target = device or device_of(args)
         if target not in DEVICES:
             raise errors.ArgumentError(f"device {target!r} is unknown: choose one of {', '.join(DEVICES)}")
@@ -156,11 +175,19 @@ class Launch:
 
         return BlockLaunch(self, args, device)
 
+    def subscript(self) -> Any:
+        """Return what the kernel is subscripted with to get this launch, but for the stream."""
+        return self.shape
+
     def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return blocks and threads on a GPU, x first."""
         from .run_cuda import configuration
 
         return configuration(self.shape, self.kernel.block)
+
+
+def _again(function: Callable[..., Any], max_registers: int | None, block: int | None) -> Kernel:
+    return Kernel(function, max_registers=max_registers, block=block)
 
 
 def finish(participants: Sequence[KernelArgument]) -> None:

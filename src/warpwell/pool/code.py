@@ -1,0 +1,292 @@
+"""`Code`: a kernel or a function as what travels to agents, once each, by the hash of its content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import io
+import pickle
+import platform
+import site
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+from ..targets.cuda_source import CudaSource
+from ..targets.device import device as mark_device
+from ..targets.device import is_device
+from ..targets.kernel import Kernel
+
+_lock = threading.Lock()
+_made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
+_HERE = Path(__file__).parents[1]
+
+
+class Code:
+    """A kernel or a function as bytes.
+
+    Modules that are not installed packages travel with it, so agents on other nodes need no copy of the user's files.
+
+    Attributes
+    ----------
+    key : str
+        Hash of the content: helper functions, globals, options, and the versions of what compiles it.
+    name : str
+    data : bytes
+    """
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.data = data
+        self.key = hashlib.sha256(_versions() + data).hexdigest()[:32]
+
+    @classmethod
+    def of(cls, thing: Any) -> Code:
+        """Return the code of a kernel, a CUDA source or a function.
+
+        It is made once: globals that change later are not seen.
+
+        Raises
+        ------
+        CodeError
+            Something that it names cannot be serialized; the message says what.
+        PoolError
+            cloudpickle is not installed.
+        """
+        try:
+            made = _made.get(thing)
+        except TypeError:  # an object that cannot be referred to weakly
+            made = None
+        if made is None:
+            made = cls(_name(thing), _serialize(thing))
+            with contextlib.suppress(TypeError):
+                _made[thing] = made
+        return made
+
+
+class Loaded:
+    """Code on an agent. It is made when a lane first needs it, so that slow imports hold up nobody else."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self._data: bytes | None = data
+        self._lock = threading.Lock()
+        self._value: Any = None
+        self._launches: dict[Any, Any] = {}
+
+    @property
+    def value(self) -> Any:
+        """The kernel or function."""
+        if self._data is not None:
+            with self._lock:
+                if self._data is not None:
+                    self._value = deserialize(self._data)
+                    self._data = None
+        return self._value
+
+    def launch(self, configuration: Any) -> Any:
+        """Return ``kernel[configuration]``, made once."""
+        made = self._launches.get(configuration)
+        if made is None:
+            made = self._launches[configuration] = self.value[configuration]
+        return made
+
+    def set_global(self, name: str, value: Any) -> None:
+        """Change a global variable of the kernel; it is compiled again."""
+        kernel = self.value
+        function = getattr(kernel, "function", kernel)
+        if not isinstance(function, types.FunctionType) or name not in function.__globals__:
+            raise errors.ArgumentError(f"{self.name!r} uses no global variable {name!r}", name="name")
+        function.__globals__[name] = value
+        getattr(kernel, "compiled", {}).clear()
+        self._launches.clear()
+
+
+# -- pickling --------------------------------------------------------------------------------------------------
+
+
+def dumps(value: Any, handle_of: Callable[[Any], int | None] | None = None) -> tuple[bytes, tuple[int, ...]]:
+    """Pickle a value; objects that are on the device become handles, which are returned too."""
+    cloudpickle = _cloudpickle()
+    handles: list[int] = []
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined]
+        def persistent_id(self, thing: Any) -> Any:
+            handle = None if handle_of is None else handle_of(thing)
+            if handle is None:
+                return None
+            handles.append(handle)
+            return len(handles) - 1
+
+    out = io.BytesIO()
+    with _by_value():
+        Pickler(out).dump(value)
+    return out.getvalue(), tuple(handles)
+
+
+def loads(data: bytes, objects: Any = ()) -> Any:
+    """Return what `dumps` was given, with ``objects[k]`` in place of the k-th handle."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return objects[pid]
+
+    return Unpickler(io.BytesIO(data)).load()
+
+
+def _serialize(thing: Any) -> bytes:
+    if isinstance(thing, CudaSource):
+        content: Any = ("cuda", thing.code, thing.name, thing.options)
+    elif isinstance(thing, Kernel):
+        content = ("kernel", thing.function, thing.max_registers, thing.block, _device_functions(thing.function))
+    elif callable(thing):
+        content = ("function", thing, _device_functions(thing))
+    else:
+        raise errors.CodeError(f"{thing!r:.60} is neither a kernel nor a function")
+    try:
+        return dumps(content)[0]
+    except errors.WarpwellError:
+        raise
+    except Exception as error:  # what pickling raises is up to the objects
+        culprit = _culprit(getattr(thing, "function", thing))
+        raise errors.CodeError(
+            f"{_name(thing)!r} cannot be sent to a device: {culprit or error}. Pass it as an argument, or make it in "
+            f"the function itself"
+        ) from error
+
+
+def deserialize(data: bytes) -> Any:
+    """Return the kernel or function whose `Code` this is."""
+    kind, *content = loads(data)
+    if kind == "cuda":
+        code, name, options = content
+        return CudaSource(code, name, options=options)
+    *content, marked = content
+    for function in marked:
+        if not is_device(function):
+            mark_device(function)
+    if kind == "function":
+        return content[0]
+    function, max_registers, block = content
+    return Kernel(function, max_registers=max_registers, block=block)
+
+
+def _device_functions(function: Any) -> list[Any]:
+    """Return device functions that a function reaches: what was marked here has to be marked there too."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+
+    def visit(value: Any) -> None:
+        value = getattr(value, "py_func", value)
+        if not isinstance(value, types.FunctionType) or id(value) in seen:
+            return
+        seen.add(id(value))
+        if str(value.__module__).partition(".")[0] == __package__.partition(".")[0]:
+            return
+        if is_device(value):
+            found[id(value)] = value
+        for name in _names(value.__code__):
+            visit(value.__globals__.get(name))
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                visit(cell.cell_contents)
+
+    visit(function)
+    return list(found.values())
+
+
+def _names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _culprit(function: Any) -> str | None:
+    """Name the object that cannot be pickled."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    scope = function.__globals__
+    named = {name: scope[name] for name in sorted(_names(function.__code__)) if name in scope}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            named[name] = cell.cell_contents
+    for name, value in named.items():
+        try:
+            dumps(value)
+        except Exception as error:
+            inner = _culprit(value)
+            return inner or f"{name!r} ({type(value).__name__}) cannot be serialized: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def _by_value() -> Iterator[None]:
+    """Let modules that are not installed travel by value for a block."""
+    cloudpickle = _cloudpickle()
+    with _lock:
+        added = []
+        known = cloudpickle.list_registry_pickle_by_value()
+        for name, module in list(sys.modules.items()):
+            if name not in known and _is_users(name, module):
+                cloudpickle.register_pickle_by_value(module)
+                added.append(module)
+        try:
+            yield
+        finally:
+            for module in added:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+_users: dict[str, bool] = {}
+
+
+def _is_users(name: str, module: Any) -> bool:
+    known = _users.get(name)
+    if known is None:
+        file = getattr(module, "__file__", None)
+        # cloudpickle sends __main__ by value in any case, and knows modules by their own names
+        own = name == "__main__" or getattr(module, "__name__", None) != name
+        path = Path(str(file)).absolute()
+        known = bool(file) and not own and not any(path.is_relative_to(f) for f in (str(_HERE), *_installed()))
+        _users[name] = known
+    return known
+
+
+def _installed() -> list[str]:
+    paths = sysconfig.get_paths()
+    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    with contextlib.suppress(AttributeError):
+        folders |= {*site.getsitepackages(), site.getusersitepackages()}
+    return sorted(folders)
+
+
+def _cloudpickle() -> Any:
+    try:
+        import cloudpickle
+    except ImportError:
+        raise errors.PoolError("devices of a pool take cloudpickle: pip install 'warpwell[mpi]'") from None
+    return cloudpickle
+
+
+def _versions() -> bytes:
+    def version(package: str) -> str:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return "-"
+
+    packages = ("numba", "numba-cuda", "numpy", "warpwell")
+    return repr((platform.python_version(), [version(p) for p in packages])).encode()
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "__name__", None) or getattr(thing, "__qualname__", None) or type(thing).__name__)

@@ -1,0 +1,104 @@
+"""`copy_in` and `copy_out`: bulk data between a transport and device memory; `Half`: one side of a copy between agents.
+
+These two functions go the plain way: all of the data into staging memory, then all of it on. An `Agent` takes others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .milestone import Milestone, limit
+from .region import Region
+from .transport import Transfer, Transport
+
+Started = Callable[[Transfer], None]
+
+
+def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, chunk: int, block: Any, to: int,
+            nbytes: int, started: Started) -> None:  # fmt: skip
+    """Receive bulk data into device memory; return when later work of the stream finds it there.
+
+    Parameters
+    ----------
+    transport, runtime, stream
+    peer, tag, chunk
+        As the other side's.
+    block : object
+        The runtime's block, held until the transfer is over.
+    to : int
+        Address in it.
+    nbytes : int
+    started : callable
+        Called with each transfer that was begun, so that somebody else can cancel it.
+    """
+    staging = runtime.staging(nbytes)
+    if staging is None:
+        _run(transport.get(peer, tag, Region(to, nbytes, chunk, None, block)), started)
+        return
+    _run(transport.get(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, None, staging)), started)
+    runtime.write(stream, to, staging[:nbytes], lent=True)
+    runtime.synchronize(stream)  # the staging memory goes
+
+
+def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, chunk: int, block: Any, source: int,
+             nbytes: int, started: Started) -> None:  # fmt: skip
+    """Send device memory, as earlier work of the stream leaves it; return when it may change again."""
+    staging = runtime.staging(nbytes)
+    if staging is None:
+        runtime.synchronize(stream)
+        _run(transport.put(peer, tag, Region(source, nbytes, chunk, None, block)), started)
+        return
+    runtime.read(stream, np.asarray(staging[:nbytes]), source)
+    _run(transport.put(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, None, staging)), started)
+
+
+def _run(transfer: Transfer, started: Started) -> None:
+    started(transfer)
+    try:
+        transfer.wait(transfer.chunks, limit())
+    except BaseException:
+        transfer.cancel()
+        end = time.monotonic() + 1.0
+        while not transfer.done and time.monotonic() < end:
+            time.sleep(1e-3)  # what is on its way still uses the memory
+        raise
+
+
+class Half:
+    """One side of a copy between two agents. The leading side stands in a stream and says when to go.
+
+    Parameters
+    ----------
+    peer : int
+        The other side.
+    """
+
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.go = Milestone()
+        self.end = Milestone()
+        self.failure: BaseException | None = None
+        self._transfer: Transfer | None = None
+
+    def started(self, transfer: Transfer) -> None:
+        """Note the transfer, which a failure of the other side cancels."""
+        self._transfer = transfer
+        if self.failure is not None:
+            transfer.cancel()
+
+    def check(self) -> None:
+        """Raise what the other side failed with, if it has."""
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, failure: BaseException) -> None:
+        """The other side failed, or is gone: nothing that this one waits for will come."""
+        self.failure = failure
+        self.go.fail(failure)
+        self.end.fail(failure)
+        if self._transfer is not None:
+            self._transfer.cancel()

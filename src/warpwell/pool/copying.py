@@ -1,0 +1,182 @@
+"""Copies as the application asks for them: to a buffer, from one, and between two."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from .caller import Connection, Reply, new_id
+from .milestone import limit
+from .pinned import is_pinned
+from .protocol import INLINE, Op
+from .region import DEFAULT_CHUNK, Region
+from .transport import Transfer
+
+if TYPE_CHECKING:
+    from .buffer import Buffer
+    from .stream import Stream
+
+PRIVATE = 8 << 20
+"""Arrays of at most so many bytes are copied first, so that the call need not wait until they are sent."""
+
+
+def upload(buffer: Buffer, source: NDArray[Any], stream: Stream | None) -> None:
+    """Copy an array to a buffer. It may change when this returns; if it is pinned, when the stream is there."""
+    device = buffer.device
+    connection, channel, handle = device.connection, device.channel(stream), buffer.handle
+    if buffer.nbytes <= INLINE:
+        connection.post(channel, Op.WRITE, handle, source.tobytes(), cost=buffer.nbytes)
+        return
+    whole = np.ascontiguousarray(source)
+    own = whole is not source and not np.may_share_memory(whole, source)
+    if not own and not is_pinned(source) and buffer.nbytes <= PRIVATE:
+        whole, own = whole.copy(), True
+    tag = device.caller.tag(device.caller.transport.rank, connection.rank)
+    transfer = connection.transport.put(connection.rank, tag, region(whole))
+    try:
+        cost = buffer.nbytes if own else 0
+        reply = connection.ask(
+            channel, Op.WRITE_BULK, handle, Reply, tag, DEFAULT_CHUNK, cost=cost, transfer=transfer, keep=True
+        )
+    except BaseException:
+        transfer.cancel()
+        raise
+    if not own and not is_pinned(source):
+        _finish(connection, transfer, reply)
+
+
+def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
+    """Copy a buffer to an array, and wait for it."""
+    device = buffer.device
+    connection, channel, handle = device.connection, device.channel(stream), buffer.handle
+    what = f"a copy from {connection.label}"
+    begun = time.perf_counter()
+    if buffer.nbytes <= INLINE:
+        reply = connection.ask(channel, Op.READ, handle, Reply)
+        reply.wait(what)
+        channel.raise_kept()
+        out[...] = np.frombuffer(reply.get(what), buffer.dtype).reshape(buffer.shape)
+    else:
+        direct = out.flags.c_contiguous
+        into = out if direct else np.empty(buffer.shape, buffer.dtype)
+        tag = device.caller.tag(connection.rank, device.caller.transport.rank)
+        transfer = connection.transport.get(connection.rank, tag, region(into))
+        try:
+            reply = connection.ask(channel, Op.READ_BULK, handle, Reply, tag, DEFAULT_CHUNK, transfer=transfer)
+        except BaseException:
+            transfer.cancel()
+            raise
+        try:
+            reply.wait(what)
+            channel.raise_kept()
+            reply.get(what)
+        except BaseException:
+            _cancel(connection, transfer, reply)
+            raise
+        _finish(connection, transfer, reply)
+        if not direct:
+            out[...] = into
+    connection.waited(Op.READ if buffer.nbytes <= INLINE else Op.READ_BULK, time.perf_counter() - begun)
+
+
+def between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
+    """Copy a buffer to another, of any device, and do not wait for it.
+
+    The copy has its place in the order of `stream`, which is of either device. Without a stream it is in the default
+    streams of both.
+    """
+    if destination.shape != source.shape or destination.dtype != source.dtype:
+        raise errors.ArgumentError(
+            f"the source is {source.dtype} {source.shape}, and the destination {destination.dtype} "
+            f"{destination.shape}: they must be alike",
+            name="source",
+        )
+    to, origin = destination.device, source.device
+    if stream is not None and stream.device not in (to, origin):
+        raise errors.ArgumentError(f"the stream is of device {stream.device.index}: use one of the buffers' devices")
+    if to is origin:
+        if destination.overlaps(source) and destination.nbytes:
+            raise errors.ArgumentError("the source overlaps the destination: copy it elsewhere first", name="source")
+        to.connection.post(to.channel(stream), Op.COPY, destination.handle, source.handle)
+    elif to.caller is not origin.caller:
+        # two pools know nothing of each other: through the application
+        upload(destination, source.copy_to_host(stream=stream if stream and stream.device is origin else None),
+               stream if stream and stream.device is to else None)  # fmt: skip
+    else:
+        _between_agents(destination, source, stream)
+
+
+def _between_agents(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
+    leading = source if stream is not None and stream.device is source.device else destination
+    following = destination if leading is source else source
+    first, second = leading.device.connection, following.device.connection
+    channel = leading.device.channel(stream)
+    other = second.channels[0] if stream is None else None
+    number = new_id()
+    tag = leading.device.caller.tag(source.device.connection.rank, destination.device.connection.rank)
+    lead = (leading.handle, number, leading is source, second.rank, tag, DEFAULT_CHUNK)
+    follow = (following.handle, number, following is source, first.rank, tag, DEFAULT_CHUNK)
+    for room, connection in ((channel, first), (other, second)):
+        if room is not None and room.full:
+            room.wait_for_room(connection)
+    # both at once: if the streams of two devices had copies in different orders, each would wait for the other
+    with both(first, second):
+        first.check()
+        if other is None:
+            second.tell(Op.FOLLOW, *follow, stream=-1)
+        else:
+            second.post_locked(other, Op.FOLLOW, *follow)
+        first.post_locked(channel, Op.LEAD, *lead, cost=0)
+
+
+class both:
+    """Hold the locks of two connections for a block, taken in one order by all."""
+
+    def __init__(self, one: Connection, other: Connection) -> None:
+        self._locks = [c.lock for c in sorted((one, other), key=lambda c: c.rank)]
+
+    def __enter__(self) -> None:
+        self._locks[0].acquire()
+        try:
+            self._locks[1].acquire()
+        except BaseException:
+            self._locks[0].release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._locks[1].release()
+        self._locks[0].release()
+
+
+def region(array: NDArray[Any]) -> Region:
+    """Return the region of a contiguous array."""
+    return Region(int(array.ctypes.data), array.nbytes, DEFAULT_CHUNK, None, array)
+
+
+def _finish(connection: Connection, transfer: Transfer, reply: Reply) -> None:
+    """Wait for a transfer; one that was refused ends too, and its failure is kept or raised elsewhere."""
+    try:
+        transfer.wait(transfer.chunks, limit())
+    except errors.DeviceLostError:
+        connection.lost = connection.lost or transfer.reason
+        connection.check()
+    except errors.PoolError:
+        if not reply.done:
+            raise
+    except BaseException:
+        _cancel(connection, transfer, reply)
+        raise
+
+
+def _cancel(connection: Connection, transfer: Transfer, reply: Reply) -> None:
+    """Give a transfer up, on both sides, and see that nothing touches its memory any more."""
+    transfer.cancel()
+    if connection.lost is None and not reply.done:
+        connection.tell(Op.CANCEL, reply.number)
+    end = time.monotonic() + 1.0
+    while not transfer.done and time.monotonic() < end:
+        time.sleep(1e-4)

@@ -1,0 +1,190 @@
+"""`Devices`: all devices of a pool, as a sequence."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+from .. import errors
+from ..targets.kernel import has_cuda
+from . import placement
+from .agent import Agent, start
+from .caller import Caller, Reply
+from .device import Device, entered
+from .local_transport import local_transports
+from .protocol import Op
+from .runtime import CpuRuntime, Runtime
+from .transport import Transport
+
+
+class Devices(Sequence[Device]):
+    """The devices of a pool.
+
+    Parameters
+    ----------
+    transport : Transport, optional
+        Its peers are agents. Without one, the devices are local: agents in threads of this process.
+    local : bool
+        Whether local devices come too, behind those of the transport.
+    targets : sequence of str, optional
+        Local devices: "cpu", "cuda" or "cuda:1", one each. By default each GPU, or one "cpu" where there is none.
+    timeout : float
+        Seconds that an agent has for its first answer.
+
+    Raises
+    ------
+    AgentError
+        An agent does not answer.
+    """
+
+    def __init__(
+        self,
+        transport: Transport | None = None,
+        *,
+        local: bool = False,
+        targets: Sequence[str] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self._devices: list[Device] = []
+        self._callers: list[Caller] = []
+        self._closing: list[Any] = []
+        self._leased: set[int] = set()
+        self._lock = threading.Lock()
+        try:
+            if transport is not None:
+                self._join(transport, timeout)
+            if transport is None or local:
+                self._join(self._start(_default_targets() if targets is None else targets), timeout)
+        except BaseException:
+            self.close()
+            raise
+        for device in self._devices:
+            device.peers = tuple(d for d in self._devices if d is not device)
+        placement.install()
+
+    def _start(self, targets: Sequence[str]) -> Transport:
+        own, *others = local_transports(1 + len(targets))
+        for target, transport in zip(targets, others, strict=True):
+            thread = start(Agent(transport, runtime_for(target)), f"warpwell agent {target}")
+            self._closing.append((thread, transport))
+        return own
+
+    def _join(self, transport: Transport, timeout: float) -> None:
+        caller = Caller(transport)
+        self._callers.append(caller)
+        asked = [(c, c.ask(None, Op.INFO, Reply)) for c in caller.connections.values()]
+        for connection, reply in asked:
+            try:
+                info = reply.get(f"{connection.label} to say what it is", timeout)
+            except (errors.StallError, errors.DeviceLostError) as error:
+                raise errors.AgentError(f"the agent of {connection.label} does not answer: {error}") from error
+            self._devices.append(Device(caller, connection, len(self._devices), info))
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Wait for all devices."""
+        for device in self._devices:
+            device.synchronize(timeout)
+
+    def lease(self, count: int = 1, target: str | None = None) -> list[Device]:
+        """Take devices that nobody else in this program has leased.
+
+        Raises
+        ------
+        PoolError
+            There are not so many free ones, whose agents live.
+        """
+        with self._lock:
+            free = [
+                d for d in self._devices
+                if d.index not in self._leased and d.lost is None and target in (None, d.target)
+            ]  # fmt: skip
+            if len(free) < count:
+                raise errors.PoolError(f"{count} devices were asked for, and {len(free)} are free: release some first")
+            self._leased |= {d.index for d in free[:count]}
+            return free[:count]
+
+    def release(self, devices: Iterable[Device]) -> None:
+        """Give leased devices back."""
+        with self._lock:
+            self._leased -= {d.index for d in devices}
+
+    def close(self) -> None:
+        """End the agents. What was not waited for has two seconds; buffers are gone."""
+        for caller in self._callers:
+            caller.close()
+        for thread, transport in self._closing:
+            thread.join(5.0)
+            with contextlib.suppress(errors.WarpwellError):
+                transport.close()
+        self._closing = []
+
+    @overload
+    def __getitem__(self, index: int) -> Device: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Device]: ...
+    def __getitem__(self, index: int | slice) -> Device | Sequence[Device]:
+        return self._devices[index]
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self._devices)
+
+    def __enter__(self) -> Devices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self._devices)) or "<Devices: none>"
+
+
+_lock = threading.Lock()
+_devices: Devices | None = None
+
+
+def devices() -> Devices:
+    """Return all devices: those of the agents under ``warpwell run``, else each GPU, or the CPU where there is none."""
+    global _devices
+    with _lock:
+        if _devices is None:
+            _devices = Devices()
+            atexit.register(_devices.close)
+        return _devices
+
+
+def use(found: Devices | None) -> None:
+    """Let `devices` return these (for launchers and tests); None lets it find them again."""
+    global _devices
+    with _lock:
+        _devices = found
+
+
+def current_device() -> Device:
+    """Return the device of the innermost ``with device:`` of this thread, else the first one."""
+    return entered() or devices()[0]
+
+
+def runtime_for(target: str) -> Runtime:
+    """Return what executes on "cpu", "cuda" (the first GPU) or "cuda:1"."""
+    if target == "cpu":
+        return CpuRuntime()
+    kind, _, ordinal = target.partition(":")
+    if kind != "cuda" or not (ordinal.isdigit() or not ordinal):
+        raise errors.ArgumentError(f"target {target!r}: choose 'cpu', 'cuda' or 'cuda:1'", name="targets")
+    from .cuda_runtime import CudaRuntime
+
+    return CudaRuntime(int(ordinal or 0))
+
+
+def _default_targets() -> list[str]:
+    if not has_cuda():
+        return ["cpu"]
+    from ..targets.pool_memory import gpu_count
+
+    return [f"cuda:{k}" for k in range(gpu_count())]

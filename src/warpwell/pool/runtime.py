@@ -1,0 +1,218 @@
+"""`Runtime`: what an agent's device can do; and `CpuRuntime`, for machines without a GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..targets.memory import view_of
+
+_ALIGNMENT = 4096
+
+
+class Runtime(ABC):
+    """Memory, streams, copies and launches of one device, addressed by numbers of bytes.
+
+    A *block* is memory with an ``address``; it is freed when the last reference to it goes, after all work in the
+    streams that it was `used` in. Work in a stream is in order, and may go on after a call has returned. A *mark* is a
+    point of a stream.
+    """
+
+    target: str
+    """"cpu" or "cuda"."""
+
+    synchronous: bool
+    """Whether work is done when a call returns, so that marks are reached as soon as they exist."""
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Make the device the calling thread's (each thread that uses it, once)."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """Return name, uuid, memory (bytes) and compute_capability (a pair, or None)."""
+
+    @abstractmethod
+    def memory_info(self) -> tuple[int, int]:
+        """Return free and total bytes."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Any:
+        """Return a block; its contents are not set. Raises MemoryError."""
+
+    @abstractmethod
+    def used(self, block: Any, stream: Any) -> None:
+        """Note that work in a stream uses a block from now on."""
+
+    @abstractmethod
+    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """Return what kernels take for a part of a block."""
+
+    @abstractmethod
+    def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """Return host memory from which the device copies fast; None where device memory is host memory."""
+
+    @abstractmethod
+    def stream(self, priority: int) -> Any:
+        """Return a new stream."""
+
+    @abstractmethod
+    def close_stream(self, stream: Any) -> None:
+        """Drop a stream when its work is done."""
+
+    @abstractmethod
+    def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
+        """Copy host bytes to the device; they may change when it returns, unless lent until the stream is there."""
+
+    @abstractmethod
+    def read(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
+        """Copy to host memory, after what the stream was given before, and wait for that."""
+
+    @abstractmethod
+    def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """Copy within the device. The parts do not overlap."""
+
+    @abstractmethod
+    def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
+        """Write an item `count` times."""
+
+    @abstractmethod
+    def launch(self, stream: Any, launch: Any, arguments: Sequence[Any]) -> None:
+        """Run a kernel."""
+
+    @abstractmethod
+    def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:
+        """Call a host function with arrays of the device, in a stream; its result must not stay on the device."""
+
+    @abstractmethod
+    def mark(self, stream: Any, timing: bool) -> Any:
+        """Return a mark behind all work so far."""
+
+    @abstractmethod
+    def reached(self, mark: Any) -> bool:
+        """Tell whether a stream has come to a mark."""
+
+    @abstractmethod
+    def after(self, stream: Any, mark: Any) -> None:
+        """Let later work of a stream wait for a mark, perhaps of another."""
+
+    @abstractmethod
+    def elapsed(self, mark: Any, earlier: Any) -> float:
+        """Return seconds between two marks that were reached."""
+
+    @abstractmethod
+    def synchronize(self, stream: Any) -> None:
+        """Wait for all work so far; raise what went wrong in it."""
+
+
+class _HostBlock:
+    def __init__(self, nbytes: int) -> None:
+        self.memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        base = int(self.memory.ctypes.data)
+        self.address = -(-base // _ALIGNMENT) * _ALIGNMENT
+        self.bytes = self.memory[self.address - base :][:nbytes]
+
+
+class CpuRuntime(Runtime):
+    """Kernels run compiled, on the cores; "device memory" is host memory."""
+
+    target = "cpu"
+    synchronous = True
+
+    def enter(self) -> None:
+        """See `Runtime`."""
+
+    def info(self) -> dict[str, Any]:
+        """See `Runtime`."""
+        return {
+            "name": platform.processor() or platform.machine(),
+            "uuid": f"{socket.gethostname()}-cpu",
+            "memory": self.memory_info()[1],
+            "compute_capability": None,
+        }
+
+    def memory_info(self) -> tuple[int, int]:
+        """See `Runtime`."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+
+    def allocate(self, nbytes: int) -> Any:
+        """See `Runtime`."""
+        try:
+            return _HostBlock(nbytes)
+        except MemoryError:
+            raise MemoryError(f"the device has no room for {nbytes} bytes") from None
+
+    def used(self, block: Any, stream: Any) -> None:
+        """See `Runtime`."""
+
+    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """See `Runtime`."""
+        return np.ndarray(shape, dtype, block.bytes, offset)
+
+    def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """See `Runtime`."""
+        return None
+
+    def stream(self, priority: int) -> Any:
+        """See `Runtime`."""
+        return None
+
+    def close_stream(self, stream: Any) -> None:
+        """See `Runtime`."""
+
+    def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
+        """See `Runtime`."""
+        raw = np.frombuffer(data, np.uint8)
+        if raw.nbytes:
+            view_of(to, raw.nbytes, np.uint8)[:] = raw
+
+    def read(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
+        """See `Runtime`."""
+        if to.nbytes:
+            to[:] = view_of(source, to.nbytes, np.uint8)
+
+    def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """See `Runtime`."""
+        if nbytes:
+            view_of(to, nbytes, np.uint8)[:] = view_of(source, nbytes, np.uint8)
+
+    def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
+        """See `Runtime`."""
+        if count and item:
+            dtype = np.dtype(f"V{len(item)}")
+            view_of(to, count * len(item), dtype)[:] = np.frombuffer(item, dtype)[0]
+
+    def launch(self, stream: Any, launch: Any, arguments: Sequence[Any]) -> None:
+        """See `Runtime`."""
+        launch(*arguments, device="cpu")
+
+    def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:
+        """See `Runtime`."""
+        return function(*arguments, **options)
+
+    def mark(self, stream: Any, timing: bool) -> Any:
+        """See `Runtime`."""
+        return time.perf_counter()
+
+    def reached(self, mark: Any) -> bool:
+        """See `Runtime`."""
+        return True
+
+    def after(self, stream: Any, mark: Any) -> None:
+        """See `Runtime`."""
+
+    def elapsed(self, mark: Any, earlier: Any) -> float:
+        """See `Runtime`."""
+        return float(mark - earlier)
+
+    def synchronize(self, stream: Any) -> None:
+        """See `Runtime`."""

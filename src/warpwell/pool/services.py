@@ -1,0 +1,113 @@
+"""`Remote`: an object on an agent, called from the application; and the names of what can be made there."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .. import errors
+from .caller import Reply
+from .code import dumps
+from .protocol import Op
+from .result import Result
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .stream import Stream
+
+_paths: dict[str, str] = {"open": "warpwell.array:open_array"}
+
+
+def register(name: str, path: str) -> None:
+    """Give what agents can make a name: ``register("store", "warpwell.kv:open")``.
+
+    Parameters
+    ----------
+    name : str
+    path : str
+        ``"module:callable"``. The agent imports it when it is first asked for.
+    """
+    if path.count(":") != 1:
+        raise errors.ArgumentError(f"{path!r}: give 'module:callable'", name="path")
+    _paths[name] = path
+
+
+def path_of(service: str) -> str:
+    """Return the path of a registered name; a path stays as it is."""
+    if ":" in service:
+        return service
+    try:
+        return _paths[service]
+    except KeyError:
+        known = ", ".join(sorted(_paths))
+        raise errors.ArgumentError(f"there is no service {service!r}: choose one of {known}", name="service") from None
+
+
+def find(path: str) -> Any:
+    """Import what a path names."""
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+class Remote:
+    """What stands here for an object on an agent. ``device.create(...)`` makes it.
+
+    It is passed to kernels in the object's place, where the object can be (an array on storage can). Other methods are
+    called by name: ``remote.call("put", b"key", b"value")``.
+
+    Attributes
+    ----------
+    device : Device
+    path : str
+    """
+
+    def __init__(self, device: Device, handle: int, path: str) -> None:
+        self.device = device
+        self.path = path
+        self._freed = device.connection.finalizer
+        self._handle = handle
+
+    @property
+    def handle(self) -> int:
+        """The number by which its agent knows it."""
+        if not self._handle:
+            raise errors.ClosedError(f"the {self.path} was let go")
+        return self._handle
+
+    @property
+    def warpwell_place(self) -> Device:
+        """Where launches with it run."""
+        return self.device
+
+    def call(self, method: str, *args: Any, stream: Stream | None = None, **options: Any) -> Result:
+        """Call a method, and do not wait; buffers among the arguments arrive as arrays."""
+        data, handles = dumps((args, options), self.device._handle_of)
+        return self._ask(method, handles, data, stream)
+
+    def get(self, attribute: str) -> Any:
+        """Return an attribute; waits."""
+        return self._ask(f".{attribute}", (), b"", None).get()
+
+    def free(self) -> None:
+        """Let the object go, behind the calls so far. It is not closed: call its own method for that."""
+        handle, self._handle = self._handle, 0
+        if handle and self.device.connection.lost is None:
+            self.device.connection.tell(Op.FREE, handle)
+
+    def _ask(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> Result:
+        connection, channel = self.device.connection, self.device.channel(stream)
+        reply = connection.ask(
+            channel, Op.METHOD, self.handle, name, Reply, handles, data, cost=len(data), keep=True
+        )
+        return Result(reply, channel, f"{name!r} of {self.path!r} on {connection.label}")
+
+    def __repr__(self) -> str:
+        return f"<Remote {self.path} on device {self.device.index}>"
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", 0)
+        if handle:
+            self._freed(handle)
