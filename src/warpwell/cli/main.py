@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import WarpwellError
-from . import kv_arguments, sched_arguments
+from . import kv_arguments, pool_arguments, sched_arguments
 from .arguments import command, json_option
 
 BAD_INPUT = 2
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``warpwell`` with these arguments (of the process by default); return the exit code.
 
     0 is success, 1 a store that ``kv verify`` found damaged, 2 bad input (a message on stderr says what to do),
-    130 an interrupt.
+    130 an interrupt; ``run`` ends with the code of its program.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = _parser(sched=given[:1] == ["sched"]).parse_args(given)
@@ -100,6 +100,7 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
 
     kv_arguments.add(commands)
     sched_arguments.add(commands, load=sched)
+    pool_arguments.add(commands)
 
     bench = command(commands, "bench", "bench", "run the benchmarks of a checkout")
     bench.add_argument("--list", action="store_true", help="name them, and run none")

@@ -1,0 +1,48 @@
+"""The arguments of ``warpwell run`` and ``warpwell pool``."""
+
+from __future__ import annotations
+
+import argparse
+
+from .arguments import Commands, command, json_option
+
+
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``run``, and ``pool`` with its commands."""
+    run = command(commands, "run", "run", "run a program with the devices of other processes and hosts as its own")
+    run.usage = "warpwell run [--agents N] [--hosts A:8,B:8] [options] FILE.py [ARG ...]"
+    placing(run)
+    run.add_argument("--trace", metavar="FILE", help="write what was called: counts, bytes and waits (JSON)")
+    run.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py [ARG ...]", help="the program")
+
+    pool = commands.add_parser("pool", help="what the devices of a pool are, and do")
+    verbs = pool.add_subparsers(metavar="COMMAND", required=True)
+    info = command(verbs, "info", "pool_info", "start a pool as run does, and show its devices")
+    placing(info)
+    json_option(info)
+    top = command(verbs, "top", "pool_top", "show what the agents of a running program do")
+    top.add_argument("--job", metavar="NAME", help="which one, if several run here")
+    top.add_argument("--every", type=float, metavar="SECONDS", help="again and again, until Ctrl-C (default: once)")
+    json_option(top)
+
+
+def placing(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how many agents there are, and where."""
+    group = parser.add_argument_group("agents")
+    group.add_argument("--agents", type=int, metavar="N", help="how many; default: all of the hosts or of the Slurm "
+                       "job, else one for each GPU here, or one")  # fmt: skip
+    group.add_argument("--hosts", metavar="A:8,B:8", help="hosts, and agents on each (without: evenly)")
+    group.add_argument("--hostfile", metavar="FILE", help="the same, one a line: a slots=8")
+    group.add_argument("--target", choices=("auto", "cpu", "cuda"), default="auto",
+                       help="default auto: cuda where a host has GPUs")  # fmt: skip
+    group.add_argument("--share-gpu", action="store_true", help="allow several agents on one GPU")
+    group = parser.add_argument_group("between them")
+    group.add_argument("--no-ft", action="store_true",
+                       help="end when an agent is lost; MPI may then use its fastest network (UCX)")  # fmt: skip
+    group.add_argument("--tcp", action="store_true", help="sockets only, no shared memory (Open MPI)")
+    group.add_argument("--bandwidth", type=float, metavar="MB/S", help="emulate links no faster than this")
+    group.add_argument("--latency", type=float, metavar="US", help="emulate links with this latency")
+    group.add_argument("--start-timeout", type=float, metavar="SECONDS", default=30.0,
+                       help="for all to be ready (default 30)")  # fmt: skip
+    group.add_argument("--mpiexec", metavar="PATH", help="default: that of this Python's environment, or on PATH")

@@ -1,0 +1,44 @@
+"""``warpwell pool info``: the devices that a program would have."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ..cache.sizes import format_size
+from ..errors import PoolError
+from ..pool.launcher import Launcher
+from .output import Output
+from .run import options
+
+_WIDTH = 110
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start a pool, ask its devices, and end it."""
+    output = Output(arguments.json)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "devices.json"
+        status = Launcher(["-m", "warpwell.pool.describe", str(path)], options(arguments)).run()
+        if status or not path.exists():
+            raise PoolError(f"the program that asks the devices ended with status {status}")
+        found = json.loads(path.read_text())
+    seconds = round(time.monotonic() - began, 3)
+    if arguments.json:
+        output.result("", {"command": "info", "devices": found, "seconds": seconds})
+        return 0
+    table = Table(title=f"Pool (started, asked and ended in {seconds:.1f} s)", title_justify="left")
+    for head in ("device", "host", "target", "name", "memory", "free", "link", "round trip us", "process"):
+        table.add_column(head)
+    for d in found:
+        table.add_row(str(d["device"]), d["host"], d["target"], d["name"], format_size(d["memory_bytes"]),
+                      format_size(d["free_bytes"]), d["link"], f"{d['round_trip_us']:.0f}", str(d["pid"]))  # fmt: skip
+    Console(highlight=False, width=max(output.screen.width, _WIDTH)).print(table)
+    return 0

@@ -1,0 +1,65 @@
+"""``warpwell pool top``: what the agents of a running program do."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..cache.sizes import format_size
+from ..errors import ArgumentError, PoolError
+from ..pool.job_files import jobs
+from ..pool.watching import ask_job
+from .output import Output
+
+_WIDTH = 120
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, once or again and again."""
+    if arguments.every is not None and not arguments.every > 0:
+        raise ArgumentError(f"--every {arguments.every:g}: give more than 0", name="every")
+    output = Output(arguments.json)
+    running = {files.job: files for files, alive in jobs() if alive}
+    job = arguments.job or (next(iter(running)) if len(running) == 1 else None)
+    if job is None or job not in running:
+        names = ", ".join(running)
+        raise PoolError(
+            (f"there is no job {job!r}" if job else "several jobs run here" if running else "no job of yours runs here")
+            + (f": choose --job from {names}" if running else ": start one with warpwell run")
+        )
+    while True:
+        found = ask_job(running[job])
+        if arguments.json:
+            output.result("", {"command": "top", "job": job, "agents": found})
+        else:
+            _print(output, job, found)
+        if arguments.every is None:
+            return 0
+        time.sleep(arguments.every)
+
+
+def _print(output: Output, job: str, found: list[dict[str, Any]]) -> None:
+    table = Table(title=f"Job {job}", title_justify="left")
+    for head in ("device", "host", "process", "target", "calls", "launches", "sent", "received", "buffers", "held",
+                 "free", "waiting", "doing"):  # fmt: skip
+        table.add_column(head, justify="left" if head in ("host", "target", "doing") else "right")
+    for agent in found:
+        info = agent.get("info")
+        if info is None:
+            table.add_row(str(agent["rank"] - 1), agent["host"], str(agent["pid"]), "-", agent["state"])
+            continue
+        links = info["transport"].values()
+        lanes = info["lanes"].values()
+        table.add_row(
+            str(agent["rank"] - 1), agent["host"], str(agent["pid"]), info["target"],
+            f"{sum(info['calls'].values()):,}", f"{info['calls'].get('LAUNCH', 0):,}",
+            format_size(sum(p["bytes_sent"] for p in links)), format_size(sum(p["bytes_received"] for p in links)),
+            str(info["buffers"]), format_size(info["held"]), format_size(info["free"]),
+            str(sum(lane["waiting"] for lane in lanes)),
+            ", ".join(sorted({lane["doing"] for lane in lanes if lane["doing"]})) or "-",
+        )  # fmt: skip
+    Console(highlight=False, width=max(output.screen.width, _WIDTH)).print(table)

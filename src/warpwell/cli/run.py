@@ -1,0 +1,84 @@
+"""``warpwell run``: a program whose devices are agents, here and on other hosts."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Sequence
+
+from ..errors import ArgumentError, MissingFileError
+from ..pool.gpus import list_gpus
+from ..pool.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
+from ..pool.launcher import Launcher, Options
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the program; return its exit status."""
+    if arguments.of_module is not None:
+        if not arguments.of_module:
+            raise ArgumentError("-m names no module: warpwell run -m MODULE [ARG ...]", name="module")
+        command = ["-m", *arguments.of_module]
+    else:
+        command = _program(arguments.program)
+    return Launcher(command, options(arguments)).run()
+
+
+def options(arguments: argparse.Namespace) -> Options:
+    """Return what `placing` has read.
+
+    Raises
+    ------
+    ArgumentError
+        Something cannot be, such as more agents than GPUs.
+    """
+    for name, least in (("bandwidth", 0.0), ("start_timeout", 0.0)):
+        value = getattr(arguments, name)
+        if value is not None and not (value > least and math.isfinite(value)):
+            raise ArgumentError(f"--{name.replace('_', '-')} {value:g}: give more than 0", name=name)
+    if arguments.latency is not None and not (arguments.latency >= 0 and math.isfinite(arguments.latency)):
+        raise ArgumentError(f"--latency {arguments.latency:g}: give 0 or more", name="latency")
+    if os.geteuid() == 0 and sys.stderr.isatty() and "OMPI_ALLOW_RUN_AS_ROOT" not in os.environ:
+        print("warpwell: note: this runs as root, which Open MPI advises against", file=sys.stderr)
+    return Options(
+        hosts=_hosts(arguments), target=arguments.target, share_gpu=arguments.share_gpu, ft=not arguments.no_ft,
+        tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
+        trace=getattr(arguments, "trace", None), start=arguments.start_timeout, mpiexec=arguments.mpiexec,
+    )  # fmt: skip
+
+
+def _hosts(arguments: argparse.Namespace) -> list[Host]:
+    if arguments.hosts is not None and arguments.hostfile is not None:
+        raise ArgumentError("--hosts and --hostfile say the same: give one of them", name="hosts")
+    if arguments.hosts is not None:
+        listed = parse_hosts(arguments.hosts)
+    elif arguments.hostfile is not None:
+        listed = read_hostfile(arguments.hostfile)
+    else:
+        listed = slurm_hosts(os.environ) or []
+    gpus = [] if arguments.target == "cpu" else list_gpus()
+    if not listed:
+        listed = [Host("localhost")]
+        if arguments.agents is None:
+            listed = [Host("localhost", max(1, len(gpus)))]
+    placed = place(listed, arguments.agents)
+    here = sum(h.agents or 0 for h in placed if is_here(h.name))
+    if here > len(gpus) and not arguments.share_gpu and (gpus or arguments.target == "cuda") and here:
+        raise ArgumentError(
+            f"{here} agent{'s' * (here > 1)} on this host, which has {len(gpus) or 'no'} GPU{'s' * (len(gpus) != 1)}: "
+            + ("start fewer, or take --share-gpu to have several on one" if gpus else "take --target cpu or auto"),
+            name="agents",
+        )
+    return placed
+
+
+def _program(words: Sequence[str]) -> list[str]:
+    command = list(words[1:] if words[:1] == ["--"] else words)
+    if not command:
+        raise ArgumentError("name a program: warpwell run --agents 2 FILE.py [ARG ...]", name="program")
+    if command[0].startswith("-"):
+        raise ArgumentError(f"there is no option {command[0]}: see warpwell run --help", name="program")
+    if not os.path.exists(command[0]):
+        raise MissingFileError(f"{command[0]} does not exist: name a Python file", path=command[0])
+    return command

@@ -1,0 +1,53 @@
+"""``python -m warpwell.pool.agent_main``: the process of one agent, started by the launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+
+from ..errors import WarpwellError
+from .agent import Agent
+from .connecting import connect
+from .devices import runtime_for
+from .gpus import list_gpus
+from .lifeline import Lifeline
+
+
+def main() -> int:
+    """Join the job, serve until the application is gone, and end."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher decides what they mean
+    gpus = list_gpus()  # before there are threads
+    try:
+        lifeline = Lifeline("agent", about={"gpus": gpus})
+    except WarpwellError as error:
+        print(f"warpwell: error: {error}", file=sys.stderr)
+        return 1
+    chosen = lifeline.wait_for_go()
+    lifeline.watch()
+    try:
+        if chosen.get("target") == "cuda":
+            os.environ["CUDA_VISIBLE_DEVICES"] = chosen["uuid"]
+        transport = connect(lifeline)
+        agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
+        lifeline.on("ask", lambda said: lifeline.tell(reply=said["ask"], info=agent.info()))
+        lifeline.tell(ready=True)
+        agent.run()
+        transport.close()
+    except WarpwellError as error:
+        lifeline.tell(failed=str(error))
+        return 1
+    except BaseException as error:
+        lifeline.tell(failed=f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # MPI's own end would wait for those who are gone

@@ -1,0 +1,58 @@
+"""`connect`: how a process that the launcher started joins the others."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from .lifeline import Lifeline
+from .transport import Transport
+
+LINK = "WARPWELL_POOL_LINK"
+"""``bandwidth,latency`` of an emulated link, in MB/s and microseconds."""
+
+joined = False
+"""Whether this process is one of a job."""
+
+_OF_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "WARPWELL_POOL_")
+_KEPT = ("WARPWELL_POOL_TIMEOUT", "WARPWELL_POOL_STALL")
+
+
+def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
+    """Enter MPI and return a transport to all other processes of the job. All of them must call it.
+
+    Raises
+    ------
+    AgentError, PoolVersionError
+        See `MpiTransport`.
+    """
+    global joined
+    memory = lifeline.shared_memory()
+    if memory is not None:
+        os.environ["OMPI_MCA_btl_sm_backing_directory"] = memory
+    import mpi4py
+
+    mpi4py.rc.finalize = False  # it would wait forever for those who died; whoever ends leaves by os._exit
+    from .mpi_transport import MpiTransport
+
+    made: Transport = MpiTransport(start=start)
+    joined = True
+    text = os.environ.get(LINK)
+    if text:
+        bandwidth, latency = map(float, text.split(","))
+        made = _emulated(made, bandwidth, latency)
+    return made
+
+
+def forget_launcher() -> None:
+    """Take out of the environment what belongs to this process alone: programs that it starts are no ranks."""
+    for name in list(os.environ):
+        if name.startswith(_OF_LAUNCHERS) and name not in _KEPT:
+            del os.environ[name]
+
+
+def _emulated(transport: Transport, bandwidth: float, latency: float) -> Transport:
+    made: Any = importlib.import_module(".emulated_link", __package__).EmulatedLink
+    found: Transport = made(transport, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
+    return found

@@ -1,0 +1,93 @@
+"""`JobFiles`: the folders of one job on one host, none of which outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "warpwell-pool-"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class JobFiles:
+    """A folder for sockets and MPI's own files, and one in shared memory.
+
+    Parameters
+    ----------
+    job : str
+        Its name, of letters and digits.
+    """
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.folder = base() / job
+        self.memory = SHARED_MEMORY / f"{_PREFIX}{os.getuid()}-{job}"
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls) -> JobFiles:
+        """Make those of a new job, and remove those of jobs whose launcher was killed."""
+        _sweep()
+        files = cls(f"{os.getpid()}{secrets.token_hex(4)}")
+        files.folder.mkdir(mode=0o700)
+        files._lock = os.open(files.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(files._lock, fcntl.LOCK_EX)  # ends with this process, however that ends
+        files.use()
+        return files
+
+    @property
+    def socket(self) -> Path:
+        """Where the launcher listens."""
+        return self.folder / "socket"
+
+    def use(self) -> None:
+        """Make the folder in shared memory, which each host has its own of."""
+        if SHARED_MEMORY.is_dir():
+            with contextlib.suppress(FileExistsError):
+                self.memory.mkdir(mode=0o700)
+
+    def remove(self) -> None:
+        """Remove everything; who has a file mapped still keeps it."""
+        for path in (self.memory, self.folder):
+            shutil.rmtree(path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def base() -> Path:
+    """Return the folder of all jobs of this user here."""
+    path = Path(tempfile.gettempdir()) / f"{_PREFIX}{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.getuid() or path.is_symlink():
+        raise PermissionError(f"{path} belongs to somebody else: remove it, or set TMPDIR")
+    return path
+
+
+def jobs() -> Iterator[tuple[JobFiles, bool]]:
+    """Yield every job of this user on this host, and whether its launcher lives."""
+    for path in sorted(base().iterdir()):
+        try:
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # being made, or being removed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield JobFiles(path.name), True
+        else:
+            yield JobFiles(path.name), False
+        finally:
+            os.close(lock)
+
+
+def _sweep() -> None:
+    for files, alive in jobs():
+        if not alive:
+            files.remove()

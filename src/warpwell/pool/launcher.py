@@ -1,0 +1,357 @@
+"""`Launcher`: starts an application and its agents, and ends all of them, in whatever way the application ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import AgentError
+from . import lifeline
+from .children import Children, kill_all
+from .gpus import assign
+from .hosts import Host, is_here
+from .job_files import JobFiles
+from .mpiexec import Mpiexec, Part, root_allowed
+from .observer import Observer
+from .rendezvous import Connection, Rendezvous
+from .terminal import Chatter, standard_input
+
+START = 30.0
+"""Seconds that all processes have to become ready."""
+
+_GRACE = 1.0
+"""Seconds that processes have to end of themselves before they are killed."""
+_TICK = 0.1
+_IMPATIENT = 3
+"""The Ctrl-C that ends an application which does not end by itself."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run an application.
+
+    Parameters
+    ----------
+    hosts : sequence of Host
+        Each with its number of agents; see `warpwell.pool.hosts.place`.
+    target : {"auto", "cpu", "cuda"}
+    share_gpu : bool
+        Several agents may have one GPU.
+    ft : bool
+        Go on when an agent is lost.
+    tcp : bool
+        No shared memory between processes.
+    bandwidth, latency : float, optional
+        Of an emulated link: MB/s and microseconds.
+    trace : str, optional
+        File for what was called how often.
+    start : float
+        Seconds until everybody must be ready.
+    mpiexec : str, optional
+        Default: that of this Python's environment, or on PATH.
+    """
+
+    hosts: Sequence[Host] = (Host("localhost", 1),)
+    target: str = "auto"
+    share_gpu: bool = False
+    ft: bool = True
+    tcp: bool = False
+    bandwidth: float | None = None
+    latency: float | None = None
+    trace: str | None = None
+    start: float = START
+    mpiexec: str | None = None
+
+    @property
+    def agents(self) -> int:
+        """Return how many agents there are on all hosts."""
+        return sum(host.agents or 1 for host in self.hosts)
+
+
+class Launcher:
+    """Runs one job.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The application: a file and its arguments, or ``-m``, a module and its arguments.
+    options : Options
+    """
+
+    def __init__(self, command: Sequence[str], options: Options) -> None:
+        self._command, self._options = list(command), options
+        self._places: dict[int, str] = {}
+        self._here: dict[tuple[str, int], Connection] = {}
+        self._phase = "here"
+        self._status: int | None = None
+        self._interrupts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._observers: list[Observer] = []
+
+    def run(self) -> int:
+        """Run until the application has ended and nothing is left of the job; return its exit status.
+
+        Raises
+        ------
+        AgentError
+            Not everybody became ready, or the job cannot go on without one that was lost.
+        """
+        options = self._options
+        if importlib.util.find_spec("mpi4py") is None:
+            raise AgentError("mpi4py is not installed: pip install 'warpwell[mpi]'")
+        self._mpiexec = Mpiexec.find(options.mpiexec)
+        self._ft = options.ft and self._mpiexec.survives
+        rank = 1
+        for host in options.hosts:
+            for _ in range(host.agents or 1):
+                self._places[rank] = host.name
+                rank += 1
+        away = any(not is_here(name) for name in self._places.values())
+        self._files = JobFiles.create()
+        try:
+            self._rendezvous = Rendezvous(self._files, away)
+            with self._signals(), standard_input() as self._stdin:
+                try:
+                    return self._run(away)
+                finally:
+                    self._stop()
+        finally:
+            self._files.remove()
+
+    def _run(self, away: bool) -> int:
+        environ = self._environ(away)
+        line = self._mpiexec.line(self._parts(away), environ, ft=self._ft, tcp=self._options.tcp,
+                                  folder=str(self._files.folder))  # fmt: skip
+        libc = ctypes.CDLL(None)
+        began = time.monotonic()
+        self._process = subprocess.Popen(
+            line, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0,
+            # a launcher that is killed takes mpiexec along, and that the processes which cannot see it
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        )  # fmt: skip
+        assert self._process.stderr is not None
+        self._chatter = Chatter(self._process.stderr)
+        threading.Thread(target=self._await_mpiexec, name="warpwell mpiexec", daemon=True).start()
+        self._rendezvous.start()
+        self._children = Children(self._process.pid, self._files.job)
+        ended_at = float("inf")
+        while self._status is None:
+            try:
+                connection, said = self._rendezvous.events.get(timeout=_TICK)
+            except Exception:  # queue.Empty: nothing happened
+                connection = said = None
+            if isinstance(connection, Connection):
+                self._happened(connection, said)
+            elif isinstance(said, dict) and "signal" in said:
+                self._signalled(int(said["signal"]))
+            elif isinstance(said, dict) and "mpiexec" in said:
+                ended_at = time.monotonic() + _GRACE  # what was said before may still be under way
+            if self._status is None and time.monotonic() > ended_at:
+                raise AgentError(f"mpiexec ended with status {self._process.returncode}{self._chatter.said()}")
+            self._observers = [o for o in self._observers if not o.answered()]
+            if self._phase != "running" and self._status is None:
+                self._check_start(time.monotonic() - began)
+        return self._status if self._status >= 0 else 128 - self._status
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def _happened(self, connection: Connection, said: dict[str, Any] | None) -> None:
+        if said is None:
+            connection.open = False
+            self._gone(connection)
+        elif connection.kind == "observer":
+            self._observers.append(Observer(connection, [c for c in self._here.values() if c.kind == "agent"]))
+        elif "reply" in said:
+            connection.about["info"] = said["info"]
+            for observer in self._observers:
+                observer.heard(connection, int(said["reply"]))
+        elif "here" in said:
+            self._here[connection.kind, connection.rank] = connection
+            if connection.kind == "supervisor":
+                connection.hand([self._stdin, 1, 2])
+            self._go()
+        elif "ready" in said:
+            connection.ready = True
+            if self._phase == "ready" and all(c.ready for c in self._ranks()):
+                self._phase = "running"
+        elif "failed" in said:
+            connection.about["failed"] = said["failed"]
+            if self._phase != "running":
+                who = self._name(connection.rank) if connection.kind == "agent" else "the application"
+                raise AgentError(f"{who} cannot start: {said['failed']}", agent=who)
+        elif "status" in said:
+            self._status = int(said["status"])
+
+    def _gone(self, connection: Connection) -> None:
+        why = connection.about.get("failed")
+        if connection.kind == "supervisor":
+            self._status = -signal.SIGKILL  # nothing else ends it before it has told a status
+        elif connection.kind == "agent":
+            agent = self._name(connection.rank, connection.pid)
+            if self._phase != "running":
+                raise AgentError(f"{agent} ended before it was ready{self._chatter.said()}", agent=agent)
+            reason = why or "its process ended"
+            application = self._here.get(("application", 0))
+            if application is not None:
+                application.tell(lost=connection.rank, why=reason)
+            if not self._ft:
+                raise AgentError(
+                    f"{agent} is lost ({reason}), and this job cannot go on without it"
+                    + ("" if self._mpiexec.survives else ": with Open MPI it could"), agent=agent,
+                )  # fmt: skip
+
+    def _go(self) -> None:
+        ranks = self._ranks()
+        if self._phase != "here" or len(ranks) <= self._options.agents or ("supervisor", 0) not in self._here:
+            return
+        by_host: dict[str, list[Connection]] = defaultdict(list)
+        for connection in ranks:
+            if connection.kind == "agent":
+                by_host[connection.host].append(connection)
+        decided: dict[int, Any] = {}
+        for host, found in by_host.items():
+            numbers = sorted(c.rank for c in found)
+            gpus = found[0].about.get("gpus", [])
+            decided |= assign(numbers, gpus, self._options.target, self._options.share_gpu, host)
+        self._phase = "ready"
+        for connection in ranks:
+            connection.tell(go=decided.get(connection.rank, {}))
+
+    def _ranks(self) -> list[Connection]:
+        return [c for c in self._here.values() if c.kind != "supervisor"]
+
+    def _check_start(self, seconds: float) -> None:
+        for rank in self._children.ended():
+            if ("agent", rank) not in self._here:
+                self._chatter.settle()
+                agent = self._name(rank)
+                raise AgentError(f"{agent} ended before it was ready{self._chatter.said()}", agent=agent)
+        if seconds < self._options.start:
+            return
+        late = [r for r in self._places if (c := self._here.get(("agent", r))) is None or not c.ready]
+        if not late:
+            raise AgentError(f"the application was not ready after {self._options.start:g} s")
+        absent = [r for r in late if ("agent", r) not in self._here]
+        if absent and not is_here(self._places[absent[0]]):
+            host = self._places[absent[0]]
+            hint = f". Does `ssh {host}` work without a password, and is {sys.executable} there, too?"
+        else:
+            hint = ""
+        names = ", ".join(self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in absent or late)
+        raise AgentError(f"not ready after {self._options.start:g} s: {names}{hint}{self._chatter.said()}",
+                         agent=self._name((absent or late)[0]))  # fmt: skip
+
+    def _name(self, rank: int, pid: int | None = None) -> str:
+        host = socket.gethostname() if is_here(self._places[rank]) else self._places[rank]
+        process = f", process {pid}" if pid is not None else ""
+        return f"agent {rank} of {self._options.agents} (device {rank - 1}, on {host}{process})"
+
+    # -- signals -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Have signals for this process reach the application."""
+        before = {}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(
+                    number, lambda n, _: self._rendezvous.events.put((None, {"signal": n}))
+                )
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: int) -> None:
+        self._interrupts += 1
+        application = self._here.get(("application", 0))
+        if self._phase != "running" or application is None or self._interrupts >= _IMPATIENT:
+            self._status = -number
+        else:
+            application.tell(signal=number)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _await_mpiexec(self) -> None:
+        assert self._process is not None
+        self._process.wait()
+        self._rendezvous.events.put((None, {"mpiexec": self._process.returncode}))
+
+    def _stop(self) -> None:
+        """Let everybody end, and kill who does not."""
+        self._rendezvous.close()
+        for connection in self._here.values():
+            connection.tell(end=True)
+        process = self._process
+        if process is None:
+            return
+        mine = [c.pid for c in self._here.values() if c.local]
+        mine += self._children.pids() if hasattr(self, "_children") else []
+        _wait(lambda: not any(c.open for c in self._here.values() if c.local) or self._drain(), _GRACE)
+        kill_all(mine, self._files.job)
+        if not _wait(lambda: process.poll() is not None, _GRACE):
+            process.terminate()
+            if not _wait(lambda: process.poll() is not None, 2 * _GRACE):
+                process.kill()
+                process.wait()
+        kill_all([*mine, *self._children.pids()], self._files.job)
+        for connection in self._here.values():
+            connection.close()
+        self._chatter.settle()
+
+    def _drain(self) -> bool:
+        with contextlib.suppress(Exception):  # queue.Empty
+            while True:
+                connection, said = self._rendezvous.events.get(block=False)
+                if isinstance(connection, Connection) and said is None:
+                    connection.open = False
+        return False
+
+    # -- the line ----------------------------------------------------------------------------------------------
+
+    def _parts(self, away: bool) -> list[Part]:
+        python = sys.executable
+        supervisor = Path(__file__).with_name("supervise.py")
+        application = [python, "-I", "-S", str(supervisor), python, "-m", "warpwell.pool.application", *self._command]
+        agent = [python, "-m", "warpwell.pool.agent_main"]
+        hosts = [h for h in self._options.hosts if h.agents]
+        # the application runs here: beside the user's files and terminal
+        parts = [Part(1, application, socket.gethostname() if away else None)]
+        return parts + [Part(h.agents or 1, agent, h.name if away else None) for h in hosts]
+
+    def _environ(self, away: bool) -> dict[str, str]:
+        options = self._options
+        found = root_allowed(os.environ)
+        found |= {lifeline.ADDRESS: self._rendezvous.far_address if away else self._rendezvous.address,
+                  lifeline.TOKEN: self._rendezvous.token, lifeline.JOB: self._files.job}  # fmt: skip
+        if options.bandwidth is not None or options.latency is not None:
+            found["WARPWELL_POOL_LINK"] = f"{options.bandwidth or 0:g},{options.latency or 0:g}"
+        if options.trace is not None:
+            found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
+        return found
+
+
+def _wait(done: Any, seconds: float) -> bool:
+    """Wait until ``done()``, looking often at first."""
+    until, nap = time.monotonic() + seconds, 1e-3
+    while not done():
+        if time.monotonic() > until:
+            return False
+        time.sleep(nap)
+        nap = min(nap * 1.5, 0.02)
+    return True
