@@ -69,9 +69,13 @@ class Matrix(RateModel):
         self.device = device
         self.missing: set[tuple[str, str]] = set()
         self._pairs: dict[tuple[str, str], list[Pair]] = {}
+        self._shared: dict[tuple[str, str], list[Pair]] = {}
+        self._apart: dict[tuple[str, str], list[Pair]] = {}
         count = 0
         for count, pair in enumerate(pairs, 1):  # noqa: B007 - the last count is the sum
-            self._pairs.setdefault((pair.first, pair.second), []).append(pair)
+            key = pair.first, pair.second
+            self._pairs.setdefault(key, []).append(pair)
+            (self._shared if pair.partition is None else self._apart).setdefault(key, []).append(pair)
         self.name = f"measured matrix ({count} pairs, {device}), otherwise {self.otherwise.name}"
 
     @property
@@ -92,16 +96,22 @@ class Matrix(RateModel):
         return rates
 
     def _pair(self, older: Resident, newer: Resident) -> Sequence[float]:
-        known = self._pairs.get((older.name, newer.name), ())
         apart = older.partition is not None and newer.partition is not None and older.partition != newer.partition
-        known = [pair for pair in known if (pair.partition is not None) == apart]
+        known = (self._apart if apart else self._shared).get((older.name, newer.name))
         if not known:
             self.missing.add((older.name, newer.name))
             return self.otherwise.of([older, newer])
         if apart:
             part = part_of(older.partition, self.capacity)
             return min(known, key=lambda pair: abs((pair.partition or 0.0) - part)).rates
-        return min(known, key=lambda p: abs(p.shares[0] - older.share) + abs(p.shares[1] - newer.share)).rates
+        one, other = older.share, newer.share
+        found, least = known[0], math.inf
+        for pair in known:
+            first, second = pair.shares
+            away = abs(first - one) + abs(second - other)
+            if away < least:
+                found, least = pair, away
+        return found.rates
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the measurements."""

@@ -46,6 +46,7 @@ class RateModel(ABC):
         """
         # Policies ask for the same combinations of alike kernels again and again.
         parts: list[Any] = []
+        shapes: list[Shape] = []
         for job, placement in zip(jobs, placements, strict=True):
             task = job.task
             blocks = task.blocks
@@ -58,20 +59,19 @@ class RateModel(ABC):
             # As `Shape.wanted`, written out.
             last = (blocks - 1) // allowed * allowed
             parts += number, allowed, blocks - last if job.done >= last else allowed, partition
+            shapes.append(shape)
         key = tuple(parts)
         found = self._together.get(key)
         if found is None:
             if len(self._together) >= REMEMBERED:
                 self._together.clear()
-            found = self._together[key] = self._evaluate(jobs, parts)
+            found = self._together[key] = self._evaluate(jobs, shapes, parts)
         return found.copy()
 
-    def _evaluate(self, jobs: Sequence[Job], parts: list[Any]) -> list[float]:
-        capacity = self.capacity
-        shapes = [shape_of(job.task.profile, job.task.blocks, capacity) for job in jobs]
+    def _evaluate(self, jobs: Sequence[Job], shapes: Sequence[Shape], parts: list[Any]) -> list[float]:
         quotas, wanted, partitions = parts[1::4], parts[2::4], parts[3::4]
         residents = []
-        counts = fit(wanted, shapes, partitions, capacity)
+        counts = fit(wanted, shapes, partitions, self.capacity)
         for i, count in enumerate(counts):
             if count:
                 share = share_of(count, wanted[i], quotas[i], shapes[i].alone)

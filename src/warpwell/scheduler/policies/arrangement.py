@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..policy import View
-from ..residency import Shape, footprint, shape_of
+from ..residency import footprint, shape_of
 from ..task import Job, Kind, Placement, Profile
 from .partition import pairs
-from .sharing import Sight, alone, demand, quota
+from .sharing import Sight, alone, quota
 
 WHOLE = Placement()
 PLAIN = Placement(plain=True)
@@ -66,8 +66,10 @@ class Arranger:
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._likes: dict[Job, int] = {}
         self._same: dict[tuple[Any, ...], tuple[Sequence[Placement], Sequence[float], float]] = {}
-        self._figures: dict[tuple[Any, ...], tuple[int, Shape, Profile]] = {}
+        self._cards: dict[Job, tuple[Profile, int, int, float, int]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
+        self._quotas: dict[tuple[int, float], Placement] = {}
+        self._load = 0.0
 
     def now(self, view: View) -> Arrangement:
         """Return what runs now."""
@@ -79,10 +81,26 @@ class Arranger:
         """Return about what `best` would have as its sum, without asking where that is known of like kernels."""
         exact = self._exact(view, jobs, fixed)
         same = self._same.get(exact)
-        if same is not None:
-            return same[2]
-        known = self._known.get(self._key(view, jobs, fixed, exact[1]))
-        return known[1] if known is not None else self.best(view, jobs, fixed).sum
+        return same[2] if same is not None else self._guess(view, jobs, fixed, exact)
+
+    def estimates(self, view: View, running: Sequence[Job], heads: Sequence[Job]) -> list[float]:
+        """Return `estimate` of what runs with each of those that wait."""
+        count = len(running)
+        *begin, _ = self._exact(view, running, count)
+        load, same, found = self._load, self._same, []
+        for job in heads:
+            exact = self._extend(view, begin.copy(), load, (job,), 0)
+            known = same.get(exact)
+            found.append(known[2] if known is not None else self._guess(view, [*running, job], count, exact))
+        return found
+
+    def _guess(self, view: View, jobs: Sequence[Job], fixed: int, exact: tuple[Any, ...]) -> float:
+        known = self._known.get(self._key(view, jobs, fixed, exact[-1]))
+        if known is not None:
+            return known[1]
+        found = self._find(view, jobs, fixed, exact)
+        self._same[exact] = found.placements, found.rates, found.sum
+        return found.sum
 
     def _grow_old(self) -> None:
         """Forget everything every so often."""
@@ -90,11 +108,10 @@ class Arranger:
         if self._left <= 0:
             self._known.clear()
             self._same.clear()
-            self._figures.clear()
             self._left = self._remembers
 
     def best(self, view: View, jobs: Sequence[Job], fixed: int = 0) -> Arrangement:
-        """Return the best arrangement of kernels in this order of residency.
+        """Return the best arrangement of kernels in this order of residency, without new partitions.
 
         Parameters
         ----------
@@ -107,71 +124,109 @@ class Arranger:
         there = self._same.get(same)
         if there is None:
             self._grow_old()
-            arrangement = self._find(view, jobs, fixed, same[1])
+            arrangement = self._find(view, jobs, fixed, same)
             self._same[same] = arrangement.placements, arrangement.rates, arrangement.sum
             return arrangement
         self._grow_old()
         return Arrangement(jobs, there[0], there[1])
 
-    def _find(self, view: View, jobs: Sequence[Job], fixed: int, fits: bool) -> Arrangement:
+    def _find(self, view: View, jobs: Sequence[Job], fixed: int, exact: tuple[Any, ...]) -> Arrangement:
         seen = self._sight.jobs(view, jobs)
-        parts = _parts(view, jobs, fixed)
-        key = self._key(view, jobs, fixed, fits)
+        parts = _parts(jobs, fixed, exact[-1], view)
+        key = self._key(view, jobs, fixed, exact[-1])
         known = self._known.get(key)
         if known is not None and known[2] == len(parts):
-            placements = _placements(view, jobs, parts[known[0]])
+            placements = self._places(view, jobs, parts[known[0]])
             return Arrangement(jobs, placements, view.rates.together(seen, placements))
-        choices = [_placements(view, jobs, its) for its in parts]
-        found = [Arrangement(jobs, places, view.rates.together(seen, places)) for places in choices]
-        index = self._choose(found)
+        found = []
+        for its in parts:
+            placements = self._places(view, jobs, its)
+            found.append(Arrangement(jobs, placements, view.rates.together(seen, placements)))
+        index = self._choose(found) if len(found) > 1 else 0
         self._known[key] = index, found[index].sum, len(parts)
         return found[index]
 
-    def _choose(self, found: Sequence[Arrangement]) -> int:
-        """Return which is best: the first unless another one is clearly better, and partitions the same.
+    def _places(self, view: View, jobs: Sequence[Job], parts: Sequence[float | str | None]) -> list[Placement]:
+        """Return placements by parts of the device, names of partitions, or None (all)."""
+        found = []
+        for job, part in zip(jobs, parts, strict=True):
+            if isinstance(part, str):
+                found.append(Placement(partition=part))
+            elif job.task.whole or (job.placement is not None and job.placement.plain):
+                # One that cannot be cut takes what it finds.
+                found.append(PLAIN)
+            elif part is None:
+                found.append(WHOLE)
+            else:
+                key = self._cards[job][1], part
+                place = self._quotas.get(key)
+                if place is None:
+                    place = self._quotas[key] = Placement(workers=quota(job, part, view.capacity))
+                found.append(place)
+        if found[-1].workers is not None and jobs[-1].waits and "switch" not in view.capacity.modes:
+            # What comes last takes what the others leave, now and, without a word from the host, when they end.
+            found[-1] = WHOLE
+        return found
 
-        Turns cost nothing and cannot go wrong. What runs in a partition stays there, whoever comes next.
-        """
+    def _choose(self, found: Sequence[Arrangement]) -> int:
+        """Return which is best: the first, turns, unless another one is clearly better. Turns cannot go wrong."""
         sums = [round(arrangement.sum, 9) for arrangement in found]
-        shared = [k for k, its in enumerate(found) if its.placements[0].partition is None]
-        index = max(shared or [0], key=lambda k: (sums[k], -k))
-        if sums[index] <= sums[0] * (1 + self._better):
-            index = 0
-        if len(shared) < len(found):
-            apart = max(range(len(found)), key=lambda k: (sums[k], -k))
-            if sums[apart] > sums[index] * (1 + self._better):
-                index = apart
-        return index
+        index = max(range(len(found)), key=sums.__getitem__)
+        return index if sums[index] > sums[0] * (1 + self._better) else 0
+
+    def apart(self, view: View, found: Arrangement) -> Arrangement:
+        """Return two kernels in partitions if that is clearly better: they stay there, whoever comes next."""
+        jobs = found.jobs
+        if len(jobs) != 2 or not view.capacity.partitions or self._exact(view, jobs, 0)[-1]:
+            return found
+        seen = self._sight.jobs(view, jobs)
+        best, most = found, found.sum * (1 + self._better)
+        for one, other in pairs(view.capacity):
+            for names in ((one, other), (other, one)):
+                places = self._places(view, jobs, names)
+                its = Arrangement(jobs, places, view.rates.together(seen, places))
+                if its.sum > most:
+                    best, most = its, its.sum
+        return best
+
+    def _card(self, view: View, job: Job) -> tuple[Profile, int, int, float, int]:
+        """Return a job's profile, the number that like ones have in common, and what tells how much it fills."""
+        task, profile = job.task, self._sight.profile(view, job)
+        shape = shape_of(profile, task.blocks, view.capacity)
+        figures = (
+            profile.kind, profile.need, profile.compute, profile.bandwidth, profile.miss_rate, shape.footprint,
+            shape.alone, task.blocks, task.name if getattr(view.rates, "by_name", True) else "", bool(task.whole),
+        )  # fmt: skip
+        number = self._numbers.setdefault(figures, len(self._numbers))
+        found = self._cards[job] = profile, number, shape.alone, shape.load, task.blocks
+        return found
 
     def _exact(self, view: View, jobs: Sequence[Job], fixed: int) -> tuple[Any, ...]:
         """Return all that the best arrangement depends on; how far the last wave of blocks is, does not count."""
-        key: list[Any] = [fixed, False]
-        load = 0.0
+        key: list[Any] = [fixed]
+        return self._extend(view, key, 0.0, jobs, fixed)
+
+    def _extend(self, view: View, key: list[Any], load: float, jobs: Sequence[Job], fixed: int) -> tuple[Any, ...]:
+        """Add kernels to a key, of which the first `fixed` run; what is last in it is whether all have room."""
+        cards = self._cards
         for i, job in enumerate(jobs):
-            task = job.task
-            profile = self._sight.profile(view, job) if self._sight.perfect else task.profile
-            # By identity, which is fast; the profile is kept, so that no other has its.
-            known = self._figures.get((id(profile), task.blocks, task.name))
-            if known is None:
-                shape = shape_of(profile, task.blocks, view.capacity)
-                figures = (
-                    profile.kind, profile.need, profile.compute, profile.bandwidth, profile.miss_rate, shape.footprint,
-                    shape.alone, task.blocks, task.name if getattr(view.rates, "by_name", True) else "",
-                )  # fmt: skip
-                number = self._numbers.setdefault(figures, len(self._numbers))
-                known = self._figures[id(profile), task.blocks, task.name] = number, shape, profile
-            number, shape, _ = known
-            left = task.blocks - job.done
-            load += (shape.alone if shape.alone < left else max(1, left)) * shape.load
-            key.append(-1 - number if task.whole else number)
-            if i < fixed and job.placement is not None:
-                key += job.placement.workers, job.placement.plain, job.placement.partition
-        key[1] = load <= 1.0 + 1e-9
+            card = cards.get(job)
+            if card is None or (card[0] is not job.task.profile and card[0] is not self._sight.profile(view, job)):
+                card = self._card(view, job)
+            _, number, alone_, each, blocks = card
+            left = blocks - job.done
+            load += (alone_ if alone_ < left else max(1, left)) * each
+            key.append(number)
+            if i < fixed and (placement := job.placement) is not None:
+                key += placement.workers, placement.plain, placement.partition
+        self._load = load
+        key.append(load <= 1.0 + 1e-9)
         return tuple(key)
 
     def ended(self, job: Job) -> None:
         """Forget a job."""
         self._likes.pop(job, None)
+        self._cards.pop(job, None)
 
     def _key(self, view: View, jobs: Sequence[Job], fixed: int, fits: bool) -> tuple[Any, ...]:
         likes = self._likes
@@ -195,15 +250,15 @@ class Arranger:
         return found
 
 
-def _parts(view: View, jobs: Sequence[Job], fixed: int) -> Sequence[Sequence[float | str | None]]:
+def _parts(jobs: Sequence[Job], fixed: int, fits: bool, view: View) -> Sequence[Sequence[float | str | None]]:
     """Return arrangements to choose from: for each job a part of the device, the name of a partition, or None (all).
 
     The first is that they take turns, where they do not all fit.
     """
-    there = [job.placement if i < fixed else None for i, job in enumerate(jobs)]
-    if any(p is not None and p.partition is not None for p in there):
-        return _beside_partitions(view, there)
-    if sum(demand(job, view.capacity) for job in jobs) <= 1.0 + 1e-9:
+    for job in jobs[:fixed]:
+        if job.placement is not None and job.placement.partition is not None:
+            return _beside_partitions(view, [job.placement if i < fixed else None for i, job in enumerate(jobs)])
+    if fits:
         return [[None] * len(jobs)]
     memory = [job.task.profile.kind is Kind.MEMORY for job in jobs]
     count, few = len(jobs), sum(memory)
@@ -215,9 +270,6 @@ def _parts(view: View, jobs: Sequence[Job], fixed: int) -> Sequence[Sequence[flo
     else:
         # Both classes: the memory-intensive ones divide one part among them, the others the rest.
         found += [[part / few if m else (1 - part) / (count - few) for m in memory] for part in PARTS]
-    if count == 2 and not fixed and view.capacity.partitions:
-        for one, other in pairs(view.capacity):
-            found += [(one, other), (other, one)]
     return found
 
 
@@ -232,19 +284,3 @@ def _beside_partitions(view: View, there: Sequence[Placement | None]) -> list[li
         else:
             found.append(free.pop(0) if free else None)
     return [found]
-
-
-def _placements(view: View, jobs: Sequence[Job], parts: Sequence[float | str | None]) -> list[Placement]:
-    found = []
-    for job, part in zip(jobs, parts, strict=True):
-        if isinstance(part, str):
-            found.append(Placement(partition=part))
-        elif job.task.whole or (job.placement is not None and job.placement.plain):
-            # One that cannot be cut takes what it finds.
-            found.append(PLAIN)
-        else:
-            found.append(WHOLE if part is None else Placement(workers=quota(job, part, view.capacity)))
-    if found[-1].workers is not None and jobs[-1].waits and "switch" not in view.capacity.modes:
-        # What comes last takes what the others leave, now and, without a word from the host, when they end.
-        found[-1] = WHOLE
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -223,8 +222,10 @@ class Warpwell(Policy):
         now = arranger.now(view)
         job = heads[0]
         if len(heads) > 1:
-            estimates = {j: arranger.estimate(view, [*running, j], len(running)) for j in heads}
-            job = max(heads, key=lambda j: (round(estimates[j], 6), *_sooner(j)))
+            sums = [round(its, 6) for its in arranger.estimates(view, running, heads)]
+            most = max(sums)
+            best = [j for j, its in zip(heads, sums, strict=True) if its == most]
+            job = best[0] if len(best) == 1 else max(best, key=_sooner)
         found = arranger.best(view, [*running, job], len(running))
         if self.preempts:
             plan = self._reside(view, now, found, job)
@@ -240,10 +241,12 @@ class Warpwell(Policy):
         heads = [j for j in heads if not _unknown(j)]
         if len(heads) == 1 or view.limit == 1:
             return share(view, oldest, {"rule": "alone"})
-        two = max(itertools.permutations(heads, 2), key=lambda jobs: (
+        # One of the two is who all have left for, or else the oldest: all pairs would take too long to look at.
+        one = self._promised if self._promised in heads else oldest
+        two = max(((a, b) for j in heads if j is not one for a, b in ((one, j), (j, one))), key=lambda jobs: (
             round(self._arranger.estimate(view, jobs), 6), *_sooner(jobs[0]), *_sooner(jobs[1])
         ))  # fmt: skip
-        found = self._arranger.best(view, two)
+        found = self._arranger.apart(view, self._arranger.best(view, two))
         return self._put(found, {"rule": "best pair", "S": found.sum})
 
     def _put(self, found: Arrangement, why: dict[str, Any]) -> list[Decision]:
@@ -261,7 +264,7 @@ class Warpwell(Policy):
     def _reside(self, view: View, now: Arrangement, after: Arrangement, job: Job) -> Plan | None:
         """Weigh making everything leave for a newcomer that had better be resident first, not last."""
         running = view.running
-        if not all([self._may_leave(j) for j in running]):
+        if not self._first_of(view, job, running) or not all([self._may_leave(j) for j in running]):
             return None
         first = self._arranger.best(view, [job, *running])
         without = max(after, now, key=lambda a: a.sum)
@@ -295,7 +298,7 @@ class Warpwell(Policy):
                 last = arranger.estimate(view, [*stays, job], len(stays))
                 if last > bound:
                     choices.append((last, [victim], stays, job))
-                if all(self._may_leave(j) for j in stays):
+                if self._first_of(view, job, stays) and all(self._may_leave(j) for j in stays):
                     first = arranger.estimate(view, [job, *stays])
                     if first > max(last * (1 + self.margin), bound):
                         choices.append((first, running, stays, job))
@@ -373,6 +376,11 @@ class Warpwell(Policy):
         cost = view.cost(job, [])
         why = {"rule": "out of its partition", "C": cost, "rate": rate, "rest": rest}
         return [Preempt(job, self._mode(view), None, why)] if cost < rest / rate - rest else []
+
+    def _first_of(self, view: View, job: Job, others: Sequence[Job]) -> bool:
+        """Whether a newcomer may gain from being resident first: if it alone is memory-intensive."""
+        profile = self._sight.profile
+        return profile(view, job).kind is not COMPUTE and all([profile(view, j).kind is COMPUTE for j in others])
 
     def _may_leave(self, job: Job) -> bool:
         return preemptible(job) and job.preemptions < self.most
