@@ -165,6 +165,11 @@ def use(found: Devices | None) -> None:
         _devices = found
 
 
+def joined() -> bool:
+    """Tell whether `devices` has been told, or has found, what it returns."""
+    return _devices is not None
+
+
 def current_device() -> Device:
     """Return the device of the innermost ``with device:`` of this thread, else the first one."""
     return entered() or devices()[0]

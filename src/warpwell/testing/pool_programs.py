@@ -1,0 +1,368 @@
+"""`Program`: random programs of copies, launches and events over the devices of a pool, compared bit for bit.
+
+``python -m warpwell.testing.pool_programs --programs 500 --agents 3 --seed 7`` runs them over agents in this process;
+under ``warpwell run --agents 3 -m warpwell.testing.pool_programs``, over those of the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pool.device import Device
+from ..pool.devices import Devices, devices, joined
+from ..targets import grid, kernel
+
+LENGTHS = (0, 1, 3, 257, 1000, 9001, 40_000, 131_073)
+"""Items of the buffers of a program: some copies travel inside messages, others by the side, some are odd."""
+
+LARGE = 1_100_003
+"""Items of a few programs: more than is copied before a call returns."""
+
+LIMIT = 60.0
+"""Seconds that anything may take."""
+
+Clock = dict[int, int]
+
+
+@kernel
+def mix(x: Any, y: Any, factor: Any) -> None:
+    """Multiply and add, around 2^64."""
+    i = grid(1)
+    y[i] = x[i] * factor + (y[i] ^ i)
+
+
+@kernel
+def add(x: Any, y: Any, z: Any) -> None:
+    """Add."""
+    i = grid(1)
+    z[i] = x[i] + y[i]
+
+
+def double(x: Any) -> int:
+    """Double an array in place, on the agent; return its length."""
+    x *= 2
+    return len(x)
+
+
+class _Place:
+    """A buffer, what it should hold, and who wrote and read it last."""
+
+    def __init__(self, device: int, buffer: Any, expected: NDArray[np.int64]) -> None:
+        self.device = device
+        self.buffer = buffer
+        self.expected = expected
+        self.written: list[tuple[int, int]] = []
+        self.read: list[tuple[int, int]] = []
+
+
+class Program:
+    """A random program, run while it is made: NumPy in step with the devices.
+
+    Every stream knows by a clock which calls of others it comes after. Where a call needs more, the program
+    synchronizes, in one of the ways that there are. So what it computes is determined, and all else is as concurrent
+    as it can be.
+
+    Parameters
+    ----------
+    found : sequence of Device
+    seed : int
+    steps : int
+    """
+
+    def __init__(self, found: Sequence[Device], seed: int, steps: int = 40) -> None:
+        self.seed = seed
+        self.counts: dict[str, int] = {}
+        self._random = random.Random(seed)
+        self._numbers = np.random.default_rng(seed)
+        self._devices = found
+        self._steps = steps
+        self._length = LARGE if seed % 50 == 49 else self._random.choice(LENGTHS)
+        self._streams: list[Any] = []
+        self._of: list[int] = []
+        for index, device in enumerate(found):
+            self._streams += [device.default_stream, device.stream(), device.stream(priority=1)]
+            self._of += [index] * 3
+        self._clocks: list[Clock] = [{} for _ in self._streams]
+        self._host: Clock = {}
+        self._calls = [0] * len(self._streams)
+        self._events: list[Any] = []
+        self._places: list[_Place] = []
+
+    def run(self) -> None:
+        """Run it, and compare every buffer at the end.
+
+        Raises
+        ------
+        AssertionError
+            A buffer does not hold what NumPy computes.
+        """
+        for index in range(len(self._devices)):
+            for _ in range(3):
+                self._allocate(index)
+        steps = (
+            [self._upload] * 3 + [self._between] * 5 + [self._opposite] * 4 + [self._within] + [self._launch] * 6
+            + [self._fill] + [self._call] + [self._replace] + [self._download] * 2 + [self._synchronize] + [self._record]
+        )  # fmt: skip
+        for _ in range(self._steps):
+            step = self._random.choice(steps)
+            self.counts[step.__name__[1:]] = self.counts.get(step.__name__[1:], 0) + 1
+            step()
+        for place in self._places:
+            self._compare(place)
+        for device in self._devices:
+            device.synchronize(LIMIT)
+        for stream in self._streams:
+            stream.close()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _allocate(self, index: int) -> None:
+        stream = self._stream(index)
+        expected = self._fresh(self._length)
+        place = _Place(index, self._devices[index].empty(self._length, np.int64, self._streams[stream]), expected)
+        self._use(stream, [], [place])
+        place.buffer.copy_from(expected.copy(), self._streams[stream])
+        self._places.append(place)
+
+    def _upload(self) -> None:
+        place = self._random.choice(self._places)
+        stream, part = self._stream(place.device), self._part()
+        source = self._fresh(len(range(*part.indices(self._length))))
+        self._use(stream, [], [place])
+        place.expected[part] = source
+        strided = np.zeros((len(source), 2), np.int64)
+        strided[:, 0] = source
+        given = strided[:, 0] if self._random.random() < 0.3 else source
+        place.buffer[part].copy_from(given, self._streams[stream])
+        given[...] = -1  # it was taken when the call returned
+
+    def _download(self) -> None:
+        self._compare(self._random.choice(self._places))
+
+    def _between(self) -> None:
+        source, destination = self._random.sample(self._places, 2)
+        self._copy(destination, source)
+
+    def _opposite(self) -> None:
+        """Copy both ways between two devices, with nothing in between."""
+        if len(self._devices) < 2:
+            return
+        one, other = self._random.sample(range(len(self._devices)), 2)
+        a, b = self._random.sample([p for p in self._places if p.device == one], 2)
+        c, d = self._random.sample([p for p in self._places if p.device == other], 2)
+        self._copy(c, a)
+        self._copy(b, d)
+
+    def _within(self) -> None:
+        index = self._random.randrange(len(self._devices))
+        source, destination = self._random.sample([p for p in self._places if p.device == index], 2)
+        self._copy(destination, source)
+
+    def _copy(self, destination: _Place, source: _Place) -> None:
+        part = self._part()
+        streams: list[int] = [3 * destination.device, 3 * source.device]
+        chosen = None
+        if self._random.random() < 0.6:
+            chosen = self._stream(self._random.choice([destination.device, source.device]))
+            streams = [chosen]
+        for stream in streams:
+            self._after(stream, [*source.written, *destination.written, *destination.read])
+        if len(set(streams)) == 2:  # the copy is in the order of both
+            for stream in streams:
+                self._merge(self._clocks[stream], self._clocks[streams[0]])
+                self._merge(self._clocks[streams[0]], self._clocks[stream])
+            self._clocks[streams[1]] = dict(self._clocks[streams[0]])
+        places = [(s, self._count(s)) for s in dict.fromkeys(streams)]
+        for stream in streams:
+            for at in places:
+                self._clocks[stream][at[0]] = at[1]
+        source.read += places
+        destination.written, destination.read = places, []
+        destination.expected[part] = source.expected[part]
+        given = None if chosen is None else self._streams[chosen]
+        self._devices[destination.device].copy(destination.buffer[part], source.buffer[part], given)
+
+    def _launch(self) -> None:
+        index = self._random.randrange(len(self._devices))
+        x, y, z = (self._random.choice([p for p in self._places if p.device == index]) for _ in range(3))
+        stream, part = self._stream(index), self._part()
+        native, length = self._streams[stream], len(range(*part.indices(self._length)))
+        if self._random.random() < 0.5:
+            self._use(stream, [x], [y])
+            factor = self._random.randrange(-(1 << 40), 1 << 40)
+            i = np.arange(length)
+            y.expected[part] = x.expected[part] * factor + (y.expected[part] ^ i)
+            mix[length, native](x.buffer[part], y.buffer[part], factor)
+        else:
+            self._use(stream, [x, y], [z])
+            z.expected[part] = x.expected[part] + y.expected[part]
+            add[length, native](x.buffer[part], y.buffer[part], z.buffer[part])
+
+    def _fill(self) -> None:
+        place = self._random.choice(self._places)
+        stream, part, value = self._stream(place.device), self._part(), self._random.randrange(1 << 60)
+        self._use(stream, [], [place])
+        place.expected[part] = value
+        place.buffer[part].fill(value, self._streams[stream])
+
+    def _call(self) -> None:
+        place = self._random.choice(self._places)
+        stream = self._stream(place.device)
+        self._use(stream, [], [place])
+        place.expected *= 2
+        result = self._devices[place.device].call(double, place.buffer, stream=self._streams[stream])
+        if self._random.random() < 0.5:
+            assert result.get(LIMIT) == self._length
+            self._host_knows(stream)
+
+    def _replace(self) -> None:
+        """Free a buffer while it may still be in use, and allocate another."""
+        place = self._places.pop(self._random.randrange(len(self._places)))
+        if self._random.random() < 0.5:
+            place.buffer.free()
+        index = place.device
+        del place
+        self._allocate(index)
+
+    def _record(self) -> None:
+        stream = self._random.randrange(len(self._streams))
+        if self._events and self._random.random() < 0.3:
+            event, index, _ = self._events.pop(self._random.randrange(len(self._events)))
+            stream = 3 * index + self._random.randrange(3)
+            self._streams[stream].record(event)
+        else:
+            event = self._streams[stream].record()
+        self._events.append((event, self._of[stream], dict(self._clocks[stream])))
+        if self._random.random() < 0.5:
+            event, _, clock = self._random.choice(self._events)
+            waiting = self._random.randrange(len(self._streams))
+            self._streams[waiting].wait(event)
+            self._merge(self._clocks[waiting], clock)
+
+    def _synchronize(self) -> None:
+        index = self._random.randrange(len(self._devices))
+        self._devices[index].synchronize(LIMIT)
+        for stream in range(3 * index, 3 * index + 3):
+            self._host_knows(stream)
+
+    # -- order -------------------------------------------------------------------------------------------------------
+
+    def _use(self, stream: int, read: Sequence[_Place], written: Sequence[_Place]) -> None:
+        """Count a call of a stream, behind what it depends on."""
+        for place in read:
+            self._after(stream, place.written)
+        for place in written:
+            self._after(stream, [*place.written, *place.read])
+        at = stream, self._count(stream)
+        for place in read:
+            place.read.append(at)
+        for place in written:
+            place.written, place.read = [at], []
+
+    def _count(self, stream: int) -> int:
+        self._merge(self._clocks[stream], self._host)
+        self._calls[stream] += 1
+        self._clocks[stream][stream] = self._calls[stream]
+        return self._calls[stream]
+
+    def _after(self, stream: int, calls: Sequence[tuple[int, int]]) -> None:
+        """Let a stream come after calls of others, by one of the means."""
+        self._merge(self._clocks[stream], self._host)
+        for other, number in calls:
+            if self._clocks[stream].get(other, 0) >= number:
+                continue
+            native, way = self._streams[other], self._random.randrange(8)
+            if way < 4:
+                event = native.record()
+                self._streams[stream].wait(event)
+            elif way < 6:
+                self._streams[stream].wait(native)
+            elif way == 6:
+                native.record().synchronize(LIMIT)
+                self._host_knows(other)
+            else:
+                native.synchronize(LIMIT)
+                self._host_knows(other)
+            self._merge(self._clocks[stream], self._clocks[other])
+
+    def _host_knows(self, stream: int) -> None:
+        self._merge(self._host, self._clocks[stream])
+
+    @staticmethod
+    def _merge(clock: Clock, other: Clock) -> None:
+        for stream, number in other.items():
+            clock[stream] = max(clock.get(stream, 0), number)
+
+    # -- choices -----------------------------------------------------------------------------------------------------
+
+    def _stream(self, index: int) -> int:
+        return 3 * index + self._random.randrange(3)
+
+    def _part(self) -> slice:
+        if self._random.random() < 0.6:
+            return slice(None)
+        first = self._random.randrange(self._length + 1)
+        return slice(first, self._random.randrange(first, self._length + 1))
+
+    def _fresh(self, length: int) -> NDArray[np.int64]:
+        return self._numbers.integers(-(1 << 62), 1 << 62, length)
+
+    def _compare(self, place: _Place) -> None:
+        stream = self._stream(place.device)
+        self._use(stream, [place], [])
+        found = place.buffer.copy_to_host(stream=self._streams[stream])
+        self._host_knows(stream)
+        wrong = np.flatnonzero(found != place.expected)
+        assert not wrong.size, (
+            f"program {self.seed}: {wrong.size} of {found.size} items of a buffer of device {place.device} differ, "
+            f"the first at {wrong[0]}: {found[wrong[0]]}, not {place.expected[wrong[0]]}"
+        )
+
+
+def run(found: Sequence[Device], programs: int, seed: int, steps: int = 40) -> dict[str, int]:
+    """Run programs ``seed * 1000 ..`` and return how many steps of each kind they had."""
+    counts: dict[str, int] = {}
+    for number in range(programs):
+        program = Program(found, seed * 1000 + number, steps)
+        try:
+            program.run()
+        except AssertionError:
+            raise
+        except Exception as error:
+            error.add_note(f"in program {program.seed}")
+            raise
+        for name, count in program.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run programs, and say how it went."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--programs", type=int, default=500)
+    parser.add_argument("--agents", type=int, default=3, help="in this process; of no use under `warpwell run`")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=40)
+    given = parser.parse_args(arguments)
+    np.seterr(over="ignore")
+    found = devices() if joined() else Devices(targets=["cpu"] * given.agents)
+    begun = time.perf_counter()
+    counts = run(found, given.programs, given.seed, given.steps)
+    seconds = time.perf_counter() - begun
+    print(f"{given.programs} programs over {len(found)} devices ({found[0].link}): all equal, {seconds:.1f} s")
+    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    if not joined():
+        found.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
