@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import errors
-from . import agent_calls, copies
+from . import agent_calls, copies, transfer
 from .code import Loaded
 from .lane import Lane
 from .memory import Missing, View
@@ -43,7 +43,7 @@ class Agent:
     application : int
         Rank of whoever is served.
     copy_in, copy_out : callable, optional
-        How bulk data move between the transport and device memory; see `copies`.
+        How bulk data move between the transport and device memory; see `transfer`.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Agent:
         runtime: Runtime,
         *,
         application: int = 0,
-        copy_in: Callable[..., None] = copies.copy_in,
-        copy_out: Callable[..., None] = copies.copy_out,
+        copy_in: Callable[..., None] = transfer.copy_in,
+        copy_out: Callable[..., None] = transfer.copy_out,
     ) -> None:
         self.transport = transport
         self.runtime = runtime

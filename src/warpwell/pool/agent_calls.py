@@ -49,7 +49,7 @@ def write(agent: Agent, stream: int, sequence: int, handle: int, data: bytes) ->
     agent.lane(stream).put(sequence, "copy from the host", 0, len(data), run)
 
 
-def write_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, chunk: int) -> None:
+def write_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy bulk data of the application to a buffer."""
     view = agent.view(handle)
     half = agent.bulk[reply] = Half(agent.application)
@@ -57,7 +57,7 @@ def write_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int
     def run(lane: Lane) -> None:
         try:
             half.check()
-            _move(agent, lane, view, agent.copy_in, agent.application, tag, chunk, half.started)
+            _move(agent, lane, view, agent.copy_in, agent.application, tag, plan, half.started)
         finally:
             agent.bulk.pop(reply, None)
         agent.tell(Op.REPLY, reply, None)
@@ -77,7 +77,7 @@ def read(agent: Agent, stream: int, sequence: int, handle: int, reply: int) -> N
     agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
 
 
-def read_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, chunk: int) -> None:
+def read_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy a buffer to the application as bulk data."""
     view = agent.view(handle)
     half = agent.bulk[reply] = Half(agent.application)
@@ -85,7 +85,7 @@ def read_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int,
     def run(lane: Lane) -> None:
         try:
             half.check()
-            _move(agent, lane, view, agent.copy_out, agent.application, tag, chunk, half.started)
+            _move(agent, lane, view, agent.copy_out, agent.application, tag, plan, half.started)
         finally:
             agent.bulk.pop(reply, None)
         agent.tell(Op.REPLY, reply, None)
@@ -105,7 +105,7 @@ def copy(agent: Agent, stream: int, sequence: int, destination: int, source: int
 
 
 def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
-         chunk: int) -> None:  # fmt: skip
+         plan: Any) -> None:  # fmt: skip
     """Copy to or from another agent, in the order of a stream of this one."""
     view = agent.view(handle)
     half = agent.half(number, peer)
@@ -117,7 +117,7 @@ def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, out
             view.memory.ready()
             agent.tell(Op.GO, number, None, to=peer)
             gone = True
-            _move(agent, lane, view, agent.copy_out if outgoing else agent.copy_in, peer, tag, chunk, half.started)
+            _move(agent, lane, view, agent.copy_out if outgoing else agent.copy_in, peer, tag, plan, half.started)
             if outgoing:
                 half.end.wait(f"rank {peer} to take a copy", agent.alive(peer))
         except BaseException as error:
@@ -133,7 +133,7 @@ def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, out
 
 
 def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
-           chunk: int) -> None:  # fmt: skip
+           plan: Any) -> None:  # fmt: skip
     """Copy from or to another agent, when that one says so. What fails is told to it, and it tells the application."""
     view = agent.view(handle)
     half = agent.half(number, peer)
@@ -141,7 +141,7 @@ def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, o
     def run(lane: Lane) -> None:
         try:
             half.go.wait(f"rank {peer} to begin a copy", agent.alive(peer))
-            _move(agent, lane, view, agent.copy_out if outgoing else agent.copy_in, peer, tag, chunk, half.started)
+            _move(agent, lane, view, agent.copy_out if outgoing else agent.copy_in, peer, tag, plan, half.started)
         except BaseException as error:
             if half.failure is None:
                 cause = error.cause if isinstance(error, SkippedError) else error
@@ -156,10 +156,10 @@ def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, o
     lane.put(sequence, "copy between devices", 0, 0, run)
 
 
-def _move(agent: Agent, lane: Lane, view: View, how: Any, peer: int, tag: int, chunk: int, started: Any) -> None:
+def _move(agent: Agent, lane: Lane, view: View, how: Any, peer: int, tag: int, plan: Any, started: Any) -> None:
     address = view.address(agent.runtime, lane.stream)
     if view.nbytes:
-        how(agent.transport, agent.runtime, lane.stream, peer, tag, chunk, view.memory.block, address, view.nbytes,
+        how(agent.transport, agent.runtime, lane.stream, peer, tag, plan, view.memory.block, address, view.nbytes,
             started)  # fmt: skip
         if lane.number < 0:
             agent.runtime.synchronize(lane.stream)  # no stream of this device will

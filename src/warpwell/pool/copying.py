@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from .caller import Connection, Reply, new_id
 from .milestone import limit
 from .pinned import is_pinned
 from .protocol import INLINE, Op
-from .region import DEFAULT_CHUNK, Region
+from .region import Region
 from .transport import Transfer
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ def upload(buffer: Buffer, source: NDArray[Any], stream: Stream | None) -> None:
     if not own and not is_pinned(source) and buffer.nbytes <= PRIVATE:
         whole, own = whole.copy(), True
     tag = device.caller.tag(device.caller.transport.rank, connection.rank)
-    transfer = connection.transport.put(connection.rank, tag, region(whole))
+    plan = device.transfers.plan(buffer.nbytes)
+    transfer = _begun(connection, connection.transport.put, tag, region(whole, plan.chunk))
     try:
         cost = buffer.nbytes if own else 0
         reply = connection.ask(
-            channel, Op.WRITE_BULK, handle, Reply, tag, DEFAULT_CHUNK, cost=cost, transfer=transfer, keep=True
+            channel, Op.WRITE_BULK, handle, Reply, tag, tuple(plan), cost=cost, transfer=transfer, keep=True
         )
     except BaseException:
         transfer.cancel()
@@ -64,9 +66,10 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
         direct = out.flags.c_contiguous
         into = out if direct else np.empty(buffer.shape, buffer.dtype)
         tag = device.caller.tag(connection.rank, device.caller.transport.rank)
-        transfer = connection.transport.get(connection.rank, tag, region(into))
+        plan = device.transfers.plan(buffer.nbytes)
+        transfer = _begun(connection, connection.transport.get, tag, region(into, plan.chunk))
         try:
-            reply = connection.ask(channel, Op.READ_BULK, handle, Reply, tag, DEFAULT_CHUNK, transfer=transfer)
+            reply = connection.ask(channel, Op.READ_BULK, handle, Reply, tag, tuple(plan), transfer=transfer)
         except BaseException:
             transfer.cancel()
             raise
@@ -118,8 +121,9 @@ def _between_agents(destination: Buffer, source: Buffer, stream: Stream | None) 
     other = second.channels[0] if stream is None else None
     number = new_id()
     tag = leading.device.caller.tag(source.device.connection.rank, destination.device.connection.rank)
-    lead = (leading.handle, number, leading is source, second.rank, tag, DEFAULT_CHUNK)
-    follow = (following.handle, number, following is source, first.rank, tag, DEFAULT_CHUNK)
+    plan = tuple(destination.device.transfers.plan(source.nbytes))
+    lead = (leading.handle, number, leading is source, second.rank, tag, plan)
+    follow = (following.handle, number, following is source, first.rank, tag, plan)
     for room, connection in ((channel, first), (other, second)):
         if room is not None and room.full:
             room.wait_for_room(connection)
@@ -152,9 +156,20 @@ class both:
         self._locks[0].release()
 
 
-def region(array: NDArray[Any]) -> Region:
+def region(array: NDArray[Any], chunk: int) -> Region:
     """Return the region of a contiguous array."""
-    return Region(int(array.ctypes.data), array.nbytes, DEFAULT_CHUNK, None, array)
+    return Region(int(array.ctypes.data), array.nbytes, chunk, None, array)
+
+
+def _begun(connection: Connection, begin: Callable[[int, int, Region], Transfer], tag: int, memory: Region) -> Transfer:
+    """Begin this side of a copy."""
+    connection.check()
+    try:
+        return begin(connection.rank, tag, memory)
+    except errors.DeviceLostError as error:
+        connection.lost = connection.lost or str(error)
+        connection.check()
+        raise
 
 
 def _finish(connection: Connection, transfer: Transfer, reply: Reply) -> None:

@@ -93,6 +93,10 @@ class CudaRuntime(Runtime):
             self.gpu.to_host(stream, int(to.ctypes.data), source, to.nbytes)
         self.gpu.synchronize(stream)
 
+    def fetch(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
+        """See `Runtime`."""
+        self.gpu.to_host(stream, int(to.ctypes.data), source, to.nbytes)
+
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """See `Runtime`."""
         if nbytes:

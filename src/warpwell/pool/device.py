@@ -17,6 +17,7 @@ from .buffer import Buffer
 from .caller import Caller, Connection, Reply, new_id
 from .code import Code, dumps
 from .event import Event
+from .plan import Tuning
 from .protocol import Op, pack_arguments, pack_dtype
 from .result import Result
 from .services import Remote, path_of
@@ -48,6 +49,8 @@ class Device:
         What carries its calls.
     info : dict
         Everything that its agent told at the start.
+    transfers : Tuning
+        How copies to it and from it are cut; another one may be set at any time.
     """
 
     def __init__(self, caller: Caller, connection: Connection, index: int, info: dict[str, Any]) -> None:
@@ -64,6 +67,7 @@ class Device:
         self.compute_capability: tuple[int, int] | None = None if capability is None else (capability[0], capability[1])
         self.link = caller.transport.name
         self.peers: tuple[Device, ...] = ()
+        self.transfers = Tuning.from_environment()
         connection.index = index
         connection.label = f"device {index} ({self.target} on {self.host})"
         self.default_stream = Stream(self, channel=connection.channels[0])

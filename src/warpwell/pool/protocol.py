@@ -38,12 +38,12 @@ class Op(enum.IntEnum):
     ALLOCATE = 1  # buffer, bytes, dtype, shape
     FILL = 2  # buffer, item as bytes
     WRITE = 3  # buffer, data
-    WRITE_BULK = 4  # buffer, reply, tag, chunk
+    WRITE_BULK = 4  # buffer, reply, tag, plan
     READ = 5  # buffer, reply
-    READ_BULK = 6  # buffer, reply, tag, chunk
+    READ_BULK = 6  # buffer, reply, tag, plan
     COPY = 7  # destination, source, on the same device
-    LEAD = 8  # buffer, copy, outgoing, peer, tag, chunk: a half of a copy between agents, whose stream orders it
-    FOLLOW = 9  # buffer, copy, outgoing, peer, tag, chunk: the other half
+    LEAD = 8  # buffer, copy, outgoing, peer, tag, plan: a half of a copy between agents, whose stream orders it
+    FOLLOW = 9  # buffer, copy, outgoing, peer, tag, plan: the other half
     LAUNCH = 10  # code, configuration, arguments
     CALL = 11  # code, reply, handles, pickled arguments
     CREATE = 12  # object, path, handles, pickled arguments

@@ -76,6 +76,10 @@ class Runtime(ABC):
     def read(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
         """Copy to host memory, after what the stream was given before, and wait for that."""
 
+    def fetch(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
+        """Copy to staging memory; it is there when the stream is."""
+        self.read(stream, to, source)
+
     @abstractmethod
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """Copy within the device. The parts do not overlap."""

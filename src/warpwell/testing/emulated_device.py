@@ -1,0 +1,139 @@
+"""`EmulatedDevice`: a runtime whose device memory is behind a copy engine, so that pipelines show without a GPU."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pool.runtime import CpuRuntime
+from ..targets.memory import view_of
+
+
+class EmulatedDevice(CpuRuntime):
+    """Copies between staging and "device" memory by a thread, in order, at a bandwidth; kernels run on the CPU.
+
+    As on a GPU, `write` of lent memory and `fetch` return at once, and marks tell when the engine has come so far.
+
+    Parameters
+    ----------
+    bandwidth : float
+        Bytes a second of the copy engine, at most; a deadline for each copy keeps it, since short sleeps overshoot.
+    """
+
+    synchronous = False
+
+    def __init__(self, bandwidth: float = 10e9) -> None:
+        self.bandwidth = bandwidth
+        self.copies = 0
+        self._thread = threading.local()
+
+    def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """See `Runtime`; the memory is the calling thread's until it asks again."""
+        kept: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
+        if kept is None or kept.nbytes < nbytes:
+            kept = self._thread.staging = np.zeros(max(nbytes, 1), np.uint8)
+        return kept[:nbytes]
+
+    def stream(self, priority: int) -> Any:
+        """See `Runtime`."""
+        return _Engine(self)
+
+    def close_stream(self, stream: Any) -> None:
+        """See `Runtime`."""
+        stream.put(None)
+
+    def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
+        """See `Runtime`."""
+        raw = np.frombuffer(data, np.uint8)
+        stream.put((view_of(to, raw.nbytes, np.uint8), raw if lent else raw.copy()) if raw.nbytes else ())
+
+    def fetch(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
+        """See `Runtime`."""
+        stream.put((to, view_of(source, to.nbytes, np.uint8)) if to.nbytes else ())
+
+    def read(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
+        """See `Runtime`."""
+        self.fetch(stream, to, source)
+        self.synchronize(stream)
+
+    def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """See `Runtime`."""
+        self.synchronize(stream)
+        super().copy(stream, to, source, nbytes)
+
+    def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
+        """See `Runtime`."""
+        self.synchronize(stream)
+        super().fill(stream, to, item, count)
+
+    def launch(self, stream: Any, launch: Any, arguments: Any) -> None:
+        """See `Runtime`."""
+        self.synchronize(stream)
+        super().launch(stream, launch, arguments)
+
+    def call(self, stream: Any, function: Any, arguments: Any, options: Any) -> Any:
+        """See `Runtime`."""
+        self.synchronize(stream)
+        return super().call(stream, function, arguments, options)
+
+    def mark(self, stream: Any, timing: bool) -> Any:
+        """See `Runtime`."""
+        event = _Mark()
+        stream.put(event)
+        return event
+
+    def reached(self, mark: Any) -> bool:
+        """See `Runtime`."""
+        return bool(mark.event.is_set())
+
+    def after(self, stream: Any, mark: Any) -> None:
+        """See `Runtime`."""
+        stream.put(mark.event)
+
+    def elapsed(self, mark: Any, earlier: Any) -> float:
+        """See `Runtime`."""
+        return float(mark.time - earlier.time)
+
+    def synchronize(self, stream: Any) -> None:
+        """See `Runtime`."""
+        mark = self.mark(stream, False)
+        if not mark.event.wait(600):
+            raise TimeoutError("an emulated copy engine stands still")
+
+
+class _Mark:
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.time = 0.0
+
+
+class _Engine:
+    """A stream: a thread that copies, one after the other."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._free = 0.0
+        self.put = self._items.put
+        threading.Thread(target=self._work, name="warpwell emulated copies", daemon=True).start()
+
+    def _work(self) -> None:
+        while (item := self._items.get()) is not None:
+            if isinstance(item, _Mark):
+                item.time = time.perf_counter()
+                item.event.set()
+            elif isinstance(item, threading.Event):
+                item.wait(600)
+            elif item:
+                to, source = item
+                begun = time.perf_counter()
+                to[:] = source
+                self._device.copies += 1
+                self._free = max(begun, self._free) + to.nbytes / self._device.bandwidth
+                while (left := self._free - time.perf_counter()) > 0:
+                    time.sleep(left if left > 1e-4 else 0)

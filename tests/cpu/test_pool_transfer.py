@@ -1,0 +1,94 @@
+"""Copies in chunks through staging buffers: every size and plan gives the same bytes, and failures end them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warpwell import errors
+from warpwell.pool.agent import Agent, start
+from warpwell.pool.devices import Devices
+from warpwell.pool.local_transport import local_transports
+from warpwell.pool.plan import BUFFERS, CHUNK, LEAST, Plan, Tuning
+from warpwell.testing.emulated_device import EmulatedDevice
+
+
+@contextlib.contextmanager
+def pool(count: int = 2, bandwidth: float = 50e9) -> Iterator[Devices]:
+    own, *others = local_transports(count + 1)
+    threads = [start(Agent(transport, EmulatedDevice(bandwidth)), "emulated") for transport in others]
+    with Devices(own) as made:
+        yield made
+    for thread, transport in zip(threads, others, strict=True):
+        thread.join(10)
+        assert not thread.is_alive()
+        transport.close()
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[Devices]:
+    with pool() as made:
+        yield made
+
+
+@given(
+    nbytes=st.one_of(st.integers(0, 5 << 20), st.sampled_from([65536, 65537, 1 << 20, (1 << 20) + 1, 4 << 20])),
+    chunk=st.sampled_from([None, 4096, 65536, 1 << 20]),
+    buffers=st.integers(1, 5),
+    pipelined=st.booleans(),
+)
+def test_every_plan_moves_every_byte(
+    devices: Devices, nbytes: int, chunk: int | None, buffers: int, pipelined: bool
+) -> None:
+    for device in devices:
+        device.transfers = Tuning(chunk, buffers, pipelined)
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    first = devices[0].to_device(data)
+    second = devices[1].empty(nbytes, np.uint8)
+    second.copy_from(first)
+    assert np.array_equal(first.copy_to_host(), data)
+    assert np.array_equal(second.copy_to_host(), data)
+
+
+def test_plans() -> None:
+    assert Tuning().plan(64 << 20) == Plan(CHUNK, BUFFERS)
+    assert Tuning().plan(1) == Plan(LEAST, 0)
+    assert Tuning().plan(LEAST) == Plan(LEAST, 0), "one chunk goes as without a pipeline"
+    assert Tuning().plan(1 << 20) == Plan(256 << 10, BUFFERS)
+    assert Tuning(pipelined=False).plan(64 << 20) == Plan(CHUNK, 0)
+    for options, name in (({"chunk": 100}, "chunk"), ({"buffers": 0}, "buffers"), ({"chunk": 1 << 40}, "chunk")):
+        with pytest.raises(errors.ArgumentError, match=name):
+            Tuning(**options)  # type: ignore[arg-type]
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPWELL_POOL_CHUNK", "65536")
+    monkeypatch.setenv("WARPWELL_POOL_PIPELINE", "0")
+    assert Tuning.from_environment().plan(1 << 20) == Plan(65536, 0)
+    monkeypatch.setenv("WARPWELL_POOL_BUFFERS", "many")
+    with pytest.raises(errors.ArgumentError, match="WARPWELL_POOL_BUFFERS"):
+        Tuning.from_environment()
+
+
+def test_the_parts_of_a_pipeline_overlap() -> None:
+    """The engine copies while chunks are received: it has begun before the last chunk is there."""
+    with pool(1, bandwidth=1e9) as devices:
+        device = devices[0]
+        data = np.ones(32 << 20, np.uint8)
+        seconds = {}
+        for pipelined in (True, False):
+            device.transfers = Tuning(pipelined=pipelined)
+            buffer = device.to_device(data)
+            device.synchronize()
+            begun = time.perf_counter()
+            buffer.copy_from(data)
+            device.synchronize()
+            seconds[pipelined] = time.perf_counter() - begun
+        assert min(seconds.values()) >= 0.9 * data.nbytes / 1e9
+        assert seconds[True] < 1.25 * seconds[False]
