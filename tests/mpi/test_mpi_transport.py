@@ -1,6 +1,7 @@
 """MpiTransport between 2, 3 and 4 ranks, over shared memory and over TCP."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +26,15 @@ def test_all_checks_of_a_transport(job: Job, way: str, ranks: int) -> None:
 
 def test_all_checks_without_fault_tolerance(job: Job) -> None:
     test_all_checks_of_a_transport(job, "without fault tolerance", 3)
+
+
+@pytest.mark.parametrize("how", ["kill", "exit", "stop"])
+@pytest.mark.parametrize("way", ["shared memory", "tcp"])
+def test_a_peer_that_dies_in_the_middle_of_copies(job: Job, tmp_path: Path, way: str, how: str) -> None:
+    ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way])
+    lines = [line.split(maxsplit=5) for line in ended.lines("survivor ")]
+    assert sorted(line[0] for line in lines) == ["0", "1"], ended
+    for _, copies, chunks, seconds, told, sent in lines:
+        assert (
+            int(copies) == 2 and int(chunks) > 0 and float(seconds) < 5.0 and told == "1" and "rank 2 is gone" in sent
+        )

@@ -105,6 +105,19 @@ class Progress:
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._move_all()
+        except BaseException as error:  # nothing moves any more, and everybody who waits has to hear of it
+            for state in self._peers.values():
+                state.gone = state.gone or f"the transport failed: {type(error).__name__}: {error}"
+                self._lost(state.peer, state.gone)
+            for motion in [*self._motions, *self._new]:
+                motion.transfer.fail(f"the transport failed: {error}", keep=motion)
+            self.acknowledged.raise_()
+            self.arrived.raise_()
+            raise
+
+    def _move_all(self) -> None:
         _short_naps()
         nap, watched = SHORTEST, time.monotonic()
         while True:
@@ -139,19 +152,16 @@ class Progress:
                 self._lose(state, _said(error))
         while self._new:
             self._motions.append(self._new.popleft())
-        for motion in list(self._motions):
+        for motion in self._motions:
             state = self._peers[motion.transfer.peer]
-            if state.gone:
-                self._motions.remove(motion)
-                self._give_up(motion, state.gone)
-                continue
             try:
-                moved = motion.step() or moved
+                if not state.gone:
+                    moved = motion.step() or moved
             except self._mpi.Exception as error:
                 self._lose(state, _said(error))
-                continue
-            if motion.over():
-                self._motions.remove(motion)
+            if state.gone:  # found by this one or by an earlier one
+                self._give_up(motion, state.gone)
+        self._motions = [motion for motion in self._motions if not motion.over()]
         return moved
 
     def _fragments(self, state: _Peer, now: float) -> bool:
@@ -190,9 +200,6 @@ class Progress:
             return
         state.gone = reason
         self._abandon(state.end())
-        for motion in [m for m in self._motions if m.transfer.peer == state.peer]:
-            self._motions.remove(motion)
-            self._give_up(motion, reason)
         self._lost(state.peer, reason)
         self.acknowledged.raise_()
         self.arrived.raise_()
@@ -200,10 +207,7 @@ class Progress:
     def _give_up(self, motion: _Motion, reason: str) -> None:
         kept = motion.end()
         self._abandon(kept)
-        if kept:
-            motion.transfer.fail(reason, keep=kept)
-        else:
-            motion.transfer.fail(reason)
+        motion.transfer.fail(reason, keep=kept or None)
 
     def _abandon(self, kept: list[Any]) -> None:
         self._abandoned += kept
@@ -309,6 +313,7 @@ class _Motion:
         self._tag = tag
         self._region = transfer.region
         self._posted = 0
+        self._ended = False
         self.requests: deque[Any] = deque()
 
     def step(self) -> bool:
@@ -339,10 +344,11 @@ class _Motion:
 
     def over(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.transfer.done
+        return self.transfer.done or self._ended
 
     def end(self) -> list[Any]:
         """Let go of all requests; return what MPI may still touch."""
+        self._ended = True
         kept: list[Any] = []
         for request in self.requests:
             kept += _let_go(request, self._region, self._mpi, cancel=not self._outgoing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +44,9 @@ class MpiTransport(Transport):
     name = "mpi"
 
     def __init__(self, comm: Any = None, *, silence: float | None = None, start: float = 30.0) -> None:
+        # When a peer dies in the middle of long messages over TCP, Open MPI 5.0 may go on with a "put" to it and crash.
+        # This counts only where nobody has started MPI yet.
+        os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send,inplace")
         from mpi4py import MPI
 
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()

@@ -3,12 +3,10 @@
 import json
 import os
 
-from mpi4py import MPI
-
 from warpwell.pool.mpi_transport import MpiTransport
 from warpwell.testing.transports import run_checks
 
-transport = MpiTransport(MPI.COMM_WORLD)
+transport = MpiTransport()
 
 
 def report(name: str, failure: str) -> None:

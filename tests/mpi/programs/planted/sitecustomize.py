@@ -1,0 +1,63 @@
+"""Python imports this at its start. It does to one agent of a pool what WARPWELL_TEST_PLANTED says: RANK:WHAT,..."""
+
+import importlib.abc
+import os
+import signal
+import sys
+import time
+
+
+class _At(importlib.abc.MetaPathFinder):
+    """Acts when a module is imported."""
+
+    def __init__(self, name, act):
+        self.name, self.act = name, act
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == self.name:
+            self.act()
+        return None
+
+
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _protocol():
+    sys.meta_path.pop(0)
+    from warpwell.pool import handshake
+
+    handshake.PROTOCOL = 99
+
+
+ACTS = {
+    "kill-at-start": (None, _kill),
+    "exit-at-start": (None, lambda: os._exit(7)),
+    "kill-before-mpi": ("mpi4py.MPI", _kill),
+    "stop-before-mpi": ("mpi4py.MPI", _stop),
+    "kill-in-mpi": ("warpwell.pool.mpi_transport", lambda: (sys.meta_path.pop(0), _later(_kill))),
+    "no-agent": ("warpwell.pool.agent", lambda: sys.exit("no module for you")),
+    "another-protocol": ("warpwell.pool.mpi_transport", _protocol),
+}
+
+
+def _later(act):
+    import threading
+
+    threading.Timer(0.05, act).start()
+    time.sleep(0)
+
+
+if any(name.endswith("agent_main") for name in sys.orig_argv):
+    for plant in os.environ.get("WARPWELL_TEST_PLANTED", "").split(","):
+        rank, _, what = plant.partition(":")
+        if rank and rank == os.environ.get("PMIX_RANK"):
+            module, act = ACTS[what]
+            if module is None:
+                act()
+            else:
+                sys.meta_path.insert(0, _At(module, act))

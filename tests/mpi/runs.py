@@ -1,0 +1,139 @@
+"""``warpwell run`` in tests: starts it, finds its processes by a mark in their environment, and counts what is left."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[1] / "src"
+PROGRAMS = HERE / "programs"
+MARK = "WARPWELL_TEST_RUN"
+LIMIT = 5.0
+"""Seconds after the end in which nothing may be left."""
+
+
+class Run:
+    """A running ``warpwell run``."""
+
+    def __init__(self, arguments: list[str], folder: Path, environ: dict[str, str], stdin: int = subprocess.DEVNULL):
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        self.before = segments()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "warpwell", *arguments], cwd=folder, text=True, start_new_session=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(SOURCES), "TMPDIR": str(folder), **environ, MARK: self.mark},
+        )  # fmt: skip
+        self.output = self.errors = ""
+
+    def line(self, start: str) -> list[str]:
+        """Words of the next line of output that starts so, without that."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(start):
+                return line.removeprefix(start).split()
+            self.output += line
+        pytest.fail(f"the program ended before it wrote {start!r}: {self.output}{self.process.communicate()[1]}")
+
+    def end(self, timeout: float = 60.0) -> int:
+        """Wait for the end; return the exit status."""
+        try:
+            output, errors = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            output, errors = self.process.communicate(timeout=20)
+            pytest.fail(f"it did not end within {timeout:g} s\n{self.output}{output}\n{errors}")
+        self.output += output
+        self.errors += errors
+        return self.process.returncode
+
+    def find(self, word: str) -> list[int]:
+        """Processes of the run whose command has `word`."""
+        return [pid for pid in self.left() if word in command_of(pid)]
+
+    def left(self) -> list[int]:
+        """Processes of the run that there still are; the command itself not counted."""
+        return [pid for pid in marked(self.mark) if pid != self.process.pid]
+
+    def nothing_is_left(self) -> float:
+        """Check that, soon, nothing is left of the run; return the seconds that it took."""
+        began = time.monotonic()
+        while (left := self.left()) and time.monotonic() < began + LIMIT:
+            time.sleep(0.02)
+        seconds = time.monotonic() - began
+        assert not left, [command_of(pid) for pid in left]
+        while (files := self.files()) and time.monotonic() < began + LIMIT:
+            time.sleep(0.02)  # who is the last to end removes them
+        assert not files, files
+        return seconds
+
+    def files(self) -> list[str]:
+        """What the run has left behind of files."""
+        own = [str(path) for base in self.folder.glob("warpwell-pool-*") for path in base.iterdir()]
+        other = [str(path) for path in self.folder.iterdir() if path.name.startswith(("ompi", "prte", "pmix"))]
+        return own + other + sorted(name for name in segments() - self.before if f"-{self.process.pid}" in name)
+
+    def kill(self) -> None:
+        """Kill everything."""
+        for pid in [self.process.pid, *self.left()]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def segments() -> set[str]:
+    """Names in shared memory."""
+    return set(os.listdir("/dev/shm"))
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with this mark that have not ended."""
+    found = []
+    wanted = f"{MARK}={mark}".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (path / "environ").read_bytes().split(b"\0"):
+                if (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    found.append(int(path.name))
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """``start("--agents", "2", "file.py", .., environ={..})``: runs; nothing of it is left after the test."""
+    runs: list[Run] = []
+    folder = Path(tempfile.mkdtemp(prefix="ww-run-", dir="/tmp"))
+
+    def begin(*arguments: str, environ: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL) -> Run:
+        runs.append(Run(["run", *arguments], folder, environ or {}, stdin))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill()
+        run.process.communicate()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def planted(*plants: str) -> dict[str, str]:
+    """Environment in which processes do at their start what `programs/planted/sitecustomize.py` knows."""
+    return {"PYTHONPATH": f"{PROGRAMS / 'planted'}:{SOURCES}", "WARPWELL_TEST_PLANTED": ",".join(plants)}

@@ -1,0 +1,146 @@
+"""In whatever way an application, an agent or a launcher ends: `run` says so, and no process or file is left."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from .runs import LIMIT, PROGRAMS, Start, planted, start
+
+ENDING = str(PROGRAMS / "ending.py")
+
+__all__ = ["start"]
+
+
+@pytest.mark.parametrize(("how", "status", "said"), [
+    (["normal"], 0, ""),
+    (["raise"], 1, "ValueError: on purpose"),
+    (["exit", "3"], 3, ""),
+    (["message"], 1, "a message"),
+    (["_exit", "3"], 3, ""),
+    (["_exit", "0"], 0, ""),
+    (["signal", "SIGKILL"], 137, ""),
+    (["signal", "SIGTERM"], 143, ""),
+    (["signal", "SIGABRT"], 134, ""),
+])  # fmt: skip
+def test_an_application_that_ends(start: Start, how: list[str], status: int, said: str) -> None:
+    run = start("--agents", "2", ENDING, *how)
+    run.line("up")
+    assert run.end() == status
+    assert said in run.errors
+    assert run.nothing_is_left() < 1.0  # run returns when all have ended
+    if status < 128 and not said.startswith("ValueError"):
+        assert run.errors.strip() == said
+
+
+@pytest.mark.parametrize("options", [["--no-ft"], ["--tcp"]], ids=" ".join)
+def test_an_application_that_ends_over_other_paths(start: Start, options: list[str]) -> None:
+    run = start("--agents", "3", *options, ENDING, "exit", "3")
+    run.line("up")
+    assert (run.end(), run.errors) == (3, "")
+    assert run.nothing_is_left() < 1.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", ["wait", "spin"])
+def test_a_signal_reaches_the_application(start: Start, number: signal.Signals, how: str) -> None:
+    run = start("--agents", "2", ENDING, how)
+    run.line("up")
+    run.process.send_signal(number)
+    assert run.end(20) == 128 + number
+    assert ("KeyboardInterrupt" in run.errors) == (number == signal.SIGINT)
+    assert run.nothing_is_left() < 1.0
+
+
+def test_an_application_that_does_not_listen_is_killed_by_the_third_interrupt(start: Start) -> None:
+    run = start("--agents", "2", ENDING, "deaf")
+    run.line("deaf")
+    for _ in range(3):
+        time.sleep(0.2)
+        run.process.send_signal(signal.SIGINT)
+    assert run.end(20) == 130
+    assert run.nothing_is_left() < 1.0
+
+
+def test_an_interrupt_while_everybody_starts(start: Start) -> None:
+    run = start("--agents", "2", ENDING, "wait", environ=planted("1:stop-before-mpi"))
+    deadline = time.monotonic() + 20
+    while not run.find("agent_main") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end(20) == 130
+    assert run.nothing_is_left() < 1.0
+
+
+@pytest.mark.parametrize("whom", ["application", "supervise", "launcher", "mpiexec"])
+def test_somebody_is_killed(start: Start, whom: str) -> None:
+    run = start("--agents", "2", ENDING, "wait")
+    application, *_ = map(int, run.line("up"))
+    victim = {
+        "application": lambda: application,
+        "supervise": lambda: next(pid for pid in run.find("supervise.py")),
+        "launcher": lambda: run.process.pid,
+        "mpiexec": lambda: next(pid for pid in run.find("prterun") + run.find("bin/mpiexec")),
+    }[whom]()
+    os.kill(victim, signal.SIGKILL)
+    status = run.end(20)
+    assert status == {"application": 137, "supervise": 137, "launcher": -9, "mpiexec": 2}[whom]
+    assert run.nothing_is_left() < LIMIT
+    if whom == "mpiexec":
+        assert "mpiexec ended" in run.errors
+
+
+def test_a_killed_launcher_takes_stopped_processes_along(start: Start) -> None:
+    run = start("--agents", "2", ENDING, "wait")
+    _, first, _ = map(int, run.line("up"))
+    os.kill(first, signal.SIGSTOP)
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.end(20)
+    assert run.nothing_is_left() < LIMIT
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signals) -> None:
+    run = start("--agents", "3", str(PROGRAMS / "losing.py"))
+    agents = list(map(int, run.line("up")))
+    killed = time.monotonic()
+    os.kill(agents[1], how)
+    when, device, others = run.line("lost")
+    assert float(when) - killed < 5.0 and device == "1" and others == "6.0,6.0"
+    assert run.end() == 0
+    assert run.errors == ""
+    assert run.nothing_is_left() < 1.0
+
+
+def test_without_fault_tolerance_a_lost_agent_ends_the_job(start: Start) -> None:
+    run = start("--agents", "2", "--no-ft", ENDING, "wait")
+    _, first, _ = map(int, run.line("up"))
+    os.kill(first, signal.SIGKILL)
+    assert run.end(20) == 2
+    assert "agent 1 of 2 (device 0" in run.errors or "mpiexec ended" in run.errors
+    assert run.nothing_is_left() < 1.0
+
+
+@pytest.mark.parametrize("what", ["kill-at-start", "exit-at-start", "kill-before-mpi", "kill-in-mpi", "no-agent"])
+def test_an_agent_that_ends_before_it_is_ready_is_named(start: Start, what: str) -> None:
+    began = time.monotonic()
+    run = start("--agents", "3", ENDING, "wait", environ=planted(f"2:{what}"))
+    assert run.end(40) == 2
+    assert time.monotonic() - began < 20
+    assert "agent 2 of 3 (device 1" in run.errors, run.errors
+    assert run.nothing_is_left() < 1.0
+
+
+def test_an_agent_that_stops_before_it_is_ready_is_named(start: Start) -> None:
+    run = start("--agents", "3", "--start-timeout", "6", ENDING, "wait", environ=planted("3:stop-before-mpi"))
+    assert run.end(20) == 2
+    assert "not ready after 6 s: agent 3 of 3 (device 2" in run.errors
+    assert run.nothing_is_left() < 1.0
+
+
+def test_another_version_is_refused(start: Start) -> None:
+    run = start("--agents", "2", ENDING, "wait", environ=planted("1:another-protocol"))
+    assert run.end(40) == 2
+    assert "protocol" in run.errors and "99" in run.errors
+    assert run.nothing_is_left() < 1.0
