@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +15,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.pool.devices import Devices
+from warpwell.testing.pool_programs import run
 
 
 @ww.device
@@ -60,3 +66,438 @@ def test_a_buffer_of_another_device_is_refused(devices: Devices) -> None:
     x, y = devices[0].zeros(4), devices[1].zeros(4)
     with pytest.raises(errors.ArgumentError, match="of device 1, and the call is for device 0: copy it"):
         scale[4](x, y, 1.0)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("items", [0, 1, 3, 8191, 8193, 100_001, 1_200_001])
+def test_copies_of_all_sizes_there_across_and_back(devices: Devices, items: int) -> None:
+    a = np.random.default_rng(items).random(items)
+    x = devices[0].to_device(a)
+    y = devices[1].to_device(x)
+    z = ww.empty_like(y)
+    z.copy_from(y)
+    assert np.array_equal(z.copy_to_host(), a)
+
+
+def test_unaligned_parts_and_odd_items(devices: Devices) -> None:
+    kind = np.dtype([("a", "u1"), ("b", "<u2")])
+    a = np.zeros(50_000, kind)
+    a["a"], a["b"] = np.arange(50_000) % 251, np.arange(50_000) % 65_521
+    x = devices[0].to_device(a)
+    y = devices[2].zeros(50_000, kind)
+    y[1:40_002].copy_from(x[3:40_004])
+    expected = np.zeros_like(a)
+    expected[1:40_002] = a[3:40_004]
+    assert np.array_equal(y.copy_to_host(), expected)
+
+
+def test_arrays_that_are_not_contiguous(devices: Devices) -> None:
+    a = np.random.default_rng(0).random((300, 200))
+    x = devices[0].to_device(a.T)
+    out = np.zeros((400, 300))[::2]
+    assert np.array_equal(x.copy_to_host(out), a.T)
+    assert np.array_equal(out, a.T)
+
+
+def test_a_source_may_change_as_soon_as_a_copy_returns(devices: Devices) -> None:
+    for items in (100, 20_000, 2_000_000):
+        a = np.ones(items)
+        x = devices[0].to_device(a)
+        a[:] = 7
+        assert (x.copy_to_host() == 1).all()
+
+
+def test_pinned_memory_is_lent(devices: Devices) -> None:
+    a = ww.pinned_empty((500, 1000), np.float32)
+    a[:] = np.arange(1000)
+    x = devices[0].to_device(a)
+    devices[0].synchronize(30)
+    a[:] = 0
+    assert np.array_equal(x.copy_to_host(), np.broadcast_to(np.arange(1000, dtype=np.float32), (500, 1000)))
+
+
+def test_views_share_memory(devices: Devices) -> None:
+    x = devices[0].zeros((4, 5), np.int32)
+    x[1:3] = 7
+    x[-1] = np.arange(5, dtype=np.int32)
+    first = x[0]
+    x.free()
+    assert first.copy_to_host().tolist() == [0] * 5
+    with pytest.raises(errors.ClosedError):
+        x.copy_to_host()
+    x.free()
+
+
+def test_wrong_sizes_and_kinds(devices: Devices) -> None:
+    x, y = devices[0].zeros(4), devices[1].zeros(5)
+    for wrong in (np.zeros(5), np.zeros(4, np.float32), y):
+        with pytest.raises(errors.ArgumentError, match="must be alike"):
+            x.copy_from(wrong)
+    with pytest.raises(errors.ArgumentError, match="must be alike"):
+        x.copy_to_host(np.zeros(3))
+    with pytest.raises(errors.ArgumentError, match="overlaps"):
+        x[:3].copy_from(x[1:])
+    with pytest.raises(errors.DTypeError):
+        devices[0].empty(3, object)
+    with pytest.raises(IndexError):
+        x[4]
+    with pytest.raises(errors.ArgumentError, match="slice of step 1"):
+        x[::2]
+    with pytest.raises(errors.ArgumentError, match="of device 1"):
+        x.copy_to_host(stream=devices[1].stream())
+
+
+def test_opposite_copies_by_two_threads_do_not_wait_for_each_other(devices: Devices) -> None:
+    a, b = (devices[0].full(100_000, float(k)) for k in range(2))
+    c, d = (devices[1].full(100_000, float(k)) for k in range(2, 4))
+    failures: list[BaseException] = []
+
+    def copy(destination: ww.pool.buffer.Buffer, source: ww.pool.buffer.Buffer) -> None:
+        try:
+            for _ in range(50):
+                destination.copy_from(source)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=copy, args=pair) for pair in ((c, a), (b, d), (d, a), (a, c))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    devices.synchronize(60)
+    assert not failures
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+class Odd(Exception):
+    """An exception that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("odd")
+        self.lock = threading.Lock()
+
+
+def fail(kind: str) -> None:
+    if kind == "odd":
+        raise Odd
+    raise KeyError(kind)
+
+
+@ww.kernel
+def wrong(x):
+    i = ww.grid(1)
+    x[i] = x.no_such_thing
+
+
+def test_a_failure_is_raised_once_by_the_next_synchronization(devices: Devices) -> None:
+    device = devices[0]
+    x = device.zeros(4)
+    wrong[4](x)
+    x.fill(3.0)  # what comes behind it still runs
+    with pytest.raises(errors.RemoteError, match="launch of 'wrong' failed on device 0") as caught:
+        x.copy_to_host()
+    assert caught.value.call == "launch of 'wrong'"
+    assert "no_such_thing" in str(caught.value.remote_traceback)
+    assert x.copy_to_host().tolist() == [3.0] * 4
+    device.synchronize(30)
+
+
+def test_failures_belong_to_their_stream(devices: Devices) -> None:
+    one, other = devices[0].stream(), devices[0].stream()
+    x = devices[0].zeros(4, stream=one)
+    wrong[4, one](x)
+    wrong[4, one](x)
+    other.synchronize(30)
+    devices[0].default_stream.synchronize(30)
+    with pytest.raises(errors.RemoteError, match="wrong") as caught:
+        devices[0].synchronize(30)
+    assert any(note.startswith("then: launch of 'wrong'") for note in caught.value.__notes__)
+    devices[0].synchronize(30)
+
+
+def test_a_function_that_raises(devices: Devices) -> None:
+    result = devices[1].call(fail, "there")
+    with pytest.raises(errors.RemoteError, match="call of 'fail'") as caught:
+        result.get(30)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "in fail" in str(caught.value.remote_traceback)
+    devices[1].synchronize(30)  # it was raised already
+    odd = devices[1].call(fail, "odd")
+    with pytest.raises(errors.RemoteError, match="Odd: odd"):
+        devices[1].synchronize(30)
+    with pytest.raises(errors.RemoteError):
+        odd.get(30)
+
+
+def test_no_room(devices: Devices) -> None:
+    x = devices[0].empty(1 << 50, np.uint8)
+    y = devices[0].zeros(4)
+    x[:4].fill(0)
+    scale[4](x[:4], y, 1.0)
+    y.fill(5.0)
+    devices[1].empty(4, np.uint8).copy_from(x[:4])
+    with pytest.raises(errors.RemoteError, match=r"allocation failed on device 0.*no room") as caught:
+        devices[0].synchronize(30)
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert y.copy_to_host().tolist() == [5.0] * 4
+    with pytest.raises(errors.RemoteError, match="no room"):
+        devices[1].synchronize(30)
+    with pytest.raises(errors.RemoteError, match="no room"):
+        x[:4].copy_to_host()
+
+
+def test_arguments_that_cannot_be_sent(devices: Devices) -> None:
+    lock = threading.Lock()
+
+    def held() -> None:
+        lock.acquire()
+
+    with pytest.raises(errors.CodeError, match="'held' cannot be sent to a device: 'lock'"):
+        devices[0].call(held)
+    with devices[0], pytest.raises(errors.ArgumentError, match="cannot be an argument"):
+        scale[4](devices[0].zeros(4), "text", 1.0)
+    with pytest.raises(errors.ArgumentError, match="leave it out"):
+        scale[4](devices[0].zeros(4), devices[0].zeros(4), 1.0, device="cpu")
+
+
+def test_cuda_source_needs_a_gpu(devices: Devices) -> None:
+    source = ww.CudaSource('extern "C" __global__ void nothing(float *x) {}', "nothing")
+    with pytest.raises(errors.DeviceNotFoundError):
+        source[1, 1](devices[0].zeros(4, np.float32))
+
+
+# -- streams and events ------------------------------------------------------------------------------------------------
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_a_stream_that_waits_holds_up_no_other(devices: Devices) -> None:
+    slow = devices[0].stream()
+    result = devices[0].call(nap, 0.5, stream=slow)
+    begun = time.monotonic()
+    devices[0].zeros(3).copy_to_host()
+    assert time.monotonic() - begun < 0.4
+    assert not result.done
+    assert result.get(30) == 0.5
+
+
+def test_events_across_devices(devices: Devices) -> None:
+    here, there = devices[0].stream(), devices[1].stream()
+    devices[0].call(nap, 0.2, stream=here)
+    x = devices[0].full(4, 1.0, stream=here)
+    event = here.record()
+    assert not event.done
+    there.wait(event)
+    assert not there.record().done
+    y = devices[1].empty(4, stream=there)
+    y.copy_from(x, there)
+    assert y.copy_to_host(stream=there).tolist() == [1.0] * 4
+    assert event.done
+    event.synchronize(1)
+
+
+def test_an_event_that_was_not_recorded_is_waited_for_by_nobody(devices: Devices) -> None:
+    event = devices[0].event()
+    devices[1].default_stream.wait(event)
+    assert event.done
+    devices[1].synchronize(10)
+    with pytest.raises(errors.ArgumentError):
+        event.elapsed(event)
+
+
+def test_elapsed_time(devices: Devices) -> None:
+    stream = devices[0].default_stream
+    first = stream.record()
+    devices[0].call(nap, 0.05)
+    last = stream.record()
+    assert 0.04 < last.elapsed(first) < 5
+    assert last - first == pytest.approx(1e3 * last.elapsed(first))
+
+
+def test_a_wait_is_bounded(devices: Devices) -> None:
+    devices[2].call(nap, 0.5)
+    with pytest.raises(errors.StallError, match=r"waited 0.1 s for a stream of device 2"):
+        devices[2].default_stream.synchronize(0.1)
+    devices[2].synchronize(30)
+
+
+# -- functions, globals, many threads --------------------------------------------------------------------------------
+
+
+def test_functions_see_buffers_as_arrays(devices: Devices) -> None:
+    x = devices[1].to_device(np.arange(10.0))
+
+    def total(a, b, weight=1.0):
+        return type(a).__name__, float((a * b["twice"]).sum()) * weight
+
+    assert devices[1].call(total, x, {"twice": x[:]}, weight=2.0).get(30) == ("ndarray", 570.0)
+
+
+FACTOR = 3
+TABLE = np.arange(4)
+
+
+@ww.kernel
+def tabled(x):
+    i = ww.grid(1)
+    x[i] = FACTOR * TABLE[i]
+
+
+def test_global_variables(devices: Devices) -> None:
+    x, y = devices[0].zeros(4), devices[1].zeros(4)
+    tabled[4](x)
+    devices[0].set_global(tabled, "FACTOR", 5)
+    devices[0].set_global(tabled, "TABLE", np.array([1, 1, 2, 2]))
+    tabled[4](y)
+    assert x.copy_to_host().tolist() == [0, 3, 6, 9]
+    tabled[4](x)
+    assert x.copy_to_host().tolist() == [5, 5, 10, 10]
+    assert y.copy_to_host().tolist() == [0, 3, 6, 9]
+    devices[0].set_global(tabled, "NOTHING", 5)
+    with pytest.raises(errors.RemoteError, match="no global variable 'NOTHING'"):
+        devices[0].synchronize(30)
+
+
+def test_many_threads_use_one_device(devices: Devices) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for k in range(30):
+                a = np.full(1000 * (1 + k % 20), number + k, np.int64)
+                x = devices[0].to_device(a)
+                y = ww.empty_like(x)
+                scale[x.size](x, y, 1)
+                assert (y.copy_to_host() == 2 * (number + k)).all()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(100 * k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not failures
+
+
+def test_memory_goes_when_buffers_do(devices: Devices) -> None:
+    device = devices[0]
+    device.synchronize(30)
+    gc.collect()
+    before = _held(device)
+    x = device.empty(1 << 20, np.uint8)
+    y = x[10:20]
+    assert device.ask()["held"] == before + (1 << 20)
+    del x
+    assert _held(device) == before + (1 << 20)
+    del y
+    end = time.monotonic() + 10
+    while _held(device) != before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert _held(device) == before
+
+
+def _held(device: ww.pool.device.Device) -> int:
+    return int(device.ask()["held"])
+
+
+def test_calls_under_way_are_bounded(devices: Devices) -> None:
+    device = devices[0]
+    stream = device.stream()
+    x = device.zeros(1, stream=stream)
+    device.synchronize(30)
+    result = device.call(nap, 0.3, stream=stream)
+    most = 0
+    for _ in range(5000):
+        x.fill(1.0, stream)
+        most = max(most, device.ask()["lanes"][stream.channel.number]["waiting"]) if not most else most
+    assert result.done  # or not all of them would have been taken
+    stream.synchronize(30)
+
+
+def test_broadcast_and_services(devices: Devices) -> None:
+    assert ww.broadcast(devices, lambda device: ww.zeros(3).device.index) == [0, 1, 2]
+    counter = devices[1].create("collections:Counter", "abca")
+    assert counter.call("most_common", 1).get(30) == [("a", 2)]
+    with pytest.raises(errors.ArgumentError, match="no service"):
+        devices[1].create("nothing")
+    broken = devices[1].create("collections:Nothing")
+    later = broken.call("anything")
+    with pytest.raises(errors.RemoteError, match="making of 'collections:Nothing'"):
+        devices[1].synchronize(30)
+    with pytest.raises(errors.RemoteError):
+        later.get(30)
+
+
+def test_an_array_on_storage_is_opened_where_the_device_is(devices: Devices, tmp_path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(5000.0))
+    array = devices[0].open(tmp_path / "a.npy")
+    y = devices[0].zeros(5000)
+    scale[5000](array, y, 0.5)
+    assert np.array_equal(y.copy_to_host(), np.arange(5000.0))
+    assert array.get("shape") == (5000,)
+    array.call("close").get(30)
+
+
+def test_random_programs(devices: Devices) -> None:
+    with np.errstate(over="ignore"):
+        run(devices, 25, seed=3)
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_lost_leaves_the_others() -> None:
+    with Devices(targets=["cpu", "cpu", "cpu"]) as found:
+        x, y = found[0].zeros(100_000), found[1].zeros(100_000)
+        found.synchronize(30)
+        waiting = found[1].call(nap, 30.0)
+        found[0].default_stream.wait(found[1].default_stream.record())
+        found._closing[1][1].close(0.1)  # the transport of its agent
+        with pytest.raises(errors.DeviceLostError, match="device 1"):
+            waiting.get(5)
+        for call in (y.copy_to_host, lambda: y.fill(1.0), lambda: found[1].zeros(3), lambda: scale[3](y, y, 1.0)):
+            with pytest.raises(errors.DeviceLostError, match="device 1") as caught:
+                call()
+            assert caught.value.device == 1
+        with pytest.raises(errors.RemoteError, match="wait for an event of another device"):
+            found[0].synchronize(10)
+        with pytest.raises(errors.DeviceLostError):
+            x.copy_from(y)
+        assert not x.copy_to_host().any()
+        assert not found[2].zeros(3).copy_to_host().any()
+        y.free()
+        assert [d.index for d in found.lease(2)] == [0, 2]
+        with pytest.raises(errors.PoolError):
+            found.lease()
+
+
+def test_buffers_may_outlive_the_pool() -> None:
+    with Devices(targets=["cpu"]) as found:
+        x = found[0].zeros(3)
+    with pytest.raises(errors.PoolError):
+        x.copy_to_host()
+    x.free()
+    del x
+    found.close()
+
+
+def test_a_program_may_end_with_buffers_and_work_left() -> None:
+    program = (
+        "import time, numpy as np, warpwell as ww\n"
+        "x = ww.to_device(np.arange(4.0))\n"
+        "stream = ww.current_device().stream()\n"
+        "ww.devices()[0].call(time.sleep, 0.2, stream=stream)\n"
+        "print(x.copy_to_host().sum())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6.0\n", "")

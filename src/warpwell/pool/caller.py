@@ -7,7 +7,8 @@ import queue
 import threading
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from .. import errors
 from .code import Code
@@ -35,7 +36,7 @@ class Reply:
         Cancelled where the request is refused.
     """
 
-    __slots__ = ("_came", "channel", "error", "number", "transfer", "value")
+    __slots__ = ("_came", "_told", "channel", "error", "number", "transfer", "value")
 
     def __init__(self, channel: Channel | None = None) -> None:
         self.number = new_id()
@@ -45,6 +46,7 @@ class Reply:
         self.channel = channel
         self._came = threading.Lock()
         self._came.acquire()
+        self._told: Callable[[], None] | None = None
 
     @property
     def done(self) -> bool:
@@ -57,6 +59,16 @@ class Reply:
         if error is not None and self.transfer is not None:
             self.transfer.cancel()
         self._came.release()
+        if (told := self._told) is not None:
+            self._told = None
+            told()
+
+    def when_come(self, call: Callable[[], None]) -> None:
+        """Call ``call()`` when the answer is there, in the thread that receives it: it must not wait. It may be twice."""
+        self._told = call
+        if self.done and self._told is not None:
+            self._told = None
+            call()
 
     def wait(self, what: str, timeout: float | None = None) -> None:
         """Wait for the answer, of either kind. Raises `StallError`."""
@@ -246,11 +258,6 @@ class Connection:
             self._caller.fail(self.rank)
         return reply
 
-    def raise_kept(self, channel: Channel) -> None:
-        """Raise what failed in a stream since the last time, or that the agent is gone."""
-        channel.raise_kept()
-        self.check()
-
     def waited(self, op: Op, seconds: float) -> None:
         """Note that the application waited."""
         self.counts[op.name][2] += seconds
@@ -274,9 +281,12 @@ class Connection:
     def _send(self, message: bytes) -> None:
         try:
             self.transport.send(self.rank, message)
-        except errors.DeviceLostError as error:
-            self.lost = self.lost or str(error)
-            self.check()
+        except (errors.DeviceLostError, errors.ClosedError) as error:
+            self._gone(error)
+
+    def _gone(self, error: Exception) -> NoReturn:
+        self.lost = self.lost or str(error)
+        raise errors.DeviceLostError(f"{self.label} is gone: {self.lost}", device=self.index) from None
 
     def _count(self, op: Op, cost: int) -> None:
         entry = self.counts.get(op.name)

@@ -76,19 +76,21 @@ class Loaded:
 
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
-        self._data: bytes | None = data
+        self._data = data
         self._lock = threading.Lock()
+        self._made = False
         self._value: Any = None
         self._launches: dict[Any, Any] = {}
+        self._globals: dict[str, Any] = {}
 
     @property
     def value(self) -> Any:
         """The kernel or function."""
-        if self._data is not None:
+        if not self._made:
             with self._lock:
-                if self._data is not None:
-                    self._value = deserialize(self._data)
-                    self._data = None
+                if not self._made:
+                    self._value = deserialize(self._data, self._globals)
+                    self._made = True
         return self._value
 
     def launch(self, configuration: Any) -> Any:
@@ -99,14 +101,13 @@ class Loaded:
         return made
 
     def set_global(self, name: str, value: Any) -> None:
-        """Change a global variable of the kernel; it is compiled again."""
-        kernel = self.value
-        function = getattr(kernel, "function", kernel)
+        """Change a global variable of the kernel: it is made anew, since compiled code has the old value in it."""
+        function = getattr(self.value, "function", self.value)
         if not isinstance(function, types.FunctionType) or name not in function.__globals__:
             raise errors.ArgumentError(f"{self.name!r} uses no global variable {name!r}", name="name")
-        function.__globals__[name] = value
-        getattr(kernel, "compiled", {}).clear()
-        self._launches.clear()
+        self._globals[name] = value
+        self._made = False
+        self._launches = {}
 
 
 # -- pickling --------------------------------------------------------------------------------------------------
@@ -162,13 +163,15 @@ def _serialize(thing: Any) -> bytes:
         ) from error
 
 
-def deserialize(data: bytes) -> Any:
-    """Return the kernel or function whose `Code` this is."""
+def deserialize(data: bytes, variables: dict[str, Any] | None = None) -> Any:
+    """Return the kernel or function whose `Code` this is, with other values of its global variables."""
     kind, *content = loads(data)
     if kind == "cuda":
         code, name, options = content
         return CudaSource(code, name, options=options)
     *content, marked = content
+    if variables:
+        content[0] = _with_globals(content[0], variables)
     for function in marked:
         if not is_device(function):
             mark_device(function)
@@ -176,6 +179,19 @@ def deserialize(data: bytes) -> Any:
         return content[0]
     function, max_registers, block = content
     return Kernel(function, max_registers=max_registers, block=block)
+
+
+def _with_globals(function: Any, variables: dict[str, Any]) -> Any:
+    module = sys.modules.get(str(function.__module__))
+    if module is None or function.__globals__ is not vars(module):
+        function.__globals__.update(variables)  # these came with the code, for it and its helpers alone
+        return function
+    scope = {**function.__globals__, **variables}
+    copied = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__module__, copied.__qualname__ = function.__module__, function.__qualname__
+    return copied
 
 
 def _device_functions(function: Any) -> list[Any]:

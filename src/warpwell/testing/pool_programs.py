@@ -109,7 +109,7 @@ class Program:
                 self._allocate(index)
         steps = (
             [self._upload] * 3 + [self._between] * 5 + [self._opposite] * 4 + [self._within] + [self._launch] * 6
-            + [self._fill] + [self._call] + [self._replace] + [self._download] * 2 + [self._synchronize] + [self._record]
+            + [self._fill, self._call, self._replace] + [self._download] * 2 + [self._synchronize, self._record]
         )  # fmt: skip
         for _ in range(self._steps):
             step = self._random.choice(steps)
