@@ -347,7 +347,7 @@ class CudaExecutor(Executor):
         assert blocks is not None
         run.phase = Phase.RUNNING
         if not run.control:
-            run.control = self._records.pop()
+            run.control = self._records.pop(0)  # not the last one: a stream may still wait for a word in it
         run.stream = self._gpu.stream(placement.priority, placement.partition)
         self._order.keep(run, self.now())
         if run.form == "plain":
