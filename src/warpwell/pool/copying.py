@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .caller import Connection, Reply, new_id
+from .lent import lent_to
 from .milestone import limit
 from .pinned import is_pinned
 from .protocol import INLINE, Op
@@ -31,6 +32,9 @@ def upload(buffer: Buffer, source: NDArray[Any], stream: Stream | None) -> None:
     connection, channel, handle = device.connection, device.channel(stream), buffer.handle
     if buffer.nbytes <= INLINE:
         connection.post(channel, Op.WRITE, handle, source.tobytes(), cost=buffer.nbytes)
+        return
+    if (lent := lent_to(device, source)) is not None:
+        connection.post(channel, Op.WRITE_LENT, handle, *lent)
         return
     whole = np.ascontiguousarray(source)
     own = whole is not source and not np.may_share_memory(whole, source)
@@ -63,6 +67,13 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
         channel.raise_kept()
         out[...] = np.frombuffer(reply.get(what), buffer.dtype).reshape(buffer.shape)
     else:
+        if (lent := lent_to(device, out)) is not None:
+            reply = connection.ask(channel, Op.READ_LENT, handle, Reply, *lent)
+            reply.wait(what)
+            channel.raise_kept()
+            reply.get(what)
+            connection.waited(Op.READ_LENT, time.perf_counter() - begun)
+            return
         direct = out.flags.c_contiguous
         into = out if direct else np.empty(buffer.shape, buffer.dtype)
         tag = device.caller.tag(connection.rank, device.caller.transport.rank)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..targets.arrays import to_host
-from ..targets.pool_memory import PoolGpu, pinned
+from ..targets.pool_memory import PoolGpu, pin, pinned, unpin
 from .runtime import Runtime
 
 LARGEST_STAGING = 256 << 20
@@ -72,6 +72,10 @@ class CudaRuntime(Runtime):
             if nbytes <= LARGEST_STAGING:
                 self._thread.staging = kept
         return kept[:nbytes]
+
+    def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
+        """See `Runtime`."""
+        return functools.partial(unpin, address) if pin(address, nbytes) else None
 
     def stream(self, priority: int) -> Any:
         """See `Runtime`."""

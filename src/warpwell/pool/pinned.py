@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..targets.kernel import has_cuda
 from ..targets.pool_memory import pin, unpin
+from .caller import new_id
 
 
 class Pinned:
@@ -18,21 +20,48 @@ class Pinned:
     Parameters
     ----------
     nbytes : int
+
+    Attributes
+    ----------
+    number : int
+        What agents know it by.
+    reached : dict
+        For each connection that was asked, whether its agent has mapped it.
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
+        self.number = new_id()
+        self.reached: dict[Any, bool] = {}
+        size = max(nbytes, mmap.PAGESIZE)
+        self._file = os.memfd_create("warpwell", os.MFD_CLOEXEC)
+        try:
+            os.truncate(self._file, size)
+            self.memory = mmap.mmap(self._file, size)
+        except BaseException:
+            os.close(self._file)
+            raise
         self.address = int(np.frombuffer(self.memory, np.uint8).ctypes.data)
         self.locked = has_cuda() and pin(self.address, len(self.memory))
         self._unpin = unpin
+        self._close = os.close
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"shape": (len(self.memory),), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
+    @property
+    def path(self) -> str:
+        """Where other processes of this user and host find it."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
     def __del__(self) -> None:
         if getattr(self, "locked", False):
             self._unpin(self.address)
+        if hasattr(self, "memory"):
+            self._close(self._file)
+        for connection, there in getattr(self, "reached", {}).items():
+            if there:
+                connection.finalizer(self.number)
 
 
 def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> NDArray[Any]:
@@ -47,9 +76,14 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) ->
     return np.asarray(Pinned(nbytes))[:nbytes].view(kind).reshape(dimensions)
 
 
-def is_pinned(array: NDArray[Any]) -> bool:
-    """Tell whether an array lies in memory of `pinned_empty`."""
+def memory_of(array: NDArray[Any]) -> Pinned | None:
+    """Return the memory of `pinned_empty` that an array lies in."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    return isinstance(base, Pinned)
+    return base if isinstance(base, Pinned) else None
+
+
+def is_pinned(array: NDArray[Any]) -> bool:
+    """Tell whether an array lies in memory of `pinned_empty`."""
+    return memory_of(array) is not None

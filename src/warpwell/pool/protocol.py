@@ -54,6 +54,9 @@ class Op(enum.IntEnum):
     AWAIT = 17  # signal, rank that sends it
     SYNCHRONIZE = 18  # reply
 
+    WRITE_LENT = 19  # buffer, memory, offset
+    READ_LENT = 20  # buffer, reply, memory, offset
+
     # from the application, at once; stream and sequence are 0 where they say nothing
     VIEW = 33  # buffer, base, offset, dtype, shape
     FREE = 34  # handle
@@ -66,7 +69,9 @@ class Op(enum.IntEnum):
     ELAPSED = 41  # event, earlier event, reply
     INFO = 42  # reply
     CANCEL = 43  # reply: its bulk data is not wanted any more
-    GOODBYE = 44
+    CODE_END = 44  # code: nobody has it any more
+    GOODBYE = 45
+    SHARE = 45  # reply, memory, path, bytes
 
     # from an agent
     DONE = 64  # so far a stream has come

@@ -60,6 +60,10 @@ class Runtime(ABC):
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Return host memory from which the device copies fast; None where device memory is host memory."""
 
+    def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
+        """Let the device copy fast from and to host memory; return what undoes that."""
+        return None
+
     @abstractmethod
     def stream(self, priority: int) -> Any:
         """Return a new stream."""

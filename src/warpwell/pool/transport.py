@@ -41,6 +41,8 @@ class Transport(ABC):
     rank: int
     peers: Sequence[int]
     name: str
+    lends = True
+    """Whether peers on this host may be given memory instead of data; a link that is emulated would be gone round."""
 
     @abstractmethod
     def send(self, peer: int, *parts: Bytes) -> None:
