@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 import warpwell as ww
-from warpwell.scheduler import Ended, Executor, Job, Placement, Profile, Request, Task
+from warpwell.scheduler import Ended, Executor, Job, Placement, Profile, Request, Task, cuda_order
 from warpwell.scheduler.watchdog import Watchdog
 from warpwell.testing.executors import ExecutorConformance
 from warpwell.testing.fake_gpu import FakeGpu, fake_executor
@@ -65,7 +66,10 @@ def fake_executor_over(gpu: FakeGpu) -> Any:
     return CudaExecutor(gpu=gpu)
 
 
-def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_begun() -> None:
+def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_begun(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_order, "SOON", 60.0)
     gpu = FakeGpu()
     waited: list[tuple[int, int]] = []
     wait_word = gpu.wait_word

@@ -31,8 +31,11 @@ class Order:
     def keep(self, run: CudaRun, now: float) -> None:
         """Put a wait into a run's stream, where its kernel might come too early. It is launched behind it."""
         before = None if self._before is None else self._before()
-        shares = run.placement.partition is None
+        placement = run.placement
+        shares = placement.partition is None
         if before is not None and before is not run and before.runs and shares and now - self._at < SOON:
             self._gpu.wait_word(run.stream, before.control + 8 * BEGUN, before.top)
-        self._before = weakref.ref(run) if shares and run.form == "workers" else None
+        # one without a quota may find no room for all of its workers for long, and gains nothing by being first
+        first = shares and placement.workers is not None and run.form == "workers"
+        self._before = weakref.ref(run) if first else None
         self._at = now
