@@ -184,6 +184,9 @@ class Agent:
     def _code(self, _s: int, _q: int, key: str, name: str, data: bytes) -> None:
         self.codes[key] = Loaded(name, data)
 
+    def _code_end(self, _s: int, _q: int, key: str) -> None:
+        self.codes.pop(key, None)
+
     def _stream(self, number: int, _q: int, priority: int) -> None:
         self._lanes[number] = Lane(self, number, priority)
 

@@ -152,8 +152,10 @@ def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, o
         finally:
             agent.halves.pop(number, None)
 
-    lane = agent.lane(stream) if stream >= 0 else agent.helper()
-    lane.put(sequence, "copy between devices", 0, 0, run)
+    if stream >= 0:
+        agent.lane(stream).put(sequence, "copy between devices", 0, 0, run)
+    else:  # a thread only once there is something to do: there may be thousands of copies to come
+        half.go.when_set(lambda _: agent.helper().put(sequence, "copy between devices", 0, 0, run))
 
 
 def _move(agent: Agent, lane: Lane, view: View, how: Any, peer: int, tag: int, plan: Any, started: Any) -> None:

@@ -6,6 +6,7 @@ import itertools
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -189,7 +190,8 @@ class Connection:
         self.lost: str | None = None
         self.transport = caller.transport
         self.channels: dict[int, Channel] = {0: Channel(0)}
-        self.codes: set[str] = set()
+        self._codes: dict[str, int] = {}
+        self._sent: weakref.WeakSet[Code] = weakref.WeakSet()
         self.counts: dict[str, list[float]] = {}
         self._caller = caller
 
@@ -263,12 +265,30 @@ class Connection:
         self.counts[op.name][2] += seconds
 
     def ensure(self, code: Code) -> None:
-        """See that the agent has a kernel or function: each is sent once."""
-        if code.key not in self.codes:
-            with self.lock:
-                if code.key not in self.codes:
+        """See that the agent has a kernel or function: each is sent once, and dropped when it is gone here."""
+        if code in self._sent:
+            return
+        with self.lock:
+            if code not in self._sent:
+                if code.key not in self._codes:
                     self.tell(Op.CODE, code.key, code.name, code.data)
-                    self.codes.add(code.key)
+                self._codes[code.key] = self._codes.get(code.key, 0) + 1
+                self._sent.add(code)
+                weakref.finalize(code, self._caller.freed.put, (self, Op.CODE_END, code.key)).atexit = False
+
+    def drop(self, key: str) -> None:
+        """Note that a kernel or function is gone; the last one of its content is dropped on the agent."""
+        with self.lock:
+            self._codes[key] -= 1
+            if not self._codes[key]:
+                del self._codes[key]
+                self.tell(Op.CODE_END, key)
+
+    def forget(self, number: int) -> None:
+        """Forget a stream; what failed in it is left to the default one."""
+        channel = self.channels.pop(number, None)
+        for failure in [] if channel is None else channel.failures:
+            self.channels[0].keep(failure)
 
     def finalizer(self, handle: int) -> None:
         """Have an object freed, from a finalizer, which must not wait for anything."""
@@ -380,8 +400,8 @@ class Caller:
                 channel.done(operands[0])
         elif op == Op.FAILED:
             _sequence, call, failure = operands
-            if (channel := connection.channels.get(number)) is not None:
-                channel.keep(unpack_failure(failure, call, connection.label))
+            channel = connection.channels.get(number) or connection.channels[0]
+            channel.keep(unpack_failure(failure, call, connection.label))
         elif op == Op.REFUSED:
             call, failure, earlier = operands
             found = self.replies.pop(number, None)
@@ -400,8 +420,10 @@ class Caller:
             try:
                 if op == Op.FREE:
                     connection.tell(op, number)
+                elif op == Op.CODE_END:
+                    connection.drop(number)
                 else:
-                    connection.channels.pop(number, None)
+                    connection.forget(number)
                     connection.tell(op, stream=number)
             except (errors.PoolError, errors.ClosedError, errors.StallError):
                 pass  # a device that is gone holds nothing

@@ -14,11 +14,11 @@ LOOK = 0.25
 
 
 def limit(timeout: float | None = None) -> float:
-    """Return `timeout`, or ``WARPWELL_POOL_STALL`` seconds, or ten minutes.
+    """Return `timeout`, or ``WARPWELL_POOL_STALL`` seconds, or an hour.
 
     A device that is gone ends a wait long before: this bound is for programs that wait for what never comes.
     """
-    return float(os.environ.get("WARPWELL_POOL_STALL", "600")) if timeout is None else timeout
+    return float(os.environ.get("WARPWELL_POOL_STALL", "3600")) if timeout is None else timeout
 
 
 class Milestone:

@@ -105,10 +105,10 @@ class Stream:
                 to.connection.post_locked(channel, Op.AWAIT, number, origin.connection.rank)
 
     def close(self) -> None:
-        """End the stream behind what it was given. Failures that nobody has asked for are lost."""
+        """End the stream behind what it was given. Its failures are raised by the default stream from now on."""
         channel, self._channel = self._channel, self._channel if self._default else None
         if channel is not None and not self._default and self.device.connection.lost is None:
-            self.device.connection.channels.pop(channel.number, None)
+            self.device.connection.forget(channel.number)
             self.device.connection.tell(Op.STREAM_END, stream=channel.number)
 
     def __enter__(self) -> Stream:
