@@ -25,12 +25,14 @@ LIMIT = 5.0
 class Run:
     """A running ``warpwell run``."""
 
-    def __init__(self, arguments: list[str], folder: Path, environ: dict[str, str], stdin: int = subprocess.DEVNULL):
+    def __init__(
+        self, arguments: list[str], folder: Path, environ: dict[str, str], stdin: int, cwd: Path | None
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = folder
         self.before = segments()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "warpwell", *arguments], cwd=folder, text=True, start_new_session=True,
+            [sys.executable, "-m", "warpwell", *arguments], cwd=cwd or folder, text=True, start_new_session=True,
             stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(SOURCES), "TMPDIR": str(folder), **environ, MARK: self.mark},
         )  # fmt: skip
@@ -121,17 +123,20 @@ Start = Callable[..., Run]
 def start() -> Iterator[Start]:
     """``start("--agents", "2", "file.py", .., environ={..})``: runs; nothing of it is left after the test."""
     runs: list[Run] = []
-    folder = Path(tempfile.mkdtemp(prefix="ww-run-", dir="/tmp"))
+    temporary = Path(tempfile.mkdtemp(prefix="ww-run-", dir="/tmp"))
 
-    def begin(*arguments: str, environ: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL) -> Run:
-        runs.append(Run(["run", *arguments], folder, environ or {}, stdin))
+    def begin(
+        *arguments: str, environ: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL,
+        folder: Path | None = None,
+    ) -> Run:  # fmt: skip
+        runs.append(Run(["run", *arguments], temporary, environ or {}, stdin, folder))
         return runs[-1]
 
     yield begin
     for run in runs:
         run.kill()
         run.process.communicate()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def planted(*plants: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from .runs import LIMIT, PROGRAMS, Start, planted, start
+from .runs import LIMIT, PROGRAMS, Start, command_of, planted, start
 
 ENDING = str(PROGRAMS / "ending.py")
 
@@ -79,7 +79,7 @@ def test_somebody_is_killed(start: Start, whom: str) -> None:
     application, *_ = map(int, run.line("up"))
     victim = {
         "application": lambda: application,
-        "supervise": lambda: next(pid for pid in run.find("supervise.py")),
+        "supervise": lambda: next(pid for pid in run.find("supervise.py") if "prterun" not in command_of(pid)),
         "launcher": lambda: run.process.pid,
         "mpiexec": lambda: next(pid for pid in run.find("prterun") + run.find("bin/mpiexec")),
     }[whom]()

@@ -16,13 +16,14 @@ from ..pool.launcher import Launcher, Options
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program; return its exit status."""
+    chosen = options(arguments)
     if arguments.of_module is not None:
         if not arguments.of_module:
             raise ArgumentError("-m names no module: warpwell run -m MODULE [ARG ...]", name="module")
         command = ["-m", *arguments.of_module]
     else:
         command = _program(arguments.program)
-    return Launcher(command, options(arguments)).run()
+    return Launcher(command, chosen).run()
 
 
 def options(arguments: argparse.Namespace) -> Options:

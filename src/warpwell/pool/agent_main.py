@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
 
 from ..errors import WarpwellError
@@ -19,6 +20,7 @@ def main() -> int:
     """Join the job, serve until the application is gone, and end."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides what they mean
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the end leaves no time for more
     gpus = list_gpus()  # before there are threads
     try:
         lifeline = Lifeline("agent", about={"gpus": gpus})
@@ -36,6 +38,8 @@ def main() -> int:
         lifeline.tell(ready=True)
         agent.run()
         transport.close()
+        if chosen.get("stay"):
+            threading.Event().wait()  # mpiexec would end the application, too; the lifeline ends this process
     except WarpwellError as error:
         lifeline.tell(failed=str(error))
         return 1

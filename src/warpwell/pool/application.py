@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import os
 import runpy
 import signal
@@ -48,10 +49,21 @@ def main(command: Sequence[str]) -> None:
     except Exception as error:
         lifeline.tell(failed=str(error) or type(error).__name__)
         os._exit(1)
+    _restore_signals()
     connecting.forget_launcher()
     atexit.register(_say_goodbye, found, trace)
     lifeline.tell(ready=True)
     sys.exit(_run(command))
+
+
+def _restore_signals() -> None:
+    """Take back the signals for which MPI has set handlers of its own."""
+    traced = faulthandler.is_enabled()
+    for number in (signal.SIGHUP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV):
+        signal.signal(number, signal.SIG_DFL)
+    if traced:
+        faulthandler.disable()
+        faulthandler.enable()
 
 
 def _run(command: Sequence[str]) -> int:

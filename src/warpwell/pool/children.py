@@ -28,11 +28,17 @@ class Children:
     def __init__(self, root: int, job: str) -> None:
         self._root, self._job = root, job
         self._ranks: dict[int, int] = {}
+        self._others: set[int] = set()
 
-    def pids(self) -> list[int]:
-        """Return all that were ever seen, and those there are now."""
+    def ranks(self) -> list[int]:
+        """Return the processes with a rank that were ever seen, and those there are now."""
         self._look()
         return list(self._ranks)
+
+    def others(self) -> list[int]:
+        """Return what else mpiexec was ever seen to have started: what it reaches other hosts with."""
+        self._others |= set(_children(self._root)) - set(self._ranks)
+        return list(self._others)
 
     def ended(self) -> list[int]:
         """Return the ranks of agents that were seen and are gone."""
@@ -51,13 +57,17 @@ class Children:
                         self._ranks[pid] = rank
 
 
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for what a process does: T if it is stopped, X if it is gone."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def is_alive(pid: int) -> bool:
     """Tell whether a process runs (or is stopped): one that has ended may be listed until its parent asks."""
-    try:
-        state = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
+    return state_of(pid) not in "ZX"
 
 
 def environ_of(pid: int) -> dict[str, str]:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = "warpwell-pool-"
+_LONGEST = 50
+"""Characters of the folder for temporary files: paths of sockets have 107 at most."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -63,7 +65,10 @@ class JobFiles:
 
 def base() -> Path:
     """Return the folder of all jobs of this user here."""
-    path = Path(tempfile.gettempdir()) / f"{_PREFIX}{os.getuid()}"
+    folder = tempfile.gettempdir()
+    if len(folder) > _LONGEST:
+        folder = "/tmp"
+    path = Path(folder) / f"{_PREFIX}{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid() or path.is_symlink():
         raise PermissionError(f"{path} belongs to somebody else: remove it, or set TMPDIR")

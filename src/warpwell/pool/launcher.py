@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import AgentError
 from . import lifeline
-from .children import Children, kill_all
+from .children import Children, kill_all, state_of
 from .gpus import assign
 from .hosts import Host, is_here
 from .job_files import JobFiles
@@ -99,6 +99,7 @@ class Launcher:
         self._phase = "here"
         self._status: int | None = None
         self._interrupts = 0
+        self._doom: tuple[float, AgentError] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._observers: list[Observer] = []
 
@@ -139,16 +140,16 @@ class Launcher:
         libc = ctypes.CDLL(None)
         began = time.monotonic()
         self._process = subprocess.Popen(
-            line, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0,
+            line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            process_group=0,
             # a launcher that is killed takes mpiexec along, and that the processes which cannot see it
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )  # fmt: skip
-        assert self._process.stderr is not None
-        self._chatter = Chatter(self._process.stderr)
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._chatter = Chatter([(self._process.stdout, 1), (self._process.stderr, 2)])
+        self._children = Children(self._process.pid, self._files.job)
         threading.Thread(target=self._await_mpiexec, name="warpwell mpiexec", daemon=True).start()
         self._rendezvous.start()
-        self._children = Children(self._process.pid, self._files.job)
-        ended_at = float("inf")
         while self._status is None:
             try:
                 connection, said = self._rendezvous.events.get(timeout=_TICK)
@@ -159,9 +160,10 @@ class Launcher:
             elif isinstance(said, dict) and "signal" in said:
                 self._signalled(int(said["signal"]))
             elif isinstance(said, dict) and "mpiexec" in said:
-                ended_at = time.monotonic() + _GRACE  # what was said before may still be under way
-            if self._status is None and time.monotonic() > ended_at:
-                raise AgentError(f"mpiexec ended with status {self._process.returncode}{self._chatter.said()}")
+                self._chatter.settle()
+                self._fail(AgentError(f"mpiexec ended with status {said['mpiexec']}{self._chatter.said()}"))
+            if self._status is None and self._doom is not None and time.monotonic() > self._doom[0]:
+                raise self._doom[1]
             self._observers = [o for o in self._observers if not o.answered()]
             if self._phase != "running" and self._status is None:
                 self._check_start(time.monotonic() - began)
@@ -209,10 +211,14 @@ class Launcher:
             if application is not None:
                 application.tell(lost=connection.rank, why=reason)
             if not self._ft:
-                raise AgentError(
-                    f"{agent} is lost ({reason}), and this job cannot go on without it"
-                    + ("" if self._mpiexec.survives else ": with Open MPI it could"), agent=agent,
-                )  # fmt: skip
+                why = "" if self._mpiexec.survives else ": with Open MPI it could"
+                self._fail(AgentError(f"{agent} is lost ({reason}), and this job cannot go on without it{why}",
+                                      agent=agent))  # fmt: skip
+
+    def _fail(self, error: AgentError) -> None:
+        """Raise this soon, unless the application has ended: its status may still be under way."""
+        if self._doom is None:
+            self._doom = (time.monotonic() + _GRACE, error)
 
     def _go(self) -> None:
         ranks = self._ranks()
@@ -229,7 +235,7 @@ class Launcher:
             decided |= assign(numbers, gpus, self._options.target, self._options.share_gpu, host)
         self._phase = "ready"
         for connection in ranks:
-            connection.tell(go=decided.get(connection.rank, {}))
+            connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft})
 
     def _ranks(self) -> list[Connection]:
         return [c for c in self._here.values() if c.kind != "supervisor"]
@@ -245,15 +251,16 @@ class Launcher:
         late = [r for r in self._places if (c := self._here.get(("agent", r))) is None or not c.ready]
         if not late:
             raise AgentError(f"the application was not ready after {self._options.start:g} s")
-        absent = [r for r in late if ("agent", r) not in self._here]
-        if absent and not is_here(self._places[absent[0]]):
-            host = self._places[absent[0]]
-            hint = f". Does `ssh {host}` work without a password, and is {sys.executable} there, too?"
-        else:
-            hint = ""
-        names = ", ".join(self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in absent or late)
+        # those that only wait for others are not to blame: for one that is stopped, or for hosts that do not answer
+        stopped = [r for r in late if (c := self._here.get(("agent", r))) and c.local and state_of(c.pid) in "Tt"]
+        late = stopped or late
+        late.sort(key=lambda r: (("agent", r) in self._here, is_here(self._places[r]), r))
+        first, hint = self._places[late[0]], ", which is stopped" if len(stopped) == 1 else ""
+        if not is_here(first) and ("agent", late[0]) not in self._here:
+            hint = f". Does `ssh {first}` work without a password, and is {sys.executable} there, too?"
+        names = ", ".join(self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in late)
         raise AgentError(f"not ready after {self._options.start:g} s: {names}{hint}{self._chatter.said()}",
-                         agent=self._name((absent or late)[0]))  # fmt: skip
+                         agent=self._name(late[0]))  # fmt: skip
 
     def _name(self, rank: int, pid: int | None = None) -> str:
         host = socket.gethostname() if is_here(self._places[rank]) else self._places[rank]
@@ -301,7 +308,8 @@ class Launcher:
         if process is None:
             return
         mine = [c.pid for c in self._here.values() if c.local]
-        mine += self._children.pids() if hasattr(self, "_children") else []
+        mine += self._children.ranks()
+        others = self._children.others()
         _wait(lambda: not any(c.open for c in self._here.values() if c.local) or self._drain(), _GRACE)
         kill_all(mine, self._files.job)
         if not _wait(lambda: process.poll() is not None, _GRACE):
@@ -309,7 +317,7 @@ class Launcher:
             if not _wait(lambda: process.poll() is not None, 2 * _GRACE):
                 process.kill()
                 process.wait()
-        kill_all([*mine, *self._children.pids()], self._files.job)
+        kill_all([*mine, *others, *self._children.ranks()], self._files.job)
         for connection in self._here.values():
             connection.close()
         self._chatter.settle()
@@ -338,7 +346,9 @@ class Launcher:
         options = self._options
         found = root_allowed(os.environ)
         found |= {lifeline.ADDRESS: self._rendezvous.far_address if away else self._rendezvous.address,
-                  lifeline.TOKEN: self._rendezvous.token, lifeline.JOB: self._files.job}  # fmt: skip
+                  lifeline.TOKEN: self._rendezvous.token, lifeline.JOB: self._files.job,
+                  "WARPWELL_POOL_FOLDER": str(self._files.folder),
+                  "WARPWELL_POOL_MEMORY": str(self._files.memory)}  # fmt: skip
         if options.bandwidth is not None or options.latency is not None:
             found["WARPWELL_POOL_LINK"] = f"{options.bandwidth or 0:g},{options.latency or 0:g}"
         if options.trace is not None:

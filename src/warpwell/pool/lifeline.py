@@ -68,7 +68,7 @@ class Lifeline:
         said = self._read()
         self._socket.settimeout(None)
         if said is None or "go" not in said:
-            self._leave()
+            self._leave(alone=said is None)
         else:
             found: dict[str, Any] = said["go"]
             return found
@@ -87,12 +87,13 @@ class Lifeline:
         threading.Thread(target=self._watch, name="warpwell lifeline", daemon=True).start()
 
     def _watch(self) -> None:
+        said: dict[str, Any] | None
         while (said := self._read()) is not None and "end" not in said:
             for name, answer in list(self._answers.items()):
                 if name in said:
                     with contextlib.suppress(Exception):  # whatever happens, watch on
                         answer(said)
-        self._leave()
+        self._leave(alone=said is None)
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -102,9 +103,15 @@ class Lifeline:
         except (OSError, ValueError):
             return None
 
-    def _leave(self) -> None:
-        """End the process at once: a thread in MPI would not let it end in any other way."""
-        shutil.rmtree(self._files.memory, ignore_errors=True)
+    def _leave(self, alone: bool) -> None:
+        """End the process at once: a thread in MPI would not let it end in any other way.
+
+        If the launcher is gone, nobody else removes the job's files; if not, at least not those of other hosts.
+        """
+        if alone:
+            self._files.remove()
+        else:
+            shutil.rmtree(self._files.memory, ignore_errors=True)
         os._exit(ENDED)
 
 

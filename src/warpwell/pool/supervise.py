@@ -7,6 +7,8 @@ are the application's command.
 import contextlib
 import json
 import os
+import shutil
+import signal
 import socket
 import sys
 
@@ -17,8 +19,8 @@ def main(command: list[str]) -> int:
     address = os.environ["WARPWELL_POOL_LAUNCHER"]
     try:
         line = _connect(address)
-        _tell(line, here="supervisor", token=os.environ["WARPWELL_POOL_TOKEN"], pid=os.getpid(), rank=0,
-              host=socket.gethostname())  # fmt: skip
+        about = {"here": "supervisor", "token": os.environ["WARPWELL_POOL_TOKEN"], "rank": 0, "pid": os.getpid()}
+        line.sendall(json.dumps({**about, "host": socket.gethostname()}).encode() + b"\n")
         if address.startswith("unix:"):
             _, handed, _, _ = socket.recv_fds(line, 1, 3)
             for number, descriptor in enumerate(handed):
@@ -27,17 +29,35 @@ def main(command: list[str]) -> int:
     except OSError as error:
         print(f"warpwell: no launcher at {address}: {error}", file=sys.stderr)
         return 1
+    signal.signal(signal.SIGTERM, _terminated)
     child = os.fork()
     if child == 0:
         line.close()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)  # mpiexec's processes have other habits
         with contextlib.suppress(OSError):
             os.execv(command[0], command)
         os._exit(127)
     _, status = os.waitpid(child, 0)
-    _tell(line, status=os.waitstatus_to_exitcode(status))
-    with contextlib.suppress(OSError):
-        line.recv(1)  # until the launcher is done with the others
+    try:
+        line.sendall(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+        if not line.recv(1):  # until the launcher is done with the others
+            _clean()
+    except OSError:
+        _clean()
     return 0
+
+
+def _terminated(*_: object) -> None:
+    _clean()  # mpiexec says so when it ends: with the launcher, or because that was killed
+    os._exit(1)
+
+
+def _clean() -> None:
+    """Remove the job's files, which the launcher would have done."""
+    for folder in (os.environ.get("WARPWELL_POOL_FOLDER"), os.environ.get("WARPWELL_POOL_MEMORY")):
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _connect(address: str) -> socket.socket:
@@ -56,11 +76,6 @@ def _connect(address: str) -> socket.socket:
         except OSError as error:
             reason = error
     raise reason
-
-
-def _tell(line: socket.socket, **what: object) -> None:
-    with contextlib.suppress(OSError):
-        line.sendall(json.dumps(what).encode() + b"\n")
 
 
 if __name__ == "__main__":

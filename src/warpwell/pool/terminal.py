@@ -1,4 +1,4 @@
-"""`Chatter`: what mpiexec and the agents write to stderr; and the application's stdin."""
+"""`Chatter`: what mpiexec and the agents write; and the application's stdin."""
 
 from __future__ import annotations
 
@@ -6,47 +6,70 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
-_RULE = b"-" * 20
+_RULES = {b"-" * 60, b"-" * 74}
+_ITS_OWN = (b"prterun", b"mpiexec", b"mpirun", b"PRTE", b"PMIx", b"PMIX", b"MPI_", b"Open MPI")
+_NOISE = (b"[warn] Epoll", b"Abort is in progress")
 _SETTLE_SECONDS = 0.5
 
 
 class Chatter:
-    """Passes on what agents write, and keeps what mpiexec says about processes that ended, which it puts in rules.
+    """Passes on what agents write, but keeps what mpiexec itself says, of processes that ended for example.
 
     Parameters
     ----------
-    stream : binary file
-        The stderr of mpiexec.
+    streams : sequence of (binary file, int)
+        Where mpiexec writes, and the descriptor that it goes to.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
+    def __init__(self, streams: Sequence[tuple[IO[bytes], int]]) -> None:
         self._kept: list[bytes] = []
-        self._thread = threading.Thread(target=self._read, name="warpwell stderr", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._read, args=pair, name="warpwell output", daemon=True) for pair in streams
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def said(self) -> str:
         """Return what mpiexec said, to stand at the end of a message."""
-        text = b"".join(self._kept).decode(errors="replace").strip()
+        text = b"\n".join(self._kept).decode(errors="replace").strip()
         return f"\nmpiexec said:\n{text}" if text else ""
 
     def settle(self) -> None:
         """Wait a moment for what is under way."""
-        self._thread.join(_SETTLE_SECONDS)
+        for thread in self._threads:
+            thread.join(_SETTLE_SECONDS)
 
-    def _read(self) -> None:
-        inside = False
-        for line in self._stream:
-            if line.startswith(_RULE):
-                inside = not inside
-            elif inside or line.startswith((b"[warn] Epoll", b"Abort is in progress")):
-                self._kept.append(line)
+    def _read(self, stream: IO[bytes], target: int) -> None:
+        block: list[bytes] | None = None  # between two rules, as mpiexec's texts are
+        for line in stream:
+            if line.strip() in _RULES:
+                if block is None:
+                    block = []
+                    rule = line
+                    continue
+                if any(word in text for text in block for word in _ITS_OWN):
+                    self._kept += [text.rstrip() for text in block]
+                else:
+                    _write(target, rule, *block, line)
+                block = None
+            elif block is not None:
+                block.append(line)
+            elif line.startswith(_NOISE):
+                self._kept.append(line.rstrip())
             else:
-                with contextlib.suppress(OSError):
-                    os.write(2, line)
+                _write(target, line)
+        if block is not None:
+            _write(target, rule, *block)
+
+
+def _write(target: int, *lines: bytes) -> None:
+    with contextlib.suppress(OSError):
+        data = b"".join(lines)
+        while data:
+            data = data[os.write(target, data) :]
 
 
 @contextlib.contextmanager

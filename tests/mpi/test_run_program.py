@@ -1,0 +1,136 @@
+"""A program under ``warpwell run`` behaves as under ``python``; and options that say where agents are."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .runs import PROGRAMS, SOURCES, Start, start
+
+__all__ = ["start"]
+
+
+def under_python(*arguments: str, text: str = "a line\n", folder: Path = PROGRAMS) -> tuple[int, str, str]:
+    done = subprocess.run([sys.executable, *arguments], input=text, capture_output=True, text=True, cwd=folder,
+                          env={**os.environ, "PYTHONPATH": str(SOURCES), "PWD": str(folder)}, timeout=60)  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def under_run(start: Start, *arguments: str, text: str = "a line\n", folder: Path = PROGRAMS) -> tuple[int, str, str]:
+    run = start("--agents", "2", *arguments, stdin=subprocess.PIPE, environ={"PWD": str(folder)}, folder=folder)
+    assert run.process.stdin is not None
+    run.process.stdin.write(text)
+    run.process.stdin.flush()
+    status = run.end()
+    run.nothing_is_left()
+    return status, run.output, run.errors
+
+
+@pytest.mark.parametrize("arguments", [
+    [str(PROGRAMS / "semantics.py"), "3", "-m", "--agents", "9"],
+    ["-m", "semantics", "0"],
+    [str(PROGRAMS / "failing_program.py")],
+], ids=["file", "module", "traceback"])  # fmt: skip
+def test_the_same_as_under_python(start: Start, arguments: list[str]) -> None:
+    expected = under_python(*arguments)
+    assert under_run(start, *arguments) == expected
+    assert expected[1]
+
+
+def fake_ssh(folder: Path, what: str) -> dict[str, str]:
+    path = folder / "ssh"
+    path.write_text(f"#!/bin/sh\n{what}\n")
+    path.chmod(0o755)
+    return {"PRTE_MCA_plm_ssh_agent": str(path)}
+
+
+def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
+    """The other host is this one under another name: it is reached by something that takes ssh's arguments."""
+    environ = fake_ssh(tmp_path, 'while [ "${1#-}" != "$1" ]; do shift; done; shift; exec sh -c "$*"')
+    run = start("--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", "4", environ=environ)
+    assert len(run.line("up")) == 4
+    assert (run.end(), run.errors) == (4, "")
+    assert run.nothing_is_left() < 5.0
+
+
+def test_a_host_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> None:
+    environ = fake_ssh(tmp_path, "exec sleep 60")
+    run = start("--hosts", "localhost:1,elsewhere:2", "--start-timeout", "3", str(PROGRAMS / "ending.py"), "exit",
+                environ=environ)  # fmt: skip
+    assert run.end(20) == 2
+    assert "agent 2 of 3 (device 1, on elsewhere)" in run.errors and "ssh elsewhere" in run.errors
+    assert run.nothing_is_left() < 5.0
+
+
+def test_a_host_that_refuses_says_so(start: Start, tmp_path: Path) -> None:
+    environ = fake_ssh(tmp_path, "echo refused >&2; exit 255")
+    run = start("--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", environ=environ)
+    assert run.end(30) == 2
+    assert "refused" in run.errors and "elsewhere" in run.errors
+    assert run.nothing_is_left() < 5.0
+
+
+def test_info_top_and_trace(start: Start, tmp_path: Path) -> None:
+    def warpwell(*arguments: str) -> str:
+        environ = {**os.environ, "PYTHONPATH": str(SOURCES), "TMPDIR": str(run.folder)}
+        command = [sys.executable, "-m", "warpwell", *arguments]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environ, timeout=60).stdout
+
+    trace = tmp_path / "trace.json"
+    run = start("--agents", "2", "--trace", str(trace), str(PROGRAMS / "ending.py"), "wait")
+    application, *agents = map(int, run.line("up"))
+    found = json.loads(warpwell("pool", "top", "--json"))["agents"]
+    assert [agent["pid"] for agent in found] == agents
+    assert all(agent["info"]["target"] for agent in found)
+    assert str(agents[1]) in warpwell("pool", "top")
+    os.kill(application, signal.SIGINT)
+    assert run.end() == 130
+    calls = json.loads(trace.read_text())["devices"]
+    assert [device["device"] for device in calls] == [0, 1]
+    began = time.monotonic()
+    found = json.loads(warpwell("pool", "info", "--agents", "2", "--json"))["devices"]
+    assert [device["device"] for device in found] == [0, 1] and found[1]["round_trip_us"] > 0
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--agents", "0", "x.py"], "give 1 or more"),
+    (["--agents", "2"], "name a program"),
+    (["--agents", "2", "no-such-file.py"], "does not exist"),
+    (["--hosts", "a:1", "--hostfile", "b", "x.py"], "one of them"),
+    (["--agents", "2", "--latency", "-1", str(PROGRAMS / "ending.py")], "--latency"),
+    (["--mpiexec", "/bin/true", str(PROGRAMS / "ending.py")], "neither"),
+])  # fmt: skip
+def test_bad_input_ends_before_anything_starts(start: Start, arguments: list[str], said: str) -> None:
+    run = start(*arguments)
+    assert run.end() == 2
+    assert said in run.errors
+    assert run.nothing_is_left() < 1.0
+
+
+def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if sys.argv[:1] == ['-m']:\n"
+        "    import warpwell.pool.gpus as gpus\n"
+        "    gpus.list_gpus = lambda: ['GPU-0']\n"
+    )
+    run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
+    assert run.end() == 2
+    assert "2 agents on this host, which has 1 GPU: start fewer, or take --share-gpu" in run.errors
+
+
+def test_without_mpi(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "before = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'mpi4py' else before(name, *a)\n"
+    )
+    run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
+    assert run.end() == 2
+    assert "pip install 'warpwell[mpi]'" in run.errors
