@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -41,6 +42,7 @@ class PoolGpu:
         self.driver = driver
         self._lock = threading.Lock()
         self._freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._pool: Any = None
         self.enter()
         share_fault_page()
         device = cuda.get_current_device()
@@ -53,8 +55,11 @@ class PoolGpu:
         self._pool = self._check(driver.cuDeviceGetDefaultMemPool(ordinal))[1]
         # so much stays with the pool when it is freed: the system is asked again for the rest
         keep = driver.cuuint64_t(self.memory_info()[1] // 4)
-        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        self._check(driver.cuMemPoolSetAttribute(self._pool, threshold, keep))
+        attributes = driver.CUmemPool_attribute
+        self._check(driver.cuMemPoolSetAttribute(self._pool, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep))
+        # an allocation must not wait for a kernel that still uses memory which is being freed
+        waits = attributes.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
+        self._check(driver.cuMemPoolSetAttribute(self._pool, waits, 0))
         threading.Thread(target=self._free, name="warpwell frees", daemon=True).start()
 
     def enter(self) -> None:
@@ -65,9 +70,18 @@ class PoolGpu:
         cuda.current_context()
 
     def memory_info(self) -> tuple[int, int]:
-        """Return free and total bytes."""
+        """Return free and total bytes. Memory that was freed, and is kept for later allocations, is free."""
         _, free, total = self._check(self.driver.cuMemGetInfo())
-        return int(free), int(total)
+        if self._pool is None:
+            return int(free), int(total)
+        attributes = self.driver.CUmemPool_attribute
+        kept, used = (
+            int(self._check(self.driver.cuMemPoolGetAttribute(self._pool, attribute))[1])
+            for attribute in (
+                attributes.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+            )
+        )  # fmt: skip
+        return int(free) + kept - used, int(total)
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -97,11 +111,13 @@ class PoolGpu:
         driver = self.driver
         while True:
             address, used = self._freed.get()
-            with self._lock:  # no stream is destroyed meanwhile
-                for stream in used:
-                    if stream.open:
-                        self.after(self._freeing, self.mark(stream, False))
-            driver.cuMemFreeAsync(address, self._freeing.handle)  # after a failed kernel nothing can be freed
+            # after a failed kernel nothing can be freed any more, and its stream tells of it
+            with contextlib.suppress(errors.KernelError):
+                with self._lock:  # no stream is destroyed meanwhile
+                    for stream in used:
+                        if stream.open:
+                            self.after(self._freeing, self.mark(stream, False))
+                self._check(driver.cuMemFreeAsync(address, self._freeing.handle))
             used = stream = None
 
     def array(self, block: GpuBlock, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:

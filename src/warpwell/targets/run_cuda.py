@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import errors
@@ -66,23 +66,27 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> Callab
     from numba import cuda
 
     share_fault_page()
-    dims = len(launch.shape)
-    kernel = compiled(launch.kernel, dims, len(values))
-    extents = (*launch.shape, 1, 1)[:3]
-    blocks, threads = configuration(launch.shape, launch.kernel.block)
-    if max(blocks[1:], default=0) > 65535:
-        raise errors.ArgumentError(
-            f"launch shape {launch.shape} has too many outer blocks for a GPU: put the longest dimension last"
-        )
     stream = _stream(launch.stream)
-    with contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"):
-        kernel[blocks, threads, stream or 0](*extents, *values)
+    start(launch, values, stream)
     done = cuda.event(timing=False)
     done.record(stream or 0)
     if launch.stream is not None:
         return lambda: bool(done.query())
     wait(done, participants)
     return None
+
+
+def start(launch: Any, values: Sequence[Any], stream: Any) -> None:
+    """Start a launch in a numba-cuda stream, and no more."""
+    kernel = compiled(launch.kernel, len(launch.shape), len(values))
+    extents = (*launch.shape, 1, 1)[:3]
+    blocks, threads = configuration(launch.shape, launch.kernel.block)
+    if max(blocks[1:], default=0) > 65535:
+        raise errors.ArgumentError(
+            f"launch shape {launch.shape} has too many outer blocks for a GPU: put the longest dimension last"
+        )
+    with contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"):
+        kernel[blocks, threads, stream or 0](*extents, *values)
 
 
 def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
