@@ -13,8 +13,9 @@ from ..errors import ArgumentError, DeviceLostError, PoolError, StallError
 from .region import Region
 from .signal import Signal
 
-ALLOWED, COMPLETED, STATUS, CHANGES = range(4)
-"""Words of a transfer: chunks that may move, chunks that are over, its status, and the signal of any change."""
+ALLOWED, COMPLETED, STATUS, CHANGES, HELD = range(5)
+"""Words of a transfer: chunks that may move, chunks that are over, its status, the signal of any change, and whether
+something may still touch its memory."""
 
 RUNNING, DONE, LOST, CANCELLED = range(4)
 """What the status word says."""
@@ -45,6 +46,7 @@ class Transfer:
         self._wake = wake
         self._lock = threading.Lock()
         self.words = np.zeros(8, np.int64)
+        self.words[HELD] = 1
         self._changes = Signal(self.address + 8 * CHANGES)
         self.words[ALLOWED] = self.chunks if region.slots is None else 0
         if not self.chunks:
@@ -73,7 +75,7 @@ class Transfer:
     @property
     def done(self) -> bool:
         """Whether it is over, well or not, and its memory is not touched any more."""
-        return self.status != RUNNING and self.region is None
+        return self.status != RUNNING and not self.words[HELD]
 
     def allow(self, chunks: int) -> None:
         """Let all chunks before number `chunks` move: they are filled, or their slots are free.
@@ -153,7 +155,7 @@ class Transfer:
             if self.status == RUNNING:
                 self.reason = reason
                 self.words[STATUS] = status
-            self.region = None
+            self._let_go()
         self._changes.raise_()
 
     def fail(self, reason: str, keep: Any = None) -> None:
@@ -163,5 +165,9 @@ class Transfer:
                 self.reason = reason
                 self.words[STATUS] = LOST
         if keep is None:
-            self.region = None
+            self._let_go()
         self._changes.raise_()
+
+    def _let_go(self) -> None:
+        self.words[HELD] = 0
+        self.region = None

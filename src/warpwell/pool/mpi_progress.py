@@ -54,7 +54,7 @@ class Progress:
         self._silence = silence
         self._lost = lost
         self._doorbell = Signal()
-        self.inbox: deque[tuple[int, bytes]] = deque()
+        self._inbox: deque[tuple[int, bytes]] = deque()
         self.arrived = Signal()
         self.acknowledged = Signal()
         now = time.monotonic()
@@ -79,6 +79,10 @@ class Progress:
         """Send a message."""
         self._peers[peer].outgoing.append(message)
         self.wake()
+
+    def take(self) -> tuple[int, bytes] | None:
+        """Return the next message that came, if there is one. (One thread.)"""
+        return self._inbox.popleft() if self._inbox else None
 
     def received_by(self, peer: int) -> int:
         """Return how many bytes of messages (and their overhead) `peer` has received of this process."""
@@ -118,7 +122,7 @@ class Progress:
             raise
 
     def _move_all(self) -> None:
-        _short_naps()
+        short_naps()
         nap, watched = SHORTEST, time.monotonic()
         while True:
             seen = self._doorbell.value
@@ -174,7 +178,7 @@ class Progress:
                 state.acknowledged = acknowledged
                 self.acknowledged.raise_()
             for message in messages:
-                self.inbox.append((state.peer, message))
+                self._inbox.append((state.peer, message))
             if messages:
                 self.arrived.raise_()
             if kind == GOODBYE:
@@ -205,6 +209,10 @@ class Progress:
         self.arrived.raise_()
 
     def _give_up(self, motion: _Motion, reason: str) -> None:
+        with contextlib.suppress(self._mpi.Exception):
+            motion.collect()  # the peer's last words came before these were looked at
+        if motion.transfer.done:
+            return
         kept = motion.end()
         self._abandon(kept)
         motion.transfer.fail(reason, keep=kept or None)
@@ -318,29 +326,33 @@ class _Motion:
 
     def step(self) -> bool:
         """See what is over and start what may; return whether there was anything."""
-        before = completed = self._posted - len(self.requests)
-        while self.requests and self.requests[0].Test():
-            self.requests.popleft()
-            completed += 1
+        collected = self.collect()
         if self.transfer.status == CANCELLED:
             if not self._outgoing:
                 for request in self.requests:
                     request.Cancel()
             if not self.requests:
                 self.transfer.finish(CANCELLED)
-            return completed > before
+            return collected
         region = self._region
         assert isinstance(region, Region)
-        limit = min(self.transfer.allowed, completed + AHEAD)
-        moved = completed > before or self._posted < limit
+        limit = min(self.transfer.allowed, self._posted - len(self.requests) + AHEAD)
+        moved = collected or self._posted < limit
         while self._posted < limit:
             address, nbytes = region.place(self._posted)
             memory = self._mpi.buffer.fromaddress(address, nbytes)
             self.requests.append(self._start([memory, self._mpi.BYTE], self.transfer.peer, self._tag))
             self._posted += 1
-        if completed > before:
-            self.transfer.advance(completed)
         return moved
+
+    def collect(self) -> bool:
+        """See what is over; return whether there was anything."""
+        before = len(self.requests)
+        while self.requests and self.requests[0].Test():
+            self.requests.popleft()
+        if len(self.requests) < before and self.transfer.status != CANCELLED:
+            self.transfer.advance(self._posted - len(self.requests))
+        return len(self.requests) < before
 
     def over(self) -> bool:
         """Whether there is nothing left to do."""
@@ -371,7 +383,7 @@ def _said(error: Any) -> str:
     return f"MPI says: {error.Get_error_string()}"
 
 
-def _short_naps() -> None:
+def short_naps() -> None:
     """Let this thread's naps end within microseconds of when they should."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(29, ctypes.c_ulong(1000), 0, 0, 0)  # PR_SET_TIMERSLACK, nanoseconds

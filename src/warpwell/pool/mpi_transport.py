@@ -13,8 +13,9 @@ from .bulk import Transfer
 from .handshake import NBYTES, Hello
 from .losses import Losses
 from .mpi_progress import Progress
-from .options import silence_from_environment
+from .options import native_from_environment, silence_from_environment
 from .region import Region
+from .signal import FUTEX
 from .transport import OVERHEAD, SEND_TIMEOUT, TAGS, WINDOW, Bytes, Transport
 
 _HELLO = 2
@@ -32,6 +33,8 @@ class MpiTransport(Transport):
         Seconds after which a peer that says nothing is lost. Default: ``WARPWELL_POOL_TIMEOUT``, or 4.
     start : float
         Seconds that the others have to come.
+    native : bool, optional
+        Move data in native code, without the interpreter lock. Default: yes, unless ``WARPWELL_POOL_NATIVE`` is 0.
 
     Raises
     ------
@@ -43,12 +46,16 @@ class MpiTransport(Transport):
 
     name = "mpi"
 
-    def __init__(self, comm: Any = None, *, silence: float | None = None, start: float = 30.0) -> None:
+    def __init__(
+        self, comm: Any = None, *, silence: float | None = None, start: float = 30.0, native: bool | None = None
+    ) -> None:
         # When a peer dies in the middle of long messages over TCP, Open MPI 5.0 may go on with a "put" to it and crash.
         # This counts only where nobody has started MPI yet.
         os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send,inplace")
         from mpi4py import MPI
 
+        native = native_from_environment() and FUTEX != 0 if native is None else native
+        kind = _native() if native else Progress
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank = int(self._comm.Get_rank())
@@ -62,7 +69,7 @@ class MpiTransport(Transport):
         self._closed = False
         self._goodbyes: set[int] = set()
         silence = silence_from_environment() if silence is None else silence
-        self._progress = Progress(self._comm, self.peers, silence, self._lose)
+        self._progress = kind(self._comm, self.peers, silence, self._lose)
 
     @property
     def intact(self) -> bool:
@@ -105,13 +112,13 @@ class MpiTransport(Transport):
             seen = self._progress.arrived.value
             if self._closed:
                 raise ClosedError(_CLOSED)
-            if self._progress.inbox:
+            if (got := self._progress.take()) is not None:
                 break
             left = end - time.monotonic()
             if left <= 0:
                 return None
             self._progress.arrived.sleep(seen, left)
-        peer, message = self._progress.inbox.popleft()
+        peer, message = got
         counts = self._statistics[peer]
         counts["messages_received"] += 1
         counts["bytes_received"] += len(message)
@@ -171,6 +178,14 @@ class MpiTransport(Transport):
     def _lose(self, peer: int, reason: str) -> None:
         if self._losses.add(peer, reason):
             self._losses.tell(peer)
+
+
+def _native() -> Any:
+    """Compile the native loop before anybody waits for this process."""
+    from .mpi_native import NativeProgress, compiled_loop
+
+    compiled_loop()
+    return NativeProgress
 
 
 def _exchange(comm: Any, rank: int, peers: tuple[int, ...], timeout: float) -> dict[int, Hello]:

@@ -15,7 +15,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 WINDOW = 1 << 20
 """Bytes of messages to one peer that may wait before `Transport.send` waits."""
 
-OVERHEAD = 64
+OVERHEAD = 256
 """What each message counts besides its bytes."""
 
 SEND_TIMEOUT = 60.0

@@ -14,6 +14,7 @@ from .atomics import (
     ballot,
     bits_as,
     call_cold,
+    call_foreign,
     call_native,
     clock_ns,
     compare_exchange,

@@ -450,6 +450,14 @@ def _call_native(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 _define(a.call_native, types.int64, 7, _call_native)
 
 
+def _call_foreign(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    function = builder.inttoptr(args[0], ir.FunctionType(I64, [I64] * 7).as_pointer())
+    return builder.call(function, args[1:])
+
+
+_define(a.call_foreign, types.int64, 8, _call_foreign)
+
+
 # -- arguments ----------------------------------------------------------------------------------------------
 
 

@@ -259,6 +259,14 @@ def call_native(function: int, state: int, a: int, b: int, c: int, d: int, e: in
     return current().call_native(function, state, a, b, c, d, e)
 
 
+def call_foreign(function: int, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
+    """Call a C function of at most seven integers and pointers by address (`cpu` only); others are ignored.
+
+    Where it returns an ``int``, only the lower 32 bits of the answer count.
+    """
+    return int(ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 7)(function)(a, b, c, d, e, f, g))
+
+
 def call_cold(function: Any, *args: Any) -> Any:
     """Call a device function that stays a call: rare paths do not cost the caller registers or code."""
     return function(*args)
