@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import errors
-from . import agent_calls, copies, transfer
+from . import agent_calls, copies, lent, transfer
 from .code import Loaded
 from .lane import Lane
 from .memory import Missing, View
@@ -79,7 +79,8 @@ class Agent:
         own = getattr(self, f"_{name}", None)
         if own is not None:
             return own  # type: ignore[no-any-return]
-        return functools.partial(getattr(agent_calls, _NAMES.get(name, name)), self)
+        where = lent if hasattr(lent, name) else agent_calls
+        return functools.partial(getattr(where, _NAMES.get(name, name)), self)
 
     def run(self) -> None:
         """Serve until the application says goodbye or is gone."""
