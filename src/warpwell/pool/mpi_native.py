@@ -27,7 +27,7 @@ from .transport import OVERHEAD, WINDOW
 _MESSAGES = 2 * (WINDOW // OVERHEAD)  # more than a window lets wait
 _ROWS = 4096
 _PATIENCE = 60.0
-_libc = ctypes.CDLL(None)
+_libc = ctypes.PyDLL(None)  # quick functions: they keep the interpreter lock
 _libc.free.argtypes = [ctypes.c_void_p]
 
 

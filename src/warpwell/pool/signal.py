@@ -17,6 +17,7 @@ FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 2
 """The number of the futex system call, 0 where it is not known."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_quick = ctypes.PyDLL(None)  # keeps the interpreter lock: to get it back may take longer than all the rest
 
 
 class Timespec(ctypes.Structure):
@@ -57,7 +58,7 @@ class Signal:
         """Change the word and wake all who sleep on it."""
         self._word.value = (self._word.value + 1) & 0x7FFFFFFF
         if FUTEX:
-            _libc.syscall(
+            _quick.syscall(
                 ctypes.c_long(FUTEX), ctypes.c_void_p(self.address), _WAKE, ctypes.c_int(_EVERYBODY), None, None, 0
             )
 
