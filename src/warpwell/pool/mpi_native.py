@@ -19,8 +19,8 @@ from ..errors import StallError
 from . import mpi_loop
 from . import mpi_words as w
 from .bulk import RUNNING, Transfer
-from .mpi_progress import FIRST_BULK, short_naps
-from .signal import FUTEX, Signal
+from .mpi_progress import FIRST_BULK
+from .signal import FUTEX, Signal, short_naps
 from .stream_framing import FRAGMENT
 from .transport import OVERHEAD, WINDOW
 

@@ -7,7 +7,6 @@ collectives.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from typing import Any
 
 from .bulk import CANCELLED, Transfer
 from .region import Region
-from .signal import Signal
+from .signal import Signal, short_naps
 from .stream_framing import DATA, FRAGMENT, GOODBYE, Incoming, Outgoing
 from .transport import WINDOW
 
@@ -381,9 +380,3 @@ def _let_go(request: Any, memory: Any, mpi: Any, *, cancel: bool) -> list[Any]:
 
 def _said(error: Any) -> str:
     return f"MPI says: {error.Get_error_string()}"
-
-
-def short_naps() -> None:
-    """Let this thread's naps end within microseconds of when they should."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(29, ctypes.c_ulong(1000), 0, 0, 0)  # PR_SET_TIMERSLACK, nanoseconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -80,3 +81,9 @@ class Signal:
         )
         if done and (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
             raise OSError(code, os.strerror(code))
+
+
+def short_naps() -> None:
+    """Let the naps of this thread end within microseconds of when they should, not within 50."""
+    with contextlib.suppress(OSError, AttributeError):
+        _libc.prctl(29, ctypes.c_ulong(1000), 0, 0, 0)  # PR_SET_TIMERSLACK, nanoseconds

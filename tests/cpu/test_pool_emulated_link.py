@@ -1,0 +1,75 @@
+"""The emulated link: passes all checks of a transport, and takes the time that it says."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from warpwell.errors import ArgumentError, DeviceLostError
+from warpwell.pool.emulated_link import EmulatedLink
+from warpwell.pool.local_transport import local_pair, local_transports
+from warpwell.pool.transport import Region
+from warpwell.testing.transports import TransportConformance
+
+
+class TestEmulatedLink(TransportConformance):
+    def make(self, count: int) -> list[EmulatedLink]:
+        return [EmulatedLink(end, 1e9, 100e-6) for end in local_transports(count)]
+
+
+@pytest.fixture
+def ends() -> tuple[EmulatedLink, EmulatedLink]:
+    first, second = local_pair()
+    return EmulatedLink(first, 100e6, 5e-3), EmulatedLink(second, 100e6, 5e-3)
+
+
+def test_a_copy_takes_its_time_on_the_link(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
+    first, second = ends
+    assert "emulated" in first.name and "100 MB/s" in first.name and "5000 us" in first.name
+    nbytes, chunk = 10_000_000, 500_000
+    times = []
+    for count in (1, 2):  # two share the link
+        sinks = [np.zeros(nbytes, np.uint8) for _ in range(count)]
+        source = np.full(nbytes, 7, np.uint8)
+        before = time.monotonic()
+        gets = [second.get(0, tag, Region.over(sink, chunk=chunk)) for tag, sink in enumerate(sinks)]
+        puts = [first.put(1, tag, Region.over(source, chunk=chunk)) for tag in range(count)]
+        gets[0].wait(1, 5.0)
+        early = time.monotonic() - before
+        assert early > 5e-3
+        for half in (*gets, *puts):
+            half.wait(half.chunks, 5.0)
+        times.append(time.monotonic() - before)
+        assert all(sink.all() for sink in sinks)
+    for count, took in enumerate(times, 1):
+        assert 0.99 * (count * 0.1 + 5e-3) < took < count * 0.1 + 0.1
+    for end in ends:
+        end.close()
+
+
+def test_a_message_takes_its_time_and_many_share_the_latency(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
+    first, second = ends
+    before = time.monotonic()
+    for number in range(20):
+        first.send(1, bytes([number]))
+    assert [second.receive(5.0) for _ in range(20)] == [(0, bytes([number])) for number in range(20)]
+    assert 5e-3 <= time.monotonic() - before < 80e-3
+    for end in ends:
+        end.close()
+
+
+def test_a_loss_is_told_with_its_reason(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
+    _, second = ends
+    get = second.get(0, 1, Region.over(np.zeros(100, np.uint8)))
+    threading.Timer(0.05, second.transport.lose, (0, "it fell over")).start()  # type: ignore[attr-defined]
+    with pytest.raises(DeviceLostError, match="it fell over"):
+        get.wait(1, 5.0)
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize(("bandwidth", "latency"), [(0, 0), (-1.0, 0), (1e9, -1e-6), (float("nan"), 0)])
+def test_links_that_cannot_be(bandwidth: float, latency: float) -> None:
+    with pytest.raises(ArgumentError):
+        EmulatedLink(local_pair()[0], bandwidth, latency)
