@@ -31,6 +31,7 @@ WINDOW_BYTES = 64 << 20
 """Bytes that came with calls of a stream and may be under way."""
 
 
+@enum.unique
 class Op(enum.IntEnum):
     """What a message asks for or tells. The operands stand beside each; the first two are stream and sequence."""
 
@@ -71,7 +72,7 @@ class Op(enum.IntEnum):
     CANCEL = 43  # reply: its bulk data is not wanted any more
     CODE_END = 44  # code: nobody has it any more
     GOODBYE = 45
-    SHARE = 45  # reply, memory, path, bytes
+    SHARE = 46  # reply, memory, path, bytes
 
     # from an agent
     DONE = 64  # so far a stream has come
