@@ -57,6 +57,7 @@ class Milestone:
         if not self._event.is_set():
             bound = limit(timeout)
             end = time.monotonic() + bound
+            alive()  # at once: hundreds of calls may wait, one after the other, for something that is gone
             while not self._event.wait(max(0.0, min(LOOK, end - time.monotonic()))):
                 alive()
                 if time.monotonic() >= end:

@@ -1,0 +1,143 @@
+"""Agents that go in the middle of something: within seconds, everybody else knows, and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.pool.device import Device
+from warpwell.pool.devices import Devices
+from warpwell.pool.local_transport import LocalTransport
+
+SECONDS = 5.0
+"""So long everybody has to notice."""
+
+
+def nap(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def end(devices: Devices, index: int) -> None:
+    """Let an agent be gone for all others, as a process that died."""
+    transport: LocalTransport = devices._closing[index][1]
+    transport.close(0.05)
+
+
+def raised(call: Callable[[], object]) -> BaseException:
+    begun = time.monotonic()
+    with pytest.raises(errors.PoolError) as caught:
+        call()
+    assert time.monotonic() - begun < SECONDS
+    return caught.value
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03])
+def test_an_agent_goes_in_the_middle_of_copies(delay: float) -> None:
+    with Devices(targets=["cpu", "cpu", "cpu"]) as devices:
+        buffers = [[device.full(200_000, 10.0 * device.index + k) for k in range(3)] for device in devices]
+        devices.synchronize(30)
+        threading.Timer(delay, end, (devices, 1)).start()
+        try:
+            for k in range(200):
+                one, other = k % 3, (k + 1 + k // 3 % 2) % 3
+                buffers[one][k % 3].copy_from(buffers[other][(k + 1) % 3])
+        except errors.DeviceLostError:
+            pass
+        error = raised(lambda: [time.sleep(delay), devices[1].synchronize(30), devices[1].synchronize(30)])
+        assert isinstance(error, errors.DeviceLostError | errors.RemoteError)
+        for device in (devices[0], devices[2]):
+            _settle(device)
+        x = devices[0].to_device(np.arange(100_000.0))
+        assert np.array_equal(devices[2].to_device(x).copy_to_host(), np.arange(100_000.0))
+
+
+def _settle(device: Device) -> None:
+    """Take what is kept: copies with the lost agent failed."""
+    try:
+        device.synchronize(SECONDS)
+    except errors.RemoteError as error:
+        assert "copy between devices" in str(error)
+    device.synchronize(SECONDS)
+
+
+def test_everybody_who_waits_is_told() -> None:
+    with Devices(targets=["cpu", "cpu"]) as devices:
+        lost = devices[0]
+        x = lost.zeros(300_000)
+        stream = lost.stream()
+        lost.synchronize(30)
+        lost.call(nap, 20.0)
+        event = lost.default_stream.record()
+        result = lost.call(nap, 0.0)
+        waits: list[Callable[[], object]] = [
+            result.get, event.synchronize, lambda: event.done and event.synchronize(), lost.synchronize,
+            lambda: x.copy_to_host(), lambda: x.copy_from(np.ones(300_000)), lambda: fill(lost), lost.ask,
+            lambda: large.copy_from(np.ones(2_000_000)),
+        ]  # fmt: skip
+        large = lost.empty(2_000_000, stream=stream)
+        found: list[BaseException | None] = [None] * len(waits)
+        begun = time.monotonic()
+
+        def wait(k: int) -> None:
+            try:
+                while time.monotonic() < begun + 20:
+                    waits[k]()
+            except BaseException as error:
+                found[k] = error
+
+        def fill(device: Device) -> None:
+            for _ in range(10_000):  # more than may be under way
+                x.fill(1.0)
+
+        threads = [threading.Thread(target=wait, args=(k,)) for k in range(len(waits))]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        ended = time.monotonic()
+        end(devices, 0)
+        for thread in threads:
+            thread.join(SECONDS)
+        assert time.monotonic() - ended < SECONDS
+        assert [type(error) for error in found] == [errors.DeviceLostError] * len(waits)
+        assert {error.device for error in found if isinstance(error, errors.DeviceLostError)} == {0}
+
+
+def test_a_copy_that_one_side_cannot_do_is_told_by_the_leading_one() -> None:
+    with Devices(targets=["cpu", "cpu"]) as devices:
+        none, some = devices[0].empty(1 << 50, np.uint8), devices[1].zeros(1 << 20, np.uint8)
+        part = none[: 1 << 20]
+        with pytest.raises(errors.RemoteError, match="allocation"):
+            devices[0].synchronize(30)
+        # where the failed side leads, the copy is skipped as every call is that uses what was not allocated
+        for stream, told in ((None, 1), (devices[1].stream(), 2), (devices[0].stream(), 0)):
+            some.copy_from(part, stream)
+            part.copy_from(some, stream)
+            failures = 0
+            for device in devices:
+                try:
+                    device.synchronize(SECONDS)
+                except errors.RemoteError as error:
+                    failures += 1 + len([n for n in error.__notes__ if n.startswith("then: ")])
+                    assert "no room" in str(error)
+            assert failures == told
+        some.fill(3)
+        assert (devices[0].to_device(some).copy_to_host() == 3).all()
+
+
+def test_ctrl_c_gives_a_copy_up() -> None:
+    with Devices(targets=["cpu"]) as devices:
+        x = devices[0].zeros(500_000)
+        devices[0].synchronize(30)
+        devices[0].call(nap, 0.3)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            x.copy_to_host()
+        devices[0].synchronize(SECONDS)
+        assert not x.copy_to_host().any()
