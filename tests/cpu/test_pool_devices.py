@@ -444,8 +444,8 @@ def test_an_array_on_storage_is_opened_where_the_device_is(devices: Devices, tmp
     y = devices[0].zeros(5000)
     scale[5000](array, y, 0.5)
     assert np.array_equal(y.copy_to_host(), np.arange(5000.0))
-    assert array.get("shape") == (5000,)
-    array.call("close").get(30)
+    assert array.shape == (5000,)
+    array.close()
 
 
 def test_random_programs(devices: Devices) -> None:

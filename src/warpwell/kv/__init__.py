@@ -13,6 +13,7 @@ from .loader import DataLoader
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
 from .permutation import Permutation
+from .remote_store import RemoteStore
 from .schema import Schema
 from .statistics import StoreStatistics
 from .store import Store
@@ -22,6 +23,7 @@ __all__ = [
     "Dataset",
     "DeviceStore",
     "Permutation",
+    "RemoteStore",
     "Schema",
     "Store",
     "StoreStatistics",

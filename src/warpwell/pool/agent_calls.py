@@ -6,6 +6,7 @@ matter, and queues the rest in the stream's lane.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,7 +194,7 @@ def call(agent: Agent, stream: int, sequence: int, key: str, reply: int, handles
     agent.lane(stream).put(sequence, f"call of {loaded.name!r}", reply, len(data), run)
 
 
-class _Held:
+class Held:
     """An object of a service, which exists once its lane has made it."""
 
     def __init__(self, path: str) -> None:
@@ -201,6 +202,7 @@ class _Held:
         self.made = Milestone()
 
     def value(self, agent: Agent) -> Any:
+        """Wait for the object, and return it."""
         try:
             return self.made.wait(f"{self.path} to be made", agent.alive())
         except BaseException as error:
@@ -209,7 +211,7 @@ class _Held:
 
 def create(agent: Agent, stream: int, sequence: int, handle: int, path: str, handles: Any, data: bytes) -> None:
     """Make an object that stays on the agent."""
-    held = agent.handles[handle] = _Held(path)
+    held = agent.handles[handle] = Held(path)
     objects = [agent.view(h) for h in handles]
 
     def run(lane: Lane) -> None:
@@ -227,7 +229,10 @@ def create(agent: Agent, stream: int, sequence: int, handle: int, path: str, han
 
 def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, reply: int, handles: Any,
            data: bytes) -> None:  # fmt: skip
-    """Call a method of such an object, or read an attribute (a name that begins with a dot)."""
+    """Call a method of such an object, or read an attribute (a name that begins with a dot).
+
+    A `Future` that the method returns is the answer once it is done.
+    """
     held = agent.view(handle)
     objects = [agent.view(h) for h in handles]
 
@@ -238,9 +243,21 @@ def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, rep
         else:
             arguments, options = codes.loads(data, _values(agent, lane, objects))
             result = agent.runtime.call(lane.stream, getattr(value, name), arguments, options)
-        agent.tell(Op.REPLY, reply, codes.dumps(result)[0])
+        if isinstance(result, Future):
+            result.add_done_callback(lambda later: agent.later(lambda: _answer(agent, reply, called, later)))
+        else:
+            agent.tell(Op.REPLY, reply, codes.dumps(result)[0])
 
-    agent.lane(stream).put(sequence, f"{name!r} of {held.path!r}", reply, len(data), run)
+    called = f"{name!r} of {held.path!r}"
+    agent.lane(stream).put(sequence, called, reply, len(data), run)
+
+
+def _answer(agent: Agent, reply: int, called: str, result: Future[Any]) -> None:
+    """Answer with what a method has promised; its lane has gone on meanwhile."""
+    try:
+        agent.tell(Op.REPLY, reply, codes.dumps(result.result())[0])
+    except BaseException as error:  # the caller's to know, whatever it is
+        agent.refuse(reply, called, error)
 
 
 def _values(agent: Agent, lane: Lane, objects: list[Any]) -> list[Any]:
@@ -250,7 +267,7 @@ def _values(agent: Agent, lane: Lane, objects: list[Any]) -> list[Any]:
 def _value(agent: Agent, lane: Lane, thing: Any) -> Any:
     if isinstance(thing, View):
         return thing.argument(agent.runtime, lane.stream)
-    return thing.value(agent) if isinstance(thing, _Held | Missing) else thing
+    return thing.value(agent) if isinstance(thing, Held | Missing) else thing
 
 
 def set_global(agent: Agent, stream: int, sequence: int, key: str, name: str, handles: Any, data: bytes) -> None:

@@ -65,7 +65,7 @@ class Reply:
             told()
 
     def when_come(self, call: Callable[[], None]) -> None:
-        """Call ``call()`` when the answer is there, in the thread that receives it: it must not wait. It may be twice."""
+        """Call ``call()`` when the answer is there, perhaps twice, in the thread that receives: it must not wait."""
         self._told = call
         if self.done and self._told is not None:
             self._told = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
@@ -20,7 +21,7 @@ from .event import Event
 from .plan import Tuning
 from .protocol import Op, pack_arguments, pack_dtype
 from .result import Result
-from .services import Remote, path_of
+from .services import path_of, stand_in
 from .stream import Stream
 
 T = TypeVar("T")
@@ -171,7 +172,7 @@ class Device:
         reply = self.connection.ask(channel, Op.CALL, code.key, Reply, handles, data, cost=len(data), keep=True)
         return Result(reply, channel, f"{code.name!r} on {self.connection.label}")
 
-    def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Remote:
+    def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Any:
         """Make an object that stays on the agent, and return what stands for it here.
 
         Parameters
@@ -180,16 +181,32 @@ class Device:
             A registered name (see `services.register`), or ``"module:callable"``.
         *args, **options
             Of the callable.
+
+        Returns
+        -------
+        Remote
+            Or the class that was registered with the name.
         """
         channel, handle = self.channel(stream), new_id()
         data, handles = dumps((args, options), self._handle_of)
-        path = path_of(service)
-        self.connection.post(channel, Op.CREATE, handle, path, handles, data, cost=len(data))
-        return Remote(self, handle, path)
+        self.connection.post(channel, Op.CREATE, handle, path_of(service), handles, data, cost=len(data))
+        return stand_in(self, handle, service)
 
-    def open(self, path: Any, **options: Any) -> Remote:
-        """Open an array on storage where the device is, for kernels there; see ``ww.open``."""
-        return self.create("open", path, device=self.target, **options)
+    def open(self, path: Any, mode: str = "r", **options: Any) -> Any:
+        """Open an array on storage where the device is: kernels of the device take it, and read it there.
+
+        It waits until the array is open. See ``ww.open`` for parameters, and `warpwell.array.RemoteArray` for what it
+        returns. Paths are those of the device's host.
+        """
+        return self.create("open", _path(path), mode, device=self.target, **options)
+
+    def open_store(self, path: Any, mode: str = "r", **options: Any) -> Any:
+        """Open a key-value store where the device is: kernels of the device take it, and fetch records there.
+
+        It waits until the store is open. See ``ww.kv.open`` for parameters, and `warpwell.kv.RemoteStore` for what it
+        returns.
+        """
+        return self.create("store", _path(path), mode, device=self.target, **options)
 
     def set_global(self, kernel: Any, name: str, value: Any, stream: Stream | None = None) -> None:
         """Change a global variable of a kernel on this device, behind what the stream was given; it compiles again."""
@@ -294,6 +311,11 @@ def broadcast(devices: Iterable[Device], function: Callable[[Device], T]) -> lis
         with device:
             made.append(function(device))
     return [value.get() if isinstance(value, Result) else value for value in made]
+
+
+def _path(path: Any) -> Any:
+    """Return a path as the agent's process, which may run in another folder, finds it."""
+    return os.path.abspath(path) if isinstance(path, str | os.PathLike) else path
 
 
 def _stack() -> list[Device]:

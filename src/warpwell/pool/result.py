@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from . import code
@@ -23,6 +24,10 @@ class Result:
     def done(self) -> bool:
         """Whether it is there."""
         return self._reply.done
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call()`` when it is there, perhaps twice, in a thread of the pool's: it must not wait."""
+        self._reply.when_come(call)
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the result and return it.

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from .device import Device
     from .stream import Stream
 
-_paths: dict[str, str] = {"open": "warpwell.array:open_array"}
+_paths: dict[str, str] = {}
+_stand_ins: dict[str, str] = {}
 
 
-def register(name: str, path: str) -> None:
+def register(name: str, path: str, stand_in: str | None = None) -> None:
     """Give what agents can make a name: ``register("store", "warpwell.kv:open")``.
 
     Parameters
@@ -26,10 +27,21 @@ def register(name: str, path: str) -> None:
     name : str
     path : str
         ``"module:callable"``. The agent imports it when it is first asked for.
+    stand_in : str, optional
+        ``"module:class"`` of what stands for it in the application, a `Remote`.
     """
-    if path.count(":") != 1:
-        raise errors.ArgumentError(f"{path!r}: give 'module:callable'", name="path")
+    for given in (path, stand_in):
+        if given is not None and given.count(":") != 1:
+            raise errors.ArgumentError(f"{given!r}: give 'module:callable'", name="path")
     _paths[name] = path
+    if stand_in is not None:
+        _stand_ins[name] = stand_in
+
+
+def stand_in(device: Device, handle: int, service: str) -> Any:
+    """Return what stands in the application for an object that an agent makes: a `Remote`, or a class of its own."""
+    cls = find(_stand_ins[service]) if service in _stand_ins else Remote
+    return cls(device, handle, path_of(service))
 
 
 def path_of(service: str) -> str:
@@ -87,9 +99,9 @@ class Remote:
         data, handles = dumps((args, options), self.device._handle_of)
         return self._ask(method, handles, data, stream)
 
-    def get(self, attribute: str) -> Any:
+    def attribute(self, name: str) -> Any:
         """Return an attribute; waits."""
-        return self._ask(f".{attribute}", (), b"", None).get()
+        return self._ask(f".{name}", (), b"", None).get()
 
     def free(self) -> None:
         """Let the object go, behind the calls so far. It is not closed: call its own method for that."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .cuda_source import SourceLaunch
-from .kernel import Launch, has_cuda
+from .kernel import Launch, has_cuda, is_argument
 
 OOM_SECONDS = 2.0
 """How long an allocation without room waits for memory that is being freed."""
@@ -180,11 +180,17 @@ class PoolGpu:
             self._check(put(to + at, len(item), word, 1, count, stream.handle))
 
     def launch(self, stream: GpuStream, launch: Any, arguments: Sequence[Any]) -> None:
-        """Run a kernel in a stream; return at once."""
+        """Run a kernel in a stream; return at once, unless it reads storage."""
         if isinstance(launch, SourceLaunch):
             launch.start(arguments, stream.numba)
         else:
             Launch(launch.kernel, launch.shape, stream.numba)(*arguments, device="cuda")
+            storage = [a for a in arguments if is_argument(a)]
+            if storage:  # what device code latches is this launch's failure, and not that of a later operation
+                self.synchronize(stream)
+                for argument in storage:
+                    argument.launch_begins()
+                    argument.launch_ended()
 
     # -- events ----------------------------------------------------------------------------------------------------
 
