@@ -14,8 +14,8 @@ WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tole
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("way", ["shared memory", "tcp"])
-def test_all_checks_of_a_transport(job: Job, way: str, ranks: int) -> None:
-    ended = job(ranks, "checks.py", options=WAYS[way], timeout=100)
+def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "native") -> None:
+    ended = job(ranks, "checks.py", kind, options=WAYS[way], timeout=100)
     found = [json.loads(line) for line in ended.lines("check ")]
     assert not [failure for _, _, failure in found if failure], "\n".join(f[2] for f in found) + ended.errors
     assert {(rank, name) for rank, name, _ in found} == {
@@ -24,13 +24,25 @@ def test_all_checks_of_a_transport(job: Job, way: str, ranks: int) -> None:
     assert ended.status == 0, ended.errors
 
 
+@pytest.mark.parametrize("way", ["shared memory", "tcp"])
+def test_all_checks_where_python_moves_the_data(job: Job, way: str) -> None:
+    test_all_checks_of_a_transport(job, way, 3, "python")
+
+
+def test_all_checks_over_an_emulated_link(job: Job) -> None:
+    test_all_checks_of_a_transport(job, "shared memory", 3, "emulated")
+
+
 def test_all_checks_without_fault_tolerance(job: Job) -> None:
     test_all_checks_of_a_transport(job, "without fault tolerance", 3)
 
 
 @pytest.mark.parametrize("how", ["kill", "exit", "stop"])
 @pytest.mark.parametrize("way", ["shared memory", "tcp"])
-def test_a_peer_that_dies_in_the_middle_of_copies(job: Job, tmp_path: Path, way: str, how: str) -> None:
+def test_a_peer_that_dies_in_the_middle_of_copies(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, how: str, native: str = "1"
+) -> None:
+    monkeypatch.setenv("WARPWELL_POOL_NATIVE", native)
     ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way])
     lines = [line.split(maxsplit=5) for line in ended.lines("survivor ")]
     assert sorted(line[0] for line in lines) == ["0", "1"], ended
@@ -38,3 +50,21 @@ def test_a_peer_that_dies_in_the_middle_of_copies(job: Job, tmp_path: Path, way:
         assert (
             int(copies) == 2 and int(chunks) > 0 and float(seconds) < 5.0 and told == "1" and "rank 2 is gone" in sent
         )
+
+
+def test_a_peer_that_stops_where_python_moves_the_data(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_a_peer_that_dies_in_the_middle_of_copies(job, tmp_path, monkeypatch, "shared memory", "stop", "0")
+
+
+def test_versions_that_differ_are_refused_on_both_sides(job: Job) -> None:
+    ended = job(3, "versions.py")
+    refused = ended.lines("refused ")
+    assert len(refused) == 3, ended
+    assert all("0.0.old" in line and "there" in line for line in refused), ended
+
+
+def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
+    ended = job(3, "absent.py")
+    assert sorted(ended.lines("missing ")) == ["0 rank 2", "1 rank 2"], ended

@@ -197,10 +197,8 @@ def _occupy(link: Any, nbytes: int) -> int:
 
 @functools.cache
 def _compiled() -> Any:
-    from ..targets.compiled import dispatcher
+    from ..targets.compiled import compile_once
     from ..targets.device import seam_for
 
     seam_for("cpu")
-    compiled = dispatcher(loop.run)
-    compiled.compile("int64(int64)")
-    return compiled
+    return compile_once(loop.run, "int64(int64)")

@@ -34,13 +34,11 @@ _libc.free.argtypes = [ctypes.c_void_p]
 @functools.cache
 def compiled_loop() -> Any:
     """Return the loop, compiled or out of the on-disk cache: seconds the first time. Do it before peers wait."""
-    from ..targets.compiled import dispatcher
+    from ..targets.compiled import compile_once
     from ..targets.device import seam_for
 
     seam_for("cpu")
-    loop = dispatcher(mpi_loop.run)
-    loop.compile("int64(int64)")
-    return loop
+    return compile_once(mpi_loop.run, "int64(int64)")
 
 
 class NativeProgress:

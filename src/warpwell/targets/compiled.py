@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import inspect
 import os
@@ -39,6 +40,22 @@ def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None 
         folder = cache_folder() / key
         with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
             compiled._cache = _cache_in(folder, function)
+    return compiled
+
+
+def compile_once(function: Callable[..., Any], signature: str) -> Any:
+    """Return a dispatcher that is compiled for one signature.
+
+    Of several processes that start together one compiles, and the others load what it keeps.
+    """
+    compiled = dispatcher(function)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(folder / f"{function.__module__}.{function.__name__}.lock", "wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        compiled.compile(signature)
     return compiled
 
 
@@ -164,5 +181,3 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
     with tempfile.TemporaryFile(dir=folder):
         pass  # a folder that cannot be written raises here, not in the middle of a launch
     return Cache(function)
-
-

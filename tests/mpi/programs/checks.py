@@ -1,12 +1,17 @@
-"""Runs all checks of a transport, and prints what each rank found."""
+"""Runs all checks of a transport, and prints what each rank found. Argument: "native", "python" or "emulated"."""
 
 import json
 import os
+import sys
 
+from warpwell.pool.emulated_link import EmulatedLink
 from warpwell.pool.mpi_transport import MpiTransport
+from warpwell.pool.transport import Transport
 from warpwell.testing.transports import run_checks
 
-transport = MpiTransport()
+transport: Transport = MpiTransport(native=sys.argv[1] != "python")
+if sys.argv[1] == "emulated":
+    transport = EmulatedLink(transport, 2e9, 50e-6)
 
 
 def report(name: str, failure: str) -> None:
