@@ -206,7 +206,8 @@ class Agent:
         free, total = self.runtime.memory_info()
         lanes = {n: {"calls": lane.calls, "waiting": lane.waiting, "doing": _called(lane.doing) if lane.doing else ""}
                  for n, lane in list(self._lanes.items())}  # fmt: skip
-        held = {id(v.memory): v.memory.nbytes for v in list(self.handles.values()) if isinstance(v, View)}
+        views = [v for v in list(self.handles.values()) if isinstance(v, View)]
+        held = {id(v.memory): v.memory.nbytes for v in views if v.memory.block is not None}
         return {
             **self.runtime.info(),
             "target": self.runtime.target,

@@ -190,6 +190,7 @@ class Connection:
         self.lost: str | None = None
         self.transport = caller.transport
         self.channels: dict[int, Channel] = {0: Channel(0)}
+        self.ending: list[Reply] = []
         self._codes: dict[str, int] = {}
         self._sent: weakref.WeakSet[Code] = weakref.WeakSet()
         self.counts: dict[str, list[float]] = {}
@@ -284,10 +285,20 @@ class Connection:
                 del self._codes[key]
                 self.tell(Op.CODE_END, key)
 
-    def forget(self, number: int) -> None:
-        """Forget a stream; what failed in it is left to the default one."""
-        channel = self.channels.pop(number, None)
-        for failure in [] if channel is None else channel.failures:
+    def end_stream(self, number: int) -> None:
+        """End a stream behind what it was given; what fails in it is left to the default one."""
+        channel = self.channels.get(number)
+        if channel is None:
+            return
+        reply = Reply()
+        self._caller.replies[reply.number] = (self.rank, reply)
+        with self.lock:
+            self.post_locked(channel, Op.SYNCHRONIZE, reply.number)
+            self.channels.pop(number, None)
+            self.tell(Op.STREAM_END, stream=number)
+        # a synchronization of the device waits for it too
+        self.ending = [r for r in self.ending if not r.done] + [reply]
+        for failure in channel.failures:
             self.channels[0].keep(failure)
 
     def finalizer(self, handle: int) -> None:
@@ -423,8 +434,7 @@ class Caller:
                 elif op == Op.CODE_END:
                     connection.drop(number)
                 else:
-                    connection.forget(number)
-                    connection.tell(op, stream=number)
+                    connection.end_stream(number)
             except (errors.PoolError, errors.ClosedError, errors.StallError):
                 pass  # a device that is gone holds nothing
             item = connection = None

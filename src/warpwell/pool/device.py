@@ -230,6 +230,7 @@ class Device:
         channels = list(self.connection.channels.values())
         what = f"all streams of {self.connection.label}"
         replies = [self.connection.ask(channel, Op.SYNCHRONIZE, Reply) for channel in channels]
+        replies += self.connection.ending
         for reply in replies:
             reply.wait(what, timeout)
         for channel in channels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import errors
-from .caller import Reply, new_id
+from .caller import Channel, Reply, new_id
 from .protocol import Op
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Event:
         self.device = device
         self.timing = timing
         self.recorded = False
-        self._stream: Stream | None = None
+        self._channel: Channel | None = None
         self._freed = device.connection.finalizer
         self._handle = new_id()
 
@@ -49,9 +49,9 @@ class Event:
             raise errors.ArgumentError(
                 f"the event is of device {self.device.index}, and the stream of device {stream.device.index}"
             )
-        self.device.connection.post(stream.channel, Op.RECORD, self._handle, self.timing)
+        self._channel = stream.channel
+        self.device.connection.post(self._channel, Op.RECORD, self._handle, self.timing)
         self.recorded = True
-        self._stream = stream
 
     @property
     def done(self) -> bool:
@@ -65,8 +65,8 @@ class Event:
         if self.recorded:
             reply = self._ask(Op.UNTIL, self._handle)
             reply.wait(self._what, timeout)
-            assert self._stream is not None
-            self._stream.channel.raise_kept()
+            assert self._channel is not None
+            self._channel.raise_kept()
             reply.get(self._what)
 
     def elapsed(self, earlier: Event) -> float:

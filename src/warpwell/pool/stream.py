@@ -108,8 +108,7 @@ class Stream:
         """End the stream behind what it was given. Its failures are raised by the default stream from now on."""
         channel, self._channel = self._channel, self._channel if self._default else None
         if channel is not None and not self._default and self.device.connection.lost is None:
-            self.device.connection.forget(channel.number)
-            self.device.connection.tell(Op.STREAM_END, stream=channel.number)
+            self.device.connection.end_stream(channel.number)
 
     def __enter__(self) -> Stream:
         return self

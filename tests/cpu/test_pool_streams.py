@@ -1,0 +1,78 @@
+"""Streams of a pool that end, and code that comes and goes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.pool.devices import Devices
+
+
+@ww.kernel
+def wrong(x):
+    i = ww.grid(1)
+    x[i] = x.no_such_thing
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[Devices]:
+    with Devices(targets=["cpu"]) as found:
+        yield found
+
+
+def test_a_closed_stream_is_waited_for_by_its_device(devices: Devices) -> None:
+    device = devices[0]
+    with device.stream() as stream:
+        slow = device.call(nap, 0.3, stream=stream)
+        wrong[4, stream](device.zeros(4, stream=stream))
+        event = stream.record()
+    assert not slow.done
+    with pytest.raises(errors.RemoteError, match="launch of 'wrong'"):
+        device.synchronize(30)
+    assert slow.done and event.done
+    event.synchronize(1)
+    with pytest.raises(errors.ClosedError):
+        stream.synchronize()
+
+
+def test_a_stream_that_nobody_holds_ends(devices: Devices) -> None:
+    device = devices[0]
+    lanes = len(device.ask()["lanes"])
+    stream = device.stream(priority=2)
+    x = device.zeros(4, stream=stream)
+    assert len(device.ask()["lanes"]) == lanes + 1
+    del stream
+    gc.collect()
+    until(lambda: len(device.ask()["lanes"]) == lanes)
+    assert not x.copy_to_host().any()
+
+
+def test_code_goes_when_nobody_has_it(devices: Devices) -> None:
+    agent_codes = codes(devices)
+    for k in range(20):
+        large = np.full(1000, k)
+        assert devices[0].call(lambda: int(large.sum())).get(30) == 1000 * k
+    gc.collect()
+    until(lambda: codes(devices) <= agent_codes + 1)
+
+
+def codes(devices: Devices) -> int:
+    return len(devices[0].connection._codes)
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
