@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -277,11 +278,14 @@ def _is_users(name: str, module: Any) -> bool:
     return known
 
 
+@functools.cache
 def _installed() -> list[str]:
     paths = sysconfig.get_paths()
     folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     with contextlib.suppress(AttributeError):
         folders |= {*site.getsitepackages(), site.getusersitepackages()}
+    # wherever else packages were installed: pip's --target, a second environment
+    folders |= {path for path in sys.path if path and next(Path(path).glob("*.dist-info"), None) is not None}
     return sorted(folders)
 
 
