@@ -190,7 +190,7 @@ class CudaExecutor(Executor):
         if run is not None and run.blocks is not None:
             block = run.block_seconds
             rest = (run.next - run.done) / max(1, run.blocks.blocks) if run.form == "slices" else 0.0
-            rest = rest * (victim.task.profile.seconds or 0.0) + 0.5 * block * run.chunk
+            rest = rest * (victim.task.profile.seconds or 0.0) + block * run.chunk  # the last of all workers
         return rest + FLAG + self._pace.seconds
 
     def discard(self, job: Job) -> None:
