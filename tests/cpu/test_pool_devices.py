@@ -450,9 +450,9 @@ def test_an_array_on_storage_is_opened_where_the_device_is(devices: Devices, tmp
     array.close()
 
 
-def test_random_programs(devices: Devices) -> None:
-    with np.errstate(over="ignore"):
-        run(devices, 25, seed=3)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_random_programs(devices: Devices, threads: int) -> None:
+    run(devices, 25, seed=3 + threads, threads=threads)
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------

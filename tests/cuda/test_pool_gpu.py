@@ -204,9 +204,9 @@ def test_pinned_arrays(devices: Devices) -> None:
     assert np.array_equal(a, out)
 
 
-def test_random_programs(devices: Devices) -> None:
-    with np.errstate(over="ignore"):
-        run(devices, 30, seed=11)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_random_programs(devices: Devices, threads: int) -> None:
+    run(devices, 30, seed=11 + threads, threads=threads)
 
 
 def test_numpy_arrays_go_there_and_back(devices: Devices) -> None:

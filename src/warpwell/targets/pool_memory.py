@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .cuda_source import SourceLaunch
 from .kernel import Launch, has_cuda, is_argument
+from .run_cuda import start
 
 OOM_SECONDS = 2.0
 """How long an allocation without room waits for memory that is being freed."""
@@ -34,7 +36,7 @@ class PoolGpu:
         from cuda.bindings import driver
         from numba import cuda
 
-        from .run_cuda import share_fault_page
+        from .fault import share_fault_page
 
         if not 0 <= ordinal < len(cuda.gpus):
             raise errors.DeviceNotFoundError(f"there is no GPU {ordinal}: {len(cuda.gpus)} were found", device="cuda")
@@ -183,14 +185,17 @@ class PoolGpu:
         """Run a kernel in a stream; return at once, unless it reads storage."""
         if isinstance(launch, SourceLaunch):
             launch.start(arguments, stream.numba)
-        else:
+            return
+        storage = [a for a in arguments if is_argument(a)]
+        if storage:
             Launch(launch.kernel, launch.shape, stream.numba)(*arguments, device="cuda")
-            storage = [a for a in arguments if is_argument(a)]
-            if storage:  # what device code latches is this launch's failure, and not that of a later operation
-                self.synchronize(stream)
-                for argument in storage:
-                    argument.launch_begins()
-                    argument.launch_ended()
+            # what device code latches is this launch's failure, and not that of a later operation
+            self.synchronize(stream)
+            for argument in storage:
+                argument.launch_begins()
+                argument.launch_ended()
+        elif math.prod(launch.shape):
+            start(launch, arguments, stream.numba)
 
     # -- events ----------------------------------------------------------------------------------------------------
 

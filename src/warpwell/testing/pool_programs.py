@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -327,20 +328,24 @@ class Program:
         )
 
 
-def run(found: Sequence[Device], programs: int, seed: int, steps: int = 40) -> dict[str, int]:
-    """Run programs ``seed * 1000 ..`` and return how many steps of each kind they had."""
-    counts: dict[str, int] = {}
-    for number in range(programs):
+def run(found: Sequence[Device], programs: int, seed: int, steps: int = 40, threads: int = 1) -> dict[str, int]:
+    """Run programs ``seed * 1000 ..``, so many at a time, and return how many steps of each kind they had."""
+
+    def one(number: int) -> dict[str, int]:
         program = Program(found, seed * 1000 + number, steps)
         try:
-            program.run()
-        except AssertionError:
-            raise
+            with np.errstate(over="ignore"):
+                program.run()
         except Exception as error:
             error.add_note(f"in program {program.seed}")
             raise
-        for name, count in program.counts.items():
-            counts[name] = counts.get(name, 0) + count
+        return program.counts
+
+    counts: dict[str, int] = {}
+    with ThreadPoolExecutor(threads) as executor:
+        for made in executor.map(one, range(programs)):
+            for name, count in made.items():
+                counts[name] = counts.get(name, 0) + count
     return counts
 
 
@@ -351,11 +356,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=3, help="in this process; of no use under `warpwell run`")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=1, help="of the application, each with a program of its own")
     given = parser.parse_args(arguments)
-    np.seterr(over="ignore")
     found = devices() if joined() else Devices(targets=["cpu"] * given.agents)
     begun = time.perf_counter()
-    counts = run(found, given.programs, given.seed, given.steps)
+    counts = run(found, given.programs, given.seed, given.steps, given.threads)
     seconds = time.perf_counter() - begun
     print(f"{given.programs} programs over {len(found)} devices ({found[0].link}): all equal, {seconds:.1f} s")
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
