@@ -43,6 +43,7 @@ class CudaRuntime(Runtime):
         return {
             "name": self.gpu.name,
             "uuid": self.gpu.uuid,
+            "ordinal": self.gpu.ordinal,
             "memory": self.memory_info()[1],
             "compute_capability": self.gpu.compute_capability,
         }

@@ -8,6 +8,8 @@ from .executor import Capacity, Ended, Executor, Stopped
 from .handle import Handle
 from .policies import POLICIES
 from .policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, View
+from .pool_handle import PoolHandle
+from .pool_scheduler import PoolScheduler
 from .scheduler import Scheduler
 from .task import Job, Kind, Placement, Profile, Request, State, Task
 from .tenants import Tenant
@@ -29,6 +31,8 @@ __all__ = [
     "POLICIES",
     "Placement",
     "Policy",
+    "PoolHandle",
+    "PoolScheduler",
     "Preempt",
     "Profile",
     "Rates",

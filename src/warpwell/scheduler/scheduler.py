@@ -34,6 +34,8 @@ class Scheduler:
     ----------
     device : str, optional
         "cuda" or "cpu"; by default the GPU, where there is one.
+    devices : Devices or iterable of Device, optional
+        Of a pool, in place of `device`: each task is placed on one of them (see `PoolScheduler`).
     policy : str or Policy
         Who runs; a name in `warpwell.scheduler.policies.POLICIES`.
     limit : int, optional
@@ -76,6 +78,14 @@ class Scheduler:
     [0, 2, 4, 6]
     """
 
+    def __new__(cls, *args: Any, devices: Any = None, **options: Any) -> Scheduler:
+        """Make a `PoolScheduler` where devices of a pool are given."""
+        if devices is None:
+            return super().__new__(cls)
+        from .pool_scheduler import PoolScheduler
+
+        return super().__new__(PoolScheduler if cls is Scheduler else cls)
+
     def __init__(
         self,
         device: str | None = None,
@@ -88,6 +98,7 @@ class Scheduler:
         executor: Executor | Callable[[], Executor] | None = None,
         stuck_after: float | None = 60.0,
         log: Log | None = None,
+        devices: None = None,
     ) -> None:
         self.device = device or default_device()
         if self.device not in ("cpu", "cuda"):

@@ -1,0 +1,127 @@
+"""`AgentScheduler`: the scheduler of one device of a pool, in the process of its agent."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ..pool import code
+from .core import Core
+from .executor import Executor
+from .scheduler import Scheduler
+from .task import State, Task
+
+
+class AgentScheduler:
+    """A `Scheduler` that a `PoolScheduler` calls. Tasks have numbers, which that one gives.
+
+    It runs tasks in threads of its own, beside the agent's lanes: what is done in streams meanwhile neither waits for
+    tasks nor holds them up.
+
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+    ordinal : int
+        Of the GPU.
+    **options
+        Of `Scheduler`.
+    """
+
+    def __init__(self, device: str, ordinal: int = 0, **options: Any) -> None:
+        def make() -> Executor:
+            from .cuda_executor import CudaExecutor
+
+            return CudaExecutor(ordinal)
+
+        self._scheduler = Scheduler(device, executor=make if device == "cuda" else None, **options)
+        self._kernels: dict[str, Any] = {}
+        self._handles: dict[int, Future[None]] = {}
+
+    def submit(self, name: str, tasks: Sequence[tuple[Any, ...]]) -> Future[tuple[str, float]]:
+        """Submit a request; return how its first task will have ended. What is wrong with it is told so, too.
+
+        Parameters
+        ----------
+        name : str
+        tasks : sequence of tuples
+            Number, key of the kernel, its name and its code (None where it came before), subscript, arguments, options.
+        """
+        _finish_stream()
+        numbers = [number for number, *_ in tasks]
+        try:
+            made = [self._task(*given) for _, *given in tasks]
+            handles: Sequence[Future[None]] = self._scheduler.submit_tasks(made, name=name)
+        except BaseException as error:  # told to whoever waits for one of them
+            handles = [Future() for _ in tasks]
+            for handle in handles:
+                handle.set_exception(error)
+        self._handles.update(zip(numbers, handles, strict=True))
+        return self.ended(numbers[0])
+
+    def _task(self, key: str, name: str, data: bytes | None, subscript: Any, args: Any, options: Any) -> Task:
+        if data is not None:
+            self._kernels[key] = code.Loaded(name, data).value
+        return self._scheduler.task(self._kernels[key][subscript], *args, **options)
+
+    def ended(self, number: int) -> Future[tuple[str, float]]:
+        """Return how a task will have ended: "done" or "cancelled", and the seconds it ran; or what it raised."""
+        told: Future[tuple[str, float]] = Future()
+
+        def tell(handle: Future[None]) -> None:
+            self._handles.pop(number, None)
+            if handle.cancelled():
+                told.set_result(("cancelled", 0.0))
+            elif (error := handle.exception()) is not None:
+                told.set_exception(error)
+            else:
+                job = getattr(handle, "job", None)
+                told.set_result(("done", 0.0 if job is None else job.ran))
+
+        self._handles[number].add_done_callback(tell)
+        return told
+
+    def cancel(self, number: int) -> tuple[bool, bool]:
+        """Cancel a task, and return whether it leaves, and whether it has left; see `Handle.cancel`."""
+        handle = self._handles.get(number)
+        return (False, False) if handle is None else (handle.cancel(), handle.cancelled())
+
+    def state(self, number: int) -> str | None:
+        """Return where a task is; None where it has ended."""
+        handle = self._handles.get(number)
+        state = getattr(handle, "state", None)
+        return state.value if isinstance(state, State) else None
+
+    def inspect(self, function: Callable[[Core], Any]) -> Any:
+        """See `Scheduler.inspect`."""
+        return self._scheduler.inspect(function)
+
+    def log(self) -> str:
+        """Return what was decided, as `Log.write` writes it."""
+        out = io.StringIO()
+        self._scheduler.inspect(lambda core: self._scheduler.log.write(out))
+        return out.getvalue()
+
+    def close(self, cancel: bool = False) -> None:
+        """See `Scheduler.close`."""
+        self._scheduler.close(cancel=cancel)
+
+    def __del__(self) -> None:
+        # the application is gone, or has let it go: nobody waits for its tasks
+        if hasattr(self, "_scheduler"):
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, and closes it
+                threading.Thread(target=self._scheduler.close, kwargs={"cancel": True}, daemon=True).start()
+
+
+def _finish_stream() -> None:
+    """Wait for the stream that the call came in: tasks run in streams of their own."""
+    cupy = sys.modules.get("cupy")  # without it, host functions are called when their stream is done
+    if cupy is not None and cupy.cuda.is_available():
+        cupy.cuda.get_current_stream().synchronize()
+
+

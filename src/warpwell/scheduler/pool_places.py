@@ -1,0 +1,272 @@
+"""`Places`: gives units of tasks to the devices of a pool, and to others when one is lost."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from .. import errors
+from ..pool.result import Result
+from .pool_handle import PoolHandle, Unit
+from .pool_member import Member
+from .task import State, Task
+
+PATIENCE = 15.0
+"""Seconds that a close which cancels waits for tasks to leave; a device gives up its own after 10."""
+
+UNKNOWN = 1e-3
+"""Seconds that a task is taken to need of which nothing is known, where nothing is known of any."""
+
+
+class Places:
+    """Who does what.
+
+    A unit waits where there is no room for its arrays, and is else given at once to the device with the least
+    predicted load, or to that where its buffers are. State is changed under one lock; nothing that takes long is done
+    under it.
+
+    Parameters
+    ----------
+    members : sequence of Member
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = members
+        self._lock = threading.RLock()
+        self._waiting: deque[Unit] = deque()
+        self._open: dict[PoolHandle, Unit] = {}
+        self._numbers = 0
+        self._turn = 0
+        self._closed = False
+
+    # -- what the scheduler and handles call -------------------------------------------------------------------
+
+    def handle(self, task: Task) -> PoolHandle:
+        """Return a handle for a new task."""
+        with self._lock:
+            self._numbers += 1
+            return PoolHandle(self, task, self._numbers)
+
+    def submit(self, units: Sequence[Unit], after: Sequence[Future[Any]]) -> None:
+        """Take in the units of a request, once all of `after` have ended well."""
+        with self._lock:
+            if self._closed:
+                raise errors.ClosedError("the scheduler is closed: make another one")
+            for unit in units:
+                self._open.update(dict.fromkeys(unit.handles, unit))
+        for unit, following in itertools.pairwise(units):
+            unit.next = following
+        waits = set(after)
+
+        def released(future: Future[Any]) -> None:
+            if future.cancelled() or future.exception() is not None:
+                self._settle(units[0].rest(), None, cancelled=True)
+                return
+            with self._lock:
+                waits.discard(future)
+                if waits:
+                    return
+            self.place(units[0])
+
+        for future in list(waits):
+            future.add_done_callback(released)
+        if not after:
+            self.place(units[0])
+
+    def cancel(self, handle: PoolHandle) -> bool:
+        """See `Handle.cancel`."""
+        with self._lock:
+            unit = self._open.get(handle)
+            if unit is None:
+                return handle.cancelled()
+            unit.given_up = True
+            member = unit.member if unit.sent else None
+            rest = unit.rest()
+        if member is None:
+            self._settle(rest[rest.index(handle) :], None, cancelled=True)
+            return True
+        try:
+            leaves, left = member.service.call("cancel", handle.number, stream=member.stream).get()
+        except errors.DeviceLostError:
+            return True
+        if left:
+            self._end(unit, rest[rest.index(handle) :], None, cancelled=True)
+        return bool(leaves) or handle.cancelled()
+
+    def state_of(self, handle: PoolHandle) -> State:
+        """See `PoolHandle.state`."""
+        with self._lock:
+            unit = self._open.get(handle)
+            member = unit.member if unit is not None and unit.sent else None
+        if member is None:
+            return State.WAITING
+        try:
+            state = member.service.call("state", handle.number, stream=member.stream).get()
+        except errors.DeviceLostError:
+            return State.WAITING
+        # what has ended there has ended when its results are here
+        ended = state is None or State(state) in (State.DONE, State.FAILED, State.CANCELLED)
+        return State.RUNNING if ended else State(state)
+
+    def close(self, cancel: bool) -> None:
+        """Take no more, wait for all (or cancel them), and end the devices' schedulers. Idempotent."""
+        with self._lock:
+            self._closed = True
+            handles = list(self._open)
+        if cancel:
+            for handle in handles:
+                handle.cancel()
+        wait(handles, PATIENCE if cancel else None)
+        with self._lock:
+            left = list(self._open)
+        for handle in left:
+            why = f"task {handle.task.name!r} was still running when the scheduler was closed"
+            self._settle([handle], errors.SchedulerError(why, task=handle.task.name))
+        for member in self.members:
+            member.close(cancel)
+
+    def retire(self) -> None:
+        """Like `close`, when nobody has the scheduler any more, without waiting."""
+        threading.Thread(target=self.close, args=(False,), name="warpwell-pool-retired", daemon=True).start()
+
+    # -- places ------------------------------------------------------------------------------------------------
+
+    def place(self, unit: Unit) -> None:
+        """Give a unit to a device, or let it wait for room."""
+        with self._lock:
+            unit.member, unit.sent = None, False
+            unit.attempt += 1
+            unit.handles = [h for h in unit.handles if h in self._open]
+            unit.left = len(unit.handles)
+            if not unit.handles:
+                return  # cancelled meanwhile
+            candidates = [m for m in self.members if m.alive and unit.home in (None, m)]
+            roomy = [m for m in candidates if m.room(unit)]
+            if candidates and not roomy:
+                self._waiting.append(unit)
+                return
+        if candidates:
+            self._place(unit, roomy)
+        else:
+            self._lost(unit, None)
+
+    def _place(self, unit: Unit, roomy: Sequence[Member]) -> None:
+        with self._lock:
+            self._turn += 1
+            count = len(self.members)
+
+            def cost(member: Member) -> tuple[bool, float, int, int]:
+                seconds = sum(self.predicted(h.task, member) for h in unit.handles)
+                turn = (self.members.index(member) - self._turn) % count
+                return member.holds_too_much(unit), member.load(unit.tenant) + seconds, len(member.units), turn
+
+            member = min(roomy, key=cost)
+            unit.seconds = sum(self.predicted(h.task, member) for h in unit.handles)
+            unit.member = member
+            member.units.add(unit)
+            member.seconds += unit.seconds
+            member.staged += unit.staged
+            for handle in unit.handles:
+                handle.device = member.device
+                handle.tries += 1
+        member.do(lambda: self._send(unit, member))
+
+    def predicted(self, task: Task, member: Member) -> float:
+        """Return seconds that a task would take on a device alone: as given, as measured there, or elsewhere."""
+        if task.profile.seconds is not None:
+            return task.profile.seconds
+        rate = member.rate(task)
+        if rate is None:
+            rate = next((r for r in (m.rate(task) for m in self.members) if r is not None), None)
+        return UNKNOWN if rate is None else rate * task.blocks
+
+    def _send(self, unit: Unit, member: Member) -> None:
+        with self._lock:
+            if all(h not in self._open for h in unit.handles):
+                self._leave(unit)
+                return
+            unit.sent = True
+        try:
+            member.send(unit, self)
+        except errors.DeviceLostError as error:
+            self._lost(unit, error)
+        except Exception as error:  # an argument cannot be sent: the handles' to tell
+            self._end(unit, unit.rest(), error)
+
+    def ended(self, unit: Unit, handle: PoolHandle, attempt: int, result: Result) -> None:
+        """Take in how a task has ended (its device's thread)."""
+        member = unit.member
+        if member is None or unit.attempt != attempt or handle not in self._open:
+            return  # of a device that is gone, and the unit is elsewhere
+        try:
+            told, seconds = member.result(result)
+            if told == "cancelled":
+                rest = unit.rest()
+                self._end(unit, rest[rest.index(handle) :], None, cancelled=True)
+                return
+            member.fetch(unit)
+        except errors.DeviceLostError as error:
+            self._lost(unit, error)
+            return
+        except BaseException as error:  # the task's own, whatever it is
+            rest = unit.rest()
+            self._end(unit, [handle], error)
+            self._end(unit, rest[rest.index(handle) + 1 :], None, cancelled=True)
+            return
+        with self._lock:
+            member.measured(handle.task, seconds)
+        last = unit.left == 1
+        self._end(unit, [handle], None)
+        if last and unit.next is not None:
+            self.place(unit.next)
+
+    def _end(self, unit: Unit, handles: Sequence[PoolHandle], error: BaseException | None, *,
+             cancelled: bool = False) -> None:  # fmt: skip
+        with self._lock:
+            unit.left -= sum(h in self._open for h in handles if h in unit.handles)
+            if unit.left <= 0:
+                self._leave(unit)
+        self._settle(handles, error, cancelled=cancelled)
+
+    def _leave(self, unit: Unit) -> None:
+        """Take a unit from its device; what waits for room may have it."""
+        with self._lock:
+            member = unit.member
+            if member is None or unit not in member.units:
+                return
+            member.units.discard(unit)
+            member.seconds = sum(u.seconds for u in member.units)
+            member.staged -= unit.staged
+            unit.buffers.clear()
+            waiting, self._waiting = self._waiting, deque()
+        for other in waiting:
+            self.place(other)
+
+    def _lost(self, unit: Unit, error: BaseException | None) -> None:
+        """The device of a unit is gone: another one does it, where all that it needs is here."""
+        with self._lock:
+            self._leave(unit)
+            again = unit.home is None and not unit.given_up and any(m.alive for m in self.members)
+        if again:
+            self.place(unit)
+        elif unit.given_up:
+            self._settle(unit.rest(), None, cancelled=True)
+        else:
+            for handle in unit.rest():
+                where = unit.home.device if unit.home is not None else handle.device
+                reason = "no device is left" if where is None else f"device {where.index} is gone ({where.lost})"
+                if unit.home is not None:
+                    reason += ", and its arguments with it"
+                lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
+                lost.__cause__ = error
+                self._settle([handle], lost)
+
+    def _settle(self, handles: Sequence[PoolHandle], error: BaseException | None, *, cancelled: bool = False) -> None:
+        with self._lock:
+            told = [h for h in handles if self._open.pop(h, None) is not None]
+        for handle in told:
+            handle.settle(error, cancelled)

@@ -1,0 +1,220 @@
+"""`PoolScheduler`: a scheduler whose tasks run on the devices of a pool; ``Scheduler(devices=...)`` makes one."""
+
+from __future__ import annotations
+
+import io
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..pool import services
+from ..pool.code import Code
+from ..pool.device import Device
+from ..pool.protocol import pack_arguments
+from ..targets import Launch
+from ..targets.blocks import BLOCK_INDICES
+from .events import Log
+from .handle import Handle
+from .policy import Policy, Rates
+from .pool_handle import Unit
+from .pool_member import Member
+from .pool_places import Places
+from .scheduler import Scheduler
+from .task import Profile, Task
+from .tenants import Tenant
+
+services.register("scheduler", "warpwell.scheduler.pool_agent:AgentScheduler")
+
+
+class PoolScheduler(Scheduler):
+    """Places each task on a device of a pool, whose own scheduler runs it with the policy.
+
+    A task whose arguments are buffers, or arrays that a device has opened, goes to that device; what its default stream
+    was given before is done before. Others go to the device with the least predicted load: the times of their kernels
+    as given in profiles, or as measured. NumPy arrays are copied there when a task is placed, and back before its
+    handle is done; those that cannot be written to are not copied back.
+
+    It is used as `Scheduler` is. Differences: what a device refuses is told by the handle; `inspect` returns a list;
+    `logs` has the decisions; ``analyzer`` is called in this process.
+
+    Parameters
+    ----------
+    devices : Devices, Lease or iterable of Device
+    policy, limit, rates, tenants, analyzer, stuck_after
+        See `Scheduler`; quotas of tenants are of each device.
+    """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        policy: str | Policy = "warpwell",
+        *,
+        devices: Iterable[Device] | None = None,
+        limit: int | None = None,
+        rates: Rates | None = None,
+        tenants: Mapping[str, Any] | Iterable[Tenant] | None = None,
+        analyzer: Callable[[Task], Profile] | None = None,
+        executor: Any = None,
+        stuck_after: float | None = 60.0,
+        log: Log | None = None,
+    ) -> None:
+        for name, given in (("device", device), ("executor", executor), ("log", log)):
+            if given is not None:
+                raise errors.ArgumentError(f"{name}= is of a scheduler of one device: leave it out", name=name)
+        found = list(devices or ())
+        if not found:
+            raise errors.ArgumentError("devices= is empty: give at least one", name="devices")
+        if len({id(d) for d in found}) < len(found):
+            raise errors.ArgumentError("devices= has a device twice", name="devices")
+        self._analyzer = analyzer
+        settings = tenants if tenants is None or isinstance(tenants, Mapping) else list(tenants)
+        options = {"policy": policy, "limit": limit, "rates": rates, "stuck_after": stuck_after}
+        members: list[Member] = []
+        try:
+            for d in found:
+                members.append(Member(d, settings, options))
+            for member in members:
+                member.begin()
+        except BaseException:
+            for member in members:
+                member.close(cancel=True)
+            raise
+        self.devices = tuple(found)
+        self._members = {id(m.device): m for m in members}
+        self._places = Places(members)
+        weakref.finalize(self, self._places.retire).atexit = False
+
+    def task(
+        self,
+        launch: Launch,
+        *args: Any,
+        name: str | None = None,
+        memory: int | None = None,
+        idempotent: bool = False,
+        profile: Profile | None = None,
+        size: dict[str, float] | None = None,
+        **options: Any,
+    ) -> Task:
+        """Return the task of a launch, without submitting it; see `Scheduler.submit`.
+
+        Raises
+        ------
+        CodeError
+            The kernel cannot be sent.
+        ArgumentError, DTypeError
+            An argument cannot, or arguments are on several devices, or on none of the scheduler's.
+        """
+        if not isinstance(launch, Launch):
+            raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n], and its arguments after it")
+        if launch.stream is not None:
+            raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
+        kernel = launch.kernel
+        title = name or Code.of(kernel).name
+        total = math.prod(launch.shape)
+        if total < 1:
+            raise errors.ArgumentError(f"launch of {title!r} over {launch.shape} has no blocks")
+        self._home([args])
+        task = Task(
+            title, -(-total // (BLOCK_INDICES if kernel.block is None else 1)), launch=launch, arguments=args,
+            memory=_nbytes(args) if memory is None else memory, idempotent=idempotent, size=size or {},
+            profile=profile or Profile(source="unknown"), **options,
+        )  # fmt: skip
+        if profile is None and self._analyzer is not None:
+            task.profile = self._analyzer(task)
+        return task
+
+    def submit_tasks(
+        self, tasks: Sequence[Task], *, name: str | None = None, after: Future[Any] | Sequence[Future[Any]] = ()
+    ) -> list[Handle]:
+        """Submit a request of tasks that `task` has made, which run in order; see `Scheduler.submit_many`."""
+        if not tasks:
+            raise errors.ArgumentError("a request without launches: give at least one", name="launches")
+        futures = [after] if isinstance(after, Future) else list(after)
+        for future in futures:
+            if not isinstance(future, Future):
+                raise errors.ArgumentError(f"after= has {future!r:.80}: give handles", name="after")
+        home = self._home([t.arguments for t in tasks])
+        for task in tasks:
+            self._check(task, [home] if home is not None else list(self._members.values()))
+        handles = [self._places.handle(task) for task in tasks]
+        title = name or tasks[0].name
+        staged = [_staged(t.arguments) for t in tasks]
+        if any(staged):  # one by one: what one brings back, the next may read
+            units = [Unit(title, [h], home, n) for h, n in zip(handles, staged, strict=True)]
+        else:
+            units = [Unit(title, handles, home, 0)]
+        self._places.submit(units, futures)
+        return list(handles)
+
+    def _home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
+        """Return where arguments are; check that they can be sent."""
+        places = {id(p): p for args in arguments for a in args if (p := getattr(a, "warpwell_place", None)) is not None}
+        if len(places) > 1:
+            numbers = ", ".join(str(p.index) for p in places.values())
+            raise errors.ArgumentError(f"the arguments are on devices {numbers}: copy them to one of them")
+        member = None
+        for key, place in places.items():
+            member = self._members.get(key)
+            if member is None:
+                raise errors.ArgumentError(f"an argument is on device {place.index}, which is not of this scheduler")
+        device: Any = member.device if member is not None else self.devices[0]
+        for args in arguments:
+            for value in args:
+                if isinstance(value, np.ndarray) and value.dtype.hasobject:
+                    raise errors.DTypeError(f"{value.dtype} holds Python objects, which live in one process only")
+            pack_arguments([a for a in args if not isinstance(a, np.ndarray)], device._handle_of)
+        return member
+
+    def _check(self, task: Task, members: Sequence[Member]) -> None:
+        """Raise what every device would say of a task."""
+        accounts = [m.tenants.account(task.tenant) for m in members]
+        most = max(min(m.capacity.memory, math.inf if a.memory is None else a.memory)
+                   for m, a in zip(members, accounts, strict=True))  # fmt: skip
+        if task.memory > most:
+            raise errors.TaskMemoryError(
+                f"task {task.name!r} needs {task.memory} bytes and no device gives its tenant more than {most}: make "
+                "it smaller, or split it",
+                task=task.name,
+            )
+
+    def inspect(self, function: Callable[[Any], Any]) -> list[Any]:  # type: ignore[override]
+        """Return what ``function(core)`` returns on each device that is there, between two decisions."""
+        asked = [m.service.call("inspect", function, stream=m.stream) for m in self._places.members if m.alive]
+        return [result.get() for result in asked]
+
+    def logs(self) -> dict[int, Log]:
+        """Return what was decided, and why, by index of the device."""
+        asked = {m.device.index: m.service.call("log", stream=m.stream) for m in self._places.members if m.alive}
+        return {index: Log.read(io.StringIO(result.get())) for index, result in asked.items()}
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why there is no device any more; None while there is one."""
+        if any(m.alive for m in self._places.members):
+            return None
+        last = self._places.members[-1].device
+        return errors.DeviceLostError(f"device {last.index} is gone, the last one: {last.lost}", device=last.index)
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Take no more tasks, and return when all have ended; see `Scheduler.close`."""
+        try:
+            self._places.close(cancel)
+        except KeyboardInterrupt:
+            self._places.close(True)
+            raise
+
+
+def _staged(args: Sequence[Any]) -> int:
+    """Return bytes of arrays of this process, each counted once."""
+    return sum({id(a): max(1, a.nbytes) for a in args if isinstance(a, np.ndarray)}.values())
+
+
+def _nbytes(args: Sequence[Any]) -> int:
+    """Return bytes that arguments hold on a device, each counted once, without what is on storage."""
+    arrays = [a for a in args if hasattr(a, "nbytes") and not isinstance(a, services.Remote | np.generic)]
+    return sum({id(a): int(a.nbytes) for a in arrays}.values())

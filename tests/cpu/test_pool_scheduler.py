@@ -1,0 +1,285 @@
+"""A scheduler whose tasks run on the devices of a pool (agents in this process)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.pool.devices import Devices
+from warpwell.scheduler import PoolHandle, PoolScheduler, Profile, Scheduler, State
+
+
+@ww.kernel
+def double(x):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] = 2 * x[i]
+
+
+@ww.kernel
+def add(x, y):
+    i = ww.grid(1)
+    if i < x.size:
+        y[i] += x[i]
+
+
+@ww.kernel
+def spin(x, rounds):
+    i = ww.grid(1)
+    s = x[i]
+    for k in range(rounds):
+        s = (s * 1103515245 + k) & 0x7FFFFFFF
+    x[i] = s
+
+
+@ww.kernel
+def total(edges, out):
+    i = ww.grid(1)
+    if i < edges.size:
+        ww.atomic_add(out, 0, edges[i])
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[Devices]:
+    with Devices(targets=["cpu", "cpu", "cpu"]) as found:
+        yield found
+
+
+@pytest.fixture
+def scheduler(devices: Devices) -> Iterator[Scheduler]:
+    with Scheduler(devices=devices) as made:
+        yield made
+
+
+def lose(device: Any) -> None:
+    """Make an agent of this process vanish, as a killed one does."""
+    device.caller.transport.lose(device.connection.rank, "killed by a test")
+
+
+def test_tasks_with_arrays_of_this_process_go_anywhere(scheduler: Scheduler) -> None:
+    assert isinstance(scheduler, PoolScheduler)
+    arrays = [np.arange(1000) + k for k in range(12)]
+    handles = [scheduler.submit(double[1000], a) for a in arrays]
+    wait(handles, 60)
+    for k, (array, handle) in enumerate(zip(arrays, handles, strict=True)):
+        assert handle.result(0) is None and handle.state is State.DONE
+        assert np.array_equal(array, 2 * (np.arange(1000) + k))
+    assert {h.device.index for h in handles if isinstance(h, PoolHandle)} == {0, 1, 2}
+
+
+def test_a_task_goes_where_its_buffers_are(scheduler: Scheduler, devices: Devices, tmp_path: Path) -> None:
+    x = devices[2].to_device(np.arange(100))
+    y = devices[2].zeros(100, np.int64)
+    handle = scheduler.submit(add[100], x, y)
+    handle.result(60)
+    assert isinstance(handle, PoolHandle) and handle.device is devices[2]
+    assert np.array_equal(y.copy_to_host(), np.arange(100))
+    np.save(tmp_path / "a.npy", np.arange(1000))
+    with devices[1].open(tmp_path / "a.npy") as array:
+        out = devices[1].zeros(1, np.int64)
+        scheduler.submit(total[1000], array, out).result(60)
+        assert out.copy_to_host()[0] == 499_500
+
+
+def test_requests_run_in_order(scheduler: Scheduler, devices: Devices) -> None:
+    x, y = np.ones(300), np.zeros(300)
+    handles = scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)])
+    wait(handles, 60)
+    assert (y == 4).all() and (x == 2).all()
+    there = devices[1].to_device(x)
+    handles = scheduler.submit_many([(double[300], there)] * 5, name="five")
+    wait(handles, 60)
+    assert (there.copy_to_host() == 64).all()
+    last = scheduler.submit(double[300], x, after=handles)
+    last.result(60)
+    assert (x == 4).all()
+
+
+def test_read_only_arrays_do_not_come_back(scheduler: Scheduler) -> None:
+    x = np.ones(50)
+    x.flags.writeable = False
+    scheduler.submit(double[50], x).result(60)
+    assert (x == 1).all()
+
+
+def test_what_cannot_be_is_told_at_once(scheduler: Scheduler, devices: Devices) -> None:
+    x = np.ones(5)
+    lock = threading.Lock()
+
+    @ww.kernel
+    def bad(x):
+        x[0] = lock
+
+    with pytest.raises(errors.CodeError, match=r"'bad' cannot be sent.*'lock'"):
+        scheduler.submit(bad[1], x)
+    with pytest.raises(errors.ArgumentError, match="on devices 0, 1: copy them to one"):
+        scheduler.submit(add[1], devices[0].zeros(1), devices[1].zeros(1))
+    with pytest.raises(errors.ArgumentError, match="cannot be an argument"):
+        scheduler.submit(double[1], "text")
+    with pytest.raises(errors.DTypeError):
+        scheduler.submit(double[1], np.array([object()]))
+    with pytest.raises(errors.ArgumentError, match="no launch"):
+        scheduler.submit(double, x)  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentError, match="has no blocks"):
+        scheduler.submit(double[0], x)
+    with pytest.raises(errors.TaskMemoryError):
+        scheduler.submit(double[5], x, memory=1 << 60)
+    with pytest.raises(errors.ArgumentError, match="not of this scheduler"), Scheduler(devices=devices[:1]) as one:
+        one.submit(double[1], devices[1].zeros(1))
+
+
+def test_options_are_checked_where_they_count(devices: Devices) -> None:
+    with pytest.raises(errors.ArgumentError, match="policy"):
+        Scheduler(devices=devices, policy="no such")
+    with pytest.raises(errors.QuotaError, match="100 %"):
+        Scheduler(devices=devices, tenants={"a": {"share": 0.7}, "b": {"share": 0.6}})
+    with pytest.raises(errors.ArgumentError, match="at least one"):
+        Scheduler(devices=[])
+    with pytest.raises(errors.ArgumentError, match="twice"):
+        Scheduler(devices=[devices[0], devices[0]])
+    with pytest.raises(errors.ArgumentError, match="leave it out"):
+        Scheduler("cpu", devices=devices)
+    devices.synchronize()  # nothing of this is told again
+
+
+def test_a_failing_kernel_says_where(scheduler: Scheduler, tmp_path: Path, devices: Devices) -> None:
+    np.save(tmp_path / "a.npy", np.arange(10))
+    with devices[1].open(tmp_path / "a.npy") as array:
+        out = devices[1].zeros(1, np.int64)
+
+        @ww.kernel
+        def beyond(array, out):
+            out[0] = array[10_000 + ww.grid(1)]
+
+        handle = scheduler.submit(beyond[1], array, out)
+        with pytest.raises(errors.IndexRangeError) as caught:
+            handle.result(60)
+        assert any("on device 1" in note for note in caught.value.__notes__)
+        assert handle.state is State.FAILED
+        later = scheduler.submit(double[1], out, after=handle)
+        with pytest.raises(CancelledError):
+            later.result(60)
+    devices.synchronize()
+
+
+def test_a_task_is_cancelled(devices: Devices) -> None:
+    with Scheduler(devices=devices[:1], limit=1) as scheduler:
+        x = np.ones(4096, np.int64)
+        running = scheduler.submit(spin[4096], x, 3_000_000)
+        waiting = scheduler.submit(double[4096], x)
+        after = scheduler.submit(double[4096], x, after=waiting)
+        until = time.monotonic() + 60
+        while running.state is not State.RUNNING:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert waiting.cancel() and waiting.cancelled()
+        assert running.cancel()
+        for handle in (running, waiting, after):
+            with pytest.raises(CancelledError):
+                handle.result(60)
+        assert (x == 1).all()
+        assert waiting.state is State.CANCELLED and waiting.cancel()
+
+
+def test_tenants_and_load(devices: Devices) -> None:
+    settings = {"a": {"share": 0.5}, "b": {"memory": 1000.0}}
+    with Scheduler(devices=devices, tenants=settings) as scheduler:
+        x = np.ones(4)
+        with pytest.raises(errors.QuotaError, match="'c' is in no setting"):
+            scheduler.submit(double[4], x, tenant="c")
+        with pytest.raises(errors.TaskMemoryError):
+            scheduler.submit(double[1000], np.ones(1000), tenant="b")
+        scheduler.submit(double[4], x, tenant="b").result(60)
+        hold = threading.Event()
+        gate: Any = PoolHandle(None, scheduler.task(double[4], x), 0)  # type: ignore[arg-type]
+        long = scheduler.submit(double[4], x, tenant="a", profile=Profile(seconds=10.0), after=gate)
+        hold.set()
+        gate.settle(None)
+        long.result(60)
+    with Scheduler(devices=devices[:2]) as scheduler:
+        heavy = [np.ones(64, np.int64) for _ in range(8)]
+        first = scheduler.submit(spin[64], heavy[0], 5_000_000, profile=Profile(seconds=100.0))
+        others = [scheduler.submit(double[64], a, profile=Profile(seconds=1.0)) for a in heavy[1:]]
+        assert isinstance(first, PoolHandle) and first.device is not None
+        assert all(isinstance(h, PoolHandle) and h.device is not first.device for h in others)
+        first.cancel()
+
+
+def test_logs_and_inspect(scheduler: Scheduler) -> None:
+    assert isinstance(scheduler, PoolScheduler)
+    x = np.ones(4)
+    handle = scheduler.submit(double[4], x, name="mine")
+    handle.result(60)
+    logs = scheduler.logs()
+    assert isinstance(handle, PoolHandle) and handle.device is not None
+    assert "mine" in {event.name for event in logs[handle.device.index].events}
+    assert scheduler.inspect(lambda core: len(core.running)) == [0, 0, 0]
+    assert scheduler.failure is None
+
+
+def test_what_a_lost_device_had_runs_elsewhere() -> None:
+    with Devices(targets=["cpu", "cpu"]) as pool, Scheduler(devices=pool, policy="first-come", limit=1) as scheduler:
+        x = np.ones(4096, np.int64)
+        there = pool[1].zeros(4096, np.int64)
+        slow = scheduler.submit(spin[4096], there, 300_000)
+        queued = scheduler.submit(double[4096], there)
+        host = []
+        for _ in range(6):
+            host.append(scheduler.submit(spin[4096], x.copy(), 10_000, profile=Profile(seconds=1.0)))
+        while slow.state is not State.RUNNING:
+            time.sleep(0.01)
+        lose(pool[1])
+        for handle in (slow, queued):
+            with pytest.raises(errors.TaskLostError, match=r"device 1 is gone \(killed by a test\), and its arguments"):
+                handle.result(60)
+        for handle in host:
+            handle.result(60)
+        assert {h.tries for h in host if isinstance(h, PoolHandle)} == {1, 2}
+        again = scheduler.submit(double[4096], x)
+        again.result(60)
+        assert isinstance(again, PoolHandle) and again.device is pool[0]
+        with pytest.raises(errors.TaskLostError):
+            scheduler.submit(double[4096], there).result(60)
+        lose(pool[0])
+        with pytest.raises(errors.TaskLostError, match="no device is left"):
+            scheduler.submit(double[4096], x).result(60)
+        assert isinstance(scheduler.failure, errors.DeviceLostError)
+
+
+def test_a_closed_pool_or_scheduler() -> None:
+    pool = Devices(targets=["cpu"])
+    scheduler = Scheduler(devices=pool)
+    x = np.ones(4096, np.int64)
+    slow = scheduler.submit(spin[4096], x, 1_000_000)
+    pool.close()
+    with pytest.raises(errors.TaskLostError):
+        slow.result(60)
+    scheduler.close()
+    scheduler.close()
+    with pytest.raises(errors.ClosedError):
+        scheduler.submit(double[4], x)
+
+
+def test_leaving_with_an_exception_cancels(devices: Devices) -> None:
+    with pytest.raises(ZeroDivisionError), Scheduler(devices=devices, limit=1) as scheduler:
+        handles = [scheduler.submit(spin[4096], np.ones(4096, np.int64), 3_000_000) for _ in range(9)]
+        raise ZeroDivisionError
+    assert all(h.done() for h in handles) and any(h.cancelled() for h in handles)
+
+
+def test_waiting_arrays_do_not_fill_the_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.scheduler.pool_member.STAGED", 1e-12)
+    with Scheduler(devices=devices[:2]) as scheduler:
+        arrays = [np.full(100, k) for k in range(20)]
+        handles = [scheduler.submit(double[100], a) for a in arrays]
+        wait(handles, 60)
+        assert all((a == 2 * k).all() for k, a in enumerate(arrays))
