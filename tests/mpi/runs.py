@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from warpwell.testing.marked import MARK, command_of, marked
+
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
 PROGRAMS = HERE / "programs"
-MARK = "WARPWELL_TEST_RUN"
 LIMIT = 5.0
 """Seconds after the end in which nothing may be left."""
 
@@ -95,25 +96,6 @@ class Run:
 def segments() -> set[str]:
     """Names in shared memory."""
     return set(os.listdir("/dev/shm"))
-
-
-def marked(mark: str) -> list[int]:
-    """Processes with this mark that have not ended."""
-    found = []
-    wanted = f"{MARK}={mark}".encode()
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (path / "environ").read_bytes().split(b"\0"):
-                if (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(int(path.name))
-    return found
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 Start = Callable[..., Run]

@@ -50,9 +50,13 @@ def fake_ssh(folder: Path, what: str) -> dict[str, str]:
 
 
 def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
-    """The other host is this one under another name: it is reached by something that takes ssh's arguments."""
+    """The other host is this one under another name: it is reached by something that takes ssh's arguments.
+
+    Over sockets, because files in shared memory have names that are unique on one host.
+    """
     environ = fake_ssh(tmp_path, 'while [ "${1#-}" != "$1" ]; do shift; done; shift; exec sh -c "$*"')
-    run = start("--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", "4", environ=environ)
+    run = start("--tcp", "--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", "4",
+                environ=environ)  # fmt: skip
     assert len(run.line("up")) == 4
     assert (run.end(), run.errors) == (4, "")
     assert run.nothing_is_left() < 5.0

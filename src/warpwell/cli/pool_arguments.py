@@ -14,6 +14,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     placing(run)
     run.add_argument("--trace", metavar="FILE", help="write what was called: counts, bytes and waits (JSON)")
     run.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
+    run.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py [ARG ...]", help="the program")
 
     pool = commands.add_parser("pool", help="what the devices of a pool are, and do")

@@ -21,6 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.of_module:
             raise ArgumentError("-m names no module: warpwell run -m MODULE [ARG ...]", name="module")
         command = ["-m", *arguments.of_module]
+    elif arguments.of_text is not None:
+        if not arguments.of_text:
+            raise ArgumentError("-c has no program: warpwell run -c 'TEXT' [ARG ...]", name="program")
+        command = ["-c", *arguments.of_text]
     else:
         command = _program(arguments.program)
     return Launcher(command, chosen).run()

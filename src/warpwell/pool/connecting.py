@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import Any
 
 from .lifeline import Lifeline
+from .options import native_from_environment
 from .transport import Transport
 
 LINK = "WARPWELL_POOL_LINK"
@@ -28,6 +27,12 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
         See `MpiTransport`.
     """
     global joined
+    if native_from_environment():
+        from .mpi_native import compiled_loop
+
+        lifeline.tell(compiling=True)
+        compiled_loop()
+        lifeline.tell(compiling=False)
     memory = lifeline.shared_memory()
     if memory is not None:
         os.environ["OMPI_MCA_btl_sm_backing_directory"] = memory
@@ -40,8 +45,10 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
     joined = True
     text = os.environ.get(LINK)
     if text:
+        from .emulated_link import EmulatedLink
+
         bandwidth, latency = map(float, text.split(","))
-        made = _emulated(made, bandwidth, latency)
+        made = EmulatedLink(made, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
     return made
 
 
@@ -50,9 +57,3 @@ def forget_launcher() -> None:
     for name in list(os.environ):
         if name.startswith(_OF_LAUNCHERS) and name not in _KEPT:
             del os.environ[name]
-
-
-def _emulated(transport: Transport, bandwidth: float, latency: float) -> Transport:
-    made: Any = importlib.import_module(".emulated_link", __package__).EmulatedLink
-    found: Transport = made(transport, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
-    return found

@@ -34,6 +34,8 @@ START = 30.0
 
 _GRACE = 1.0
 """Seconds that processes have to end of themselves before they are killed."""
+_COMPILING = 600.0
+"""More that processes have while some compile what moves data, which happens once on a machine."""
 _TICK = 0.1
 _IMPATIENT = 3
 """The Ctrl-C that ends an application which does not end by itself."""
@@ -99,7 +101,9 @@ class Launcher:
         self._phase = "here"
         self._status: int | None = None
         self._interrupts = 0
-        self._doom: tuple[float, AgentError] | None = None
+        self._doom: tuple[float, AgentError | int] | None = None
+        self._allowance = options.start
+        self._looked = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._observers: list[Observer] = []
 
@@ -125,7 +129,7 @@ class Launcher:
         self._files = JobFiles.create()
         try:
             self._rendezvous = Rendezvous(self._files, away)
-            with self._signals(), standard_input() as self._stdin:
+            with self._signals(), self._janitor(), standard_input() as self._stdin:
                 try:
                     return self._run(away)
                 finally:
@@ -163,7 +167,9 @@ class Launcher:
                 self._chatter.settle()
                 self._fail(AgentError(f"mpiexec ended with status {said['mpiexec']}{self._chatter.said()}"))
             if self._status is None and self._doom is not None and time.monotonic() > self._doom[0]:
-                raise self._doom[1]
+                if isinstance(self._doom[1], AgentError):
+                    raise self._doom[1]
+                self._status = self._doom[1]
             self._observers = [o for o in self._observers if not o.answered()]
             if self._phase != "running" and self._status is None:
                 self._check_start(time.monotonic() - began)
@@ -186,6 +192,8 @@ class Launcher:
             if connection.kind == "supervisor":
                 connection.hand([self._stdin, 1, 2])
             self._go()
+        elif "compiling" in said:
+            connection.about["compiling"] = said["compiling"]
         elif "ready" in said:
             connection.ready = True
             if self._phase == "ready" and all(c.ready for c in self._ranks()):
@@ -201,24 +209,22 @@ class Launcher:
     def _gone(self, connection: Connection) -> None:
         why = connection.about.get("failed")
         if connection.kind == "supervisor":
-            self._status = -signal.SIGKILL  # nothing else ends it before it has told a status
+            # nothing else ends it before it has told a status; and mpiexec may have, because an agent was lost
+            self._fail(-signal.SIGKILL, 0.0 if self._ft else _GRACE)
         elif connection.kind == "agent":
             agent = self._name(connection.rank, connection.pid)
             if self._phase != "running":
                 raise AgentError(f"{agent} ended before it was ready{self._chatter.said()}", agent=agent)
-            reason = why or "its process ended"
-            application = self._here.get(("application", 0))
-            if application is not None:
-                application.tell(lost=connection.rank, why=reason)
             if not self._ft:
+                reason = why or "its process ended"
                 why = "" if self._mpiexec.survives else ": with Open MPI it could"
                 self._fail(AgentError(f"{agent} is lost ({reason}), and this job cannot go on without it{why}",
                                       agent=agent))  # fmt: skip
 
-    def _fail(self, error: AgentError) -> None:
-        """Raise this soon, unless the application has ended: its status may still be under way."""
-        if self._doom is None:
-            self._doom = (time.monotonic() + _GRACE, error)
+    def _fail(self, why: AgentError | int, seconds: float = _GRACE) -> None:
+        """End with this soon, unless the application has ended: its status may still be under way."""
+        if self._doom is None or isinstance(self._doom[1], int):
+            self._doom = (time.monotonic() + seconds, why)
 
     def _go(self) -> None:
         ranks = self._ranks()
@@ -246,7 +252,10 @@ class Launcher:
                 self._chatter.settle()
                 agent = self._name(rank)
                 raise AgentError(f"{agent} ended before it was ready{self._chatter.said()}", agent=agent)
-        if seconds < self._options.start:
+        if any(c.about.get("compiling") for c in self._ranks()):
+            self._allowance = min(self._allowance + seconds - self._looked, self._options.start + _COMPILING)
+        self._looked = seconds
+        if seconds < self._allowance:
             return
         late = [r for r in self._places if (c := self._here.get(("agent", r))) is None or not c.ready]
         if not late:
@@ -291,6 +300,22 @@ class Launcher:
             self._status = -number
         else:
             application.tell(signal=number)
+
+    @contextlib.contextmanager
+    def _janitor(self) -> Iterator[None]:
+        """Have somebody clear up if this process is killed."""
+        folders = [str(self._files.folder), str(self._files.memory)]
+        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("janitor.py")), self._files.job, *folders]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)  # fmt: skip
+        try:
+            yield
+        finally:
+            self._files.remove()  # so that it has nothing left to do
+            assert process.stdin is not None
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2 * _GRACE)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -346,9 +371,7 @@ class Launcher:
         options = self._options
         found = root_allowed(os.environ)
         found |= {lifeline.ADDRESS: self._rendezvous.far_address if away else self._rendezvous.address,
-                  lifeline.TOKEN: self._rendezvous.token, lifeline.JOB: self._files.job,
-                  "WARPWELL_POOL_FOLDER": str(self._files.folder),
-                  "WARPWELL_POOL_MEMORY": str(self._files.memory)}  # fmt: skip
+                  lifeline.TOKEN: self._rendezvous.token, lifeline.JOB: self._files.job}  # fmt: skip
         if options.bandwidth is not None or options.latency is not None:
             found["WARPWELL_POOL_LINK"] = f"{options.bandwidth or 0:g},{options.latency or 0:g}"
         if options.trace is not None:

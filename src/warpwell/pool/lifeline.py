@@ -68,7 +68,7 @@ class Lifeline:
         said = self._read()
         self._socket.settimeout(None)
         if said is None or "go" not in said:
-            self._leave(alone=said is None)
+            self._leave()
         else:
             found: dict[str, Any] = said["go"]
             return found
@@ -87,13 +87,12 @@ class Lifeline:
         threading.Thread(target=self._watch, name="warpwell lifeline", daemon=True).start()
 
     def _watch(self) -> None:
-        said: dict[str, Any] | None
         while (said := self._read()) is not None and "end" not in said:
             for name, answer in list(self._answers.items()):
                 if name in said:
                     with contextlib.suppress(Exception):  # whatever happens, watch on
                         answer(said)
-        self._leave(alone=said is None)
+        self._leave()
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -103,15 +102,9 @@ class Lifeline:
         except (OSError, ValueError):
             return None
 
-    def _leave(self, alone: bool) -> None:
-        """End the process at once: a thread in MPI would not let it end in any other way.
-
-        If the launcher is gone, nobody else removes the job's files; if not, at least not those of other hosts.
-        """
-        if alone:
-            self._files.remove()
-        else:
-            shutil.rmtree(self._files.memory, ignore_errors=True)
+    def _leave(self) -> None:
+        """End the process at once: a thread in MPI would not let it end in any other way."""
+        shutil.rmtree(self._files.memory, ignore_errors=True)  # the launcher removes only those of its own host
         os._exit(ENDED)
 
 

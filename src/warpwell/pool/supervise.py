@@ -7,7 +7,6 @@ are the application's command.
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -29,7 +28,6 @@ def main(command: list[str]) -> int:
     except OSError as error:
         print(f"warpwell: no launcher at {address}: {error}", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, _terminated)
     child = os.fork()
     if child == 0:
         line.close()
@@ -39,25 +37,10 @@ def main(command: list[str]) -> int:
             os.execv(command[0], command)
         os._exit(127)
     _, status = os.waitpid(child, 0)
-    try:
+    with contextlib.suppress(OSError):
         line.sendall(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
-        if not line.recv(1):  # until the launcher is done with the others
-            _clean()
-    except OSError:
-        _clean()
+        line.recv(1)  # until the launcher is done with the others
     return 0
-
-
-def _terminated(*_: object) -> None:
-    _clean()  # mpiexec says so when it ends: with the launcher, or because that was killed
-    os._exit(1)
-
-
-def _clean() -> None:
-    """Remove the job's files, which the launcher would have done."""
-    for folder in (os.environ.get("WARPWELL_POOL_FOLDER"), os.environ.get("WARPWELL_POOL_MEMORY")):
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _connect(address: str) -> socket.socket:
