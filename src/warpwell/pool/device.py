@@ -301,17 +301,40 @@ def entered() -> Device | None:
     return stack[-1] if stack else None
 
 
-def broadcast(devices: Iterable[Device], function: Callable[[Device], T]) -> list[T]:
-    """Call ``function(device)`` with each device as the current one, and return what it returned.
+def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any, **options: Any) -> list[T]:
+    """Call ``function(device, *args, **options)`` with each device as the current one; return what it returned.
 
     Calls that it makes run on all devices at the same time, since they do not wait. `Result` objects among what
-    it returns are waited for at the end.
+    it returns are waited for at the end. All devices get the call, and what some of them raised is raised then: the
+    first failure, the others as its notes.
+
+    Examples
+    --------
+    >>> import warpwell as ww
+    >>> sums = ww.broadcast(ww.devices(), lambda device: device.call(sum, [1, 2, 3]))
     """
-    made = []
-    for device in devices:
-        with device:
-            made.append(function(device))
-    return [value.get() if isinstance(value, Result) else value for value in made]
+    made: list[Any] = []
+    failures: list[tuple[Device, Exception]] = []
+    given = list(devices)
+    for device in given:
+        try:
+            with device:
+                made.append(function(device, *args, **options))
+        except Exception as error:  # the others are to have the call
+            made.append(None)
+            failures.append((device, error))
+    for place, value in enumerate(made):
+        if isinstance(value, Result):
+            try:
+                made[place] = value.get()
+            except Exception as error:
+                failures.append((given[place], error))
+    if failures:
+        first = failures[0][1]
+        for device, other in failures[1:]:
+            first.add_note(f"and on device {device.index}: {type(other).__name__}: {other}")
+        raise first
+    return made
 
 
 def _path(path: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from .. import errors
@@ -14,6 +14,7 @@ from . import placement
 from .agent import Agent, start
 from .caller import Caller, Reply
 from .device import Device, entered
+from .lease import Lease, Leases
 from .local_transport import local_transports
 from .protocol import Op
 from .runtime import CpuRuntime, Runtime
@@ -51,8 +52,7 @@ class Devices(Sequence[Device]):
         self._devices: list[Device] = []
         self._callers: list[Caller] = []
         self._closing: list[Any] = []
-        self._leased: set[int] = set()
-        self._lock = threading.Lock()
+        self._leases = Leases(self._devices)
         try:
             if transport is not None:
                 self._join(transport, timeout)
@@ -88,28 +88,41 @@ class Devices(Sequence[Device]):
         for device in self._devices:
             device.synchronize(timeout)
 
-    def lease(self, count: int = 1, target: str | None = None) -> list[Device]:
-        """Take devices that nobody else in this program has leased.
+    def lease(
+        self,
+        count: int = 1,
+        *,
+        target: str | None = None,
+        memory: int | None = None,
+        host: str | None = None,
+        timeout: float | None = None,
+    ) -> Lease:
+        """Take devices that nobody else in this program has leased; wait until there are so many.
+
+        Parameters
+        ----------
+        count : int
+        target : {"cpu", "cuda"}, optional
+        memory : int, optional
+            Bytes that each must have at least.
+        host : str, optional
+            Where they must be.
+        timeout : float, optional
+            Seconds to wait for others to release some; 0 does not wait. By default ``WARPWELL_POOL_STALL``, or 600.
+
+        Returns
+        -------
+        Lease
+            A sequence of them, to be released, and a context manager.
 
         Raises
         ------
         PoolError
-            There are not so many free ones, whose agents live.
+            There are not so many in the pool.
+        StallError
+            They were not released in time.
         """
-        with self._lock:
-            free = [
-                d for d in self._devices
-                if d.index not in self._leased and d.lost is None and target in (None, d.target)
-            ]  # fmt: skip
-            if len(free) < count:
-                raise errors.PoolError(f"{count} devices were asked for, and {len(free)} are free: release some first")
-            self._leased |= {d.index for d in free[:count]}
-            return free[:count]
-
-    def release(self, devices: Iterable[Device]) -> None:
-        """Give leased devices back."""
-        with self._lock:
-            self._leased -= {d.index for d in devices}
+        return self._leases.lease(count, target=target, memory=memory, host=host, timeout=timeout)
 
     def close(self) -> None:
         """End the agents. What was not waited for has two seconds; buffers are gone."""
