@@ -42,6 +42,8 @@ class EmulatedLink(Transport):
         Seconds on the way.
     """
 
+    lends = False
+
     def __init__(self, transport: Transport, bandwidth: float, latency: float) -> None:
         if not bandwidth > 0:
             raise ArgumentError(f"a link of {bandwidth} bytes a second", name="bandwidth")

@@ -17,6 +17,12 @@ from ..targets.memory import view_of
 
 _ALIGNMENT = 4096
 
+SPIN = 200e-6
+"""Seconds for which it is looked without a pause whether a stream has come to a mark,"""
+
+NAP = 20e-6
+"""and then between two looks."""
+
 
 class Runtime(ABC):
     """Memory, streams, copies and launches of one device, addressed by numbers of bytes.
@@ -107,6 +113,16 @@ class Runtime(ABC):
     @abstractmethod
     def reached(self, mark: Any) -> bool:
         """Tell whether a stream has come to a mark."""
+
+    def reach(self, mark: Any, timeout: float) -> bool:
+        """Wait until a stream has come to a mark, or the time is over; return whether it has."""
+        begun = time.monotonic()
+        while not self.reached(mark):
+            waited = time.monotonic() - begun
+            if waited > timeout:
+                return False
+            time.sleep(0 if waited < SPIN else NAP)
+        return True
 
     @abstractmethod
     def after(self, stream: Any, mark: Any) -> None:

@@ -24,13 +24,6 @@ from .plan import Plan
 from .region import Region
 from .transport import Transfer, Transport
 
-SPIN = 200e-6
-"""Seconds for which it is looked without a pause whether the device has come to the end of a chunk,"""
-
-NAP = 20e-6
-"""and then between two looks."""
-
-
 def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, plan: tuple[int, int], block: Any,
             to: int, nbytes: int, started: Started) -> None:  # fmt: skip
     """Receive bulk data into device memory; see `copies.copy_in`. `plan` is a `Plan`'s two numbers."""
@@ -103,12 +96,8 @@ def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: in
 
 
 def _reach(runtime: Any, mark: Any) -> None:
-    begun = time.monotonic()
-    while not runtime.reached(mark):
-        waited = time.monotonic() - begun
-        if waited > limit():
-            raise errors.StallError(f"the device did not come to the end of a copy in {waited:g} s", seconds=waited)
-        time.sleep(0 if waited < SPIN else NAP)
+    if not runtime.reach(mark, limit()):
+        raise errors.StallError(f"the device did not come to the end of a copy in {limit():g} s", seconds=limit())
 
 
 def _give_up(transfer: Transfer) -> None:

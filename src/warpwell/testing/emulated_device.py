@@ -91,6 +91,10 @@ class EmulatedDevice(CpuRuntime):
         """See `Runtime`."""
         return bool(mark.event.is_set())
 
+    def reach(self, mark: Any, timeout: float) -> bool:
+        """See `Runtime`."""
+        return bool(mark.event.wait(timeout))
+
     def after(self, stream: Any, mark: Any) -> None:
         """See `Runtime`."""
         stream.put(mark.event)
