@@ -42,6 +42,34 @@ def test_the_same_as_under_python(start: Start, arguments: list[str]) -> None:
     assert expected[1]
 
 
+def test_the_readmes_example_of_a_pool_runs(start: Start, tmp_path: Path) -> None:
+    text = (PROGRAMS.parents[2] / "README.md").read_text()
+    section = text.partition("## Many GPUs, one program")[2].partition("\n## ")[0]
+    program = tmp_path / "app.py"
+    program.write_text(section.partition("```python\n")[2].partition("```")[0])
+    assert "ww.devices()" in program.read_text()
+    expected = under_python(str(program), folder=tmp_path)
+    assert expected[0] == 0, expected[2]
+    run = start("--agents", "2", str(program))
+    assert run.end() == 0, run.errors
+    assert run.nothing_is_left() < 1.0
+
+
+def test_an_application_may_use_mpi_itself(start: Start) -> None:
+    text = "import sys, warpwell as ww; c = ww.pool.communicator(); print(c.allreduce(5), c.size, sys.argv)"
+    run = start("--agents", "2", "-c", text, "-x")
+    assert run.end() == 0
+    assert run.output == "5 1 ['-c', '-x']\n"
+
+
+def test_what_agents_print_arrives(start: Start) -> None:
+    rule = "-" * 74
+    text = f"import warpwell as ww; [d.call(print, {rule!r}, d.index, sep=chr(10)).get() for d in ww.devices()]"
+    run = start("--agents", "2", "-c", text)
+    assert run.end() == 0
+    assert sorted(run.output.split()) == [rule, rule, "0", "1"]
+
+
 def fake_ssh(folder: Path, what: str) -> dict[str, str]:
     path = folder / "ssh"
     path.write_text(f"#!/bin/sh\n{what}\n")

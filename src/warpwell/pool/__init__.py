@@ -2,3 +2,7 @@
 
 See ``docs/pool.md``.
 """
+
+from .communicator import communicator
+
+__all__ = ["communicator"]

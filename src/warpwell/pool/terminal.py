@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import IO
 
 _RULES = {b"-" * 60, b"-" * 74}
 _ITS_OWN = (b"prterun", b"mpiexec", b"mpirun", b"PRTE", b"PMIx", b"PMIX", b"MPI_", b"Open MPI")
-_NOISE = (b"[warn] Epoll", b"Abort is in progress")
+_NOISE = re.compile(rb"\[warn\] Epoll|Abort is in progress|\[[^\]]+:\d+\] (pmix|PMIX|prte|PRTE)")
 _SETTLE_SECONDS = 0.5
 
 
@@ -57,7 +58,7 @@ class Chatter:
                 block = None
             elif block is not None:
                 block.append(line)
-            elif line.startswith(_NOISE):
+            elif _NOISE.match(line):
                 self._kept.append(line.rstrip())
             else:
                 _write(target, line)
