@@ -281,17 +281,17 @@ def nap(seconds: float) -> float:
 
 def test_a_stream_that_waits_holds_up_no_other(devices: Devices) -> None:
     slow = devices[0].stream()
-    result = devices[0].call(nap, 0.5, stream=slow)
+    result = devices[0].call(nap, 2.0, stream=slow)
     begun = time.monotonic()
     devices[0].zeros(3).copy_to_host()
-    assert time.monotonic() - begun < 0.4
+    assert time.monotonic() - begun < 1.8
     assert not result.done
-    assert result.get(30) == 0.5
+    assert result.get(30) == 2.0
 
 
 def test_events_across_devices(devices: Devices) -> None:
     here, there = devices[0].stream(), devices[1].stream()
-    devices[0].call(nap, 0.2, stream=here)
+    devices[0].call(nap, 1.0, stream=here)
     x = devices[0].full(4, 1.0, stream=here)
     event = here.record()
     assert not event.done

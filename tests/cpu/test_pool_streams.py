@@ -34,7 +34,7 @@ def devices() -> Iterator[Devices]:
 def test_a_closed_stream_is_waited_for_by_its_device(devices: Devices) -> None:
     device = devices[0]
     with device.stream() as stream:
-        slow = device.call(nap, 0.3, stream=stream)
+        slow = device.call(nap, 2.0, stream=stream)
         wrong[4, stream](device.zeros(4, stream=stream))
         event = stream.record()
     assert not slow.done
@@ -76,3 +76,19 @@ def until(condition) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_calls_are_counted_with_bytes_and_waits(devices: Devices) -> None:
+    device = devices[0]
+    before = device.trace()
+    x = device.to_device(np.zeros(1_000_000))
+    x.copy_to_host()
+    device.call(nap, 0.1)
+    device.synchronize(30)
+    after = device.trace()
+
+    def more(name: str) -> tuple[float, ...]:
+        return tuple(b - a for a, b in zip(before.get(name, (0, 0, 0.0)), after[name], strict=True))
+
+    assert more("WRITE_BULK")[:2] == more("READ_BULK")[:2] == (1, 8_000_000)
+    assert more("SYNCHRONIZE")[0] == 1 and 0.05 < more("SYNCHRONIZE")[2] < 5

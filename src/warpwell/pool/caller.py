@@ -37,10 +37,11 @@ class Reply:
         Cancelled where the request is refused.
     """
 
-    __slots__ = ("_came", "_told", "channel", "error", "number", "transfer", "value")
+    __slots__ = ("_came", "_told", "channel", "counted", "error", "number", "transfer", "value")
 
     def __init__(self, channel: Channel | None = None) -> None:
         self.number = new_id()
+        self.counted: list[float] | None = None
         self.value: Any = None
         self.error: BaseException | None = None
         self.transfer: Transfer | None = None
@@ -73,8 +74,14 @@ class Reply:
 
     def wait(self, what: str, timeout: float | None = None) -> None:
         """Wait for the answer, of either kind. Raises `StallError`."""
+        if self.done:
+            return
         bound = limit(timeout)
-        if not self._came.acquire(timeout=min(bound, threading.TIMEOUT_MAX)):
+        begun = time.perf_counter()
+        came = self._came.acquire(timeout=min(bound, threading.TIMEOUT_MAX))
+        if self.counted is not None:
+            self.counted[2] += time.perf_counter() - begun
+        if not came:
             raise errors.StallError(f"waited {bound:g} s for {what}", seconds=bound)
         self._came.release()
 
@@ -201,8 +208,16 @@ class Connection:
         if self.lost is not None:
             raise errors.DeviceLostError(f"{self.label} is gone: {self.lost}", device=self.index)
 
-    def post(self, channel: Channel, op: Op, *operands: Any, cost: int = 0) -> int:
+    def post(self, channel: Channel, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0) -> int:
         """Send a call, and do not wait for it.
+
+        Parameters
+        ----------
+        channel, op, *operands
+        cost : int
+            Bytes that go with it and stay in memory until it is done.
+        nbytes : int
+            Bytes that it moves besides, for those who count.
 
         Returns
         -------
@@ -210,15 +225,19 @@ class Connection:
             Its number in the stream.
         """
         if channel.full:
+            begun = time.perf_counter()
             channel.wait_for_room(self)
+            entry = self.counts.setdefault("ROOM", [0, 0, 0.0])
+            entry[0] += 1
+            entry[2] += time.perf_counter() - begun
         with self.lock:
-            return self.post_locked(channel, op, *operands, cost=cost)
+            return self.post_locked(channel, op, *operands, cost=cost, nbytes=nbytes)
 
-    def post_locked(self, channel: Channel, op: Op, *operands: Any, cost: int = 0) -> int:
+    def post_locked(self, channel: Channel, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0) -> int:
         """`post`, for who holds the lock: two connections' to make calls of both in one order for all."""
         self.check()
         sequence = channel.next(cost)
-        self._count(op, cost)
+        self._count(op, cost + nbytes)
         self._send(pack(op.value, channel.number, sequence, *operands))
         return sequence
 
@@ -229,8 +248,8 @@ class Connection:
             self._count(op, 0)
             self._send(pack(op.value, stream, 0, *operands))
 
-    def ask(self, channel: Channel | None, op: Op, *operands: Any, cost: int = 0, transfer: Transfer | None = None,
-            keep: bool = False) -> Reply:  # fmt: skip
+    def ask(self, channel: Channel | None, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0,
+            transfer: Transfer | None = None, keep: bool = False) -> Reply:  # fmt: skip
         """Send a request: `post` or, with no channel, `tell`, with a ``{reply}`` among the operands.
 
         Parameters
@@ -238,7 +257,7 @@ class Connection:
         channel, op
         *operands
             The class `Reply` stands for the place of the request's number.
-        cost : int
+        cost, nbytes : int
         transfer : Transfer, optional
             Cancelled if the request is refused.
         keep : bool
@@ -253,17 +272,14 @@ class Connection:
             if channel is None:
                 self.tell(op, *sent)
             else:
-                self.post(channel, op, *sent, cost=cost)
+                self.post(channel, op, *sent, cost=cost, nbytes=nbytes)
         except BaseException:
             self._caller.replies.pop(number, None)
             raise
         if self.lost is not None:  # just now: nobody else would answer
             self._caller.fail(self.rank)
+        reply.counted = self.counts[op.name]
         return reply
-
-    def waited(self, op: Op, seconds: float) -> None:
-        """Note that the application waited."""
-        self.counts[op.name][2] += seconds
 
     def ensure(self, code: Code) -> None:
         """See that the agent has a kernel or function: each is sent once, and dropped when it is gone here."""
@@ -319,12 +335,12 @@ class Connection:
         self.lost = self.lost or str(error)
         raise errors.DeviceLostError(f"{self.label} is gone: {self.lost}", device=self.index) from None
 
-    def _count(self, op: Op, cost: int) -> None:
+    def _count(self, op: Op, nbytes: int) -> None:
         entry = self.counts.get(op.name)
         if entry is None:
             entry = self.counts[op.name] = [0, 0, 0.0]
         entry[0] += 1
-        entry[1] += cost
+        entry[1] += nbytes
 
 
 class Caller:

@@ -34,7 +34,7 @@ def upload(buffer: Buffer, source: NDArray[Any], stream: Stream | None) -> None:
         connection.post(channel, Op.WRITE, handle, source.tobytes(), cost=buffer.nbytes)
         return
     if (lent := lent_to(device, source)) is not None:
-        connection.post(channel, Op.WRITE_LENT, handle, *lent)
+        connection.post(channel, Op.WRITE_LENT, handle, *lent, nbytes=buffer.nbytes)
         return
     whole = np.ascontiguousarray(source)
     own = whole is not source and not np.may_share_memory(whole, source)
@@ -46,8 +46,9 @@ def upload(buffer: Buffer, source: NDArray[Any], stream: Stream | None) -> None:
     try:
         cost = buffer.nbytes if own else 0
         reply = connection.ask(
-            channel, Op.WRITE_BULK, handle, Reply, tag, tuple(plan), cost=cost, transfer=transfer, keep=True
-        )
+            channel, Op.WRITE_BULK, handle, Reply, tag, tuple(plan),
+            cost=cost, nbytes=buffer.nbytes - cost, transfer=transfer, keep=True,
+        )  # fmt: skip
     except BaseException:
         transfer.cancel()
         raise
@@ -60,19 +61,17 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
     device = buffer.device
     connection, channel, handle = device.connection, device.channel(stream), buffer.handle
     what = f"a copy from {connection.label}"
-    begun = time.perf_counter()
     if buffer.nbytes <= INLINE:
-        reply = connection.ask(channel, Op.READ, handle, Reply)
+        reply = connection.ask(channel, Op.READ, handle, Reply, nbytes=buffer.nbytes)
         reply.wait(what)
         channel.raise_kept()
         out[...] = np.frombuffer(reply.get(what), buffer.dtype).reshape(buffer.shape)
     else:
         if (lent := lent_to(device, out)) is not None:
-            reply = connection.ask(channel, Op.READ_LENT, handle, Reply, *lent)
+            reply = connection.ask(channel, Op.READ_LENT, handle, Reply, *lent, nbytes=buffer.nbytes)
             reply.wait(what)
             channel.raise_kept()
             reply.get(what)
-            connection.waited(Op.READ_LENT, time.perf_counter() - begun)
             return
         direct = out.flags.c_contiguous
         into = out if direct else np.empty(buffer.shape, buffer.dtype)
@@ -80,7 +79,9 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
         plan = device.transfers.plan(buffer.nbytes)
         transfer = _begun(connection, connection.transport.get, tag, region(into, plan.chunk))
         try:
-            reply = connection.ask(channel, Op.READ_BULK, handle, Reply, tag, tuple(plan), transfer=transfer)
+            reply = connection.ask(
+                channel, Op.READ_BULK, handle, Reply, tag, tuple(plan), nbytes=buffer.nbytes, transfer=transfer
+            )
         except BaseException:
             transfer.cancel()
             raise
@@ -94,7 +95,6 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
         _finish(connection, transfer, reply)
         if not direct:
             out[...] = into
-    connection.waited(Op.READ if buffer.nbytes <= INLINE else Op.READ_BULK, time.perf_counter() - begun)
 
 
 def between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
@@ -115,7 +115,7 @@ def between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
     if to is origin:
         if destination.overlaps(source) and destination.nbytes:
             raise errors.ArgumentError("the source overlaps the destination: copy it elsewhere first", name="source")
-        to.connection.post(to.channel(stream), Op.COPY, destination.handle, source.handle)
+        to.connection.post(to.channel(stream), Op.COPY, destination.handle, source.handle, nbytes=source.nbytes)
     elif to.caller is not origin.caller:
         # two pools know nothing of each other: through the application
         upload(destination, source.copy_to_host(stream=stream if stream and stream.device is origin else None),
@@ -145,7 +145,7 @@ def _between_agents(destination: Buffer, source: Buffer, stream: Stream | None) 
             second.tell(Op.FOLLOW, *follow, stream=-1)
         else:
             second.post_locked(other, Op.FOLLOW, *follow)
-        first.post_locked(channel, Op.LEAD, *lead, cost=0)
+        first.post_locked(channel, Op.LEAD, *lead, nbytes=source.nbytes)
 
 
 class both:
@@ -185,6 +185,7 @@ def _begun(connection: Connection, begin: Callable[[int, int, Region], Transfer]
 
 def _finish(connection: Connection, transfer: Transfer, reply: Reply) -> None:
     """Wait for a transfer; one that was refused ends too, and its failure is kept or raised elsewhere."""
+    begun = time.perf_counter()
     try:
         transfer.wait(transfer.chunks, limit())
     except errors.DeviceLostError:
@@ -196,6 +197,9 @@ def _finish(connection: Connection, transfer: Transfer, reply: Reply) -> None:
     except BaseException:
         _cancel(connection, transfer, reply)
         raise
+    finally:
+        if reply.counted is not None:
+            reply.counted[2] += time.perf_counter() - begun
 
 
 def _cancel(connection: Connection, transfer: Transfer, reply: Reply) -> None:

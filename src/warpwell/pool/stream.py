@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from .. import errors
@@ -60,11 +59,9 @@ class Stream:
             It was not done after `timeout` seconds.
         """
         connection = self.device.connection
-        begun = time.perf_counter()
         what = f"a stream of {connection.label}"
         reply = connection.ask(self.channel, Op.SYNCHRONIZE, Reply)
         reply.wait(what, timeout)
-        connection.waited(Op.SYNCHRONIZE, time.perf_counter() - begun)
         self.channel.raise_kept()
         reply.get(what)
 
