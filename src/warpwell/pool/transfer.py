@@ -24,6 +24,7 @@ from .plan import Plan
 from .region import Region
 from .transport import Transfer, Transport
 
+
 def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, plan: tuple[int, int], block: Any,
             to: int, nbytes: int, started: Started) -> None:  # fmt: skip
     """Receive bulk data into device memory; see `copies.copy_in`. `plan` is a `Plan`'s two numbers."""
