@@ -478,9 +478,10 @@ def test_a_device_that_is_lost_leaves_the_others() -> None:
         assert not x.copy_to_host().any()
         assert not found[2].zeros(3).copy_to_host().any()
         y.free()
-        assert [d.index for d in found.lease(2)] == [0, 2]
-        with pytest.raises(errors.PoolError):
-            found.lease()
+        with found.lease(2) as leased:
+            assert [d.index for d in leased] == [0, 2]
+            with pytest.raises(errors.WarpwellError):
+                found.lease(timeout=0)
 
 
 def test_buffers_may_outlive_the_pool() -> None:
