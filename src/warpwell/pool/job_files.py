@@ -8,10 +8,14 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = "warpwell-pool-"
+_RANDOM = 4
+_OLD = 3600.0
+"""Seconds after which shared memory is removed whose launcher is not seen here: it may be in another container."""
 _LONGEST = 50
 """Characters of the folder for temporary files: paths of sockets have 107 at most."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -36,7 +40,7 @@ class JobFiles:
     def create(cls) -> JobFiles:
         """Make those of a new job, and remove those of jobs whose launcher was killed."""
         _sweep()
-        files = cls(f"{os.getpid()}{secrets.token_hex(4)}")
+        files = cls(f"{os.getpid()}{secrets.token_hex(_RANDOM)}")
         files.folder.mkdir(mode=0o700)
         files._lock = os.open(files.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(files._lock, fcntl.LOCK_EX)  # ends with this process, however that ends
@@ -96,3 +100,8 @@ def _sweep() -> None:
     for files, alive in jobs():
         if not alive:
             files.remove()
+    for path in SHARED_MEMORY.glob(f"{_PREFIX}{os.getuid()}-*"):  # of jobs that had another folder for temporary files
+        launcher = path.name.rpartition("-")[2][: -2 * _RANDOM]
+        with contextlib.suppress(OSError):
+            if not Path("/proc", launcher).exists() and path.stat().st_mtime < time.time() - _OLD:
+                shutil.rmtree(path, ignore_errors=True)

@@ -102,6 +102,7 @@ class Launcher:
         self._status: int | None = None
         self._interrupts = 0
         self._doom: tuple[float, AgentError | int] | None = None
+        self._mapped: set[str] = set()
         self._allowance = options.start
         self._looked = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -192,6 +193,8 @@ class Launcher:
             if connection.kind == "supervisor":
                 connection.hand([self._stdin, 1, 2])
             self._go()
+        elif "mapped" in said:
+            self._mapped |= set(said["mapped"]) if connection.local else set()
         elif "compiling" in said:
             connection.about["compiling"] = said["compiling"]
         elif "ready" in said:
@@ -345,6 +348,8 @@ class Launcher:
         kill_all([*mine, *others, *self._children.ranks()], self._files.job)
         for connection in self._here.values():
             connection.close()
+        for path in self._mapped:
+            Path(path).unlink(missing_ok=True)
         self._chatter.settle()
 
     def _drain(self) -> bool:
