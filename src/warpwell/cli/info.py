@@ -15,7 +15,8 @@ from ..targets.compiled import cache_folder
 from .output import Output
 
 _PACKAGES = {"numpy": None, "numba": None, "rich": None, "greenlet": None, "numba-cuda": "cuda", "scipy": "demo",
-             "matplotlib": "demo", "lmdb": "lmdb", "datasets": "datasets"}  # fmt: skip
+             "matplotlib": "demo", "lmdb": "lmdb", "datasets": "datasets",
+             "mpi4py": "mpi", "cloudpickle": "mpi"}  # fmt: skip
 """Packages, and the extra of Warpwell that brings each."""
 
 
