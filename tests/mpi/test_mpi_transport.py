@@ -43,7 +43,7 @@ def test_a_peer_that_dies_in_the_middle_of_copies(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, how: str, native: str = "1"
 ) -> None:
     monkeypatch.setenv("WARPWELL_POOL_NATIVE", native)
-    ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way])
+    ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way], timeout=100)
     lines = [line.split(maxsplit=5) for line in ended.lines("survivor ")]
     assert sorted(line[0] for line in lines) == ["0", "1"], ended
     for _, copies, chunks, seconds, told, sent in lines:

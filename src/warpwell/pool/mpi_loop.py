@@ -57,6 +57,7 @@ def raise_signal(g: int, address: int) -> None:
 def run(g: int) -> int:
     """Move everything until Python has to act."""
     nap = w.SHORTEST
+    idle = 0
     while True:
         seen = load_acquire(g + w.G_DOORBELL, SYSTEM)
         now = clock_ns()
@@ -80,9 +81,12 @@ def run(g: int) -> int:
             return LOSSES
         if load_acquire(g + w.G_CLOSE_BY, SYSTEM) != 0 and finished(g, now):
             return FINISHED
+        idle += word(g + w.G_PEERS)
         if moved != 0:
             nap = w.SHORTEST
-        else:
+            idle = 0
+        elif idle >= w.LOOKS:
+            idle = 0
             put_word(g + w.G_TIME, 0)
             longest = w.IN_FLIGHT if under_way > 0 else w.LONGEST
             nap = min(nap, longest)

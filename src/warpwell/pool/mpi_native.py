@@ -19,7 +19,7 @@ from ..errors import StallError
 from . import mpi_loop
 from . import mpi_words as w
 from .bulk import RUNNING, Transfer
-from .mpi_progress import FIRST_BULK
+from .mpi_progress import FIRST_BULK, GOODBYE_SAID
 from .signal import FUTEX, Signal, short_naps
 from .stream_framing import FRAGMENT
 from .transport import OVERHEAD, WINDOW
@@ -235,7 +235,7 @@ class NativeProgress:
 
     def _reason(self, why: int, code: int) -> str:
         if why == w.SAID_GOODBYE:
-            return "it closed its transport"
+            return GOODBYE_SAID
         if why == w.SILENT:
             return f"it has not answered for {code / 1e9:.1f} s"
         return f"MPI says: {self._mpi.Get_error_string(code)}"

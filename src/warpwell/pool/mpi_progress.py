@@ -22,6 +22,9 @@ from .transport import WINDOW
 CONTROL, FIRST_BULK = 1, 16
 """MPI tags: of fragments, and the first one of bulk data."""
 
+GOODBYE_SAID = "it closed its transport"
+"""The reason for which a peer is lost that meant to go."""
+
 SLOTS = 4
 """Fragments to and from a peer that are under way at once."""
 
@@ -181,7 +184,7 @@ class Progress:
             if messages:
                 self.arrived.raise_()
             if kind == GOODBYE:
-                self._lose(state, "it closed its transport")
+                self._lose(state, GOODBYE_SAID)
                 return True
             state.post_receive()
         state.collect_sent()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +15,7 @@ from ..errors import AgentError, ArgumentError, ClosedError, PoolVersionError, S
 from .bulk import Transfer
 from .handshake import NBYTES, Hello
 from .losses import Losses
-from .mpi_progress import Progress
+from .mpi_progress import GOODBYE_SAID, Progress
 from .options import native_from_environment, silence_from_environment
 from .region import Region
 from .signal import FUTEX
@@ -67,14 +70,15 @@ class MpiTransport(Transport):
         names = ("messages_sent", "messages_received", "bytes_sent", "bytes_received", "waits", "transfers")
         self._statistics = {peer: dict.fromkeys(names, 0) for peer in self.peers}
         self._closed = False
-        self._goodbyes: set[int] = set()
         silence = silence_from_environment() if silence is None else silence
         self._progress = kind(self._comm, self.peers, silence, self._lose)
+        self._at_exit = functools.partial(_close_forgotten, weakref.ref(self))
+        atexit.register(self._at_exit)  # MPI ends later, and then nobody may call it any more
 
     @property
     def intact(self) -> bool:
         """Whether every peer is there or said goodbye. If not, ``MPI_Finalize`` may hang: leave with ``os._exit``."""
-        return all("closed" in reason for reason in self._losses.reasons().values())
+        return all(reason == GOODBYE_SAID for reason in self._losses.reasons().values())
 
     def send(self, peer: int, *parts: Bytes) -> None:
         """Send one message; see `Transport.send`."""
@@ -160,6 +164,7 @@ class MpiTransport(Transport):
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self._at_exit)
         self._progress.stop(timeout)
         self._progress.arrived.raise_()
         self._progress.acknowledged.raise_()
@@ -178,6 +183,12 @@ class MpiTransport(Transport):
     def _lose(self, peer: int, reason: str) -> None:
         if self._losses.add(peer, reason):
             self._losses.tell(peer)
+
+
+def _close_forgotten(reference: weakref.ref[MpiTransport]) -> None:
+    transport = reference()
+    if transport is not None:
+        transport.close(1.0)
 
 
 def _native() -> Any:

@@ -10,6 +10,9 @@ MS = 1_000_000
 SHORTEST, LONGEST, IN_FLIGHT = 20_000, 500_000, 100_000
 """Nanoseconds of naps: the first, the longest, and the longest while something is under way."""
 
+LOOKS = 8
+"""Calls of MPI without a find before a nap: Open MPI looks at its sockets only every eighth time."""
+
 # -- the whole ------------------------------------------------------------------------------------------------
 (
     G_DOORBELL,  # signals: of Python to the loop,
