@@ -68,3 +68,8 @@ def test_versions_that_differ_are_refused_on_both_sides(job: Job) -> None:
 def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
     ended = job(3, "absent.py")
     assert sorted(ended.lines("missing ")) == ["0 rank 2", "1 rank 2"], ended
+
+
+def test_a_program_that_forgets_to_close_ends_well(job: Job) -> None:
+    ended = job(3, "forgotten.py", timeout=100)
+    assert ended.status == 0, ended
