@@ -1,0 +1,205 @@
+"""The source's tables 1 and 2: matrix products and FFTs on a device of the pool, beside the same GPU used directly.
+
+Run it as ``warpwell run --agents 1 benchmarks/pool_tables.py``. The agent is another process on the same host, so the
+link is MPI's shared memory. Each time is that of operands to the device, the computation, and the result back:
+
+- *local pinned*, *local pageable*: CuPy in this process, from pinned and from ordinary arrays;
+- *lent*: the pool, with arrays of ``ww.pinned_empty``, which the agent registers;
+- *pipeline*, *one piece*: the pool with ordinary arrays, in a pipeline of chunks, and all of it in one chunk.
+
+Matrices are FP32, multiplied by a naive kernel and by cuBLAS; FFTs are of n rows of 1,024 complex64, by cuFFT. The
+model of *pipeline* is made of measured rates: the link's and the device's, in and out, the computation alone, and what
+a call takes that moves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cupy
+import numpy as np
+from measure import machine, save, table
+
+import warpwell as ww
+from warpwell.pool.plan import Tuning
+
+PIPELINE = Tuning()
+LARGE = 256 << 20
+
+
+@ww.kernel
+def product(a, b, c):
+    """Multiply matrices, an item a thread."""
+    i, j = ww.grid(2)
+    total = np.float32(0)
+    for k in range(a.shape[1]):
+        total += a[i, k] * b[k, j]
+    c[i, j] = total
+
+
+def blas(a: Any, b: Any, c: Any) -> None:
+    cupy.matmul(a, b, out=c)
+
+
+def fft(a: Any, c: Any) -> None:
+    c[...] = cupy.fft.fft(a, axis=1)
+
+
+def seconds(run: Callable[[], object], bound: float, times: int = 9) -> float:
+    """Return the median time of a call; the first one warms up."""
+    run()
+    found: list[float] = []
+    begun = time.perf_counter()
+    while len(found) < times and (len(found) < 3 or time.perf_counter() - begun < bound):
+        at = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - at)
+    return statistics.median(found)
+
+
+def local(compute: Callable[..., None], inputs: Sequence[Any], out: Any) -> Callable[[], None]:
+    """Return a run on the GPU of this process; arrays in pinned memory are copied by the copy engine alone."""
+    there = [cupy.empty(a.shape, a.dtype) for a in (*inputs, out)]
+
+    def run() -> None:
+        for to, a in zip(there, inputs, strict=False):
+            to.set(a)
+        compute(*there)
+        there[-1].get(out=out)
+        cupy.cuda.Device().synchronize()
+
+    return run
+
+
+def pooled(device: Any, compute: Callable[..., None], inputs: Sequence[Any], out: Any,
+           tuning: Tuning) -> Callable[[], None]:  # fmt: skip
+    """Return a run on a device of the pool."""
+    there = [device.empty(a.shape, a.dtype) for a in (*inputs, out)]
+
+    def run() -> None:
+        device.transfers = tuning
+        for to, a in zip(there, inputs, strict=False):
+            to.copy_from(a)
+        compute(*there)
+        there[-1].copy_to_host(out)
+
+    return run
+
+
+def pinned_like(a: Any) -> Any:
+    out = cupy.cuda.alloc_pinned_memory(max(1, a.nbytes))
+    array = np.frombuffer(out, a.dtype, a.size).reshape(a.shape)
+    array[...] = a
+    return array
+
+
+def lent_like(a: Any) -> Any:
+    array = ww.pinned_empty(a.shape, a.dtype)
+    array[...] = a
+    return array
+
+
+class Rates:
+    """Measured rates in bytes a second, and what a call takes that moves nothing."""
+
+    def __init__(self, device: Any) -> None:
+        data, lent = np.ones(LARGE, np.uint8), lent_like(np.ones(LARGE, np.uint8))
+        there = device.empty(LARGE, np.uint8)
+
+        def into(a: Any) -> Callable[[], None]:
+            def run() -> None:
+                there.copy_from(a)
+                device.synchronize()
+
+            return run
+
+        times = {}
+        device.transfers = Tuning(LARGE, pipelined=False)
+        times["in"] = seconds(into(data), 1), seconds(into(lent), 1)
+        times["out"] = seconds(lambda: there.copy_to_host(data), 1), seconds(lambda: there.copy_to_host(lent), 1)
+        # one piece takes the time of the link and the device's; the lent way has the device's alone
+        self.device = {way: LARGE / lent for way, (_, lent) in times.items()}
+        self.link = {way: LARGE / (whole - lent) for way, (whole, lent) in times.items()}
+        self.call = seconds(device.synchronize, 0.2, 50)
+
+    def pipeline(self, nbytes: int, way: str) -> float:
+        """Return the model's time of a pipelined copy: the slower stage for all, the other one for one chunk."""
+        chunk = min(nbytes, PIPELINE.plan(nbytes).chunk)
+        rates = sorted((self.link[way], self.device[way]))
+        return nbytes / rates[0] + chunk / rates[1]
+
+
+def compare(device: Any, rates: Rates, name: str, here: Any, away: Any, inputs: Sequence[Any], out: Any,
+            bound: float) -> list[Any]:  # fmt: skip
+    """Return times in every way, and how they relate."""
+    runs = {
+        "local pinned": local(here, [pinned_like(a) for a in inputs], pinned_like(out)),
+        "local pageable": local(here, inputs, out),
+        "lent": pooled(device, away, [lent_like(a) for a in inputs], lent_like(out), PIPELINE),
+        "pipeline": pooled(device, away, inputs, out, PIPELINE),
+        "one piece": pooled(device, away, inputs, out, Tuning(max(LARGE, out.nbytes), pipelined=False)),
+    }
+    found = {way: seconds(run, bound) for way, run in runs.items()}
+    on_device = [cupy.asarray(a) for a in (*inputs, out)]
+
+    def computed() -> None:
+        here(*on_device)
+        cupy.cuda.Device().synchronize()
+
+    alone = seconds(computed, bound)
+    model = alone + sum(rates.pipeline(a.nbytes, "in") for a in inputs) + rates.pipeline(out.nbytes, "out") + rates.call
+    return [name, *[1e3 * t for t in found.values()], 1e3 * alone, 1e3 * model, found["pipeline"] / model,
+            found["lent"] / found["local pinned"], found["pipeline"] / found["one piece"]]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--matrices", type=int, nargs="*", default=[1024, 2048, 4096, 8192, 12288, 16384])
+    parser.add_argument("--ffts", type=int, nargs="*", default=[8, 16, 64, 256, 512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--bound", type=float, default=0.5, help="seconds for one figure")
+    parser.add_argument("--json", default=None, metavar="FILE")
+    options = parser.parse_args()
+    device = next(d for d in ww.devices() if d.target == "cuda")
+    result: dict[str, Any] = machine("cuda") | {"link": device.link}
+    rates = Rates(device)
+    print(f"{device.link}: " + ", ".join(
+        f"{way} {stage} {rate / 1e9:.2f} GB/s" for stage, of in (("link", rates.link), ("device", rates.device))
+        for way, rate in of.items()
+    ) + f"; a call that moves nothing {1e6 * rates.call:.0f} us", flush=True)  # fmt: skip
+    columns = ["case", "local pinned ms", "local pageable", "lent", "pipeline", "one piece", "computation", "model",
+               "pipeline/model", "lent/local pinned", "pipeline/one piece"]  # fmt: skip
+    rows = []
+    rng = np.random.default_rng(0)
+    for n in options.matrices:
+        a, b = (rng.random((n, n), np.float32) for _ in range(2))
+        c = np.zeros((n, n), np.float32)
+
+        def naive(*arrays: Any) -> None:
+            product[arrays[0].shape](*arrays)
+
+        for name, here, away in (
+            ("naive", naive, naive),
+            ("cuBLAS", blas, lambda x, y, z: device.call(blas, x, y, z)),
+        ):
+            rows.append(compare(device, rates, f"{name} {n}", here, away, (a, b), c, options.bound))
+            print(*rows[-1], flush=True)
+        np.testing.assert_allclose(c[0, :50], a[0] @ b[:, :50], rtol=1e-3)
+    for n in options.ffts:
+        a = (rng.random((n, 1024), np.float32) + 1j).astype(np.complex64)
+        c = np.zeros_like(a)
+        away = lambda x, z: device.call(fft, x, z)  # noqa: E731
+        rows.append(compare(device, rates, f"FFT {n}", fft, away, (a,), c, options.bound))
+        print(*rows[-1], flush=True)
+        np.testing.assert_allclose(c[0], np.fft.fft(a[0]), rtol=1e-3, atol=1e-2)
+    table("in, computed, out", columns, rows)
+    result["columns"], result["rows"] = columns, rows
+    result["rates"] = {"link": rates.link, "device": rates.device, "call": rates.call}
+    save(options.json, result)
+
+
+if __name__ == "__main__":
+    main()

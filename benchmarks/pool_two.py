@@ -1,0 +1,213 @@
+"""Two GPUs of a pool from one process: copies between them, independent work on both, and work that exchanges data.
+
+Run it as ``warpwell run --agents 2 benchmarks/pool_two.py`` on a host with two GPUs. Copies go from agent to agent,
+two processes; beside them the peer copy of one process that has both GPUs. Breadth-first searches from many sources
+are independent; the subspace iteration multiplies half of a matrix on each GPU and exchanges the halves of its vectors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from measure import machine, save, table
+
+import warpwell as ww
+
+
+@ww.kernel
+def level(rows, columns, depth, found, now):
+    """Reach the neighbours of what was reached at the last level."""
+    i = ww.grid(1)
+    if depth[i] == now:
+        for k in range(rows[i], rows[i + 1]):
+            j = columns[k]
+            if depth[j] < 0:
+                depth[j] = now + 1
+                found[0] = 1
+
+
+def search(rows: Any, columns: Any, depth: Any, found: Any, sources: Any) -> list[int]:
+    """Search from each source (on the agent); return how many vertices each has reached."""
+    reached = []
+    for source in sources:
+        depth[:] = -1
+        depth[int(source)] = 0
+        now = 0
+        while True:
+            found[:] = 0
+            level[depth.size](rows, columns, depth, found, now)
+            if not int(found[0]):
+                break
+            now += 1
+        reached.append(int((depth >= 0).sum()))
+    return reached
+
+
+def multiply(matrix: Any, vectors: Any, out: Any) -> None:
+    import sys
+
+    sys.modules["cupy" if hasattr(out, "get") else "numpy"].matmul(matrix, vectors, out=out)
+
+
+def normalize(vectors: Any) -> None:
+    vectors /= abs(vectors).max()
+
+
+def seconds(run: Callable[[], object], times: int = 5) -> float:
+    run()
+    found = []
+    for _ in range(times):
+        at = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - at)
+    return statistics.median(found)
+
+
+def copies(devices: Any) -> list[list[Any]]:
+    """Return rates of copies from one GPU to the other, by size."""
+    rows = []
+    for size in (1 << 16, 1 << 20, 1 << 24, 1 << 28):
+        one, two = devices[0].empty(size, np.uint8), devices[1].empty(size, np.uint8)
+        one.fill(3)
+        back = devices[0].empty(size, np.uint8)
+
+        def run(to: Any, source: Any) -> Callable[[], None]:
+            def copy() -> None:
+                to.copy_from(source)
+                to.device.synchronize()
+
+            return copy
+
+        def both(one: Any = one, two: Any = two, back: Any = back) -> None:
+            two.copy_from(one)
+            back.copy_from(two)
+            devices[0].synchronize()
+            devices[1].synchronize()
+
+        agent, there_and_back = seconds(run(two, one)), seconds(both)
+        rows.append([f"{size >> 10} KiB", size / agent / 1e9, 2 * size / there_and_back / 1e9, peer(size)])
+        print(*rows[-1], flush=True)
+    return rows
+
+
+def peer(size: int) -> float:
+    """Return the rate of a peer copy in this process, GB/s; nan where it has not two GPUs."""
+    try:
+        import cupy
+    except ImportError:
+        return float("nan")
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        return float("nan")
+    with cupy.cuda.Device(0):
+        one = cupy.ones(size, cupy.uint8)
+    with cupy.cuda.Device(1):
+        two = cupy.empty(size, cupy.uint8)
+
+        def run() -> None:
+            cupy.cuda.runtime.memcpyPeer(two.data.ptr, 1, one.data.ptr, 0, size)
+            cupy.cuda.runtime.deviceSynchronize()
+
+        return size / seconds(run) / 1e9
+
+
+def searches(devices: Any, scale: int, sources: int) -> list[list[Any]]:
+    rng = np.random.default_rng(1)
+    n, m = 1 << scale, 16 << scale
+    source = np.sort(rng.integers(0, n, m))
+    columns = rng.integers(0, n, m).astype(np.int64)
+    rows = np.searchsorted(source, np.arange(n + 1)).astype(np.int64)
+    parts = []
+    for device in devices[:2]:
+        parts.append([device.to_device(a) for a in (rows, columns, np.zeros(n, np.int64), np.zeros(1, np.int64))])
+    starts = [int(s) for s in rng.integers(0, n, sources)]
+
+    def run(count: int) -> list[int]:
+        asked = [devices[k].call(search, *parts[k], starts[k::count]) for k in range(count)]
+        answers = [a.get(300) for a in asked]
+        return [answers[k % count][k // count] for k in range(sources)]
+
+    assert run(1) == run(2)
+    one, two = seconds(lambda: run(1), 3), seconds(lambda: run(2), 3)
+    return [[f"{sources} searches, {m:,} edges", 1e3 * one, 1e3 * two, one / two]]
+
+
+def subspace(devices: Any, n: int, width: int, steps: int) -> list[list[Any]]:
+    """Iterate ``V = A V``: on one GPU, and by halves of A's rows on two."""
+    half = n // 2
+    whole = np.random.default_rng(2).random((n, width), np.float32)
+    results = {}
+    times = {}
+    for count in (1, 2):
+        part = n // count
+        matrices = []
+        for k in range(count):
+            matrices.append(devices[k].empty((part, n), np.float32))
+            devices[k].call(_fill, matrices[k], k * part)
+        vectors = [devices[k].to_device(whole) for k in range(count)]
+        outs = [devices[k].empty((part, width), np.float32) for k in range(count)]
+
+        def run(count: int = count, part: int = part, matrices: Any = matrices, vectors: Any = vectors,
+                outs: Any = outs) -> None:  # fmt: skip
+            for _ in range(steps):
+                for k in range(count):
+                    devices[k].call(multiply, matrices[k], vectors[k], outs[k])
+                for k in range(count):
+                    for j in range(count):
+                        vectors[j][k * part : (k + 1) * part].copy_from(outs[k])
+                for k in range(count):
+                    devices[k].call(normalize, vectors[k])
+            for k in range(count):
+                devices[k].synchronize()
+
+        run()
+        for k in range(count):
+            vectors[k].copy_from(whole)
+        run()
+        results[count] = vectors[0].copy_to_host()
+        times[count] = seconds(run, 3)
+        del matrices, vectors, outs
+    np.testing.assert_allclose(results[1], results[2], rtol=1e-2)
+    exchanged = half * width * 4 / 1e6
+    name = f"subspace iteration, {n} x {n}, {width} vectors ({exchanged:.0f} MB each way a step)"
+    return [[name, 1e3 * times[1] / steps, 1e3 * times[2] / steps, times[1] / times[2]]]
+
+
+
+
+def _fill(matrix: Any, first: int) -> None:
+    for i in range(0, matrix.shape[0], 128):
+        stop = min(i + 128, matrix.shape[0])
+        block = np.random.default_rng(first + i).random((stop - i, matrix.shape[1]), np.float32)
+        if hasattr(matrix, "get"):
+            matrix[i:stop].set(block)
+        else:
+            matrix[i:stop] = block
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=int, default=20, help="of the graph: 2^scale vertices")
+    parser.add_argument("--sources", type=int, default=32)
+    parser.add_argument("--size", type=int, default=32768, help="of the matrix")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--json", default=None, metavar="FILE")
+    options = parser.parse_args()
+    devices = ww.devices()
+    result: dict[str, Any] = machine(devices[0].target) | {"link": devices[0].link}
+    print([(d.index, d.name, d.link) for d in devices], flush=True)
+    result["copies"] = copies(devices)
+    table("GPU to GPU, GB/s", ["size", "agent to agent", "both ways", "peer copy of one process"], result["copies"])
+    result["jobs"] = searches(devices, options.scale, options.sources)
+    print(*result["jobs"][-1], flush=True)
+    result["jobs"] += subspace(devices, options.size, options.width, 10)
+    table("one process, two GPUs", ["work", "one GPU ms", "two GPUs ms", "speed-up"], result["jobs"])
+    save(options.json, result)
+
+
+if __name__ == "__main__":
+    main()
