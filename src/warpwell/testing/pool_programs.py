@@ -7,6 +7,7 @@ under ``warpwell run --agents 3 -m warpwell.testing.pool_programs``, over those 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import time
@@ -28,7 +29,10 @@ LARGE = 1_100_003
 """Items of a few programs: more than is copied before a call returns."""
 
 LIMIT = 60.0
-"""Seconds that anything may take."""
+"""Seconds that anything may take, once it is compiled."""
+
+COMPILING = 600.0
+"""Seconds that the first launches may take: where several agents compile for the first time, on few cores."""
 
 Clock = dict[int, int]
 
@@ -342,6 +346,14 @@ def run(found: Sequence[Device], programs: int, seed: int, steps: int = 40, thre
         return program.counts
 
     counts: dict[str, int] = {}
+    for device in found:
+        x = device.zeros(1, np.int64)
+        mix[1](x, x, 1)
+        add[1](x, x, x)
+        with contextlib.closing(device.stream()) as stream:
+            mix[1, stream](x, x, 1 << 33)
+    for device in found:
+        device.synchronize(COMPILING)
     with ThreadPoolExecutor(threads) as executor:
         for made in executor.map(one, range(programs)):
             for name, count in made.items():
