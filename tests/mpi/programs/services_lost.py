@@ -1,0 +1,53 @@
+"""An agent is killed while it has tasks: those with arrays of this process run elsewhere, the others are lost."""
+
+import os
+import signal
+import time
+
+import numpy as np
+
+import warpwell as ww
+from warpwell.scheduler import Profile, State
+
+
+@ww.kernel
+def spin(x, rounds):
+    i = ww.grid(1)
+    s = x[i]
+    for k in range(rounds):
+        s = (s * 1103515245 + k) & 0x7FFFFFFF
+    x[i] = s
+
+
+def main() -> None:
+    devices = ww.devices()
+    victim = devices[1]
+    array = np.arange(2000)
+    np.save("a.npy", array)
+    opened = victim.open("a.npy")
+    with ww.scheduler.Scheduler(devices=devices, policy="first-come", limit=1) as scheduler:
+        there = victim.zeros(4096, np.int64)
+        slow = scheduler.submit(spin[4096], there, 50_000_000)
+        ours = [np.ones(64, np.int64) for _ in range(6)]
+        given = Profile(seconds=1.0)
+        moved = [scheduler.submit(spin[64], x, 1000, profile=given) for x in ours]
+        until = time.monotonic() + 60
+        while slow.state is not State.RUNNING and time.monotonic() < until:
+            time.sleep(0.02)
+        began = time.monotonic()
+        os.kill(victim.ask()["pid"], signal.SIGKILL)
+        print("lost", type(slow.exception(30)).__name__)
+        assert time.monotonic() - began < 5
+        for handle in moved:
+            handle.result(30)
+        assert len({int(x[0]) for x in ours}) == 1
+        print("moved", sorted({handle.tries for handle in moved}))
+    try:
+        opened[3]
+    except ww.errors.DeviceLostError:
+        print("array lost")
+    opened.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What agents have opened, tasks on them, and the examples of a pool, under ``warpwell run``."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .runs import PROGRAMS, SOURCES, Start, start
+
+__all__ = ["start"]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def under_python(program: Path, folder: Path) -> str:
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=folder, timeout=110,
+                          env={**os.environ, "PYTHONPATH": str(SOURCES)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "program", [PROGRAMS / "services.py", *sorted(EXAMPLES.glob("pool_*/*.py"))], ids=lambda path: path.stem
+)
+def test_the_same_as_under_python(start: Start, program: Path, tmp_path: Path) -> None:
+    expected = under_python(program, tmp_path)
+    run = start("--agents", "4", str(program), folder=tmp_path)
+    assert run.end(110) == 0, run.errors
+    assert run.output == expected
+    assert expected
+    run.nothing_is_left()
+
+
+def test_tasks_of_a_killed_agent_run_elsewhere(start: Start, tmp_path: Path) -> None:
+    run = start("--agents", "2", str(PROGRAMS / "services_lost.py"), folder=tmp_path)
+    assert run.end(110) == 0, run.errors
+    assert run.output.splitlines() == ["lost TaskLostError", "moved [1, 2]", "array lost"]
+    run.nothing_is_left()
