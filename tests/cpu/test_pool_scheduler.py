@@ -276,6 +276,28 @@ def test_leaving_with_an_exception_cancels(devices: Devices) -> None:
     assert all(h.done() for h in handles) and any(h.cancelled() for h in handles)
 
 
+def test_many_threads_and_callbacks_submit(devices: Devices) -> None:
+    with Scheduler(devices=devices[:2]) as scheduler:
+        done: list[Any] = []
+
+        def work() -> None:
+            for _ in range(10):
+                x = np.ones(64)
+                handle = scheduler.submit(double[64], x)
+                handle.add_done_callback(lambda h, x=x: done.append((scheduler.submit(double[64], x), x)))  # type: ignore[misc]
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        until = time.monotonic() + 60
+        while len(done) < 40 and time.monotonic() < until:
+            time.sleep(0.01)
+        wait([handle for handle, _ in done], 60)
+        assert len(done) == 40 and all((x == 4).all() for _, x in done)
+
+
 def test_waiting_arrays_do_not_fill_the_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warpwell.scheduler.pool_member.STAGED", 1e-12)
     with Scheduler(devices=devices[:2]) as scheduler:

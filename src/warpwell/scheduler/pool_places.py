@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -131,7 +132,8 @@ class Places:
 
     def retire(self) -> None:
         """Like `close`, when nobody has the scheduler any more, without waiting."""
-        threading.Thread(target=self.close, args=(False,), name="warpwell-pool-retired", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            threading.Thread(target=self.close, args=(False,), name="warpwell-pool-retired", daemon=True).start()
 
     # -- places ------------------------------------------------------------------------------------------------
 
@@ -144,7 +146,7 @@ class Places:
             unit.left = len(unit.handles)
             if not unit.handles:
                 return  # cancelled meanwhile
-            candidates = [m for m in self.members if m.alive and unit.home in (None, m)]
+            candidates = self._candidates(unit)
             roomy = [m for m in candidates if m.room(unit)]
             if candidates and not roomy:
                 self._waiting.append(unit)
@@ -242,9 +244,23 @@ class Places:
             member.seconds = sum(u.seconds for u in member.units)
             member.staged -= unit.staged
             unit.buffers.clear()
-            waiting, self._waiting = self._waiting, deque()
-        for other in waiting:
-            self.place(other)
+        self._place_waiting()
+
+    def _place_waiting(self) -> None:
+        """Place units that wait, in their order, as long as there is room."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                unit = self._waiting[0]
+                candidates = self._candidates(unit)
+                if candidates and not any(m.room(unit) for m in candidates):
+                    return
+                self._waiting.popleft()
+            self.place(unit)
+
+    def _candidates(self, unit: Unit) -> list[Member]:
+        return [m for m in self.members if m.alive and unit.home in (None, m)]
 
     def _lost(self, unit: Unit, error: BaseException | None) -> None:
         """The device of a unit is gone: another one does it, where all that it needs is here."""

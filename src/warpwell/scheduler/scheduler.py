@@ -100,6 +100,8 @@ class Scheduler:
         log: Log | None = None,
         devices: None = None,
     ) -> None:
+        if devices is not None:
+            raise errors.ArgumentError("devices= is for Scheduler itself: inherit from PoolScheduler", name="devices")
         self.device = device or default_device()
         if self.device not in ("cpu", "cuda"):
             raise errors.ArgumentError(f"device {self.device!r} has no scheduler: choose cpu or cuda", name="device")
