@@ -50,10 +50,10 @@ class Job:
             text=True, env={**os.environ, MARK: self.mark, "TMPDIR": folder}, start_new_session=True,
         )  # fmt: skip
 
-    def find(self, word: str) -> list[int]:
-        """Return its processes whose command has `word`, mpiexec's own not counted."""
-        return [p for p in marked(self.mark) if word in (c := command_of(p)) and "prterun" not in c.split(" ")[0]
-                and "run" not in c.split(" ")[3:4]]  # fmt: skip
+    def find(self, module: str) -> list[int]:
+        """Return its processes that run a module of the pool: ``python -m warpwell.pool.MODULE ..``."""
+        wanted = ["-m", f"warpwell.pool.{module}"]
+        return [pid for pid in marked(self.mark) if command_of(pid).split(" ")[1:3] == wanted]
 
     def end(self, timeout: float) -> tuple[int, str, str, float]:
         """Wait; return status, output, errors, and the seconds until no process was left."""
@@ -105,8 +105,7 @@ def kill_while_starting(folder: str, seed: int) -> list[dict[str, Any]]:
         if time.monotonic() > killed + LIMIT and len(job.find("agent_main")) == 2:
             break  # it was ready already, and the application goes on
     if job.process.poll() is None:
-        application = next(pid for pid in job.find("pool.application") if "supervise" not in command_of(pid))
-        os.kill(application, signal.SIGKILL)
+        os.kill(job.find("application")[0], signal.SIGKILL)
         status, _, _, left = job.end(20)
         assert status == 137, f"status {status}"
         return [{"what": "killed when ready", "seconds": 0.0, "left": left}]
@@ -124,7 +123,7 @@ def end_application(folder: str, how: str, seed: int) -> list[dict[str, Any]]:
     if how == "kill":
         assert job.process.stdout is not None and job.process.stdout.readline().strip() == "2"
         time.sleep(random.Random(seed).uniform(0, 0.3))
-        os.kill(next(p for p in job.find("pool.application") if "supervise" not in command_of(p)), signal.SIGKILL)
+        os.kill(job.find("application")[0], signal.SIGKILL)
         killed = time.monotonic()
     status, _, errors, left = job.end(60)
     seconds = 0.0 if killed is None else time.monotonic() - killed - left

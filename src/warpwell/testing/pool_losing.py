@@ -52,6 +52,10 @@ def exit_later(seconds: float) -> None:
     threading.Timer(seconds, os._exit, (3,)).start()
 
 
+def nothing() -> None:
+    """Have an agent import this module."""
+
+
 class _Busy(threading.Thread):
     """Uses a device all the time, and notices if a result is wrong or does not come."""
 
@@ -87,9 +91,9 @@ def lose(device: Device, others: list[Device], how: str, moment: str, draw: rand
         each.start()
     data = np.arange(_LARGE // 8, dtype=np.int64)
     delay = draw.uniform(0.0, 0.4)
-    if how == "exit":
-        device.call(exit_later, delay).get(LIMIT)
     act = _copying(device, others, data, draw) if moment == "copy" else _computing(device)
+    if how == "exit":
+        device.call(exit_later, delay)  # its result may not come any more
     at = time.monotonic() + delay
     if how != "exit":
         number = signal.SIGKILL if how == "kill" else signal.SIGSTOP
@@ -130,7 +134,7 @@ def lose(device: Device, others: list[Device], how: str, moment: str, draw: rand
 def _copying(device: Device, others: list[Device], data: NDArray[np.int64], draw: random.Random) -> Callable[[], None]:
     near = device.to_device(data)
     far = draw.choice(others).to_device(data)
-    device.synchronize(LIMIT)
+    device.synchronize()
     out = np.empty_like(data)
     way = draw.choice(("in", "out", "from another", "to another"))
 
@@ -167,11 +171,11 @@ def main(moment: str, seed: int) -> int:
     """Lose devices; return 1 if something was wrong."""
     draw = random.Random(seed)
     found = list(devices())
-    for device in found:  # compile first
+    for device in found:  # compile and import first
         x = device.to_device(np.zeros(4, np.int64))
         device.launch(_double[4], x, x)
         device.launch(_long[1], x, 1)
-        device.synchronize()
+        device.call(nothing).get()
     order = draw.sample(found, len(found))
     hows = [how for _ in order for how in draw.sample(HOWS, len(HOWS))]
     told = []
