@@ -32,6 +32,10 @@ class EmulatedDevice(CpuRuntime):
         self.copies = 0
         self._thread = threading.local()
 
+    def used(self, block: Any, stream: Any) -> None:
+        """See `Runtime`. A stream holds what it uses until it was waited for."""
+        stream.holds.append(block)
+
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """See `Runtime`; the memory is the calling thread's until it asks again."""
         kept: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
@@ -105,9 +109,11 @@ class EmulatedDevice(CpuRuntime):
 
     def synchronize(self, stream: Any) -> None:
         """See `Runtime`."""
+        held, stream.holds = stream.holds, []
         mark = self.mark(stream, False)
         if not mark.event.wait(600):
             raise TimeoutError("an emulated copy engine stands still")
+        held.clear()
 
 
 class _Mark:
@@ -123,6 +129,7 @@ class _Engine:
         self._device = device
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._free = 0.0
+        self.holds: list[Any] = []
         self.put = self._items.put
         threading.Thread(target=self._work, name="warpwell emulated copies", daemon=True).start()
 
