@@ -133,6 +133,9 @@ def test_what_cannot_be_is_told_at_once(scheduler: Scheduler, devices: Devices) 
         scheduler.submit(double[0], x)
     with pytest.raises(errors.TaskMemoryError):
         scheduler.submit(double[5], x, memory=1 << 60)
+    source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f")
+    with pytest.raises(errors.DeviceNotFoundError, match="runs on a GPU"):
+        scheduler.submit(source[1, 32], x)
     with pytest.raises(errors.ArgumentError, match="not of this scheduler"), Scheduler(devices=devices[:1]) as one:
         one.submit(double[1], devices[1].zeros(1))
 
@@ -253,6 +256,27 @@ def test_what_a_lost_device_had_runs_elsewhere() -> None:
         with pytest.raises(errors.TaskLostError, match="no device is left"):
             scheduler.submit(double[4096], x).result(60)
         assert isinstance(scheduler.failure, errors.DeviceLostError)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_losses_at_random_moments(seed: int) -> None:
+    """Every task with arrays of this process runs to its end, and what it wrote is as if it had run once."""
+    random = np.random.default_rng(seed)
+    with Devices(targets=["cpu", "cpu", "cpu"]) as pool, Scheduler(devices=pool) as scheduler:
+        arrays, handles, sums = [], [], []
+        moments = sorted(random.choice(60, 2, replace=False))
+        for k in range(60):
+            if k in moments:
+                lose(pool[1 + moments.index(k)])
+            x, y = np.full(300, k), np.zeros(300, np.int64)
+            arrays.append(x)
+            sums.append(y)
+            handles += scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)])
+            if random.random() < 0.2:
+                time.sleep(0.01)
+        wait(handles, 60)
+        assert all(h.exception(0) is None for h in handles)
+        assert all((x == 2 * k).all() and (y == 4 * k).all() for k, (x, y) in enumerate(zip(arrays, sums, strict=True)))
 
 
 def test_a_closed_pool_or_scheduler() -> None:

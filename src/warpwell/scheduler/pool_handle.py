@@ -96,6 +96,11 @@ class Unit:
         return self.handles[0].task.tenant
 
     @property
+    def tasks(self) -> list[Task]:
+        """What it has."""
+        return [h.task for h in self.handles]
+
+    @property
     def memory(self) -> int:
         """Bytes that its largest task holds."""
         return max(h.task.memory for h in self.handles)

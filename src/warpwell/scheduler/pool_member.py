@@ -15,6 +15,7 @@ from .. import errors
 from ..pool.code import Code
 from ..pool.device import Device
 from ..pool.result import Result
+from ..targets.cuda_source import CudaSource
 from .pool_handle import Unit
 from .task import Task
 from .tenants import Tenants
@@ -83,6 +84,10 @@ class Member:
     def alive(self) -> bool:
         """Whether its agent is there."""
         return self.device.lost is None
+
+    def runs(self, task: Task) -> bool:
+        """Tell whether it can run a kernel: CUDA sources need a GPU."""
+        return self.device.target == "cuda" or not isinstance(task.launch.kernel, CudaSource)
 
     def room(self, unit: Unit) -> bool:
         """Tell whether the arrays that go with a unit fit beside those of others that wait there."""

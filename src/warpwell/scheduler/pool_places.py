@@ -260,7 +260,7 @@ class Places:
             self.place(unit)
 
     def _candidates(self, unit: Unit) -> list[Member]:
-        return [m for m in self.members if m.alive and unit.home in (None, m)]
+        return [m for m in self.members if m.alive and unit.home in (None, m) and all(map(m.runs, unit.tasks))]
 
     def _lost(self, unit: Unit, error: BaseException | None) -> None:
         """The device of a unit is gone: another one does it, where all that it needs is here."""

@@ -119,8 +119,9 @@ class PoolScheduler(Scheduler):
         if total < 1:
             raise errors.ArgumentError(f"launch of {title!r} over {launch.shape} has no blocks")
         self._home([args])
+        each = BLOCK_INDICES if getattr(kernel, "block", 1) is None else 1
         task = Task(
-            title, -(-total // (BLOCK_INDICES if kernel.block is None else 1)), launch=launch, arguments=args,
+            title, -(-total // each), launch=launch, arguments=args,
             memory=_nbytes(args) if memory is None else memory, idempotent=idempotent, size=size or {},
             profile=profile or Profile(source="unknown"), **options,
         )  # fmt: skip
@@ -172,6 +173,9 @@ class PoolScheduler(Scheduler):
 
     def _check(self, task: Task, members: Sequence[Member]) -> None:
         """Raise what every device would say of a task."""
+        members = [m for m in members if m.runs(task)]
+        if not members:
+            raise errors.DeviceNotFoundError(f"CUDA source {task.name!r} runs on a GPU, and no device is one")
         accounts = [m.tenants.account(task.tenant) for m in members]
         most = max(min(m.capacity.memory, math.inf if a.memory is None else a.memory)
                    for m, a in zip(members, accounts, strict=True))  # fmt: skip
