@@ -104,6 +104,17 @@ def test_a_field_of_records(devices: Devices, tmp_path: Path) -> None:
         assert out.copy_to_host()[0] == 4950
 
 
+def test_arrays_share_a_cache_of_the_agent(devices: Devices, path: Path) -> None:
+    cache = devices[0].create("cache", "256KiB", device="cpu")
+    with devices[0].open(path, cache=cache) as one, devices[0].open(path, cache=cache) as two:
+        assert one[3] == 3 and two[4] == 4
+        assert one.stats == two.stats and cache.attribute("stats") == one.stats
+    cache.call("close").get()
+    other = devices[1].create("cache", "256KiB", device="cpu")
+    with pytest.raises(errors.ArgumentError, match="is of device 1"):
+        devices[0].open(path, cache=other)
+
+
 def test_an_array_that_cannot_be_opened(devices: Devices, tmp_path: Path) -> None:
     with pytest.raises(errors.RemoteError, match="MissingFileError") as caught:
         devices[1].open(tmp_path / "nothing.npy")

@@ -144,4 +144,5 @@ def _put(array: Array, index: Any, value: NDArray[Any]) -> None:
 
 
 services.register("open", "warpwell.array.opening:open_array", "warpwell.array.remote_array:RemoteArray")
+services.register("cache", "warpwell.cache:Cache")
 services.register("array part", "warpwell.array.remote_array:part", "warpwell.array.remote_array:RemoteArray")
