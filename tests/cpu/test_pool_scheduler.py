@@ -233,7 +233,7 @@ def test_what_a_lost_device_had_runs_elsewhere() -> None:
     with Devices(targets=["cpu", "cpu"]) as pool, Scheduler(devices=pool, policy="first-come", limit=1) as scheduler:
         x = np.ones(4096, np.int64)
         there = pool[1].zeros(4096, np.int64)
-        slow = scheduler.submit(spin[4096], there, 300_000)
+        slow = scheduler.submit(spin[4096], there, 1_000_000)
         queued = scheduler.submit(double[4096], there)
         host = []
         for _ in range(6):
