@@ -17,6 +17,7 @@ from warpwell.pool.devices import Devices
 from warpwell.pool.local_transport import local_transports
 from warpwell.pool.plan import BUFFERS, CHUNK, LEAST, Plan, Tuning
 from warpwell.testing.emulated_device import EmulatedDevice
+from warpwell.testing.pool_programs import run
 
 
 @contextlib.contextmanager
@@ -92,3 +93,16 @@ def test_the_parts_of_a_pipeline_overlap() -> None:
             seconds[pipelined] = time.perf_counter() - begun
         assert min(seconds.values()) >= 0.9 * data.nbytes / 1e9
         assert seconds[True] < 1.25 * seconds[False]
+
+
+def test_random_programs_where_kernels_and_copies_come_late() -> None:
+    """Streams overtake each other, as on a GPU that is shared, wherever calls do not order them."""
+    own, *others = local_transports(4)
+    threads = [
+        start(Agent(transport, EmulatedDevice(5e9, jitter=2e-3, seed=k)), "late") for k, transport in enumerate(others)
+    ]
+    with Devices(own) as made, np.errstate(over="ignore"):
+        run(made, 25, seed=12, steps=60)
+    for thread, transport in zip(threads, others, strict=True):
+        thread.join(10)
+        transport.close()

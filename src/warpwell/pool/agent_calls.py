@@ -121,6 +121,9 @@ def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, out
             _move(agent, lane, view, agent.copy_out if outgoing else agent.copy_in, peer, tag, plan, half.started)
             if outgoing:
                 half.end.wait(f"rank {peer} to take a copy", agent.alive(peer))
+            else:
+                agent.runtime.synchronize(lane.stream)
+                agent.tell(Op.END, number, None, to=peer)
         except BaseException as error:
             if half.failure is not None:
                 raise half.failure from None
@@ -143,6 +146,9 @@ def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, o
         try:
             half.go.wait(f"rank {peer} to begin a copy", agent.alive(peer))
             _move(agent, lane, view, agent.copy_out if outgoing else agent.copy_in, peer, tag, plan, half.started)
+            if outgoing and stream >= 0:
+                # the copy is in the order of both streams: what comes here later, comes after what came there before
+                half.end.wait(f"rank {peer} to take a copy", agent.alive(peer))
         except BaseException as error:
             if half.failure is None:
                 cause = error.cause if isinstance(error, SkippedError) else error

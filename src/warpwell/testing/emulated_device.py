@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from typing import Any
@@ -23,12 +24,18 @@ class EmulatedDevice(CpuRuntime):
     ----------
     bandwidth : float
         Bytes a second of the copy engine, at most; a deadline for each copy keeps it, since short sleeps overshoot.
+    jitter : float
+        Seconds at most that a copy or kernel begins late: streams overtake each other where nothing orders them.
+    seed : int
+        Of these times.
     """
 
     synchronous = False
 
-    def __init__(self, bandwidth: float = 10e9) -> None:
+    def __init__(self, bandwidth: float = 10e9, jitter: float = 0.0, seed: int = 0) -> None:
         self.bandwidth = bandwidth
+        self.jitter = jitter
+        self.chance = random.Random(seed)
         self.copies = 0
         self._thread = threading.local()
 
@@ -76,9 +83,16 @@ class EmulatedDevice(CpuRuntime):
         super().fill(stream, to, item, count)
 
     def launch(self, stream: Any, launch: Any, arguments: Any) -> None:
-        """See `Runtime`."""
-        self.synchronize(stream)
-        super().launch(stream, launch, arguments)
+        """See `Runtime`. A kernel that fails is told of by the next synchronization of its stream."""
+        run = super().launch
+
+        def launched() -> None:
+            try:
+                run(stream, launch, arguments)
+            except BaseException as error:
+                stream.failure = error
+
+        stream.put(launched)
 
     def call(self, stream: Any, function: Any, arguments: Any, options: Any) -> Any:
         """See `Runtime`."""
@@ -114,6 +128,9 @@ class EmulatedDevice(CpuRuntime):
         if not mark.event.wait(600):
             raise TimeoutError("an emulated copy engine stands still")
         held.clear()
+        failure, stream.failure = stream.failure, None
+        if failure is not None:
+            raise failure
 
 
 class _Mark:
@@ -130,6 +147,7 @@ class _Engine:
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._free = 0.0
         self.holds: list[Any] = []
+        self.failure: BaseException | None = None
         self.put = self._items.put
         threading.Thread(target=self._work, name="warpwell emulated copies", daemon=True).start()
 
@@ -140,8 +158,12 @@ class _Engine:
                 item.event.set()
             elif isinstance(item, threading.Event):
                 item.wait(600)
+            elif callable(item):
+                time.sleep(self._device.chance.uniform(0, self._device.jitter))
+                item()
             elif item:
                 to, source = item
+                time.sleep(self._device.chance.uniform(0, self._device.jitter))
                 begun = time.perf_counter()
                 to[:] = source
                 self._device.copies += 1
