@@ -147,7 +147,7 @@ class Arranger:
         for its in parts:
             placements = self._places(view, jobs, its)
             found.append(Arrangement(jobs, placements, view.rates.together(seen, placements)))
-        index = self._choose(found, self._alike(view, jobs)) if len(found) > 1 else 0
+        index = self._choose(found, self._factor(view, jobs)) if len(found) > 1 else 0
         self._known[key] = index, found[index].sum, len(parts)
         return found[index]
 
@@ -173,15 +173,16 @@ class Arranger:
             found[-1] = WHOLE
         return found
 
-    def _alike(self, view: View, jobs: Sequence[Job]) -> bool:
-        """Tell whether all are of one class."""
-        return len({self._sight.profile(view, job).kind for job in jobs}) == 1
+    def _factor(self, view: View, jobs: Sequence[Job]) -> float:
+        """Return by which factor something must be better than what cannot go wrong."""
+        alike = len({self._sight.profile(view, job).kind for job in jobs}) == 1
+        return 1 + (max(self._better, ALIKE) if alike else self._better)
 
-    def _choose(self, found: Sequence[Arrangement], alike: bool) -> int:
+    def _choose(self, found: Sequence[Arrangement], factor: float) -> int:
         """Return which is best: the first, turns, unless another one is clearly better. Turns cannot go wrong."""
         sums = [round(arrangement.sum, 9) for arrangement in found]
         index = max(range(len(found)), key=sums.__getitem__)
-        return index if sums[index] > sums[0] * (1 + (max(self._better, ALIKE) if alike else self._better)) else 0
+        return index if sums[index] > sums[0] * factor else 0
 
     def apart(self, view: View, found: Arrangement) -> Arrangement:
         """Return two kernels in partitions if that is clearly better: they stay there, whoever comes next."""
@@ -189,7 +190,7 @@ class Arranger:
         if len(jobs) != 2 or not view.capacity.partitions or self._exact(view, jobs, 0)[-1]:
             return found
         seen = self._sight.jobs(view, jobs)
-        best, most = found, found.sum * (1 + self._better)
+        best, most = found, found.sum * self._factor(view, jobs)
         for one, other in pairs(view.capacity):
             for names in ((one, other), (other, one)):
                 places = self._places(view, jobs, names)
