@@ -90,6 +90,19 @@ def test_a_task_goes_where_its_buffers_are(scheduler: Scheduler, devices: Device
         assert out.copy_to_host()[0] == 499_500
 
 
+def test_buffers_may_be_freed_behind_a_task(scheduler: Scheduler, devices: Devices) -> None:
+    y = devices[0].zeros(100, np.int64)
+    handles = []
+    for _ in range(20):
+        x = devices[0].to_device(np.arange(100))
+        handles.append(scheduler.submit(add[100], x, y))
+        x.free()
+        handles[-1].result(60)
+    assert np.array_equal(y.copy_to_host(), 20 * np.arange(100))
+    with pytest.raises(errors.ClosedError):
+        scheduler.submit(add[100], x, y)
+
+
 def test_requests_run_in_order(scheduler: Scheduler, devices: Devices) -> None:
     x, y = np.ones(300), np.zeros(300)
     handles = scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import weakref
@@ -13,6 +14,7 @@ import numpy as np
 
 from .. import errors
 from ..pool import services
+from ..pool.buffer import Buffer
 from ..pool.code import Code
 from ..pool.device import Device
 from ..pool.protocol import pack_arguments
@@ -121,7 +123,7 @@ class PoolScheduler(Scheduler):
         self._home([args])
         each = BLOCK_INDICES if getattr(kernel, "block", 1) is None else 1
         task = Task(
-            title, -(-total // each), launch=launch, arguments=args,
+            title, -(-total // each), launch=launch, arguments=_kept(args),
             memory=_nbytes(args) if memory is None else memory, idempotent=idempotent, size=size or {},
             profile=profile or Profile(source="unknown"), **options,
         )  # fmt: skip
@@ -211,6 +213,16 @@ class PoolScheduler(Scheduler):
         except KeyboardInterrupt:
             self._places.close(True)
             raise
+
+
+def _kept(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return arguments with views in place of buffers, which may then be freed before the task is sent."""
+    views: dict[int, Any] = {}
+    for value in args:
+        if isinstance(value, Buffer) and value.ndim and id(value) not in views:
+            with contextlib.suppress(errors.DeviceLostError):  # the handle tells
+                views[id(value)] = value[:]
+    return tuple(views.get(id(a), a) for a in args)
 
 
 def _staged(args: Sequence[Any]) -> int:
