@@ -128,6 +128,10 @@ def test_streams_overlap(devices: Devices) -> None:
     gpu = devices[0]
     slow = gpu.stream()
     x = gpu.zeros(4, np.int64, stream=slow)
+    burn[4, slow](x, 1)
+    warm = gpu.to_device(np.arange(100_000.0))  # compiled, and the staging memory made, which waits for the GPU
+    scale[100_000](warm, ww.empty_like(warm), 1.0)
+    gpu.synchronize(60)
     burn[4, slow](x, LONG)
     event = slow.record()
     begun = time.monotonic()

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import errors
 from ..targets.cuda_source import CudaSource
 from ..targets.device import device as mark_device
@@ -116,21 +118,44 @@ class Loaded:
 
 def dumps(value: Any, handle_of: Callable[[Any], int | None] | None = None) -> tuple[bytes, tuple[int, ...]]:
     """Pickle a value; objects that are on the device become handles, which are returned too."""
-    cloudpickle = _cloudpickle()
     handles: list[int] = []
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined]
-        def persistent_id(self, thing: Any) -> Any:
-            handle = None if handle_of is None else handle_of(thing)
-            if handle is None:
-                return None
-            handles.append(handle)
-            return len(handles) - 1
+    def persistent_id(thing: Any) -> Any:
+        handle = None if handle_of is None else handle_of(thing)
+        if handle is None:
+            return None
+        handles.append(handle)
+        return len(handles) - 1
 
     out = io.BytesIO()
+    if _is_plain(value, handle_of):
+        # most arguments and results: to look for modules of the user would take a hundred times as long
+        plain = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL)
+        plain.persistent_id = persistent_id  # type: ignore[method-assign]
+        plain.dump(value)
+        return out.getvalue(), tuple(handles)
+    any_value = _cloudpickle().Pickler(out)
+    any_value.persistent_id = persistent_id
     with _by_value():
-        Pickler(out).dump(value)
+        any_value.dump(value)
     return out.getvalue(), tuple(handles)
+
+
+_PLAIN = (int, float, bool, complex, str, bytes, type(None))
+
+
+def _is_plain(value: Any, handle_of: Callable[[Any], int | None] | None) -> bool:
+    """Tell whether a value is made of numbers, texts, arrays and objects that are on the device."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind in (tuple, list):
+        return all(_is_plain(v, handle_of) for v in value)
+    if kind is dict:
+        return all(type(k) in _PLAIN and _is_plain(v, handle_of) for k, v in value.items())
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return not value.dtype.hasobject
+    return handle_of is not None and handle_of(value) is not None
 
 
 def loads(data: bytes, objects: Any = ()) -> Any:
