@@ -15,7 +15,7 @@ from warpwell import errors
 from warpwell.pool.agent import Agent, start
 from warpwell.pool.devices import Devices
 from warpwell.pool.local_transport import local_transports
-from warpwell.pool.plan import BUFFERS, CHUNK, LEAST, Plan, Tuning
+from warpwell.pool.plan import BUFFERS, CHUNK, LARGE, Plan, Tuning
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_programs import run
 
@@ -58,10 +58,11 @@ def test_every_plan_moves_every_byte(
 
 
 def test_plans() -> None:
-    assert Tuning().plan(64 << 20) == Plan(CHUNK, BUFFERS)
-    assert Tuning().plan(1) == Plan(LEAST, 0)
-    assert Tuning().plan(LEAST) == Plan(LEAST, 0), "one chunk goes as without a pipeline"
-    assert Tuning().plan(1 << 20) == Plan(256 << 10, BUFFERS)
+    assert Tuning().plan(64 << 20) == Tuning().plan(LARGE) == Plan(CHUNK, BUFFERS)
+    assert Tuning().plan(1) == Plan(4096, 0)
+    assert Tuning().plan(LARGE - 1) == Plan(LARGE - 1, 0), "small ones go in one piece"
+    assert Tuning(chunk=1 << 20).plan(1 << 20) == Plan(1 << 20, 0), "one chunk goes as without a pipeline"
+    assert Tuning(chunk=1 << 20).plan(2 << 20) == Plan(1 << 20, BUFFERS)
     assert Tuning(pipelined=False).plan(64 << 20) == Plan(CHUNK, 0)
     for options, name in (({"chunk": 100}, "chunk"), ({"buffers": 0}, "buffers"), ({"chunk": 1 << 40}, "chunk")):
         with pytest.raises(errors.ArgumentError, match=name):

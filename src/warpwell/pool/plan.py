@@ -8,14 +8,14 @@ from typing import NamedTuple
 from .. import errors
 from .region import MAX_CHUNK
 
-CHUNK = 1 << 20
-"""Bytes of a chunk of large copies: bandwidth has saturated there (benchmarks/pool_transfer.py)."""
+CHUNK = 2 << 20
+"""Bytes of a chunk: bandwidth has saturated there (benchmarks/pool_transfer.py)."""
 
-LEAST = 128 << 10
-"""Bytes of a chunk at least: handing over a smaller one takes longer than it does to copy."""
+LEAST = 4096
 
-PIECES = 4
-"""Chunks that a smaller copy has at least: with fewer there is little to overlap."""
+LARGE = 24 << 20
+"""Bytes from which a copy goes in chunks. To hand a chunk over takes tens of microseconds on either side, and over MPI's
+shared memory smaller copies gain less by overlapping than that. With a slow link they do: set a chunk for it."""
 
 BUFFERS = 4
 """Staging buffers of a copy: one is received, one is copied on, and two even out what takes longer now and then."""
@@ -42,7 +42,7 @@ class Tuning:
     Parameters
     ----------
     chunk : int, optional
-        Bytes; by default 1 MiB, and less for copies of less than 4 MiB.
+        Bytes, for copies of any size; by default 2 MiB from 24 MiB on, and smaller copies go in one piece.
     buffers : int
     pipelined : bool
         False: receive everything, then copy it on.
@@ -79,7 +79,6 @@ class Tuning:
         """
         chunk = self.chunk
         if chunk is None:
-            piece = -(-nbytes // PIECES)
-            chunk = min(CHUNK, max(LEAST, -(-piece // 4096) * 4096))
+            chunk = CHUNK if nbytes >= LARGE else max(nbytes, LEAST)
         single = nbytes <= chunk
         return Plan(chunk, 0 if single or not self.pipelined else self.buffers)
