@@ -14,8 +14,8 @@ CHUNK = 2 << 20
 LEAST = 4096
 
 LARGE = 24 << 20
-"""Bytes from which a copy goes in chunks. To hand a chunk over takes tens of microseconds on either side, and over MPI's
-shared memory smaller copies gain less by overlapping than that. With a slow link they do: set a chunk for it."""
+"""Bytes from which a copy goes in chunks. To hand a chunk over takes tens of microseconds on either side: over MPI's
+shared memory smaller copies gain less than that by overlapping. Over a slow link they gain: set a chunk for it."""
 
 BUFFERS = 4
 """Staging buffers of a copy: one is received, one is copied on, and two even out what takes longer now and then."""
