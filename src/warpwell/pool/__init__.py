@@ -4,5 +4,6 @@ See ``docs/pool.md``.
 """
 
 from .communicator import communicator
+from .plan import Tuning
 
-__all__ = ["communicator"]
+__all__ = ["Tuning", "communicator"]
