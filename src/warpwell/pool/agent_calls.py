@@ -195,9 +195,18 @@ def call(agent: Agent, stream: int, sequence: int, key: str, reply: int, handles
     def run(lane: Lane) -> None:
         arguments, options = codes.loads(data, _values(agent, lane, objects))
         result = agent.runtime.call(lane.stream, loaded.value, arguments, options)
-        agent.tell(Op.REPLY, reply, codes.dumps(result)[0])
+        _answer_behind(agent, lane, reply, result)
 
     agent.lane(stream).put(sequence, f"call of {loaded.name!r}", reply, len(data), run)
+
+
+def _answer_behind(agent: Agent, lane: Lane, reply: int, result: Any) -> None:
+    """Give a result, when what its function left in the stream is done: whoever has it relies on that."""
+    data = codes.dumps(result)[0]
+    if agent.runtime.synchronous:
+        agent.tell(Op.REPLY, reply, data)
+    else:
+        agent.later(lambda: agent.tell(Op.REPLY, reply, data), agent.runtime.mark(lane.stream, False))
 
 
 class Held:
@@ -252,7 +261,7 @@ def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, rep
         if isinstance(result, Future):
             result.add_done_callback(lambda later: agent.later(lambda: _answer(agent, reply, called, later)))
         else:
-            agent.tell(Op.REPLY, reply, codes.dumps(result)[0])
+            _answer_behind(agent, lane, reply, result)
 
     called = f"{name!r} of {held.path!r}"
     agent.lane(stream).put(sequence, called, reply, len(data), run)

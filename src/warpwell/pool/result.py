@@ -12,7 +12,8 @@ from .caller import Channel, Reply
 class Result:
     """The result of `Device.call`, or of a method of a remote object, which may not be there yet.
 
-    A failure is raised by `get`, or by the next synchronization of the stream if that comes first.
+    It is there when everything is done that the function left in its stream. A failure is raised by `get`, or by the
+    next synchronization of the stream if that comes first.
     """
 
     def __init__(self, reply: Reply, channel: Channel, what: str) -> None:
