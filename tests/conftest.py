@@ -14,9 +14,12 @@ from hypothesis import settings
 settings.register_profile("warpwell", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("warpwell")
 
-# A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that tests interrupt.
+# A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that tests interrupt; nohup
+# does the same with hang-ups.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 HERE = Path(__file__).parent
 

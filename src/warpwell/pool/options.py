@@ -6,7 +6,7 @@ import os
 
 from ..errors import ArgumentError
 
-SILENCE = 4.0
+SILENCE = 3.0
 """Seconds after which a process that says nothing is lost: with everything else, less than 5."""
 
 
