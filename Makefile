@@ -1,4 +1,4 @@
-# make demo | test | check | bench | interleavings | lock | clean
+# make demo | test | thorough | check | bench | interleavings | lock | clean
 # Everything runs in .venv, which is built from requirements.lock and nothing else.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test check lint types bench interleavings lock clean
+.PHONY: demo test thorough check lint types bench interleavings lock clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -15,8 +15,11 @@ demo: $(STAMP)
 
 # Tests that measure times or shares have the cores to themselves. Status 5: ARGS select none of these.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not alone' $(ARGS) || test $$? -eq 5
-	$(BIN)/python -m pytest -m alone $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not alone and not long' $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -m 'alone and not long' $(ARGS) || test $$? -eq 5
+
+thorough: test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long $(ARGS) || test $$? -eq 5
 
 check: lint types test
 

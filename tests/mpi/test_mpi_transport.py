@@ -24,21 +24,27 @@ def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "
     assert ended.status == 0, ended.errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["shared memory", "tcp"])
 def test_all_checks_where_python_moves_the_data(job: Job, way: str) -> None:
     test_all_checks_of_a_transport(job, way, 3, "python")
 
 
+@pytest.mark.long
 def test_all_checks_over_an_emulated_link(job: Job) -> None:
     test_all_checks_of_a_transport(job, "shared memory", 3, "emulated")
 
 
+@pytest.mark.long
 def test_all_checks_without_fault_tolerance(job: Job) -> None:
     test_all_checks_of_a_transport(job, "without fault tolerance", 3)
 
 
-@pytest.mark.parametrize("how", ["kill", "exit", "stop"])
-@pytest.mark.parametrize("way", ["shared memory", "tcp"])
+@pytest.mark.parametrize(("way", "how"), [
+    ("shared memory", "kill"), ("shared memory", "stop"), ("tcp", "exit"),
+    *[pytest.param(*case, marks=pytest.mark.long)
+      for case in (("shared memory", "exit"), ("tcp", "kill"), ("tcp", "stop"))],
+])  # fmt: skip
 def test_a_peer_that_dies_in_the_middle_of_copies(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, how: str, native: str = "1"
 ) -> None:
@@ -52,6 +58,7 @@ def test_a_peer_that_dies_in_the_middle_of_copies(
         )
 
 
+@pytest.mark.long
 def test_a_peer_that_stops_where_python_moves_the_data(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +72,7 @@ def test_versions_that_differ_are_refused_on_both_sides(job: Job) -> None:
     assert all("0.0.old" in line and "there" in line for line in refused), ended
 
 
+@pytest.mark.long
 def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
     ended = job(3, "absent.py")
     assert sorted(ended.lines("missing ")) == ["0 rank 2", "1 rank 2"], ended

@@ -90,6 +90,7 @@ def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
     assert run.nothing_is_left() < 5.0
 
 
+@pytest.mark.long
 def test_a_host_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> None:
     environ = fake_ssh(tmp_path, "exec sleep 60")
     run = start("--hosts", "localhost:1,elsewhere:2", "--start-timeout", "3", str(PROGRAMS / "ending.py"), "exit",

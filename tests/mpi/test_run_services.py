@@ -21,7 +21,10 @@ def under_python(program: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "program", [PROGRAMS / "services.py", *sorted(EXAMPLES.glob("pool_*/*.py"))], ids=lambda path: path.stem
+    "program", [
+        pytest.param(path, marks=[] if path.stem in ("services", "pool_matrix") else pytest.mark.long, id=path.stem)
+        for path in (PROGRAMS / "services.py", *sorted(EXAMPLES.glob("pool_*/*.py")))
+    ],
 )
 def test_the_same_as_under_python(start: Start, program: Path, tmp_path: Path) -> None:
     expected = under_python(program, tmp_path)
