@@ -120,6 +120,7 @@ def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signa
     assert run.nothing_is_left() < 1.0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_devices_that_are_lost_in_the_middle(start: Start, moment: str) -> None:
     run = start("--agents", "3", "-m", "warpwell.testing.pool_losing", moment, "1")

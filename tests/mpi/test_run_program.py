@@ -77,6 +77,7 @@ def fake_ssh(folder: Path, what: str) -> dict[str, str]:
     return {"PRTE_MCA_plm_ssh_agent": str(path)}
 
 
+@pytest.mark.long
 def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
     """The other host is this one under another name: it is reached by something that takes ssh's arguments.
 
