@@ -61,11 +61,16 @@ def _run(transfer: Transfer, started: Started) -> None:
     try:
         transfer.wait(transfer.chunks, limit())
     except BaseException:
-        transfer.cancel()
-        end = time.monotonic() + 1.0
-        while not transfer.done and time.monotonic() < end:
-            time.sleep(1e-3)  # what is on its way still uses the memory
+        give_up(transfer)
         raise
+
+
+def give_up(transfer: Transfer) -> None:
+    """Cancel a transfer, and wait a little for what is on its way: it still uses the memory."""
+    transfer.cancel()
+    end = time.monotonic() + 1.0
+    while not transfer.done and time.monotonic() < end:
+        time.sleep(1e-3)
 
 
 class Half:

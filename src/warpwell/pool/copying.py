@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .caller import Connection, Reply, new_id
+from .copies import give_up
 from .lent import lent_to
 from .milestone import limit
 from .pinned import is_pinned
@@ -207,6 +208,4 @@ def _cancel(connection: Connection, transfer: Transfer, reply: Reply) -> None:
     transfer.cancel()
     if connection.lost is None and not reply.done:
         connection.tell(Op.CANCEL, reply.number)
-    end = time.monotonic() + 1.0
-    while not transfer.done and time.monotonic() < end:
-        time.sleep(1e-4)
+    give_up(transfer)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 from .. import errors
 from ..targets.kernel import has_cuda
@@ -14,6 +14,7 @@ from . import placement
 from .agent import Agent, start
 from .caller import Caller, Reply
 from .device import Device, entered
+from .group import Group
 from .lease import Lease, Leases
 from .local_transport import local_transports
 from .protocol import Op
@@ -21,7 +22,7 @@ from .runtime import CpuRuntime, Runtime
 from .transport import Transport
 
 
-class Devices(Sequence[Device]):
+class Devices(Group):
     """The devices of a pool.
 
     Parameters
@@ -49,7 +50,8 @@ class Devices(Sequence[Device]):
         targets: Sequence[str] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        self._devices: list[Device] = []
+        self._found: list[Device] = []
+        super().__init__(self._found)
         self._callers: list[Caller] = []
         self._closing: list[Any] = []
         self._leases = Leases(self._devices)
@@ -81,12 +83,7 @@ class Devices(Sequence[Device]):
                 info = reply.get(f"{connection.label} to say what it is", timeout)
             except (errors.StallError, errors.DeviceLostError) as error:
                 raise errors.AgentError(f"the agent of {connection.label} does not answer: {error}") from error
-            self._devices.append(Device(caller, connection, len(self._devices), info))
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """Wait for all devices."""
-        for device in self._devices:
-            device.synchronize(timeout)
+            self._found.append(Device(caller, connection, len(self._found), info))
 
     def lease(
         self,
@@ -133,19 +130,6 @@ class Devices(Sequence[Device]):
             with contextlib.suppress(errors.WarpwellError):
                 transport.close()
         self._closing = []
-
-    @overload
-    def __getitem__(self, index: int) -> Device: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Device]: ...
-    def __getitem__(self, index: int | slice) -> Device | Sequence[Device]:
-        return self._devices[index]
-
-    def __len__(self) -> int:
-        return len(self._devices)
-
-    def __iter__(self) -> Iterator[Device]:
-        return iter(self._devices)
 
     def __enter__(self) -> Devices:
         return self

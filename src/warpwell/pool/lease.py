@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import overload
+from collections.abc import Callable, Iterable, Sequence
 
 from .. import errors
 from .device import Device
+from .group import Group
 from .milestone import LOOK, limit
 
 
-class Lease(Sequence[Device]):
+class Lease(Group):
     """Devices for one user; ``devices.lease(2)`` makes one. A context manager, which gives them back.
 
     It goes wherever `Devices` goes: ``ww.broadcast``, ``Scheduler(devices=...)``. Leases are an agreement of the
@@ -26,7 +26,7 @@ class Lease(Sequence[Device]):
     """
 
     def __init__(self, devices: Sequence[Device], leases: Leases) -> None:
-        self._devices = tuple(devices)
+        super().__init__(tuple(devices))
         # one that is dropped is given back, too
         self._finalizer = weakref.finalize(self, leases.release, self._devices)
 
@@ -38,24 +38,6 @@ class Lease(Sequence[Device]):
     def release(self) -> None:
         """Give the devices back (idempotent). What they were given goes on."""
         self._finalizer()
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """Wait for all of them."""
-        for device in self._devices:
-            device.synchronize(timeout)
-
-    @overload
-    def __getitem__(self, index: int) -> Device: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Device]: ...
-    def __getitem__(self, index: int | slice) -> Device | Sequence[Device]:
-        return self._devices[index]
-
-    def __len__(self) -> int:
-        return len(self._devices)
-
-    def __iter__(self) -> Iterator[Device]:
-        return iter(self._devices)
 
     def __enter__(self) -> Lease:
         return self

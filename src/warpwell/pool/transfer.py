@@ -11,7 +11,6 @@ near that of one stage. ::
 from __future__ import annotations
 
 import collections
-import time
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from .copies import Started
 from .milestone import limit
 from .plan import Plan
 from .region import Region
-from .transport import Transfer, Transport
+from .transport import Transport
 
 
 def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, plan: tuple[int, int], block: Any,
@@ -50,7 +49,7 @@ def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int
                 free += 1
             transfer.allow(min(transfer.chunks, free + buffers))
     except BaseException:
-        _give_up(transfer)
+        copies.give_up(transfer)
         raise
     finally:
         runtime.synchronize(stream)  # the staging memory is used again
@@ -74,12 +73,7 @@ def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: in
                 _reach(runtime, marks.popleft())
                 filled += 1
             transfer.allow(filled)
-            if k >= buffers:
-                # the chunk that was in this buffer must have been sent, and so have been filled
-                while filled <= k - buffers:
-                    _reach(runtime, marks.popleft())
-                    filled += 1
-                transfer.allow(filled)
+            if k >= buffers:  # the chunk that was in this buffer is filled, and must have been sent
                 transfer.wait(k - buffers + 1, limit())
             at, size = k * chunk, min(chunk, nbytes - k * chunk)
             place = k % buffers * chunk
@@ -91,7 +85,7 @@ def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: in
             transfer.allow(filled)
         transfer.wait(transfer.chunks, limit())
     except BaseException:
-        _give_up(transfer)
+        copies.give_up(transfer)
         runtime.synchronize(stream)
         raise
 
@@ -99,14 +93,6 @@ def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: in
 def _reach(runtime: Any, mark: Any) -> None:
     if not runtime.reach(mark, limit()):
         raise errors.StallError(f"the device did not come to the end of a copy in {limit():g} s", seconds=limit())
-
-
-def _give_up(transfer: Transfer) -> None:
-    """Cancel a transfer, and wait a little for what is on its way: it still uses the staging memory."""
-    transfer.cancel()
-    end = time.monotonic() + 1.0
-    while not transfer.done and time.monotonic() < end:
-        time.sleep(1e-3)
 
 
 __all__ = ["Plan", "copy_in", "copy_out"]
