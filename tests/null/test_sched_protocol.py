@@ -616,11 +616,10 @@ def test_cancelling_and_order(make: Made) -> None:
             waiting.result(20)
         failed = client.submit(fails[8], x)
         assert failed.exception(20) is not None
-        assert client.submit(double[8], x, after=[waiting]).exception  # what comes after those is cancelled
-        for before in (waiting, failed):
+        for before in (waiting, [waiting], failed):  # what comes after those is cancelled
             with pytest.raises(CancelledError):
                 client.submit(double[8], x, after=before).result(20)
-        for odd in (before, "handle", 3):
+        for odd in (failed, "handle", 3):
             with connect(service.path) as other, pytest.raises((errors.ArgumentError, TypeError)):
                 other.submit(double[8], x, after=odd)  # type: ignore[arg-type]
 
@@ -926,9 +925,11 @@ def test_callbacks_and_forks(make: Made, monkeypatch: pytest.MonkeyPatch) -> Non
                 seen.append(str(error))
             seen.append(handle.state.value)
 
-        client.submit(double[4], np.zeros(4)).add_done_callback(callback)
+        handle = client.submit(waits[4], np.zeros(4))
+        handle.add_done_callback(callback)  # before its end, so that the thread that receives calls it
+        assert handle.cancel()
         until(lambda: len(seen) == 2)
-        assert "must not wait" in seen[0] and seen[1] == "done"
+        assert "must not wait" in seen[0] and seen[1] == "cancelled"
         monkeypatch.setattr(os, "getpid", lambda: 1)
         with pytest.raises(errors.ForkError):
             client.submit(double[4], np.zeros(4))
