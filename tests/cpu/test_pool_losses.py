@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from warpwell import errors
+from warpwell.pool.agent import Agent, start
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
-from warpwell.pool.local_transport import LocalTransport
+from warpwell.pool.local_transport import LocalTransport, local_transports
+from warpwell.testing.emulated_device import EmulatedDevice
 
 SECONDS = 5.0
 """So long everybody has to notice."""
@@ -36,6 +39,38 @@ def raised(call: Callable[[], object]) -> BaseException:
         call()
     assert time.monotonic() - begun < SECONDS
     return caught.value
+
+
+class Fallen(EmulatedDevice):
+    """A device whose driver answers no more, from some question on."""
+
+    asked = answers = 0
+
+    def memory_info(self) -> tuple[int, int]:
+        self.asked += 1
+        if self.asked > self.answers:
+            raise OSError("it fell off the bus")
+        return super().memory_info()
+
+
+@pytest.mark.parametrize("answers", [0, 2])
+def test_a_device_that_cannot_be_asked(answers: int) -> None:
+    """It is told at once, whether at the start or later, and what does not need it goes on."""
+    own, other = local_transports(2)
+    device = Fallen()
+    device.answers = answers
+    thread = start(Agent(other, device), "fallen")
+    with contextlib.ExitStack() as stack:
+        stack.callback(thread.join, 10)
+        if not answers:
+            error = raised(lambda: Devices(own))
+            assert isinstance(error, errors.AgentError) and "it fell off the bus" in str(error)
+            return
+        devices = stack.enter_context(Devices(own))
+        while device.asked < answers:
+            devices[0].memory_info()
+        assert "it fell off the bus" in str(raised(devices[0].memory_info))
+        assert devices[0].call(len, "abc").get(SECONDS) == 3
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03])

@@ -199,7 +199,13 @@ class Agent:
             lane.end()
 
     def _info(self, _s: int, _q: int, reply: int) -> None:
-        self.later(lambda: self.tell(Op.REPLY, reply, self.info()))
+        def answer() -> None:
+            try:
+                self.tell(Op.REPLY, reply, self.info())
+            except Exception as error:  # a device that cannot be asked
+                self.refuse(reply, "info", error)
+
+        self.later(answer)
 
     def info(self) -> dict[str, Any]:
         """Return what there is to know of the device and its agent."""

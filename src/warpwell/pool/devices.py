@@ -83,6 +83,8 @@ class Devices(Group):
                 info = reply.get(f"{connection.label} to say what it is", timeout)
             except (errors.StallError, errors.DeviceLostError) as error:
                 raise errors.AgentError(f"the agent of {connection.label} does not answer: {error}") from error
+            except errors.RemoteError as error:
+                raise errors.AgentError(f"the device of {connection.label} cannot be used: {error}") from error
             self._found.append(Device(caller, connection, len(self._found), info))
 
     def lease(

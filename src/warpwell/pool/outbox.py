@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +57,18 @@ class Outbox:
                 if self._agent.stopped:
                     continue  # nobody is there to be told
                 if mark is None or self._reached(mark):
-                    call()
+                    self._call(call)
                 else:
                     waiting.append((call, mark))
             nap = _SHORTEST if len(waiting) < len(marks) else min(2 * nap, _LONGEST)
             marks = waiting
+
+    @staticmethod
+    def _call(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # others wait for what comes after it
+            traceback.print_exc()
 
     def _reached(self, mark: Any) -> bool:
         try:
