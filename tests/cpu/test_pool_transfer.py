@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -85,15 +86,15 @@ def test_the_parts_of_a_pipeline_overlap() -> None:
     with pool(1, bandwidth=1e9) as devices:
         device = devices[0]
         data = np.ones(32 << 20, np.uint8)
-        seconds = {}
-        for pipelined in (True, False):
+        seconds: dict[bool, float] = {True: math.inf, False: math.inf}
+        for pipelined in (True, False) * 4:  # the shortest times: what else runs here only adds to them
             device.transfers = Tuning(pipelined=pipelined)
             buffer = device.to_device(data)
             device.synchronize()
             begun = time.perf_counter()
             buffer.copy_from(data)
             device.synchronize()
-            seconds[pipelined] = time.perf_counter() - begun
+            seconds[pipelined] = min(seconds[pipelined], time.perf_counter() - begun)
         assert min(seconds.values()) >= 0.9 * data.nbytes / 1e9
         assert seconds[True] < 1.25 * seconds[False]
 
