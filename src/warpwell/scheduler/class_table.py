@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from .executor import Capacity
 from .rate_model import Points, RateModel, between, kind_of
-from .residency import Resident, part_of
+from .residency import REMEMBERED, Resident, part_of
 from .task import Kind
+
+# Of an enum, a member takes five times as long to look up as a name here.
+MEMORY = Kind.MEMORY
 
 # Measured on an H100 (132 multiprocessors): a streaming kernel, 3,140 GB/s alone, and an FMA-bound one, in one window.
 MEMORY_BY_PROCESSORS: Points = ((0.0, 0.0), (16 / 132, 0.70), (32 / 132, 1.0), (1.0, 1.0))
@@ -35,11 +39,25 @@ class ClassTable(RateModel):
 
     name = "class table (H100)"
 
+    def __init__(self, capacity: Capacity | None = None) -> None:
+        super().__init__(capacity)
+        self._facts: dict[tuple[bool, float, float, str | None], _Facts] = {}
+        self._pairs: dict[tuple[_Facts, _Facts], tuple[float, float]] = {}
+
     def of(self, residents: Sequence[Resident]) -> list[float]:
         """Return rates as products over pairs."""
         if len(residents) == 1:
             return [(residents[0].facts or self._find(residents[0])).alone]
-        facts = [resident.facts or self._find(resident) for resident in residents]
+        facts: list[_Facts] = [resident.facts or self._find(resident) for resident in residents]
+        if len(facts) == 2:
+            one, other = facts
+            pair = self._pairs.get((one, other))
+            if pair is None:
+                if len(self._pairs) >= REMEMBERED:
+                    self._pairs.clear()
+                older, newer = _pair(one, other)
+                pair = self._pairs[one, other] = one.alone * older, other.alone * newer
+            return [*pair]
         rates = [fact.alone for fact in facts]
         for j in range(1, len(facts)):
             for i in range(j):
@@ -54,21 +72,29 @@ class ClassTable(RateModel):
         return rate
 
     def _find(self, resident: Resident) -> _Facts:
-        memory = kind_of(resident.profile) is Kind.MEMORY
-        part = part_of(resident.partition, self.capacity)
-        on_each = min(1.0, resident.share / part)
-        rate = between(MEMORY_BY_BLOCKS if memory else COMPUTE_BY_BLOCKS, on_each)
-        if resident.partition is not None:
-            reach = part / (resident.profile.need or 1.0)
-            rate *= between(MEMORY_BY_PROCESSORS, reach) if memory else min(1.0, reach)
-        need = min(resident.profile.need, part)
-        found = resident.facts = _Facts(
-            memory, rate, need, between(MEMORY_BY_PROCESSORS, need), between(STARVED, on_each), resident.partition
-        )
+        # Kernels of one class that need as much are alike here: few are, of thousands in a trace, any different.
+        figures = kind_of(resident.profile) is MEMORY, resident.profile.need, resident.share, resident.partition
+        found = self._facts.get(figures)
+        if found is None:
+            if len(self._facts) >= REMEMBERED:
+                self._facts.clear()
+            found = self._facts[figures] = self._derive(*figures)
+        resident.facts = found
         return found
 
+    def _derive(self, memory: bool, need: float, share: float, partition: str | None) -> _Facts:
+        part = part_of(partition, self.capacity)
+        on_each = min(1.0, share / part)
+        rate = between(MEMORY_BY_BLOCKS if memory else COMPUTE_BY_BLOCKS, on_each)
+        if partition is not None:
+            reach = part / (need or 1.0)
+            rate *= between(MEMORY_BY_PROCESSORS, reach) if memory else min(1.0, reach)
+        need = min(need, part)
+        return _Facts(memory, rate, need, between(MEMORY_BY_PROCESSORS, need), between(STARVED, on_each), partition)
 
-class _Facts(NamedTuple):
+
+@dataclass(eq=False, slots=True)
+class _Facts:
     """What a pair's factors depend on; `leaves` is what a compute-intensive kernel leaves to a younger memory-bound."""
 
     memory: bool

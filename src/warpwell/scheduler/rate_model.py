@@ -75,7 +75,7 @@ class RateModel(ABC):
         for i, count in enumerate(counts):
             if count:
                 share = share_of(count, wanted[i], quotas[i], shapes[i].alone)
-                residents.append(Resident(jobs[i].task.name, shapes[i].profile, share, partitions[i]))
+                residents.append(self.resident(jobs[i].task.name, shapes[i].profile, share, partitions[i]))
         rates = iter(self.of(residents))
         return [next(rates) if count else 0.0 for count in counts]
 

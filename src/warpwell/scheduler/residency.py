@@ -137,7 +137,7 @@ def part_of(partition: str | None, capacity: Capacity) -> float:
 
 
 def fit(
-    wanted: Sequence[int], shapes: Sequence[Shape], partitions: Sequence[str | None], capacity: Capacity
+    wanted: Sequence[int], shapes: Sequence[Shape], partitions: Sequence[str | None] | None, capacity: Capacity
 ) -> list[int]:
     """Return how many blocks of each kernel find room: the older take theirs first, the rest waits, as in hardware.
 
@@ -146,23 +146,27 @@ def fit(
     wanted : sequence of int
         Blocks that each would have resident, in the order of launch.
     shapes : sequence of Shape
-    partitions : sequence
-        Partition of each: kernels of different partitions do not take each other's room.
+    partitions : sequence or None
+        Partition of each: kernels of different partitions do not take each other's room. None: there are none.
     capacity : Capacity
     """
-    first = shapes[0].footprint
-    if all(shape.footprint is first for shape in shapes) and not any(partitions):
-        # Blocks of one size, as often in traces: one resource tells.
-        one, left = shapes[0].load, 1.0 + _SLACK
-        found = []
-        for count in wanted:
-            if one * count > left:
-                count = max(0, int(left / one + 1e-6))
-            left -= one * count
-            found.append(count)
-        return found
+    found: list[int] = []
+    if partitions is None or not any(partitions):
+        first = shapes[0].footprint
+        for shape in shapes:
+            if shape.footprint is not first:
+                break
+        else:
+            # Blocks of one size, as often in traces: one resource tells.
+            one, left = shapes[0].load, 1.0 + _SLACK
+            for count in wanted:
+                if one * count > left:
+                    count = max(0, int(left / one + 1e-6))
+                left -= one * count
+                found.append(count)
+            return found
+        partitions = [None] * len(shapes)
     free: dict[str | None, tuple[float, float, float, float]] = {}
-    found = []
     for count, shape, partition in zip(wanted, shapes, partitions, strict=True):
         room = free.get(partition)
         if room is None:

@@ -48,14 +48,11 @@ class Simulated:
         Times of that, and of the next thing at all.
     """
 
-    found = kept = wanted = 0
-    rate = speed = 0.0
-    resident: Resident | None = None
-    stop_at = resize_at = stop_goal = resize_goal = goal_due = due = NEVER
-    hold: float | None = None
-    saving = False
-    easy = True
-    mode = ""
+    __slots__ = (
+        "alone", "allowed", "base", "blocks", "due", "easy", "found", "goal", "goal_due", "hold", "job", "kept", "load",
+        "mode", "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident",
+        "resize_at", "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "wanted", "width",
+    )  # fmt: skip
 
     def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
         self.job = job
@@ -75,6 +72,14 @@ class Simulated:
         self.partition = placement.partition
         self.plain = placement.plain
         self.goal: float = shape.blocks
+        self.found = self.kept = self.wanted = 0
+        self.rate = self.speed = 0.0
+        self.stop_at = self.resize_at = self.stop_goal = self.resize_goal = self.goal_due = self.due = NEVER
+        self.hold: float | None = None
+        self.resident: Resident | None = None
+        self.easy = True
+        self.saving = False
+        self.mode = ""
 
     def last_wave(self) -> int:
         """Return the position at which its last wave begins."""
@@ -90,11 +95,6 @@ class Simulated:
         """Return the position at which the blocks that run now began."""
         waves = math.floor((self.position - self.base) / self.width + 1e-9)
         return min(self.blocks, self.base + waves * self.width)
-
-    def settle(self, seconds: float) -> None:
-        """Go on for a time."""
-        if self.speed:
-            self.position = min(self.goal, self.position + self.speed * seconds)
 
     def plan(self, now: float, squeezed: bool) -> None:
         """Find what happens next, and when.

@@ -289,8 +289,10 @@ class Simulator(Executor):
         seconds = self._now - self._settled
         if seconds > 0:
             for run in self._runs.values():
-                run.settle(seconds)
-        self._settled = self._now
+                if run.speed:
+                    position = run.position + run.speed * seconds
+                    run.position = position if position < run.goal else run.goal
+            self._settled = self._now
 
     def _fire(self) -> None:
         """Do what is due now, the oldest kernel first."""
@@ -352,33 +354,30 @@ class Simulator(Executor):
             run.found = run.width = run.allowed  # more than there are in its last wave, which nobody is in need of
             run.rate = 0.0
             if run.hold is None:
-                run.rate = self.rates.of([self._resident(run, run.allowed / run.alone)])[0]
+                share = run.allowed / run.alone
+                resident = run.resident
+                if resident is None or resident.share != share:
+                    resident = self._resident(run, share)
+                run.rate = self.rates.of((resident,))[0]
             run.plan(self._now, False)
             return
         lacks = self._find_room(runs)
-        if len(runs) == 2 and lacks < 0 and runs[0].hold is None is runs[1].hold:
-            older, newer = runs
-            older.rate, newer.rate = self.rates.of((
-                self._resident(older, older.allowed / older.alone), self._resident(newer, newer.allowed / newer.alone)
-            ))  # fmt: skip
-            older.plan(self._now, False)
-            newer.plan(self._now, False)
-            return
         residents: list[Resident] = []
         there = []
         moving = False
         for run in runs:
+            run.rate = 0.0
             if run.hold is not None:
                 moving = True
-                run.rate = 0.0
             elif run.found:
                 share = run.allowed / run.alone
                 if run.found < run.wanted:
                     share *= run.found / run.wanted
-                residents.append(self._resident(run, share))
+                resident = run.resident
+                if resident is None or resident.share != share:
+                    resident = self._resident(run, share)
+                residents.append(resident)
                 there.append(run)
-            else:
-                run.rate = 0.0
         if there:
             for run, rate in zip(there, self.rates.of(residents), strict=True):
                 # What is saved and restored takes bandwidth from those that stay.
@@ -389,9 +388,7 @@ class Simulator(Executor):
             run.plan(now, i < lacks)
 
     def _resident(self, run: Simulated, share: float) -> Resident:
-        found = run.resident
-        if found is None or share != found.share:
-            found = run.resident = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
+        run.resident = found = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
         return found
 
     def _find_room(self, runs: list[Simulated]) -> int:
@@ -410,24 +407,27 @@ class Simulator(Executor):
             run.width = allowed
         if load <= 1.0 and not apart:
             return -1
-        asked = []
+        takers, asked = [], []
         for run in runs:
             if run.kept > run.wanted:
                 run.kept = run.wanted
-            asked.append(run.kept)
-        shapes, partitions = [run.shape for run in runs], [run.partition for run in runs]
-        if sum(asked):
-            asked += [run.wanted - run.kept for run in runs]
-            counts = fit(asked, shapes * 2, partitions * 2, self._capacity)
-            counts = [first + second for first, second in zip(counts, counts[len(runs) :], strict=False)]
-        else:
-            counts = fit([run.wanted for run in runs], shapes, partitions, self._capacity)
+            if run.kept:
+                takers.append(run)
+                asked.append(run.kept)
+            run.found = 0
+        for run in runs:
+            if run.wanted > run.kept:
+                takers.append(run)
+                asked.append(run.wanted - run.kept)
+        partitions = [run.partition for run in takers] if apart else None
+        counts = fit(asked, [run.shape for run in takers], partitions, self._capacity)
+        for run, count in zip(takers, counts, strict=True):
+            run.found += count
         lacks = -1
-        for i, (run, count) in enumerate(zip(runs, counts, strict=True)):
-            if count < run.wanted:
+        for i, run in enumerate(runs):
+            if run.found < run.wanted:
                 lacks = i
-                run.width = count or run.allowed
-                run.found = count
+                run.width = run.found or run.allowed
         return lacks
 
     # -- costs ---------------------------------------------------------------------------------------------------
