@@ -130,7 +130,11 @@ def together(rests: list[float], rates: list[float]) -> float:
     rates : list of float
         Normalized IPC of each. ``rest_inst / ipc = rest / rate``; a kernel at rate 0 never ends.
     """
-    return min((rest / rate if rate > 0 else math.inf for rest, rate in zip(rests, rates, strict=True)), default=0.0)
+    least = math.inf if rests else 0.0
+    for rest, rate in zip(rests, rates, strict=True):
+        if rate > 0 and rest / rate < least:
+            least = rest / rate
+    return least
 
 
 def gain(s0: float, n: float, s1: float, t: float, c: float, d: float) -> float:

@@ -41,7 +41,7 @@ class Capacity:
     modes: tuple[str, ...] = ("drain", "flush")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Ended:
     """All blocks of a task have ended, or (`error`) it failed."""
 
@@ -50,7 +50,7 @@ class Ended:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Stopped:
     """A preempted task has left: `done` blocks have ended, none is running. `wasted` blocks will run once more."""
 

@@ -60,7 +60,7 @@ class View:
     truth: Callable[[Task], Profile] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Launch:
     """Put a waiting job on the device."""
 
@@ -69,7 +69,7 @@ class Launch:
     why: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Preempt:
     """Make a running job leave: for `newcomer`, which the policy will launch when it has left."""
 
@@ -79,7 +79,7 @@ class Preempt:
     why: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Resize:
     """Change a running job's quota."""
 
@@ -88,7 +88,7 @@ class Resize:
     why: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Hold:
     """Leave things as they are, although a preemption was weighed (for the log)."""
 

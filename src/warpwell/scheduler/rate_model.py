@@ -47,10 +47,11 @@ class RateModel(ABC):
         # Policies ask for the same combinations of alike kernels again and again.
         parts: list[Any] = []
         shapes: list[Shape] = []
+        known = self._known
         for job, placement in zip(jobs, placements, strict=True):
             task = job.task
             blocks = task.blocks
-            number, shape, _ = self._known.get((id(task.profile), blocks, task.name)) or self._learn(task)
+            number, shape, _ = known.get((id(task.profile), blocks, task.name)) or self._learn(task)
             allowed, workers, partition = shape.alone, placement.workers, placement.partition
             if partition is not None:
                 allowed = shape.allowed(placement, self.capacity)

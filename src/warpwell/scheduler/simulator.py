@@ -105,6 +105,7 @@ class Simulator(Executor):
         self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
         self._flag = flag
         self._host = host
+        self._slow = host != NO_HOST
         self._thinks = False
         self._random = random.Random(seed)
         self._truth: Mapping[Task, Profile] = truth or {}
@@ -142,7 +143,8 @@ class Simulator(Executor):
             raise errors.ArgumentError(
                 f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
             )
-        self._busy(self._host.launch)
+        if self._slow:
+            self._busy(self._host.launch)
         position = self._kept.pop(job, None)
         shape = shape_of(profile, job.task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement, self._capacity)
@@ -205,16 +207,17 @@ class Simulator(Executor):
         profile = victim.task.profile
         if run is not None and run.plain:
             return math.inf
+        if run is not None and self.mode == "switch":
+            return self._switch_seconds(profile, run.found, [job.task.profile for job in stays])
         alone = shape_of(profile, victim.task.blocks, self._capacity).alone
-        resident = run.found if run is not None else alone
         if self.mode == "switch":
-            return self._switch_seconds(profile, resident, [job.task.profile for job in stays])
+            return self._switch_seconds(profile, alone, [job.task.profile for job in stays])
         again = self._host.notice + self._host.decision + self._host.launch
         return self._flag + again + 0.5 * (profile.seconds or 0.0) * min(1.0, alone / victim.task.blocks)
 
     def poll(self) -> list[Ended | Stopped]:
         """Return what has happened; the host begins to decide."""
-        self._thinks = self._host.decision > 0
+        self._thinks = self._slow and self._host.decision > 0
         said = self._said
         if said:
             self._said = []
@@ -439,7 +442,7 @@ class Simulator(Executor):
 
     def _switch_seconds(self, profile: Profile, blocks: int, stays: Sequence[Profile]) -> float:
         """Return how long blocks of all multiprocessors take to be saved, or restored."""
-        miss_rate = max((other.miss_rate for other in stays), default=0.0)
+        miss_rate = max([other.miss_rate for other in stays], default=0.0)
         each = math.ceil(blocks / self._capacity.processors)
         return self.model.preempt_cycles(miss_rate, profile.registers, profile.shared, each) / self._capacity.clock
 

@@ -208,7 +208,10 @@ class Tenants(Mapping[str, Account]):
         if not running:
             return
         whole = self._capacity.processors
-        if all(job.placement is None or job.placement.partition is None for job in running):
+        for job in running:
+            if job.placement is not None and job.placement.partition is not None:
+                break
+        else:
             each = whole / len(running) * seconds
             for job in running:
                 account = self._accounts[job.task.tenant]

@@ -135,10 +135,12 @@ class Waiting:
         mine = self._lines[self._places[job][0]]
         mine.passed = 0
         if len(self._lines) > 1:
+            arrival, number = job.arrival, job.number
             for line in self._lines.values():
-                head = line.entries[line.start][2]
-                if line is not mine and (head.arrival, head.number) < (job.arrival, job.number):
-                    line.passed += 1
+                if line is not mine:
+                    head = line.entries[line.start][2]
+                    if head.arrival < arrival or (head.arrival == arrival and head.number < number):
+                        line.passed += 1
         self.remove(job)
 
 
@@ -171,10 +173,11 @@ class _Line:
             insort(entries, entry, self.start)
 
     def remove(self, entry: Entry) -> None:
-        i = bisect_left(self.entries, entry, self.start)
-        if i > self.start:
-            del self.entries[i]
-            return
+        if self.entries[self.start][2] is not entry[2]:
+            i = bisect_left(self.entries, entry, self.start)
+            if i > self.start:
+                del self.entries[i]
+                return
         self.start += 1
         if self.start >= 64 and 2 * self.start >= len(self.entries):
             del self.entries[: self.start]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Policy, Resize, View
-from ..residency import shape_of
-from ..task import Job, Placement
+from ..residency import REMEMBERED, shape_of
+from ..task import Job
 from .order import at_least_one
-from .sharing import age, highest, preemptible
+from .sharing import age, at_most, highest, preemptible
 
 
 class SmkDrf(Policy):
@@ -31,6 +32,7 @@ class SmkDrf(Policy):
 
     def __init__(self, *, patience: int = 32) -> None:
         self.patience = at_least_one("patience", patience)
+        self._known: dict[tuple[Any, ...], list[int | None]] = {}
 
     def bucket(self, job: Job) -> Hashable:
         """By what gives priority."""
@@ -44,7 +46,7 @@ class SmkDrf(Policy):
         if jobs:
             job = min(jobs, key=age)
             quotas = self._divide(view, [*running, job])
-            decisions.append(Launch(job, Placement(workers=quotas.pop()), {"rule": "dominant share"}))
+            decisions.append(Launch(job, at_most(quotas.pop()), {"rule": "dominant share"}))
         elif running:
             quotas = self._divide(view, running)
         else:
@@ -57,8 +59,21 @@ class SmkDrf(Policy):
         return resizes + decisions
 
     def _divide(self, view: View, jobs: Sequence[Job]) -> list[int | None]:
-        weights = [view.tenants[j.task.tenant].tenant.weight for j in jobs]
-        return divide(jobs, weights, view.capacity)
+        # It is asked once before a launch and once after it, and most kernels come many times.
+        key: list[Any] = []
+        for job in jobs:
+            task = job.task
+            shape = shape_of(task.profile, task.blocks, view.capacity)
+            left = shape.blocks - job.done
+            weight = view.tenants[task.tenant].tenant.weight
+            key += weight, shape.alone if shape.alone < left else max(1, left), shape.alone, shape.footprint
+        known = self._known.get(tuple(key))
+        if known is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            weights = [view.tenants[j.task.tenant].tenant.weight for j in jobs]
+            known = self._known[tuple(key)] = divide(jobs, weights, view.capacity)
+        return known.copy()
 
 
 def divide(jobs: Sequence[Job], weights: Sequence[float], capacity: Capacity) -> list[int | None]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Resize, View
-from ..residency import part_of, resident_alone, shape_of
+from ..residency import Shape, part_of, resident_alone, shape_of
 from ..task import Job, Kind, Placement, Profile, State
 
 # Of an enum, a member takes five times as long to look up as a name here.
 RUNNING, STOPPING, COMPUTE = State.RUNNING, State.STOPPING, Kind.COMPUTE
 
 _WHOLE = Placement()
+
+
+@functools.lru_cache(maxsize=4096)
+def at_most(workers: int | None, priority: int = 0) -> Placement:
+    """Return a placement with a quota of workers; policies ask for the same ones again and again."""
+    return Placement(workers, None, priority)
 
 
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
@@ -43,23 +50,29 @@ def alone(job: Job, capacity: Capacity) -> int:
 
 def demand(job: Job, capacity: Capacity) -> float:
     """Return the part of the device that the blocks of a job can fill: of what they take most of, 0 to 1."""
-    task = job.task
-    shape = shape_of(task.profile, task.blocks, capacity)
-    left = task.blocks - job.done
+    return _demand(job, _shape(job, capacity))
+
+
+def _shape(job: Job, capacity: Capacity) -> Shape:
+    return shape_of(job.task.profile, job.task.blocks, capacity)
+
+
+def _demand(job: Job, shape: Shape) -> float:
+    left = shape.blocks - job.done
     return (shape.alone if shape.alone < left else max(1, left)) * shape.load
 
 
-def room(job: Job, capacity: Capacity) -> float:
+def _room(job: Job, shape: Shape, capacity: Capacity) -> float:
     """Return the part of the device that a running job may fill where it is."""
     placement = job.placement
     if placement is None:
-        return demand(job, capacity)
+        return _demand(job, shape)
     if placement.partition is not None:
         return part_of(placement.partition, capacity)
-    wants = demand(job, capacity)
+    wants = _demand(job, shape)
     if placement.workers is None:
         return wants
-    return min(wants, placement.workers * shape_of(job.task.profile, job.task.blocks, capacity).load)
+    return min(wants, placement.workers * shape.load)
 
 
 def quota(job: Job, fraction: float, capacity: Capacity) -> int | None:
@@ -67,9 +80,12 @@ def quota(job: Job, fraction: float, capacity: Capacity) -> int | None:
 
     Whole numbers a multiprocessor where there are several on each, because that is how the hardware spreads them.
     """
+    return _quota(_shape(job, capacity), fraction, capacity)
+
+
+def _quota(shape: Shape, fraction: float, capacity: Capacity) -> int | None:
     if fraction >= 1.0:
         return None
-    shape = shape_of(job.task.profile, job.task.blocks, capacity)
     workers = int(fraction / shape.load + 1e-6)
     if workers >= capacity.processors:
         workers -= workers % capacity.processors
@@ -120,7 +136,7 @@ def equal(view: View, jobs: Sequence[Job]) -> list[Placement]:
     capacity = view.capacity
     if sum(demand(job, capacity) for job in jobs) <= 1.0 + 1e-9:
         return [Placement() for _ in jobs]
-    return [Placement(workers=quota(job, 1.0 / len(jobs), capacity)) for job in jobs]
+    return [at_most(quota(job, 1.0 / len(jobs), capacity)) for job in jobs]
 
 
 def joined(view: View, stays: Sequence[Job], job: Job) -> list[Placement]:
@@ -128,18 +144,22 @@ def joined(view: View, stays: Sequence[Job], job: Job) -> list[Placement]:
 
     It takes what is free, and otherwise an equal part that the others make room for.
     """
+    if not stays:
+        return [_WHOLE]
     capacity = view.capacity
     placements = [j.placement or _WHOLE for j in stays]
-    rooms = [room(j, capacity) for j in stays]
+    shapes = [_shape(j, capacity) for j in stays]
+    rooms = [_room(j, shape, capacity) for j, shape in zip(stays, shapes, strict=True)]
     free = 1.0 - sum(rooms)
-    if not stays or demand(job, capacity) <= free + 1e-9:
+    own = _shape(job, capacity)
+    if _demand(job, own) <= free + 1e-9:
         return [*placements, _WHOLE]
     part = max(free, 1.0 / (len(stays) + 1))
     left = (1.0 - part) / len(stays)
     for i, j in enumerate(stays):
         if rooms[i] > left + 1e-9 and preemptible(j) and placements[i].partition is None:
-            placements[i] = Placement(quota(j, left, capacity), None, placements[i].priority)
-    return [*placements, Placement(workers=quota(job, part, capacity))]
+            placements[i] = at_most(_quota(shapes[i], left, capacity), placements[i].priority)
+    return [*placements, at_most(_quota(own, part, capacity))]
 
 
 def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
@@ -158,12 +178,12 @@ def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
 def grow(view: View) -> list[Decision]:
     """Give what has been left to those that run: equal parts, the whole device to one that runs alone."""
     running = view.running
-    if all(j.placement is None or j.placement.workers is None for j in running) or stopping(view):
+    if all([j.placement is None or j.placement.workers is None for j in running]) or stopping(view):
         return []
     if len(running) == 1:
         return [Resize(running[0], None, {"rule": "alone"})]
     capacity = view.capacity
-    if sum(room(j, capacity) for j in running) > 1.0 - 0.5 / len(running):
+    if sum([_room(j, _shape(j, capacity), capacity) for j in running]) > 1.0 - 0.5 / len(running):
         return []
     decisions: list[Decision] = []
     for job, placement in zip(running, equal(view, running), strict=True):

@@ -104,18 +104,21 @@ class Source(Policy):
     def _replace(self, view: View) -> list[Decision]:
         running = view.running
         sight = self._sight
-        jobs = view.waiting.heads()
         if self.pairs:
             memory = [sight.profile(view, j).kind is not COMPUTE for j in running]
             count, total = len(running), sum(memory)
             now_rank = ranked(count, total)
+            # For a newcomer of either class: in the place of one of the other.
+            better = ranked(count, total - 1) < now_rank, ranked(count, total + 1) < now_rank
+            if not any(better):
+                return []
             choices = []
-            for victim, is_memory in zip(running, memory, strict=True):
-                for job in jobs:
-                    comes = sight.profile(view, job).kind is not COMPUTE
-                    if comes == is_memory or ranked(count, total - is_memory + comes) >= now_rank:
-                        continue
-                    if preemptible(victim):
+            for job in view.waiting.heads():
+                comes = sight.profile(view, job).kind is not COMPUTE
+                if not better[comes]:
+                    continue
+                for victim, is_memory in zip(running, memory, strict=True):
+                    if is_memory is not comes and preemptible(victim):
                         stays = [j for j in running if j is not victim]
                         choices.append((self._order(view, stays, job), victim, stays, job))
             if not choices:
@@ -123,7 +126,7 @@ class Source(Policy):
             best = min(choice[0] for choice in choices)
             choices = [choice for choice in choices if choice[0] == best]
         else:
-            first = min(jobs, key=lambda j: self._order(view, (), j), default=None)
+            first = min(view.waiting.heads(), key=lambda j: self._order(view, (), j), default=None)
             if first is None:
                 return []
             choices = [((), v, [j for j in running if j is not v], first) for v in running if preemptible(v)]
@@ -158,10 +161,11 @@ class Source(Policy):
             return False, {**why, "rule": "no prediction"}, victim, job
         after = view.rates.together(sight.jobs(view, [*stays, job]), joined(view, stays, job))
         s0, s1 = sum(before), sum(after)
-        kept = [(n, sight.profile(view, j).kind) for n, j in zip(before, running, strict=True) if j is not victim]
-        n = sum(rate for rate, _ in kept)
+        kept = [rate for rate, j in zip(before, running, strict=True) if j is not victim]
+        n = sum(kept)
         # With one kernel that stays, d is its decay rate; with more, their mean by rate.
-        d = sum(rate * self.model.decay(kind) for rate, kind in kept) / n if n else 1.0
+        decays = [rate * self.model.decay(sight.profile(view, j).kind) for rate, j in zip(kept, stays, strict=True)]
+        d = sum(decays) / n if n else 1.0
         t = together(known, before)
         c = view.cost(victim, stays)
         yes = worth(s0, n, s1, t, c, d)
