@@ -28,6 +28,8 @@ def main(command: list[str]) -> int:
     except OSError as error:
         print(f"warpwell: no launcher at {address}: {error}", file=sys.stderr)
         return 1
+    # the application may interrupt its process group, as kernels of Jupyter do; this is in it, and must wait
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = os.fork()
     if child == 0:
         line.close()
