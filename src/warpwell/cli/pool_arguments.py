@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from .arguments import Commands, command, json_option
+
+NOTEBOOK = "warpwell"
+"""The kernel that ``warpwell pool notebook`` writes if no other name is given."""
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -13,6 +17,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     run.usage = "warpwell run [--agents N] [--hosts A:8,B:8] [options] FILE.py [ARG ...]"
     placing(run)
     run.add_argument("--trace", metavar="FILE", help="write what was called: counts, bytes and waits (JSON)")
+    run.add_argument("--notebook", action="store_true", help="the program is a kernel of Jupyter: interrupts go to it "
+                     "and never end it, and it ends with Jupyter (see warpwell pool notebook)")  # fmt: skip
     run.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     run.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py [ARG ...]", help="the program")
@@ -26,6 +32,22 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     top.add_argument("--job", metavar="NAME", help="which one, if several run here")
     top.add_argument("--every", type=float, metavar="SECONDS", help="again and again, until Ctrl-C (default: once)")
     json_option(top)
+    notebook = command(verbs, "notebook", "pool_notebook", "write a kernel for Jupyter whose devices are a pool's")
+    notebook.description = (
+        "Write a kernel specification for Jupyter: a notebook with this kernel starts a pool as run does, and its "
+        "ww.devices() are the agents. Give the command on the host where Jupyter starts kernels."
+    )
+    group = notebook.add_argument_group("kernel")
+    group.add_argument("--name", default=NOTEBOOK, metavar="NAME",
+                       help=f"several have several names (default {NOTEBOOK})")  # fmt: skip
+    group.add_argument("--remove", action="store_true", help="remove the kernel of this name from the same place")
+    place = group.add_mutually_exclusive_group()
+    place.add_argument("--user", action="store_const", const=None, dest="prefix", help="for your Jupyter (default)")
+    place.add_argument("--sys-prefix", action="store_const", const=sys.prefix, dest="prefix",
+                       help="for the Jupyter in this Python's environment")  # fmt: skip
+    place.add_argument("--prefix", metavar="DIR", help="for the Jupyter that is installed there")
+    placing(notebook)
+    json_option(notebook)
 
 
 def placing(parser: argparse.ArgumentParser) -> None:

@@ -49,7 +49,8 @@ def options(arguments: argparse.Namespace) -> Options:
     return Options(
         hosts=_hosts(arguments), target=arguments.target, share_gpu=arguments.share_gpu, ft=not arguments.no_ft,
         tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
-        trace=getattr(arguments, "trace", None), start=arguments.start_timeout, mpiexec=arguments.mpiexec,
+        trace=getattr(arguments, "trace", None), notebook=getattr(arguments, "notebook", False),
+        start=arguments.start_timeout, mpiexec=arguments.mpiexec,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import WarpwellError
-from . import connecting, devices
+from . import agent_output, connecting, devices
 from .lifeline import Lifeline, interrupt
 
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +50,8 @@ def main(command: Sequence[str]) -> None:
         lifeline.tell(failed=str(error) or type(error).__name__)
         os._exit(1)
     _restore_signals()
+    if folder := os.environ.pop(agent_output.FOLDER, None):
+        agent_output.AgentOutput(folder).show()
     connecting.forget_launcher()
     atexit.register(_say_goodbye, found, trace)
     lifeline.tell(ready=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import AgentError
 from . import lifeline
+from .agent_output import FOLDER, AgentOutput
 from .children import Children, kill_all, state_of
 from .gpus import assign
 from .hosts import Host, is_here
@@ -61,6 +62,9 @@ class Options:
         Of an emulated link: MB/s and microseconds.
     trace : str, optional
         File for what was called how often.
+    notebook : bool
+        The application is a kernel of Jupyter: interrupts never end it, what agents print is handed to it, and the
+        job ends when Jupyter does.
     start : float
         Seconds until everybody must be ready.
     mpiexec : str, optional
@@ -75,6 +79,7 @@ class Options:
     bandwidth: float | None = None
     latency: float | None = None
     trace: str | None = None
+    notebook: bool = False
     start: float = START
     mpiexec: str | None = None
 
@@ -107,6 +112,8 @@ class Launcher:
         self._looked = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._observers: list[Observer] = []
+        # Jupyter sets the variable for kernels that are to end with it; there may be a wrapper between it and this
+        self._parent = os.getppid() if options.notebook and os.environ.get("JPY_PARENT_PID") else None
 
     def run(self) -> int:
         """Run until the application has ended and nothing is left of the job; return its exit status.
@@ -129,6 +136,8 @@ class Launcher:
         away = any(not is_here(name) for name in self._places.values())
         self._files = JobFiles.create()
         try:
+            if options.notebook:
+                AgentOutput(self._files.folder).make()
             self._rendezvous = Rendezvous(self._files, away)
             with self._signals(), self._janitor(), standard_input() as self._stdin:
                 try:
@@ -171,6 +180,8 @@ class Launcher:
                 if isinstance(self._doom[1], AgentError):
                     raise self._doom[1]
                 self._status = self._doom[1]
+            if self._status is None and self._parent not in (None, os.getppid()):
+                self._status = -signal.SIGHUP
             self._observers = [o for o in self._observers if not o.answered()]
             if self._phase != "running" and self._status is None:
                 self._check_start(time.monotonic() - began)
@@ -201,6 +212,9 @@ class Launcher:
             connection.ready = True
             if self._phase == "ready" and all(c.ready for c in self._ranks()):
                 self._phase = "running"
+                if self._options.notebook:
+                    with contextlib.suppress(OSError):  # it has ended by now
+                        self._chatter.targets = AgentOutput(self._files.folder).writers()
         elif "failed" in said:
             connection.about["failed"] = said["failed"]
             if self._phase != "running":
@@ -297,8 +311,13 @@ class Launcher:
                 signal.signal(number, handler)
 
     def _signalled(self, number: int) -> None:
-        self._interrupts += 1
         application = self._here.get(("application", 0))
+        if self._options.notebook and number == signal.SIGINT:
+            # ends a cell, as often as somebody likes; while everybody starts there is none
+            if self._phase == "running" and application is not None:
+                application.tell(signal=number)
+            return
+        self._interrupts += 1
         if self._phase != "running" or application is None or self._interrupts >= _IMPATIENT:
             self._status = -number
         else:
@@ -379,6 +398,8 @@ class Launcher:
                   lifeline.TOKEN: self._rendezvous.token, lifeline.JOB: self._files.job}  # fmt: skip
         if options.bandwidth is not None or options.latency is not None:
             found["WARPWELL_POOL_LINK"] = f"{options.bandwidth or 0:g},{options.latency or 0:g}"
+        if options.notebook:
+            found[FOLDER] = str(self._files.folder)
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
         return found

@@ -23,9 +23,15 @@ class Chatter:
     ----------
     streams : sequence of (binary file, int)
         Where mpiexec writes, and the descriptor that it goes to.
+
+    Attributes
+    ----------
+    targets : dict
+        Descriptors that take the place of these.
     """
 
     def __init__(self, streams: Sequence[tuple[IO[bytes], int]]) -> None:
+        self.targets: dict[int, int] = {}
         self._kept: list[bytes] = []
         self._threads = [
             threading.Thread(target=self._read, args=pair, name="warpwell output", daemon=True) for pair in streams
@@ -54,21 +60,24 @@ class Chatter:
                 if any(word in text for text in block for word in _ITS_OWN):
                     self._kept += [text.rstrip() for text in block]
                 else:
-                    _write(target, rule, *block, line)
+                    self._write(target, rule, *block, line)
                 block = None
             elif block is not None:
                 block.append(line)
             elif _NOISE.match(line):
                 self._kept.append(line.rstrip())
             else:
-                _write(target, line)
+                self._write(target, line)
         if block is not None:
-            _write(target, rule, *block)
+            self._write(target, rule, *block)
+
+    def _write(self, target: int, *lines: bytes) -> None:
+        write(self.targets.get(target, target), b"".join(lines))
 
 
-def _write(target: int, *lines: bytes) -> None:
+def write(target: int, data: bytes) -> None:
+    """Write all of it to a descriptor; nothing where nobody reads any more."""
     with contextlib.suppress(OSError):
-        data = b"".join(lines)
         while data:
             data = data[os.write(target, data) :]
 

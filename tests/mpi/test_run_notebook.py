@@ -1,0 +1,99 @@
+"""``warpwell run --notebook``: what a kernel of Jupyter needs, without Jupyter; and with it, where it is installed."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from warpwell.pool.children import state_of
+from warpwell.testing.marked import MARK, command_of, marked, seconds_until_none_is_left
+
+from .runs import LIMIT, PROGRAMS, SOURCES, Start, planted, start
+
+__all__ = ["start"]
+
+
+def test_interrupts_end_cells_and_nothing_else(start: Start) -> None:
+    run = start("--notebook", "--agents", "2", "-m", "kernel_like", "-f", "a file.json", folder=PROGRAMS)
+    assert run.line("up")[1:] == ["-f", "a", "file.json"]
+    for number in range(4):  # more than end a program that is no kernel
+        assert run.line("cell") == [str(number)]
+        time.sleep(0.2)
+        run.process.send_signal(signal.SIGINT)
+        assert run.line("was") == ["interrupted"]
+    assert run.line("cell") == ["4"]
+    assert run.line("was") == ["interrupted"]
+    for _ in range(4):
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    assert run.line("sums") == ["1", "2"]
+    assert run.line("was") == ["done"]
+    assert run.line("seen") == ["from", "an", "agent"]
+    assert (run.end(), run.errors) == (0, "")
+    assert run.nothing_is_left() < 1.0
+
+
+def test_an_interrupt_while_everybody_starts_is_none(start: Start) -> None:
+    run = start("--notebook", "--agents", "2", str(PROGRAMS / "ending.py"), "exit", "3",
+                environ=planted("1:stop-before-mpi"))  # fmt: skip
+    deadline = time.monotonic() + 20
+    while not (stopped := [pid for pid in run.find("agent_main") if state_of(pid) == "T"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for _ in range(4):
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    os.kill(stopped[0], signal.SIGCONT)
+    run.line("up")
+    assert run.end() == 3
+    assert run.nothing_is_left() < 1.0
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["with", "without"])
+def test_it_ends_with_jupyter(ends: bool) -> None:
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "warpwell", "run", *["--notebook"] * ends, "--agents", "1",
+               str(PROGRAMS / "ending.py"), "wait"]  # fmt: skip
+    text = ("import os, subprocess, sys; os.environ['JPY_PARENT_PID'] = str(os.getpid())\n"
+            "subprocess.Popen(sys.argv[1:], start_new_session=True).wait()")  # fmt: skip
+    jupyter = subprocess.Popen([sys.executable, "-c", text, *command], stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": str(SOURCES), MARK: mark})  # fmt: skip
+    try:
+        assert jupyter.stdout is not None and jupyter.stdout.readline().startswith("up")
+        jupyter.kill()
+        jupyter.wait(10)
+        if ends:
+            assert seconds_until_none_is_left(mark, LIMIT) < LIMIT
+        else:
+            time.sleep(0.5)
+            assert marked(mark)
+    finally:
+        jupyter.kill()
+        for pid in marked(mark):
+            if "warpwell run" in command_of(pid):
+                os.kill(pid, signal.SIGTERM)
+        jupyter.communicate(timeout=20)
+        seconds_until_none_is_left(mark, LIMIT)
+
+
+@pytest.mark.parametrize("mode", ["signal", pytest.param("message", marks=pytest.mark.long)])
+def test_a_kernel_of_jupyter(tmp_path: Path, mode: str) -> None:
+    for module in ("ipykernel", "jupyter_client"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}")
+    mark = uuid.uuid4().hex
+    environ = {**os.environ, "JUPYTER_DATA_DIR": str(tmp_path), "PYTHONPATH": str(SOURCES), MARK: mark}
+    del environ["PYTEST_CURRENT_TEST"]  # ipykernel does not read its descriptors where it sees this
+    command = [sys.executable, "-m", "warpwell", "pool", "notebook", "--agents", "2", "--share-gpu"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60, env=environ)
+    # a program of its own: what it leaves open would be this test's failure
+    done = subprocess.run([sys.executable, str(PROGRAMS / "notebook.py"), mode], env=environ, cwd=tmp_path, text=True,
+                          capture_output=True, timeout=110)  # fmt: skip
+    assert done.stdout.endswith("all is well\n"), done.stderr
+    assert seconds_until_none_is_left(mark, LIMIT) < 1.0
