@@ -198,7 +198,10 @@ class Simulator(Executor):
             return job.done
         self._settle()
         done = int(run.position + 1e-9) if self.mode == "switch" else run.wave_begin()
-        run.said = min(run.blocks - 1, max(run.said, done))
+        if done > run.said:
+            run.said = done
+        if run.said >= run.blocks:
+            run.said = run.blocks - 1
         return run.said
 
     def cost(self, victim: Job, stays: Sequence[Job]) -> float:

@@ -10,7 +10,7 @@ from ..policy import View
 from ..residency import footprint, shape_of
 from ..task import Job, Kind, Placement, Profile
 from .partition import pairs
-from .sharing import Sight, alone, quota
+from .sharing import Sight, alone, at_most, quota, within
 
 WHOLE = Placement()
 PLAIN = Placement(plain=True)
@@ -156,7 +156,7 @@ class Arranger:
         found = []
         for job, part in zip(jobs, parts, strict=True):
             if isinstance(part, str):
-                found.append(Placement(partition=part))
+                found.append(within(part))
             elif job.task.whole or (job.placement is not None and job.placement.plain):
                 # One that cannot be cut takes what it finds.
                 found.append(PLAIN)
@@ -166,7 +166,7 @@ class Arranger:
                 key = self._cards[job][1], part
                 place = self._quotas.get(key)
                 if place is None:
-                    place = self._quotas[key] = Placement(workers=quota(job, part, view.capacity))
+                    place = self._quotas[key] = at_most(quota(job, part, view.capacity))
                 found.append(place)
         if found[-1].workers is not None and jobs[-1].waits and "switch" not in view.capacity.modes:
             # What comes last takes what the others leave, now and, without a word from the host, when they end.

@@ -11,6 +11,9 @@ from ..task import Job, State
 from .order import at_least_one
 from .sharing import age, alone, grow, highest, preemptible, share, standing, stopping
 
+# Of an enum, a member takes five times as long to look up as a name here.
+PREEMPTED = State.PREEMPTED
+
 
 class Chimera(Policy):
     """Kernels of higher priority make those of lower leave, in the way that loses least under a bound of latency.
@@ -41,14 +44,14 @@ class Chimera(Policy):
 
     def bucket(self, job: Job) -> Hashable:
         """By what gives priority, and preempted or new."""
-        return job.task.priority, job.task.tenant, job.state is State.PREEMPTED
+        return job.task.priority, job.task.tenant, job.state is PREEMPTED
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the highest, or make room for it."""
         jobs = highest(view, self.patience)
         if not jobs:
             return grow(view)
-        job = min(jobs, key=lambda j: (j.state is not State.PREEMPTED, age(j)))
+        job = min(jobs, key=lambda j: (j.state is not PREEMPTED, age(j)))
         if len(view.running) < view.limit:
             return share(view, job, {"rule": "priority", "priority": standing(view, job)})
         if stopping(view):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from ..policy import Decision, Launch, Policy, Preempt, Resize, View
-from ..task import Job, Kind, Placement, State
+from ..task import Job, Kind, State
 from .order import at_least_one
-from .sharing import age, demand, grow, preemptible, quota, share, stopping
+from .sharing import age, at_most, demand, grow, preemptible, quota, share, stopping
+
+# Of an enum, a member takes five times as long to look up as a name here.
+MEMORY, PREEMPTED = Kind.MEMORY, State.PREEMPTED
 
 
 class MemoryFirst(Policy):
@@ -38,7 +41,7 @@ class MemoryFirst(Policy):
 
     def bucket(self, job: Job) -> Hashable:
         """By class, and preempted or new."""
-        return job.task.profile.kind, job.state is State.PREEMPTED
+        return job.task.profile.kind, job.state is PREEMPTED
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the complement of what runs, memory first."""
@@ -53,7 +56,7 @@ class MemoryFirst(Policy):
             view.waiting.passed(j) < self.patience,
             # What there is less of is wanted; on an idle device, memory.
             _memory(j) is (memory > len(running) - memory),
-            j.state is not State.PREEMPTED,
+            j.state is not PREEMPTED,
             age(j),
         ))  # fmt: skip
         if _memory(job) and running and not memory and all(
@@ -72,10 +75,10 @@ class MemoryFirst(Policy):
         part = self.part if _memory(first) else 1.0 - self.part
         return [
             Resize(first, quota(first, part, capacity), {"rule": "makes room", "for": second.number}),
-            Launch(second, Placement(workers=quota(second, 1.0 - part, capacity)), why),
+            Launch(second, at_most(quota(second, 1.0 - part, capacity)), why),
         ]
 
 
 def _memory(job: Job) -> bool:
     """Whether it is memory-intensive; one of unknown class counts as compute-intensive, whose rate order spares."""
-    return job.task.profile.kind is Kind.MEMORY
+    return job.task.profile.kind is MEMORY

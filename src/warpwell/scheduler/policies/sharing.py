@@ -24,6 +24,12 @@ def at_most(workers: int | None, priority: int = 0) -> Placement:
     return Placement(workers, None, priority)
 
 
+@functools.lru_cache(maxsize=4096)
+def within(partition: str) -> Placement:
+    """Return a placement in a partition."""
+    return Placement(partition=partition)
+
+
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
     """Return the rank of a combination, smallest best: memory + compute, compute + compute, memory + memory.
 

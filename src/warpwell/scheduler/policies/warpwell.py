@@ -162,7 +162,7 @@ class Warpwell(Policy):
             decisions = self._fill(view, first)
         else:
             decisions = self._replace(view, first) if self.preempts else []
-        if all(isinstance(d, Hold) for d in decisions) and all(job.task.deadline is None for job in first):
+        if all([isinstance(d, Hold) for d in decisions]) and all([job.task.deadline is None for job in first]):
             self._quiet = quiet
         return decisions
 
@@ -267,7 +267,7 @@ class Warpwell(Policy):
         if not self._first_of(view, job, running) or not all([self._may_leave(j) for j in running]):
             return None
         first = self._arranger.best(view, [job, *running])
-        without = max(after, now, key=lambda a: a.sum)
+        without = after if after.sum >= now.sum else now
         if first.sum <= without.sum * (1 + self.margin):
             return None
         return self._weigh(view, without, first, running, job, "residency")
