@@ -15,12 +15,16 @@ from ..errors import ArgumentError
 from .arguments import Commands, command, json_option
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
+
     from ..scheduler.experiment import Experiment
     from ..scheduler.traces import Workload
     from .output import Output
 
-_SLOW = ("oracle", "warpwell", "smk-drf")
-"""Policies that think longest are begun first, so that no process is left with one of them at the end."""
+_SLOW = ("warpwell-no-cost", "source-no-pairing", "warpwell", "oracle", "smk-drf", "memory-first")
+"""Policies that think longest, and their variants, the longest first."""
+_QUICK = ("left-over", "first-come")
+"""Those that hardly think, the quickest last."""
 
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
@@ -97,6 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
         processes = min(2, os.cpu_count() or 1)
     if processes < 1:
         raise ArgumentError(f"--processes {processes}: take at least one", name="processes")
+    if processes > 1 and len(names) > 1:
+        _forks()
     workload = experiment.recipe.make()
     logs = {n: log_path(arguments.log, n, len(names) > 1) for n in names} if arguments.log else {}
     with output.progress() as report:
@@ -130,14 +136,10 @@ def _all(
             found[name] = run_to_dict(experiment, name, workload, logs.get(name))
             report(len(found))
         return found
-    order = sorted(names, key=lambda n: not n.startswith(_SLOW))
-    # Forked from a process that has no threads and has imported all that a run needs; each ends after one run, which is
-    # faster than to free what that made.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warpwell.scheduler.experiment", "warpwell.scheduler.policies.oracle"])
-    with ProcessPoolExecutor(min(processes, len(names)), mp_context=context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(min(processes, len(names)), mp_context=_forks(), max_tasks_per_child=1) as pool:
         waiting = {
-            pool.submit(run_to_dict, experiment, name, workload, logs.get(name), last=True): name for name in order
+            pool.submit(run_to_dict, experiment, name, workload, logs.get(name), last=True): name
+            for name in sorted(names, key=_rank)
         }
         try:
             for done in as_completed(waiting):
@@ -147,6 +149,27 @@ def _all(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return {name: found[name] for name in names}
+
+
+def _rank(name: str) -> int:
+    """Return the place of a policy in a queue: the longest go first, so that all processes are done at one time."""
+    if name in _QUICK:
+        return len(_SLOW) + 1 + _QUICK.index(name)
+    return next((i for i, slow in enumerate(_SLOW) if name.startswith(slow)), len(_SLOW))
+
+
+def _forks() -> ForkServerContext:
+    """Return what makes the processes of runs, and let it begin to import, which takes as long as to make a workload.
+
+    They are forked from one that has no threads and has imported all that a run needs; each ends after one run, which
+    is faster than to free what that made.
+    """
+    from multiprocessing import forkserver
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["warpwell.scheduler.experiment", "warpwell.scheduler.policies.oracle"])
+    forkserver.ensure_running()
+    return context
 
 
 def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any]], seconds: float) -> None:
