@@ -107,15 +107,20 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "read over wanted" in text
 
 
-def test_an_interrupt_ends_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiling", [False, True])
+def test_an_interrupt_ends_a_run(tmp_path: Path, compiling: bool) -> None:
     graph = generate("kron", 17, tmp_path / "kron.ww")
     source = int(np.argmax(np.diff(graph.load()[0])))
     # one frame for all threads: minutes of work
     command = [sys.executable, "-m", "warpwell", "graph", "bfs", str(graph.path), "--source", str(source),
                "--device", "cpu", "--cache", "512", "--page-size", "512",
                "--out", str(tmp_path / "levels.npy")]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-    time.sleep(5)
+    nothing_kept = {"WARPWELL_CACHE_DIR": str(tmp_path / "cache")} if compiling else {}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=os.environ | nothing_kept)  # fmt: skip
+    if compiling:
+        assert process.stderr is not None and process.stderr.readline().startswith("compiling kernels")
+    time.sleep(1.5 if compiling else 5)
     assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -19,6 +19,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 from numba.core.ccallback import CFunc
 
 from . import generated
+from .uninterrupted import uninterrupted
 
 
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
@@ -72,7 +73,8 @@ def compile_native(function: Callable[..., int]) -> Any:
     if key is not None:
         with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
             result._cache = _cache_in(cache_folder() / key, function)
-    result.compile()
+    with uninterrupted():
+        result.compile()
     return result
 
 

@@ -1,4 +1,4 @@
-"""A line on the terminal where compiling takes long, so that nobody takes it for a hang."""
+"""`compiling`: a line where that takes long, so that nobody takes it for a hang; and Ctrl-C at its end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+
+from .uninterrupted import uninterrupted
 
 SECONDS = 1.0
 """Compilations that take no longer say nothing."""
@@ -16,7 +18,16 @@ enabled = True
 
 @contextlib.contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Say on standard error, if it is a terminal, that `name` is being compiled, once that takes over a second."""
+    """Say on standard error, if it is a terminal, that `name` is being compiled, once that takes over a second.
+
+    An interrupt is raised when it is done: see `uninterrupted`.
+    """
+    with uninterrupted(), _saying(name):
+        yield
+
+
+@contextlib.contextmanager
+def _saying(name: str) -> Iterator[None]:
     if not enabled or not sys.stderr.isatty():
         yield
         return
