@@ -8,28 +8,23 @@
 ...         ww.atomic_add(degree, edges[i], 1)
 """
 
-from . import kv, pool, scheduler
-from .array import Array, DeviceArray, atomic_add, create
-from .array import open_array as open  # reads as ww.open, like io.open
-from .cache import Cache, Statistics
-from .pool.device import broadcast
-from .pool.devices import current_device, devices
-from .pool.front import empty, empty_like, to_device, zeros
-from .pool.pinned import pinned_empty
-from .targets import (
-    backoff,
-    clock_ns,
-    default_device,
-    device,
-    failed,
-    grid,
-    kernel,
-    lane_id,
-    warp_size,
-)
-from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
-from .targets.cuda_source import CudaSource
-from .targets.run_cuda import numba_cuda
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import errors, kv, pool, scheduler
+    from .array import Array, DeviceArray, atomic_add, create
+    from .array import open_array as open  # reads as ww.open, like io.open
+    from .cache import Cache, Statistics
+    from .pool.device import broadcast
+    from .pool.devices import current_device, devices
+    from .pool.front import empty, empty_like, to_device, zeros
+    from .pool.pinned import pinned_empty
+    from .targets import backoff, clock_ns, default_device, failed, grid, lane_id, warp_size
+    from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
+    from .targets.cuda_source import CudaSource
+    from .targets.device import device
+    from .targets.kernel import kernel
+    from .targets.run_cuda import numba_cuda
 
 __version__ = "0.1.0.dev0"
 
@@ -53,6 +48,7 @@ __all__ = [
     "devices",
     "empty",
     "empty_like",
+    "errors",
     "failed",
     "grid",
     "kernel",
@@ -69,3 +65,41 @@ __all__ = [
     "warp_size",
     "zeros",
 ]
+
+# What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
+_FROM = {
+    "": "errors kv pool scheduler",
+    "array": "Array DeviceArray atomic_add create",
+    "array.opening": "open=open_array",
+    "cache": "Cache Statistics",
+    "pool.device": "broadcast",
+    "pool.devices": "current_device devices",
+    "pool.front": "empty empty_like to_device zeros",
+    "pool.pinned": "pinned_empty",
+    "targets": "backoff clock_ns default_device failed grid lane_id warp_size",
+    "targets.block": "barrier block_index block_threads shared_array thread_index",
+    "targets.cuda_source": "CudaSource",
+    "targets.device": "device",
+    "targets.kernel": "kernel",
+    "targets.run_cuda": "numba_cuda",
+}
+_HOMES = {name.split("=")[0]: (home, name.split("=")[-1]) for home, names in _FROM.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)
+    home, inside = _HOMES[name]
+    if home:
+        found = getattr(importlib.import_module(f".{home}", __name__), inside)
+    else:
+        found = importlib.import_module(f".{name}", __name__)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

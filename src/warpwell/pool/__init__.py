@@ -3,7 +3,20 @@
 See ``docs/pool.md``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .communicator import communicator
-from .plan import Tuning
+
+if TYPE_CHECKING:
+    from .plan import Tuning
 
 __all__ = ["Tuning", "communicator"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Tuning` when it is first used: the launcher needs none of what it brings."""
+    if name != "Tuning":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .plan import Tuning
+
+    return Tuning

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from . import connecting
-
 
 @cache
 def communicator() -> Any:
@@ -21,5 +19,7 @@ def communicator() -> Any:
         mpi4py is not installed: ``pip install 'warpwell[mpi]'``.
     """
     from mpi4py import MPI
+
+    from . import connecting
 
     return MPI.COMM_SELF.Dup() if connecting.joined else MPI.COMM_WORLD

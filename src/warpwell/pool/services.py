@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .device import Device
     from .stream import Stream
 
+_PROVIDERS = ("warpwell.array.remote_array", "warpwell.kv.remote_store", "warpwell.scheduler.pool_scheduler")
+"""Modules that register something, imported by name where one is asked for that is not known yet."""
+
 _paths: dict[str, str] = {}
 _stand_ins: dict[str, str] = {}
 
@@ -48,6 +51,8 @@ def path_of(service: str) -> str:
     """Return the path of a registered name; a path stays as it is."""
     if ":" in service:
         return service
+    for provider in () if service in _paths else _PROVIDERS:
+        importlib.import_module(provider)
     try:
         return _paths[service]
     except KeyError:

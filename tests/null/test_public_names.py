@@ -1,0 +1,50 @@
+"""The package's public names: imported when they are used, and all of them there."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import warpwell as ww
+
+SOURCE = Path(ww.__file__)
+
+
+def declared() -> dict[str, str]:
+    """Where each name comes from, for whoever reads types: the imports under TYPE_CHECKING."""
+    (block,) = (n for n in ast.parse(SOURCE.read_text()).body if isinstance(n, ast.If))
+    return {
+        alias.asname or alias.name: f"{node.module or ''}.{alias.name}".lstrip(".")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_names_and_their_types_agree() -> None:
+    assert sorted(declared()) == sorted(ww.__all__) == sorted(ww._HOMES)
+    assert set(ww.__all__) <= set(dir(ww))
+    for name, path in declared().items():
+        module, _, inside = path.rpartition(".")
+        assert getattr(ww, name) is getattr(importlib.import_module(f"warpwell.{module}".rstrip(".")), inside), name
+
+
+def test_there_is_nothing_else() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'numpy'"):
+        ww.numpy  # noqa: B018
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "run --help", "graph bfs --help", "kv --help"])
+def test_the_command_line_answers_at_once(command: str) -> None:
+    """It imports neither NumPy nor a compiler to tell of itself."""
+    code = (
+        "import sys; from warpwell.cli import main\n"
+        f"try: main({command.split()!r})\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'numpy', 'numba', 'scipy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout, done.stderr
