@@ -143,6 +143,8 @@ class Core:
         """
         for task in request.tasks:
             account = self.tenants.account(task.tenant)
+            if not task.memory:
+                continue
             bounds = ((self.executor.capacity.memory, "the device has"), (account.memory, "its tenant may hold"))
             for bytes_, whose in bounds:
                 if bytes_ is not None and task.memory > bytes_:
@@ -345,7 +347,7 @@ class Core:
             raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
         if len(self.running) >= self.limit:
             raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
-        if not self._allowed(job):
+        if not (self._queue.unrestricted or self._allowed(job)):
             return False
         task = job.task
         self._queue.launched(job)

@@ -138,21 +138,22 @@ def measure(
     alone = alone or (lambda task: task.profile.seconds)
     jobs = list(jobs)
     by_kind: dict[Kind | None, list[float]] = {None: [], **{kind: [] for kind in Kind}}
-    requests: dict[Request, list[Job]] = {}
+    requests: dict[Request, list[tuple[Job, float | None]]] = {}
     total = 0.0
     deadlines = missed = failed = done = 0
     for job in jobs:
+        task = job.task
+        own = alone(task) if job.state is DONE else None
         of_request = requests.get(job.request)
         if of_request is None:
-            requests[job.request] = [job]
+            requests[job.request] = [(job, own)]
         else:
-            of_request.append(job)
+            of_request.append((job, own))
         if job.state is not DONE or job.ended is None:
             failed += job.state in (State.FAILED, State.CANCELLED)
             continue
         done += 1
-        task = job.task
-        total += alone(task) or 0.0
+        total += own or 0.0
         took = job.ended - job.arrival
         by_kind[task.profile.kind].append(took)
         if task.deadline is not None:
@@ -172,7 +173,7 @@ def measure(
         decisions=len(steps),
         decision_mean=float(np.mean(steps)) if len(steps) else math.nan,
         decision_p99=float(np.percentile(steps, 99)) if len(steps) else math.nan,
-        **_of_requests(requests, alone),
+        **_of_requests(requests),
         **_of_events(events),
     )
 
@@ -194,18 +195,19 @@ def _makespan(jobs: Sequence[Job]) -> float:
     return max(ends) - min(job.request.arrival for job in jobs) if ends else 0.0
 
 
-def _of_requests(requests: dict[Request, list[Job]], alone: Callable[[Task], float | None]) -> dict[str, Any]:
+def _of_requests(requests: dict[Request, list[tuple[Job, float | None]]]) -> dict[str, Any]:
+    """Return figures of requests, of whose jobs the time alone is given."""
     slowdowns: list[float] = []
     progress: dict[str, list[float]] = {}
     by_priority: dict[int, list[float]] = {}
     count = 0
     for request, jobs in requests.items():
-        if any([job.state is not DONE for job in jobs]):
+        if any([job.state is not DONE for job, _ in jobs]):
             continue
         count += 1
-        took = max([job.ended or 0.0 for job in jobs]) - request.arrival
-        by_priority.setdefault(jobs[0].task.priority, []).append(took)
-        times = [alone(job.task) for job in jobs]
+        took = max([job.ended or 0.0 for job, _ in jobs]) - request.arrival
+        by_priority.setdefault(jobs[0][0].task.priority, []).append(took)
+        times = [own for _, own in jobs]
         own = sum(time for time in times if time is not None)
         if None not in times and own > 0 and took > 0:
             slowdowns.append(took / own)

@@ -138,15 +138,16 @@ class Simulator(Executor):
         if placement.partition is not None and placement.partition not in (self._capacity.partitions or {}):
             made = ", ".join(self._capacity.partitions or {}) or "none"
             raise errors.ArgumentError(f"no partition {placement.partition!r}: there are {made}", name="partition")
-        profile = self._truth.get(job.task, job.task.profile)
+        task = job.task
+        profile = self._truth.get(task, task.profile)
         if profile.seconds is None:
             raise errors.ArgumentError(
-                f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
+                f"task {task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
             )
         if self._slow:
             self._busy(self._host.launch)
         position = self._kept.pop(job, None)
-        shape = shape_of(profile, job.task.blocks, self._capacity)
+        shape = shape_of(profile, task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement, self._capacity)
         if position is not None:
             waiting = shape.wanted(run.allowed, run.base, position)

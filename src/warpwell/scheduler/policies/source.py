@@ -84,7 +84,7 @@ class Source(Policy):
     # -- below the limit -----------------------------------------------------------------------------------
     def _order(self, view: View, stays: Sequence[Job], job: Job) -> tuple[Any, ...]:
         """Sort key of a waiting job: its combination, then preempted before new, then arrival."""
-        place = rank(self._sight.profile(view, j).kind for j in (*stays, job)) if self.pairs else (0, 0)
+        place = rank([self._sight.profile(view, j).kind for j in (*stays, job)]) if self.pairs else (0, 0)
         return (*place, job.state is not PREEMPTED, job.arrival, job.number)
 
     def _fill(self, view: View) -> list[Decision]:

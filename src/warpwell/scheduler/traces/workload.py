@@ -160,7 +160,7 @@ class Workload:
             ]  # fmt: skip
             requests.append(Request(application.name, tasks, arrival.time))
             if error:
-                truth.update((task, kernel.profile) for task, kernel in zip(tasks, kernels, strict=True))
+                truth.update(zip(tasks, [kernel.profile for kernel in kernels], strict=True))
         return requests, truth
 
 
