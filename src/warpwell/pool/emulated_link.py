@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import heapq
 import itertools
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, ClosedError
+from ..targets.machine_code import machine_code
 from . import emulated_loop as loop
 from .bulk import CANCELLED, Transfer
 from .region import Region
@@ -71,7 +71,7 @@ class EmulatedLink(Transport):
         self._global[loop.G_FUTEX // 8] = FUTEX
         self._global[loop.G_LATENCY // 8] = int(latency * 1e9)
         self._thread = threading.Thread(
-            target=self._run, args=(_compiled(),), name="warpwell emulated link", daemon=True
+            target=self._run, args=(machine_code(loop.run),), name="warpwell emulated link", daemon=True
         )
         self._thread.start()
 
@@ -195,12 +195,3 @@ def _occupy(link: Any, nbytes: int) -> int:
     over = max(time.monotonic_ns(), int(link[loop.L_FREE // 8])) + nbytes * int(link[loop.L_COST // 8]) // 1000
     link[loop.L_FREE // 8] = over
     return over
-
-
-@functools.cache
-def _compiled() -> Any:
-    from ..targets.compiled import compile_once
-    from ..targets.device import seam_for
-
-    seam_for("cpu")
-    return compile_once(loop.run, "int64(int64)")

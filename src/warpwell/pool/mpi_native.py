@@ -6,7 +6,6 @@ It takes the place of `mpi_progress.Progress`: a main thread that is busy in Pyt
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import StallError
+from ..targets.machine_code import machine_code
 from . import mpi_loop
 from . import mpi_words as w
 from .bulk import RUNNING, Transfer
@@ -31,14 +31,9 @@ _libc = ctypes.PyDLL(None)  # quick functions: they keep the interpreter lock
 _libc.free.argtypes = [ctypes.c_void_p]
 
 
-@functools.cache
 def compiled_loop() -> Any:
     """Return the loop, compiled or out of the on-disk cache: seconds the first time. Do it before peers wait."""
-    from ..targets.compiled import compile_once
-    from ..targets.device import seam_for
-
-    seam_for("cpu")
-    return compile_once(mpi_loop.run, "int64(int64)")
+    return machine_code(mpi_loop.run)
 
 
 class NativeProgress:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import inspect
 import os
 import pathlib
-import sys
 import tempfile
 import types as python_types
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 from numba import njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.llvm_bindings import create_pass_builder
 
 from . import generated
+from .cache_folder import cache_folder
 from .uninterrupted import uninterrupted
 
 
@@ -44,20 +45,42 @@ def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None 
     return compiled
 
 
-def compile_once(function: Callable[..., Any], signature: str) -> Any:
-    """Return a dispatcher that is compiled for one signature.
+def object_file(function: Callable[..., int], symbol: str, machine: Any) -> bytes:
+    """Compile a device function of 64-bit words to an object file with the C function `symbol`.
 
-    Of several processes that start together one compiles, and the others load what it keeps.
+    Numba's own objects hold wrappers for Python besides, which call what only an initialised Numba has. Everything but
+    the function becomes internal here, so that the optimiser drops it; what is left calls the C library alone.
     """
-    compiled = dispatcher(function)
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            folder = cache_folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(folder / f"{function.__module__}.{function.__name__}.lock", "wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        compiled.compile(signature)
-    return compiled
+    words = len(inspect.signature(function).parameters)
+    compiled = njit(nogil=True, error_model="numpy")(function)
+    compiled.compile((types.int64,) * words)
+    (result,) = compiled.overloads.values()
+    passed = "".join(f", i64 %{k}" for k in range(words))
+    given = ", ".join(f"i64 %{k}" for k in range(words))
+    module = llvm.parse_assembly(f"""{result.library.get_llvm_str()}
+        define i64 @{symbol}({given}) {{
+        entry:
+          %result = alloca i64
+          %error = alloca ptr
+          %status = call i32 @{result.fndesc.llvm_func_name}(ptr %result, ptr %error{passed})
+          %right = icmp eq i32 %status, 0
+          br i1 %right, label %return, label %raised
+        raised:
+          call void @llvm.trap()
+          unreachable
+        return:
+          %value = load i64, ptr %result
+          ret i64 %value
+        }}
+        declare void @llvm.trap()
+    """)
+    for inside in (*module.functions, *module.global_variables):
+        if not inside.is_declaration and inside.name != symbol:
+            inside.linkage = "internal"
+    module.verify()
+    builder = create_pass_builder(machine, opt=3)
+    builder.getModulePassManager().run(module, builder)
+    return bytes(machine.emit_object(module))
 
 
 def compile_native(function: Callable[..., int]) -> Any:
@@ -76,34 +99,6 @@ def compile_native(function: Callable[..., int]) -> Any:
     with uninterrupted():
         result.compile()
     return result
-
-
-def cache_folder() -> pathlib.Path:
-    """Return the folder of compiled code for these very sources and versions."""
-    root = os.environ.get("WARPWELL_CACHE_DIR")
-    base = pathlib.Path(root) if root else pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    return base / "warpwell" / _sources_hash()
-
-
-_hash: str | None = None
-
-
-def _sources_hash() -> str:
-    global _hash
-    if _hash is None:
-        import llvmlite
-        import numba
-        import numpy
-
-        digest = hashlib.sha256()
-        package = pathlib.Path(__file__).parents[1]
-        for path in sorted(package.rglob("*.py")):
-            digest.update(path.relative_to(package).as_posix().encode())
-            digest.update(path.read_bytes())
-        for version in (sys.version, numba.__version__, llvmlite.__version__, numpy.__version__):
-            digest.update(version.encode())
-        _hash = digest.hexdigest()[:20]
-    return _hash
 
 
 def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:

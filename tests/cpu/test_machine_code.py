@@ -1,0 +1,60 @@
+"""Device functions as C functions that a process loads without a compiler."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from warpwell.pool import mpi_loop
+from warpwell.targets.machine_code import machine_code
+
+LOADS = """
+import sys
+import numpy as np
+from warpwell.pool import mpi_loop
+from warpwell.targets.machine_code import machine_code
+words = np.array([7, -3])
+assert machine_code(mpi_loop.word)(words.ctypes.data + 8) == -3
+print("numba" in sys.modules)
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", LOADS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "WARPWELL_CACHE_DIR": str(folder)})  # fmt: skip
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+def test_it_does_what_the_function_does() -> None:
+    words = np.array([1, 2**62, -5])
+    read = machine_code(mpi_loop.word)
+    assert [read(words.ctypes.data + 8 * k) for k in range(3)] == words.tolist()
+    assert machine_code(mpi_loop.word) is read
+
+
+def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
+    """Those that came while it compiled, and those that come later, never need the compiler."""
+    together = [start(tmp_path) for _ in range(3)]
+    assert sorted(said(process) for process in together) == ["False", "False", "True"]
+    assert said(start(tmp_path)) == "False"
+    (kept,) = tmp_path.rglob("*.o")
+    assert kept.stat().st_size < 10_000
+    assert {path.suffix for path in kept.parent.iterdir()} == {".o", ".lock"}
+
+
+@pytest.mark.parametrize("there", ["file", "unwritable"])
+def test_a_cache_that_cannot_be_written(tmp_path: Path, there: str) -> None:
+    folder = tmp_path / "cache"
+    if there == "file":
+        folder.write_text("in the way")
+    else:
+        folder = Path("/proc/nothing")
+    assert said(start(folder)) == "True"
