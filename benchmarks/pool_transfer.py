@@ -7,7 +7,9 @@ measured each by itself: *link*, *memory* (MPI's copy from process to process) a
 
 - bandwidth by size of the data and of a chunk, in a pipeline of four buffers (the source's figure 8);
 - the time of one piece after the other, all of it in one chunk, beside the pipeline with its defaults (figures 9, 10);
-- the fraction of the slowest stage that is reached, with the application idle, and busy in Python.
+- the fraction of the slowest stage that is reached, with the application idle; waiting while another of its threads
+  is busy in Python (*busy*: its waits for the interpreter lock count); and computing itself in Python while the copy
+  is timed by the device (*beside*).
 """
 
 from __future__ import annotations
@@ -111,7 +113,38 @@ def application(link: float, latency: float, copy: float, options: argparse.Name
         for name in ("idle", "busy"):
             with Busy() if name == "busy" else threading.Lock():
                 found[name] = {size: (upload(size, whole[size]), upload(size, Tuning())) for size in SIZES}
+        found["beside"] = {
+            size: (beside(device, buffers[size], source[:size], whole[size], found["idle"][size][0]),
+                   beside(device, buffers[size], source[:size], Tuning(), found["idle"][size][1]))
+            for size in SIZES
+        }  # fmt: skip
+        before = processor_seconds(device)
+        for _ in range(8):
+            buffers[SIZES[-1]].copy_from(source)
+        device.synchronize()
+        found["processor"] = (processor_seconds(device) - before) / (8 * SIZES[-1])
     return found
+
+
+def beside(device: Any, buffer: Any, source: Any, tuning: Any, expected: float) -> float:
+    """Return the median time of a copy by the device's clock, while this thread computes in Python and asks nothing."""
+    device.transfers = tuning
+    times = []
+    for _ in range(7):
+        first, last = device.event(), device.event()
+        first.record()
+        buffer.copy_from(source)
+        last.record()
+        until = time.perf_counter() + 3 * expected + 2e-3
+        while time.perf_counter() < until:
+            pass
+        times.append(last.elapsed(first))
+    return statistics.median(times)
+
+
+def processor_seconds(device: Any) -> float:
+    """Return the seconds of processors that application and agent have used."""
+    return time.process_time() + float(device.call(time.process_time).get())
 
 
 def engine(copy: float) -> float:
@@ -153,12 +186,15 @@ def report(link: float, copy: float, rates: dict[str, float], found: dict[str, A
     bound = 1 - (1 / slowest) / sum(1 / rate for rate in rates.values())
     print(f"stages, MB/s: {stages}; a pipeline can save at most {bound:.0%} of the time of one after the other")
     rows = []
-    for name in ("idle", "busy"):
+    for name in ("idle", "busy", "beside"):
         for size, (whole, piped) in found[name].items():
             reached = size / piped / slowest
             rows.append([name, f"{size >> 10} KiB", 1e3 * whole, 1e3 * piped, 1 - piped / whole, reached])
     table(f"{title}: in one piece, and with the defaults", ["application", "data", "one piece ms", "pipeline ms",
           "saved", "of the slowest stage"], rows)  # fmt: skip
+    cores = len(os.sched_getaffinity(0))
+    needed = slowest * found["processor"]
+    print(f"at the slowest stage's rate both processes keep {needed:.2f} of {cores} processors busy")
     return {"link": link, "copy": copy, "rates": rates, "bound": bound, "rows": rows, **found}
 
 
