@@ -24,12 +24,37 @@ def ends() -> tuple[EmulatedLink, EmulatedLink]:
     return EmulatedLink(first, 100e6, 5e-3), EmulatedLink(second, 100e6, 5e-3)
 
 
+def test_slots_that_are_free_are_told_however_late_their_thread_is(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
+    """Between the word that says so and the call that wakes, the link's own thread has looked."""
+    first, second = ends
+    source, sink = np.arange(8, dtype=np.uint8), np.zeros(4, np.uint8)
+    put = first.put(1, 1, Region.over(source, chunk=4))
+    get = second.get(0, 1, Region(int(sink.ctypes.data), 8, 4, 1, sink))
+    wake = get._wake
+    assert wake is not None
+
+    def late() -> None:
+        second._doorbell.raise_()
+        time.sleep(0.05)
+        wake()
+
+    get._wake = late
+    for k in range(2):
+        get.allow(k + 1)
+        get.wait(k + 1, 5.0)
+        assert sink.tolist() == source[4 * k : 4 * k + 4].tolist()
+    put.wait(2, 5.0)
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.alone
 def test_a_copy_takes_its_time_on_the_link(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
     first, second = ends
     assert "emulated" in first.name and "100 MB/s" in first.name and "5000 us" in first.name
     nbytes, chunk = 10_000_000, 500_000
-    times = []
-    for count in (1, 2):  # two share the link
+    times: dict[int, list[float]] = {1: [], 2: []}
+    for count in (1, 2, 1, 2, 1, 2):  # two share the link
         sinks = [np.zeros(nbytes, np.uint8) for _ in range(count)]
         source = np.full(nbytes, 7, np.uint8)
         before = time.monotonic()
@@ -40,14 +65,15 @@ def test_a_copy_takes_its_time_on_the_link(ends: tuple[EmulatedLink, EmulatedLin
         assert early > 5e-3
         for half in (*gets, *puts):
             half.wait(half.chunks, 5.0)
-        times.append(time.monotonic() - before)
+        times[count].append(time.monotonic() - before)
         assert all(sink.all() for sink in sinks)
-    for count, took in enumerate(times, 1):
-        assert 0.99 * (count * 0.1 + 5e-3) < took < count * 0.1 + 0.1
+    for count, took in times.items():  # what else runs here only adds
+        assert 0.99 * (count * 0.1 + 5e-3) < min(took) < count * 0.1 + 0.05
     for end in ends:
         end.close()
 
 
+@pytest.mark.alone
 def test_a_message_takes_its_time_and_many_share_the_latency(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
     first, second = ends
     before = time.monotonic()

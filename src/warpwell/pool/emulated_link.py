@@ -146,6 +146,10 @@ class EmulatedLink(Transport):
         """Register `call`; see `Transport.on_lost`."""
         self.transport.on_lost(call)
 
+    def lose(self, peer: int, reason: str) -> None:
+        """See `Transport.lose`."""
+        self.transport.lose(peer, reason)
+
     def statistics(self) -> dict[int, dict[str, int]]:
         """Return counts; see `Transport.statistics`."""
         return self.transport.statistics()
@@ -178,7 +182,7 @@ class _Delayed(Transfer):
         if self.status == CANCELLED:
             self._inner.cancel()
         else:
-            self._inner.allow(self.allowed)
+            self._inner.allow(self.allowed)  # here alone: it wakes who moves chunks only if it has something new to say
         self._ring()
 
     @property

@@ -67,10 +67,6 @@ def serve(g: int, e: int) -> int:
     below = word(inner + 8 * bulk.STATUS)
     held = word(inner + 8 * bulk.HELD)
     now = clock_ns()
-    if status == bulk.RUNNING:
-        allowed = word(outer + 8 * bulk.ALLOWED)
-        if allowed > word(inner + 8 * bulk.ALLOWED):
-            store_release(inner + 8 * bulk.ALLOWED, allowed, SYSTEM)
     seen = word(e + E_SEEN)
     told = word(e + E_TOLD)
     came = word(inner + 8 * bulk.COMPLETED)
