@@ -147,21 +147,37 @@ def many_threads_send(party: Party) -> None:
 @check
 def a_peer_that_does_not_receive_holds_its_senders(party: Party) -> None:
     nbytes, count = 10_000, 500
+    held = np.zeros(1, np.uint8)
+    party.barrier()
     if party.rank == 0:
-        party.barrier()
-        time.sleep(1.0)  # the others fill their windows meanwhile
+        for peer in party.peers:
+            party.send(peer, b"go")  # only now: who waits for others receives
+        for peer in party.peers:
+            party.transport.get(peer, 9, Region.over(held)).wait(1, PATIENCE)
         for peer in party.peers:
             for k in range(count):
                 assert party.take(peer)[:8] == struct.pack("<q", k)
     else:
-        party.barrier()
+        sent = 0
+
+        def send_all() -> None:
+            nonlocal sent
+            for k in range(count):
+                party.send(0, struct.pack("<q", k), bytes(nbytes - 8))
+                sent = k + 1
+
+        assert party.take(0) == b"go"
         waits = party.transport.statistics()[0]["waits"]
-        held = None
-        for k in range(count):
-            party.send(0, struct.pack("<q", k), bytes(nbytes - 8))
-            if held is None and party.transport.statistics()[0]["waits"] > waits:
-                held = k
-        assert held is not None and 0 < held <= WINDOW // (nbytes + OVERHEAD) + 2
+        thread = threading.Thread(target=send_all)
+        thread.start()
+        until = time.monotonic() + PATIENCE
+        while party.transport.statistics()[0]["waits"] == waits:
+            assert time.monotonic() < until, f"{sent} messages were sent, and none had to wait"
+            time.sleep(1e-3)
+        assert 0 < sent <= WINDOW // (nbytes + OVERHEAD) + 2
+        party.transport.put(0, 9, Region.over(held)).wait(1, PATIENCE)
+        thread.join(PATIENCE)
+        assert sent == count
     party.barrier()
 
 
