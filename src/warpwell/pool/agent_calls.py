@@ -6,6 +6,7 @@ matter, and queues the rest in the stream's lane.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -53,16 +54,7 @@ def write(agent: Agent, stream: int, sequence: int, handle: int, data: bytes) ->
 def write_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy bulk data of the application to a buffer."""
     view = agent.view(handle)
-    half = agent.bulk[reply] = Half(agent.application)
-
-    def run(lane: Lane) -> None:
-        try:
-            half.check()
-            _move(agent, lane, view, agent.copy_in, agent.application, tag, plan, half.started)
-        finally:
-            agent.bulk.pop(reply, None)
-        agent.tell(Op.REPLY, reply, None)
-
+    run = _bulk(agent, view, agent.copy_in, reply, tag, plan)
     agent.lane(stream).put(sequence, "copy from the host", reply, view.nbytes, run)
 
 
@@ -80,18 +72,23 @@ def read(agent: Agent, stream: int, sequence: int, handle: int, reply: int) -> N
 
 def read_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy a buffer to the application as bulk data."""
-    view = agent.view(handle)
+    run = _bulk(agent, agent.view(handle), agent.copy_out, reply, tag, plan)
+    agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
+
+
+def _bulk(agent: Agent, view: Any, way: Callable[..., None], reply: int, tag: int, plan: Any) -> Callable[..., None]:
+    """Return what a lane runs: until then, and meanwhile, the application may give the copy up."""
     half = agent.bulk[reply] = Half(agent.application)
 
     def run(lane: Lane) -> None:
         try:
             half.check()
-            _move(agent, lane, view, agent.copy_out, agent.application, tag, plan, half.started)
+            _move(agent, lane, view, way, agent.application, tag, plan, half.started)
         finally:
             agent.bulk.pop(reply, None)
         agent.tell(Op.REPLY, reply, None)
 
-    agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
+    return run
 
 
 def copy(agent: Agent, stream: int, sequence: int, destination: int, source: int) -> None:
