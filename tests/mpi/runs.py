@@ -88,7 +88,8 @@ class Run:
 
     def kill(self) -> None:
         """Kill everything."""
-        for pid in [self.process.pid, *self.left()]:
+        ended = self.process.poll() is not None  # and its number may be another's by now
+        for pid in [*([] if ended else [self.process.pid]), *self.left()]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 

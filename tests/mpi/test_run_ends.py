@@ -120,6 +120,19 @@ def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signa
     assert run.nothing_is_left() < 1.0
 
 
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_an_agent_that_exits_is_told_of_at_once(start: Start, native: str) -> None:
+    """The launcher sees its process end; to wait for its silence would take a minute here."""
+    run = start("--agents", "3", str(PROGRAMS / "exiting.py"),
+                environ={"WARPWELL_POOL_TIMEOUT": "60", "WARPWELL_POOL_NATIVE": native})  # fmt: skip
+    for what in ("told", "copied"):
+        seconds, *said = run.line(what)
+        assert float(seconds) < 20 and "its process ended" in " ".join(said)
+    assert run.line("others") == ["6.0", "6.0"]
+    assert run.end() == 0, run.errors
+    assert run.nothing_is_left() < 1.0
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_devices_that_are_lost_in_the_middle(start: Start, moment: str) -> None:

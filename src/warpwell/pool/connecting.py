@@ -44,12 +44,13 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
     made: Transport = MpiTransport(start=start)
     joined = True
     lifeline.tell(mapped=_mapped())
+    lifeline.on("lost", lambda said: made.lose(said["lost"], "its process ended"))
     text = os.environ.get(LINK)
     if text:
         from .emulated_link import EmulatedLink
 
         bandwidth, latency = map(float, text.split(","))
-        made = EmulatedLink(made, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
+        return EmulatedLink(made, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
     return made
 
 

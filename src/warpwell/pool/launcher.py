@@ -237,6 +237,9 @@ class Launcher:
                 why = "" if self._mpiexec.survives else ": with Open MPI it could"
                 self._fail(AgentError(f"{agent} is lost ({reason}), and this job cannot go on without it{why}",
                                       agent=agent))  # fmt: skip
+            for other in self._ranks():  # MPI may not tell of one that exits, and its silence takes seconds
+                if other is not connection and other.open:
+                    other.tell(lost=connection.rank)
 
     def _fail(self, why: AgentError | int, seconds: float = _GRACE) -> None:
         """End with this soon, unless the application has ended: its status may still be under way."""

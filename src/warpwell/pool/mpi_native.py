@@ -19,7 +19,7 @@ from ..targets.machine_code import machine_code
 from . import mpi_loop
 from . import mpi_words as w
 from .bulk import RUNNING, Transfer
-from .mpi_progress import FIRST_BULK, GOODBYE_SAID
+from .mpi_progress import FIRST_BULK, GOODBYE_SAID, LAST_WORDS
 from .signal import FUTEX, Signal, short_naps
 from .stream_framing import FRAGMENT
 from .transport import OVERHEAD, WINDOW
@@ -58,6 +58,7 @@ class NativeProgress:
         self._outbox = dict(zip(self._ranks, self._outboxes, strict=True))
         self._kept: dict[int, deque[bytes]] = {peer: deque() for peer in self._ranks}
         self._freed = dict.fromkeys(self._ranks, 0)
+        self._ended: dict[int, str] = {}
         self._doorbell = Signal(self._g + w.G_DOORBELL)
         self.arrived = Signal(self._g + w.G_ARRIVED)
         self.acknowledged = Signal(self._g + w.G_ACKNOWLEDGED)
@@ -192,6 +193,14 @@ class NativeProgress:
                 self._rows[row, w.R_STATE // 8] = w.FREE
                 del self._transfers[row]
 
+    def lose(self, peer: int, reason: str) -> None:
+        """Take a peer for lost as soon as nothing more comes of it."""
+        self._ended[peer] = reason
+        block = self._peer[peer]
+        early = time.monotonic_ns() - int(self._global[w.G_SILENCE // 8]) + int(LAST_WORDS * 1e9)
+        # the loop may write a later time now: then the peer is lost by its silence, which is what would be without this
+        block[w.P_HEARD // 8] = min(int(block[w.P_HEARD // 8]), early)
+
     def stop(self, timeout: float) -> None:
         """Send what waits, let transfers end, say goodbye, all within `timeout` seconds, and end the thread."""
         self._global[w.G_CLOSE_BY // 8] = time.monotonic_ns() + int(timeout * 1e9)
@@ -217,7 +226,7 @@ class NativeProgress:
             why = int(block[w.P_GONE // 8])
             if not why or block[w.P_TOLD // 8]:
                 continue
-            reason = self._reason(why, int(block[w.P_CODE // 8]))
+            reason = self._reason(peer, why, int(block[w.P_CODE // 8]))
             with self._lock:
                 concerned = [transfer for transfer, _ in self._transfers.values() if transfer.peer == peer]
             for transfer in concerned:
@@ -228,9 +237,11 @@ class NativeProgress:
         self.acknowledged.raise_()
         self.arrived.raise_()
 
-    def _reason(self, why: int, code: int) -> str:
+    def _reason(self, peer: int, why: int, code: int) -> str:
         if why == w.SAID_GOODBYE:
             return GOODBYE_SAID
+        if why == w.SILENT and peer in self._ended:
+            return self._ended[peer]
         if why == w.SILENT:
             return f"it has not answered for {code / 1e9:.1f} s"
         return f"MPI says: {self._mpi.Get_error_string(code)}"

@@ -31,6 +31,9 @@ SLOTS = 4
 AHEAD = 4
 """Chunks of a transfer that are under way at once. Each waits for its receiver: memory in flight stays bounded."""
 
+LAST_WORDS = 0.1
+"""Seconds without a word after which a peer is lost whose process has ended: what it had sent is there by then."""
+
 SHORTEST, LONGEST, IN_FLIGHT = 20e-6, 500e-6, 100e-6
 """Seconds of naps: the first, the longest, and the longest while something is under way."""
 
@@ -101,6 +104,12 @@ class Progress:
         """Take a transfer over."""
         self._new.append(_Motion(transfer, outgoing, self._comm, FIRST_BULK + transfer.tag % self._tags))
         self.wake()
+
+    def lose(self, peer: int, reason: str) -> None:
+        """Take a peer for lost as soon as nothing more comes of it."""
+        state = self._peers[peer]
+        state.ended = reason
+        state.heard = min(state.heard, time.monotonic() - self._silence + LAST_WORDS)
 
     def stop(self, timeout: float) -> None:
         """Send what waits, let transfers end, say goodbye, all within `timeout` seconds, and end the thread."""
@@ -199,7 +208,7 @@ class Progress:
             if passed > 1.0:  # this process itself stood still: what they said meanwhile was not heard yet
                 state.heard += passed
             if not state.gone and now - state.heard > self._silence:
-                self._lose(state, f"it has not answered for {now - state.heard:.1f} s")
+                self._lose(state, state.ended or f"it has not answered for {now - state.heard:.1f} s")
 
     def _lose(self, state: _Peer, reason: str) -> None:
         if state.gone:
@@ -254,7 +263,7 @@ class _Peer:
         self.acknowledged = 0  # by the peer
         self.consumed = self._reported = 0  # here, and what the peer knows of it
         self.heard = self.told = now
-        self.gone = ""
+        self.gone = self.ended = ""
         self.goodbye: Any = None
         self.free = [bytearray(FRAGMENT) for _ in range(SLOTS)]
         self.sent: deque[tuple[Any, bytearray]] = deque()

@@ -155,6 +155,11 @@ class MpiTransport(Transport):
         """Register `call`; see `Transport.on_lost`."""
         self._losses.on_lost(call)
 
+    def lose(self, peer: int, reason: str) -> None:
+        """See `Transport.lose`."""
+        if not self._closed and peer not in self._losses:
+            self._progress.lose(peer, reason)
+
     def statistics(self) -> dict[int, dict[str, int]]:
         """Return counts; see `Transport.statistics`."""
         return {peer: dict(counts) for peer, counts in self._statistics.items()}

@@ -103,6 +103,14 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def lose(self, peer: int, reason: str) -> None:
+        """Treat a peer as lost whose process is known to have ended.
+
+        What it had sent before is still received. A peer that is lost already, and a transport that is closed, stay as
+        they are.
+        """
+
+    @abstractmethod
     def statistics(self) -> dict[int, dict[str, int]]:
         """Return counts for each peer.
 

@@ -1,0 +1,26 @@
+"""A program whose device 1 exits by itself in the middle of its work, beside a copy that another device waits for."""
+
+import os
+import time
+
+import numpy as np
+
+import warpwell as ww
+from warpwell.errors import DeviceLostError, PoolError
+
+devices = ww.devices()
+here, there = devices[2].zeros(1000), devices[1].to_device(np.ones(1000))
+devices.synchronize()
+devices[1].call(time.sleep, 0.3)
+devices[1].call(os._exit, 3)
+here.copy_from(there)
+began = time.monotonic()
+try:
+    devices[1].synchronize()
+except DeviceLostError as error:
+    print("told", time.monotonic() - began, error, flush=True)
+try:
+    devices[2].synchronize()
+except PoolError as error:
+    print("copied", time.monotonic() - began, error, flush=True)
+print("others", *(float(d.to_device(np.ones(6)).copy_to_host().sum()) for d in (devices[0], devices[2])), flush=True)
