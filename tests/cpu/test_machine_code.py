@@ -11,6 +11,9 @@ import pytest
 from warpwell.pool import mpi_loop
 from warpwell.targets.machine_code import machine_code
 
+UMASK = os.umask(0o022)
+os.umask(UMASK)
+
 LOADS = """
 import sys
 import numpy as np
@@ -48,6 +51,17 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
     (kept,) = tmp_path.rglob("*.o")
     assert kept.stat().st_size < 10_000
     assert {path.suffix for path in kept.parent.iterdir()} == {".o", ".lock"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 5000, None], ids=["empty", "zeros", "half"])
+def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: bytes | None) -> None:
+    assert said(start(tmp_path)) == "True"
+    (kept,) = tmp_path.rglob("*.o")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    assert said(start(tmp_path)) == "True"
+    assert kept.read_bytes() == whole and said(start(tmp_path)) == "False"
+    assert kept.stat().st_mode & 0o777 == 0o666 & ~UMASK
 
 
 @pytest.mark.parametrize("there", ["file", "unwritable"])

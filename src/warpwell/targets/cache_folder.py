@@ -7,7 +7,7 @@ import hashlib
 import os
 import pathlib
 import sys
-from importlib.metadata import version
+from importlib import import_module, metadata
 
 
 def cache_folder() -> pathlib.Path:
@@ -24,6 +24,13 @@ def _sources_hash() -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode())
         digest.update(path.read_bytes())
-    for found in (sys.version, *map(version, ("numba", "llvmlite", "numpy"))):  # without importing them
+    for found in (sys.version, *map(_version, ("numba", "llvmlite", "numpy"))):
         digest.update(found.encode())
     return digest.hexdigest()[:20]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)  # without importing it
+    except metadata.PackageNotFoundError:  # it was installed in some other way
+        return str(import_module(name).__version__)

@@ -14,8 +14,8 @@ import functools
 import hashlib
 import inspect
 import os
-import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from .cache_folder import cache_folder
 from .uninterrupted import uninterrupted
 
 _SYMBOL = "warpwell_function"
+_DIGEST = 32  # bytes before the object file
 _engines: list[Any] = []  # a thread may be in their code until the process ends
 
 
@@ -53,24 +54,28 @@ def machine_code(function: Callable[..., int]) -> Callable[..., int]:
 
 def _machine() -> Any:
     target = llvm.Target.from_default_triple()
-    features = llvm.get_host_cpu_features().flatten()
     return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True, codemodel="jitdefault"
+        cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, jit=True, codemodel="jitdefault"
     )
+
+
+def _features() -> str:
+    try:
+        return str(llvm.get_host_cpu_features().flatten())
+    except RuntimeError:  # LLVM cannot ask this kind
+        return ""
 
 
 def _kept(function: Callable[..., int], machine: Any) -> bytes:
     """Return the object file, which another process may be writing."""
-    about = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"  # homes may be shared by hosts
+    about = f"{llvm.get_host_cpu_name()} {_features()}"  # homes may be shared by hosts
     processor = hashlib.sha256(about.encode()).hexdigest()[:8]
     path = cache_folder() / f"{function.__module__}.{function.__name__}.{processor}.o"
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(path.with_suffix(".lock"), "wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        with contextlib.suppress(OSError):
-            return path.read_bytes()
+    if (found := _read(path)) is not None:
+        return found
+    with _locked(path.with_suffix(".lock")):
+        if (found := _read(path)) is not None:
+            return found
         from .compiled import object_file
         from .device import seam_for
 
@@ -82,13 +87,40 @@ def _kept(function: Callable[..., int], machine: Any) -> bytes:
         return made
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that is whole whenever it is there."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent)
+def _read(path: Path) -> bytes | None:
+    """Return a whole file; None where there is none, or one that is damaged: LLVM would crash."""
+    with contextlib.suppress(OSError):
+        data = path.read_bytes()
+        if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
+            return data[_DIGEST:]
+    return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let other processes wait, where there is a place for the lock that this one may use."""
+    descriptor = -1
+    with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
+        yield
+    finally:
+        if descriptor >= 0:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep it
+            os.close(descriptor)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that is whole whenever it is there, and that others may read if the user lets them."""
+    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(hashlib.sha256(data).digest() + data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except BaseException:
-        os.unlink(name)
+        temporary.unlink(missing_ok=True)
         raise
