@@ -8,10 +8,14 @@
 ...         ww.atomic_add(degree, edges[i], 1)
 """
 
+import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
+from . import errors  # modules within import it from here, which must not wait for those that wait for them
+
 if TYPE_CHECKING:
-    from . import errors, kv, pool, scheduler
+    from . import kv, pool, scheduler
     from .array import Array, DeviceArray, atomic_add, create
     from .array import open_array as open  # reads as ww.open, like io.open
     from .cache import Cache, Statistics
@@ -68,7 +72,7 @@ __all__ = [
 
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
-    "": "errors kv pool scheduler",
+    "": "kv pool scheduler",
     "array": "Array DeviceArray atomic_add create",
     "array.opening": "open=open_array",
     "cache": "Cache Statistics",
@@ -86,19 +90,22 @@ _FROM = {
 _HOMES = {name.split("=")[0]: (home, name.split("=")[-1]) for home, names in _FROM.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    import importlib
+_importing = threading.RLock()  # threads that start with different names would meet in the middle of their imports
 
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)
-    home, inside = _HOMES[name]
-    if home:
-        found = getattr(importlib.import_module(f".{home}", __name__), inside)
-    else:
-        found = importlib.import_module(f".{name}", __name__)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # whoever checks types is told of wrong names
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home, inside = _HOMES[name]
+        with _importing:
+            if home:
+                found = getattr(importlib.import_module(f".{home}", __name__), inside)
+            else:
+                found = importlib.import_module(f".{name}", __name__)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["Tuning", "communicator"]
 
 
-def __getattr__(name: str) -> Any:
-    """Import `Tuning` when it is first used: the launcher needs none of what it brings."""
-    if name != "Tuning":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .plan import Tuning
+if not TYPE_CHECKING:
 
-    return Tuning
+    def __getattr__(name: str) -> Any:
+        """Import `Tuning` when it is first used: the launcher needs none of what it brings."""
+        if name != "Tuning":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .plan import Tuning
+
+        return Tuning
