@@ -143,6 +143,8 @@ def _put(array: Array, index: Any, value: NDArray[Any]) -> None:
     array[index] = value
 
 
-services.register("open", "warpwell.array.opening:open_array", "warpwell.array.remote_array:RemoteArray")
-services.register("cache", "warpwell.cache:Cache")
-services.register("array part", "warpwell.array.remote_array:part", "warpwell.array.remote_array:RemoteArray")
+services.register("open", "warpwell.array.opening:open_array", "warpwell.array.remote_array:RemoteArray", provided=True)
+services.register("cache", "warpwell.cache:Cache", provided=True)
+services.register(
+    "array part", "warpwell.array.remote_array:part", "warpwell.array.remote_array:RemoteArray", provided=True
+)

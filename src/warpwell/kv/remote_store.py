@@ -133,4 +133,4 @@ def _get(store: Store, key: Any) -> tuple[bool, Any]:
     return (False, None) if value is store else (True, value)
 
 
-services.register("store", "warpwell.kv.opening:open_store", "warpwell.kv.remote_store:RemoteStore")
+services.register("store", "warpwell.kv.opening:open_store", "warpwell.kv.remote_store:RemoteStore", provided=True)

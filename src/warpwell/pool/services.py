@@ -22,7 +22,7 @@ _paths: dict[str, str] = {}
 _stand_ins: dict[str, str] = {}
 
 
-def register(name: str, path: str, stand_in: str | None = None) -> None:
+def register(name: str, path: str, stand_in: str | None = None, *, provided: bool = False) -> None:
     """Give what agents can make a name: ``register("store", "warpwell.kv:open")``.
 
     Parameters
@@ -32,7 +32,11 @@ def register(name: str, path: str, stand_in: str | None = None) -> None:
         ``"module:callable"``. The agent imports it when it is first asked for.
     stand_in : str, optional
         ``"module:class"`` of what stands for it in the application, a `Remote`.
+    provided : bool
+        It comes with Warpwell: a name that is somebody's already stays so.
     """
+    if provided and name in _paths:
+        return
     for given in (path, stand_in):
         if given is not None and given.count(":") != 1:
             raise errors.ArgumentError(f"{given!r}: give 'module:callable'", name="path")

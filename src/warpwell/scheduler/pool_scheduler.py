@@ -30,7 +30,7 @@ from .scheduler import Scheduler
 from .task import Profile, Task
 from .tenants import Tenant
 
-services.register("scheduler", "warpwell.scheduler.pool_agent:AgentScheduler")
+services.register("scheduler", "warpwell.scheduler.pool_agent:AgentScheduler", provided=True)
 
 
 class PoolScheduler(Scheduler):

@@ -60,7 +60,7 @@ class SmkDrf(Policy):
 
     def _divide(self, view: View, jobs: Sequence[Job]) -> list[int | None]:
         # It is asked once before a launch and once after it, and most kernels come many times.
-        key: list[Any] = []
+        key: list[Any] = [view.capacity.processors]
         for job in jobs:
             task = job.task
             shape = shape_of(task.profile, task.blocks, view.capacity)
