@@ -14,9 +14,11 @@ import pytest
 
 from warpwell import errors
 from warpwell.pool.agent import Agent, start
+from warpwell.pool.caller import Caller, Reply
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
 from warpwell.pool.local_transport import LocalTransport, local_transports
+from warpwell.pool.protocol import Op, pack
 from warpwell.testing.emulated_device import EmulatedDevice
 
 SECONDS = 5.0
@@ -39,6 +41,48 @@ def raised(call: Callable[[], object]) -> BaseException:
         call()
     assert time.monotonic() - begun < SECONDS
     return caught.value
+
+
+def test_answers_that_came_before_a_loss_are_taken() -> None:
+    """The loss is told by another thread, while the one that receives has not come to them."""
+    own, other = local_transports(2)
+    caller = Caller(own)
+    asked = [caller.connections[1].ask(None, Op.INFO, Reply) for _ in range(3)]
+    asked[0].when_come(lambda: time.sleep(0.3))
+    for k in (0, 1):
+        other.send(0, pack(Op.REPLY.value, asked[k].number, k))
+    own.lose(1, "it fell over")
+    assert [asked[k].get("an answer", SECONDS) for k in (0, 1)] == [0, 1]
+    with pytest.raises(errors.DeviceLostError, match="it fell over"):
+        asked[2].get("an answer", SECONDS)
+    with pytest.raises(errors.DeviceLostError, match="it fell over"):
+        caller.connections[1].ask(None, Op.INFO, Reply)
+    caller.close()
+    other.close()
+
+
+def test_a_loss_is_told_beside_others_who_never_pause() -> None:
+    own, talks, falls = local_transports(3)
+    caller = Caller(own)
+    asked = caller.connections[2].ask(None, Op.INFO, Reply)
+    over = threading.Event()
+
+    def talk() -> None:
+        while not over.is_set():
+            talks.send(0, pack(Op.DONE.value, 7, 0))
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    own.lose(2, "it fell over")
+    try:
+        with pytest.raises(errors.DeviceLostError, match="it fell over"):
+            asked.get("an answer", SECONDS)
+    finally:
+        over.set()
+        thread.join(10)
+    caller.close()
+    for transport in (talks, falls):
+        transport.close()
 
 
 class Fallen(EmulatedDevice):

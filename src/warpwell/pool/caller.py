@@ -20,6 +20,9 @@ from .transport import TAGS, Transfer, Transport
 KEPT = 16
 """Failures of a stream that are kept for the next synchronization; later ones are counted."""
 
+_LAST_WORDS, _LATEST = 0.05, 1.0
+"""Seconds without a message after which requests to a lost device fail, and the most: it may have answered before."""
+
 _ids = itertools.count(1)
 
 
@@ -359,6 +362,7 @@ class Caller:
         # a put from a finalizer, which may interrupt anything, is all that a SimpleQueue is made for
         self.freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed = False
+        self._gone: deque[tuple[int, float]] = deque()  # who was lost, and until when answers are still taken
         self._tags: dict[tuple[int, int], itertools.count[int]] = {}
         self._tag_lock = threading.Lock()
         self._threads = [
@@ -405,17 +409,22 @@ class Caller:
     def _lost(self, rank: int, reason: str) -> None:
         connection = self.connections[rank]
         connection.lost = connection.lost or reason
-        self.fail(rank)
+        self._gone.append((rank, time.monotonic() + _LATEST))
 
     def _receive(self) -> None:
         while not self.closed:
             try:
-                got = self.transport.receive(0.5)
+                got = self.transport.receive(_LAST_WORDS)
             except errors.ClosedError:
-                return
+                break
             if got is not None:
                 op, *operands = unpack(got[1])
                 self._take(self.connections[got[0]], op, *operands)
+            # what they had answered is taken, unless others never pause
+            while self._gone and (got is None or time.monotonic() > self._gone[0][1]):
+                self.fail(self._gone.popleft()[0])
+        for rank, _ in self._gone:
+            self.fail(rank)
 
     def _take(self, connection: Connection, op: int, number: int, *operands: Any) -> None:
         if op == Op.REPLY:

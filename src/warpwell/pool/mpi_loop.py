@@ -58,25 +58,28 @@ def run(g: int) -> int:
     """Move everything until Python has to act."""
     nap = w.SHORTEST
     idle = 0
+    found = clock_ns()
     while True:
         seen = load_acquire(g + w.G_DOORBELL, SYSTEM)
         now = clock_ns()
-        watched = now - word(g + w.G_WATCHED)
-        if watched > 50 * w.MS:
-            watch(g, now, watched)
-            put_word(g + w.G_WATCHED, now)
         moved = 0
         under_way = 0
         for k in range(word(g + w.G_PEERS)):
             p = word(g + w.G_PEER_TABLE) + k * w.PEER_BYTES
             if word(p + w.P_GONE) == 0:
-                moved += fragments(g, p, now)
+                came = fragments(g, p, now)
+                moved += came
+                put_word(p + w.P_QUIET, word(p + w.P_QUIET) + 1 if came == 0 else 0)
                 under_way += word(p + w.P_SENDS) - word(p + w.P_SENT)
         for k in range(load_acquire(g + w.G_ROWS, SYSTEM)):
             r = word(g + w.G_ROW_TABLE) + k * w.ROW_BYTES
             if load_acquire(r + w.R_STATE, SYSTEM) == w.READY:
                 moved += transfer(g, r)
                 under_way += word(r + w.R_POSTED) - word(r + w.R_DONE)
+        watched = now - word(g + w.G_WATCHED)
+        if watched > 50 * w.MS:  # after a look at what there is
+            watch(g, now, watched)
+            put_word(g + w.G_WATCHED, now)
         if word(g + w.G_LOSSES) != 0:
             return LOSSES
         if load_acquire(g + w.G_CLOSE_BY, SYSTEM) != 0 and finished(g, now):
@@ -85,6 +88,7 @@ def run(g: int) -> int:
         if moved != 0:
             nap = w.SHORTEST
             idle = 0
+            found = now
         elif idle >= w.LOOKS:
             idle = 0
             put_word(g + w.G_TIME, 0)
@@ -101,18 +105,25 @@ def run(g: int) -> int:
                 0,
                 0,
             )
-            nap += nap // 2
+            if now - found > w.HOT:
+                nap += nap // 2
 
 
 @device
 def watch(g: int, now: int, passed: int) -> None:
-    """Find peers that are silent."""
+    """Find peers that are silent, or whose process has ended and of whom nothing came since."""
     for k in range(word(g + w.G_PEERS)):
         p = word(g + w.G_PEER_TABLE) + k * w.PEER_BYTES
         if passed > 1000 * w.MS:  # this process itself stood still: what they said was not heard yet
             put_word(p + w.P_HEARD, word(p + w.P_HEARD) + passed)
-        if word(p + w.P_GONE) == 0 and now - word(p + w.P_HEARD) > word(g + w.G_SILENCE):
+        ended = load_acquire(p + w.P_ENDED, SYSTEM)
+        if word(p + w.P_GONE) != 0:
+            continue
+        if now - word(p + w.P_HEARD) > word(g + w.G_SILENCE):
             lose(g, p, w.SILENT, now - word(p + w.P_HEARD))
+        elif ended != 0 and now - max(ended, word(p + w.P_HEARD)) > w.LAST_WORDS:
+            if word(p + w.P_QUIET) > 2 * w.LOOKS:  # a thread that stood still has to look first
+                lose(g, p, w.ENDED, 0)
 
 
 @device

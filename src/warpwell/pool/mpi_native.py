@@ -19,7 +19,7 @@ from ..targets.machine_code import machine_code
 from . import mpi_loop
 from . import mpi_words as w
 from .bulk import RUNNING, Transfer
-from .mpi_progress import FIRST_BULK, GOODBYE_SAID, LAST_WORDS
+from .mpi_progress import FIRST_BULK, GOODBYE_SAID
 from .signal import FUTEX, Signal, short_naps
 from .stream_framing import FRAGMENT
 from .transport import OVERHEAD, WINDOW
@@ -195,11 +195,8 @@ class NativeProgress:
 
     def lose(self, peer: int, reason: str) -> None:
         """Take a peer for lost as soon as nothing more comes of it."""
-        self._ended[peer] = reason
-        block = self._peer[peer]
-        early = time.monotonic_ns() - int(self._global[w.G_SILENCE // 8]) + int(LAST_WORDS * 1e9)
-        # the loop may write a later time now: then the peer is lost by its silence, which is what would be without this
-        block[w.P_HEARD // 8] = min(int(block[w.P_HEARD // 8]), early)
+        self._ended.setdefault(peer, reason)
+        self._peer[peer][w.P_ENDED // 8] = time.monotonic_ns()
 
     def stop(self, timeout: float) -> None:
         """Send what waits, let transfers end, say goodbye, all within `timeout` seconds, and end the thread."""
@@ -240,7 +237,7 @@ class NativeProgress:
     def _reason(self, peer: int, why: int, code: int) -> str:
         if why == w.SAID_GOODBYE:
             return GOODBYE_SAID
-        if why == w.SILENT and peer in self._ended:
+        if why == w.ENDED:
             return self._ended[peer]
         if why == w.SILENT:
             return f"it has not answered for {code / 1e9:.1f} s"

@@ -31,8 +31,8 @@ SLOTS = 4
 AHEAD = 4
 """Chunks of a transfer that are under way at once. Each waits for its receiver: memory in flight stays bounded."""
 
-LAST_WORDS = 0.1
-"""Seconds without a word after which a peer is lost whose process has ended: what it had sent is there by then."""
+LAST_WORDS, LOOKS = 0.3, 16
+"""Seconds, and looks, without a word after which a peer is lost whose process has ended: a packet may be late."""
 
 SHORTEST, LONGEST, IN_FLIGHT = 20e-6, 500e-6, 100e-6
 """Seconds of naps: the first, the longest, and the longest while something is under way."""
@@ -108,8 +108,7 @@ class Progress:
     def lose(self, peer: int, reason: str) -> None:
         """Take a peer for lost as soon as nothing more comes of it."""
         state = self._peers[peer]
-        state.ended = reason
-        state.heard = min(state.heard, time.monotonic() - self._silence + LAST_WORDS)
+        state.ended_at, state.ended = time.monotonic(), reason
 
     def stop(self, timeout: float) -> None:
         """Send what waits, let transfers end, say goodbye, all within `timeout` seconds, and end the thread."""
@@ -138,10 +137,10 @@ class Progress:
         while True:
             seen = self._doorbell.value
             now = time.monotonic()
-            if now - watched > 0.05:
+            moved = self._step(now)
+            if now - watched > 0.05:  # after a look at what there is
                 self._watch(now, now - watched)
                 watched = now
-            moved = self._step(now)
             if self._closing_until and self._finished(now):
                 break
             if moved:
@@ -162,7 +161,9 @@ class Progress:
             if state.gone:
                 continue
             try:
-                moved = self._fragments(state, now) or moved
+                came = self._fragments(state, now)
+                state.quiet = 0 if came else state.quiet + 1
+                moved = came or moved
             except self._mpi.Exception as error:
                 self._lose(state, _said(error))
         while self._new:
@@ -208,7 +209,10 @@ class Progress:
             if passed > 1.0:  # this process itself stood still: what they said meanwhile was not heard yet
                 state.heard += passed
             if not state.gone and now - state.heard > self._silence:
-                self._lose(state, state.ended or f"it has not answered for {now - state.heard:.1f} s")
+                self._lose(state, f"it has not answered for {now - state.heard:.1f} s")
+            last = max(state.heard, state.ended_at)
+            if not state.gone and state.ended and now - last > LAST_WORDS and state.quiet > LOOKS:
+                self._lose(state, state.ended)
 
     def _lose(self, state: _Peer, reason: str) -> None:
         if state.gone:
@@ -264,6 +268,7 @@ class _Peer:
         self.consumed = self._reported = 0  # here, and what the peer knows of it
         self.heard = self.told = now
         self.gone = self.ended = ""
+        self.ended_at, self.quiet = 0.0, 0  # when its process had ended, and looks that found nothing of it
         self.goodbye: Any = None
         self.free = [bytearray(FRAGMENT) for _ in range(SLOTS)]
         self.sent: deque[tuple[Any, bytearray]] = deque()

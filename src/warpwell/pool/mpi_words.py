@@ -10,6 +10,12 @@ MS = 1_000_000
 SHORTEST, LONGEST, IN_FLIGHT = 20_000, 500_000, 100_000
 """Nanoseconds of naps: the first, the longest, and the longest while something is under way."""
 
+LAST_WORDS = 300 * MS
+"""Nanoseconds for which what a process has sent may still come after its end: a packet may have to be sent again."""
+
+HOT = 1 * MS
+"""Nanoseconds without a find after which naps become longer: an answer takes some hundred microseconds."""
+
 LOOKS = 8
 """Calls of MPI without a find before a nap: Open MPI looks at its sockets only every eighth time."""
 
@@ -59,6 +65,8 @@ GLOBAL_WORDS = G_TIME // 8 + 2
     P_HEARD,  # when it last said something
     P_SAID,  # when it was last told something
     P_GOODBYE,  # 1: said
+    P_ENDED,  # since when it is known that its process has ended, 0: it has not
+    P_QUIET,  # looks since then, one after the other, that found nothing of it
     P_OUT,  # ring of (address, bytes): where, how many fit, taken by the loop, put by Python
     P_OUT_ROOM,
     P_OUT_HEAD,
@@ -73,11 +81,11 @@ GLOBAL_WORDS = G_TIME // 8 + 2
     P_SEND_BUFFERS,
     P_RECEIVE_BUFFERS,
     P_SEND_REQUESTS,
-) = range(0, 8 * 24, 8)
+) = range(0, 8 * 26, 8)
 P_RECEIVE_REQUESTS = P_SEND_REQUESTS + 8 * SLOTS
 PEER_BYTES = P_RECEIVE_REQUESTS + 8 * SLOTS
 
-SILENT, SAID_GOODBYE, MPI_FAILED = 1, 2, 3
+SILENT, SAID_GOODBYE, MPI_FAILED, ENDED = 1, 2, 3, 4
 """Why a peer is gone."""
 
 # -- a transfer -----------------------------------------------------------------------------------------------

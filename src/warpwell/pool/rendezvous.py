@@ -9,6 +9,7 @@ import os
 import queue
 import secrets
 import socket
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from .job_files import JobFiles
 
 _LONGEST = 1 << 20
 """Bytes of a message at most."""
+_TELL_SECONDS = 5
 
 
 class Rendezvous:
@@ -90,6 +92,9 @@ class Connection:
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
+        # not `settimeout`, which would count for the thread that reads as well
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _TELL_SECONDS, 0))
+        self._deaf = False
         self._lines = opened.makefile("rb")
         self._lock = threading.Lock()
         self.local = opened.family == socket.AF_UNIX
@@ -113,11 +118,13 @@ class Connection:
         return found if isinstance(found, dict) else None
 
     def tell(self, **what: Any) -> None:
-        """Send a message; who is gone needs none."""
-        with self._lock, contextlib.suppress(OSError):
-            self._socket.settimeout(5.0)
-            self._socket.sendall(json.dumps(what).encode() + b"\n")
-            self._socket.settimeout(None)
+        """Send a message; who is gone needs none, nor who has not read for so long that nothing more fits."""
+        with self._lock:
+            try:
+                if not self._deaf:
+                    self._socket.sendall(json.dumps(what).encode() + b"\n")
+            except OSError:
+                self._deaf = True  # half of a message may be under way: nothing may follow it
 
     def hand(self, descriptors: Sequence[int]) -> None:
         """Hand open files to a process of this host."""
