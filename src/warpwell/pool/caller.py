@@ -20,8 +20,8 @@ from .transport import TAGS, Transfer, Transport
 KEPT = 16
 """Failures of a stream that are kept for the next synchronization; later ones are counted."""
 
-_LAST_WORDS, _LATEST = 0.05, 1.0
-"""Seconds without a message after which requests to a lost device fail, and the most: it may have answered before."""
+_LOOK, _LATEST = 0.05, 1.0
+"""Seconds between looks at who was lost; and until requests to them fail where messages never pause."""
 
 _ids = itertools.count(1)
 
@@ -414,13 +414,13 @@ class Caller:
     def _receive(self) -> None:
         while not self.closed:
             try:
-                got = self.transport.receive(_LAST_WORDS)
+                got = self.transport.receive(0.0 if self._gone else _LOOK)
             except errors.ClosedError:
                 break
             if got is not None:
                 op, *operands = unpack(got[1])
                 self._take(self.connections[got[0]], op, *operands)
-            # what they had answered is taken, unless others never pause
+            # what they had answered before is taken where nothing waits any more
             while self._gone and (got is None or time.monotonic() > self._gone[0][1]):
                 self.fail(self._gone.popleft()[0])
         for rank, _ in self._gone:

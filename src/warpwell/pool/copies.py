@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .bulk import LOST
 from .milestone import Milestone, limit
 from .region import Region
 from .transport import Transfer, Transport
@@ -68,7 +69,8 @@ def _run(transfer: Transfer, started: Started) -> None:
 def give_up(transfer: Transfer) -> None:
     """Cancel a transfer, and wait a little for what is on its way: it still uses the memory."""
     transfer.cancel()
-    end = time.monotonic() + 1.0
+    # of a peer that is gone nothing comes any more: MPI either lets go at once, or keeps the memory for ever
+    end = time.monotonic() + (0.05 if transfer.status == LOST else 1.0)
     while not transfer.done and time.monotonic() < end:
         time.sleep(1e-3)
 

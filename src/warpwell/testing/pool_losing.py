@@ -70,12 +70,14 @@ class _Busy(threading.Thread):
         """Work until told to end."""
         data = np.arange(1000, dtype=np.int64)
         try:
+            stream = self.device.stream()  # a copy that fails in another one is told there
             while not self.ending:
                 began = time.monotonic()
-                x = self.device.to_device(data)
-                y = self.device.empty(data.size, np.int64)
-                self.device.launch(_double[data.size], x, y)
-                assert np.array_equal(y.copy_to_host(), 2 * data), f"device {self.device.index} computed something else"
+                x = self.device.to_device(data, stream)
+                y = self.device.empty(data.size, np.int64, stream)
+                self.device.launch(_double[data.size], x, y, stream=stream)
+                found = y.copy_to_host(stream=stream)
+                assert np.array_equal(found, 2 * data), f"device {self.device.index} computed something else"
                 self.longest = max(self.longest, time.monotonic() - began)
                 self.rounds += 1
                 time.sleep(0.005)
