@@ -69,7 +69,8 @@ def run(g: int) -> int:
             if word(p + w.P_GONE) == 0:
                 came = fragments(g, p, now)
                 moved += came
-                put_word(p + w.P_QUIET, word(p + w.P_QUIET) + 1 if came == 0 else 0)
+                if word(p + w.P_ENDED) != 0:
+                    put_word(p + w.P_QUIET, word(p + w.P_QUIET) + 1 if came == 0 else 0)
                 under_way += word(p + w.P_SENDS) - word(p + w.P_SENT)
         for k in range(load_acquire(g + w.G_ROWS, SYSTEM)):
             r = word(g + w.G_ROW_TABLE) + k * w.ROW_BYTES
@@ -122,7 +123,7 @@ def watch(g: int, now: int, passed: int) -> None:
         if now - word(p + w.P_HEARD) > word(g + w.G_SILENCE):
             lose(g, p, w.SILENT, now - word(p + w.P_HEARD))
         elif ended != 0 and now - max(ended, word(p + w.P_HEARD)) > w.LAST_WORDS:
-            if word(p + w.P_QUIET) > 2 * w.LOOKS:  # a thread that stood still has to look first
+            if word(p + w.P_QUIET) > w.QUIET:  # a thread that stood still has to look first
                 lose(g, p, w.ENDED, 0)
 
 

@@ -31,7 +31,7 @@ SLOTS = 4
 AHEAD = 4
 """Chunks of a transfer that are under way at once. Each waits for its receiver: memory in flight stays bounded."""
 
-LAST_WORDS, LOOKS = 0.3, 16
+LAST_WORDS, QUIET = 0.3, 16
 """Seconds, and looks, without a word after which a peer is lost whose process has ended: a packet may be late."""
 
 SHORTEST, LONGEST, IN_FLIGHT = 20e-6, 500e-6, 100e-6
@@ -162,7 +162,7 @@ class Progress:
                 continue
             try:
                 came = self._fragments(state, now)
-                state.quiet = 0 if came else state.quiet + 1
+                state.quiet = state.quiet + 1 if state.ended and not came else 0
                 moved = came or moved
             except self._mpi.Exception as error:
                 self._lose(state, _said(error))
@@ -211,7 +211,7 @@ class Progress:
             if not state.gone and now - state.heard > self._silence:
                 self._lose(state, f"it has not answered for {now - state.heard:.1f} s")
             last = max(state.heard, state.ended_at)
-            if not state.gone and state.ended and now - last > LAST_WORDS and state.quiet > LOOKS:
+            if not state.gone and state.ended and now - last > LAST_WORDS and state.quiet > QUIET:
                 self._lose(state, state.ended)
 
     def _lose(self, state: _Peer, reason: str) -> None:
@@ -268,7 +268,7 @@ class _Peer:
         self.consumed = self._reported = 0  # here, and what the peer knows of it
         self.heard = self.told = now
         self.gone = self.ended = ""
-        self.ended_at, self.quiet = 0.0, 0  # when its process had ended, and looks that found nothing of it
+        self.ended_at, self.quiet = 0.0, 0  # when its process had ended, and looks since then that found nothing
         self.goodbye: Any = None
         self.free = [bytearray(FRAGMENT) for _ in range(SLOTS)]
         self.sent: deque[tuple[Any, bytearray]] = deque()

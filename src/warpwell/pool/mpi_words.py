@@ -19,6 +19,9 @@ HOT = 1 * MS
 LOOKS = 8
 """Calls of MPI without a find before a nap: Open MPI looks at its sockets only every eighth time."""
 
+QUIET = 2 * LOOKS
+"""Looks without a find, besides, after which nothing comes any more of a process that has ended."""
+
 # -- the whole ------------------------------------------------------------------------------------------------
 (
     G_DOORBELL,  # signals: of Python to the loop,
