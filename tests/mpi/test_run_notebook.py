@@ -85,6 +85,7 @@ def test_it_ends_with_jupyter(ends: bool) -> None:
 @pytest.mark.parametrize("mode", ["signal", pytest.param("message", marks=pytest.mark.long)])
 def test_a_kernel_of_jupyter(tmp_path: Path, mode: str) -> None:
     for module in ("ipykernel", "jupyter_client"):
+        # looked for, not imported: they start threads and set signals, which are the started program's affair
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}")
     mark = uuid.uuid4().hex

@@ -131,6 +131,7 @@ def dumps(value: Any, handle_of: Callable[[Any], int | None] | None = None) -> t
     if _is_plain(value, handle_of):
         # most arguments and results: to look for modules of the user would take a hundred times as long
         plain = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL)
+        # set, not overridden: a subclass that knows these handles would have to be made for each call
         plain.persistent_id = persistent_id  # type: ignore[method-assign]
         plain.dump(value)
         return out.getvalue(), tuple(handles)

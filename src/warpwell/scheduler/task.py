@@ -163,8 +163,10 @@ class State(enum.Enum):
     __hash__ = object.__hash__
 
 
-# Of an enum, a member takes five times as long to look up as a name here.
-_WAITING, _PREEMPTED = State.WAITING, State.PREEMPTED
+# Members by name: of an enum, one takes five times as long to look up.
+MEMORY, COMPUTE = Kind.MEMORY, Kind.COMPUTE
+WAITING, RUNNING, PREEMPTED, STOPPING = State.WAITING, State.RUNNING, State.PREEMPTED, State.STOPPING
+DONE, CANCELLED = State.DONE, State.CANCELLED
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class Job:
     @property
     def waits(self) -> bool:
         """Whether a policy may launch it."""
-        return self.state is _WAITING or self.state is _PREEMPTED
+        return self.state is WAITING or self.state is PREEMPTED
 
     @property
     def left(self) -> float:

@@ -7,12 +7,9 @@ from typing import Any
 
 from ..decision import SOURCE, SourceModel
 from ..policy import Decision, Policy, Preempt, View
-from ..task import Job, State
+from ..task import PREEMPTED, Job
 from .order import at_least_one
 from .sharing import age, alone, grow, highest, preemptible, share, standing, stopping
-
-# Of an enum, a member takes five times as long to look up as a name here.
-PREEMPTED = State.PREEMPTED
 
 
 class Chimera(Policy):

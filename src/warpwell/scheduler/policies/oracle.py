@@ -9,11 +9,8 @@ from typing import Any, NamedTuple
 
 from ..decision import SOURCE, SourceModel, together
 from ..policy import Decision, Launch, Policy, Preempt, Resize, View
-from ..task import Job, Kind, Placement, Request, State, Task
+from ..task import DONE, PREEMPTED, Job, Kind, Placement, Request, Task
 from .sharing import Sight, at_most, demand, preemptible, quota, stopping
-
-# Of an enum, a member takes five times as long to look up as a name here.
-PREEMPTED, DONE = State.PREEMPTED, State.DONE
 
 PARTS = (0.25, 0.5, 0.75)
 """Parts of the device that the older of two kernels may get, to choose from."""

@@ -10,10 +10,7 @@ from typing import Any
 from ..executor import Capacity
 from ..policy import Decision, Launch, Resize, View
 from ..residency import Shape, part_of, resident_alone, shape_of
-from ..task import Job, Kind, Placement, Profile, State
-
-# Of an enum, a member takes five times as long to look up as a name here.
-RUNNING, STOPPING, COMPUTE = State.RUNNING, State.STOPPING, Kind.COMPUTE
+from ..task import COMPUTE, RUNNING, STOPPING, Job, Kind, Placement, Profile
 
 _WHOLE = Placement()
 

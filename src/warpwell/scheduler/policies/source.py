@@ -7,11 +7,8 @@ from typing import Any
 
 from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Policy, Preempt, View
-from ..task import Job, Kind, Placement, State
+from ..task import COMPUTE, PREEMPTED, Job, Placement
 from .sharing import Sight, grow, joined, preemptible, rank, ranked, share, stopping
-
-# Of an enum, a member takes five times as long to look up as a name here.
-PREEMPTED, COMPUTE = State.PREEMPTED, Kind.COMPUTE
 
 
 class Source(Policy):

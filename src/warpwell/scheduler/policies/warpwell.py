@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 from ... import errors
 from ..decision import SOURCE, SourceModel, together
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, View
-from ..task import Job, Kind, State
+from ..task import COMPUTE, PREEMPTED, Job
 from .arrangement import Arrangement, Arranger
 from .order import at_least_one
 from .sharing import Sight, age, grow, preemptible, ranked, share, standing, stopping
-
-# Of an enum, a member takes five times as long to look up as a name here.
-PREEMPTED, COMPUTE = State.PREEMPTED, Kind.COMPUTE
 
 NAMES = 8
 """Kernels that are told apart by name while they wait, where the rates table knows names; of others only the class."""
