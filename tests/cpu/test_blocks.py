@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
+from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index, virtual_grid
 from warpwell.targets.blocks import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET, BlockLaunch
 from warpwell.targets.virtual import returns_early, virtual_copy
 
@@ -130,6 +131,25 @@ def test_virtual_copies() -> None:
     assert copy.__code__ is add.function.__code__ and copy.__globals__["place"] is not place
     assert copy.__globals__["ww"] is ww  # names that the function does not say stay as they are
     assert virtual_copy(plane.function).__globals__["ww"].grid is not ww.grid
+
+
+def test_names_that_a_module_imports_when_they_are_used() -> None:
+    """As `warpwell` does: whether another kernel said `ww.grid` before must not matter."""
+    late = types.ModuleType("late")
+
+    def import_late(name: str) -> Any:
+        if name != "grid":
+            raise AttributeError(name)
+        return ww.grid
+
+    vars(late).update(__getattr__=import_late, __dir__=lambda: ["grid", "never_said"])
+
+    def where():
+        return late.grid(1)
+
+    copy = virtual_copy(where)
+    assert copy is not where and copy.__closure__[0].cell_contents.grid is virtual_grid
+    assert where.__closure__[0].cell_contents is late
 
 
 def test_returns_before_a_barrier() -> None:

@@ -59,8 +59,6 @@ def returns_early(function: Callable[..., Any]) -> int | None:
 
 def _copy(value: Any, copies: dict[int, Any]) -> Any:
     """Return what stands for `value` in a copy: itself where nothing below it asks for its place."""
-    if isinstance(value, types.ModuleType):
-        return _module(value, copies)
     if not isinstance(value, types.FunctionType):
         _refuse_compiled(value)
         return value
@@ -72,9 +70,10 @@ def _copy(value: Any, copies: dict[int, Any]) -> Any:
     if value.__module__ and value.__module__.startswith(f"{__package__}."):
         return value  # a primitive, whose body is the target's
     _refuse_hardware(value)
-    scope = {n: value.__globals__[n] for n in _names(value.__code__) if n in value.__globals__}
-    changed = {n: new for n, old in scope.items() if (new := _copy(old, copies)) is not old}
-    cells = tuple(_cell(cell, copies) for cell in value.__closure__ or ())
+    names = set(_names(value.__code__))
+    scope = {n: value.__globals__[n] for n in names if n in value.__globals__}
+    changed = {n: new for n, old in scope.items() if (new := _inner(old, names, copies)) is not old}
+    cells = tuple(_cell(cell, names, copies) for cell in value.__closure__ or ())
     if not changed and all(a is b for a, b in zip(cells, value.__closure__ or (), strict=True)):
         return value
     copy = types.FunctionType(
@@ -86,22 +85,32 @@ def _copy(value: Any, copies: dict[int, Any]) -> Any:
     return device(copy)
 
 
-def _module(module: types.ModuleType, copies: dict[int, Any]) -> Any:
-    """Return a module that says the virtual index where this one says the hardware's."""
-    changed = {n: _VIRTUAL[v] for n, v in vars(module).items() if isinstance(v, types.FunctionType) and v in _VIRTUAL}
+def _inner(value: Any, names: set[str], copies: dict[int, Any]) -> Any:
+    """Return what stands for `value` in the copy of a function that says `names`."""
+    return _module(value, names, copies) if isinstance(value, types.ModuleType) else _copy(value, copies)
+
+
+def _module(module: types.ModuleType, names: set[str], copies: dict[int, Any]) -> Any:
+    """Return a module that says the virtual index where this one says the hardware's.
+
+    Only `names` are looked at, and by asking: a module may import them no sooner, as `warpwell` itself does.
+    """
+    said = {n: getattr(module, n, None) for n in names.intersection(dir(module))}
+    changed = {n: _VIRTUAL[v] for n, v in said.items() if isinstance(v, types.FunctionType) and v in _VIRTUAL}
     if not changed:
         return module
-    if id(module) not in copies:
-        shadow = types.ModuleType(module.__name__)
-        vars(shadow).update({**vars(module), **changed})
-        copies[id(module)] = shadow
-    return copies[id(module)]
+    shadow = copies.get(id(module))
+    if shadow is None:
+        shadow = copies[id(module)] = types.ModuleType(module.__name__)
+        vars(shadow).update(vars(module))
+    vars(shadow).update(changed)
+    return shadow
 
 
-def _cell(cell: Any, copies: dict[int, Any]) -> Any:
+def _cell(cell: Any, names: set[str], copies: dict[int, Any]) -> Any:
     if not _bound(cell):
         return cell
-    new = _copy(cell.cell_contents, copies)
+    new = _inner(cell.cell_contents, names, copies)
     return cell if new is cell.cell_contents else types.CellType(new)
 
 
