@@ -135,10 +135,16 @@ def long_task(client: Client, kernels: Any, seconds: float = 1.5) -> tuple[Any, 
     return handle, y, wanted
 
 
+def launches(client: Client) -> int:
+    return sum(e.kind == "launch" and e.name == "mix" for e in client.log())
+
+
 def caught_task(client: Client, kernels: Any) -> tuple[Any, Any, Any, int]:
     """Stop the owner in the middle of a task, however fast or busy this machine is; return the owner's id too."""
     for seconds in (1.5, 6.0, 24.0):
+        before = launches(client)
         handle, y, wanted = long_task(client, kernels, seconds)
+        until(lambda: launches(client) > before)
         owner = client.status()["owner_pid"]
         os.kill(owner, signal.SIGSTOP)
         time.sleep(0.2)  # what it had said by then has arrived
