@@ -377,7 +377,7 @@ class Launcher:
     def _drain(self) -> bool:
         with contextlib.suppress(Exception):  # queue.Empty
             while True:
-                connection, said = self._rendezvous.events.get(block=False)
+                connection, said = self._rendezvous.events.get(timeout=0)
                 if isinstance(connection, Connection) and said is None:
                     connection.open = False
         return False

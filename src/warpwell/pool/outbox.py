@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .timed_queue import TimedQueue
+
 if TYPE_CHECKING:
     from .agent import Agent
 
@@ -23,7 +25,7 @@ class Outbox:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue: TimedQueue[Any] = TimedQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 

@@ -6,7 +6,6 @@ import contextlib
 import hmac
 import json
 import os
-import queue
 import secrets
 import socket
 import struct
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .job_files import JobFiles
+from .timed_queue import TimedQueue
 
 _LONGEST = 1 << 20
 """Bytes of a message at most."""
@@ -32,12 +32,12 @@ class Rendezvous:
 
     Attributes
     ----------
-    events : queue.SimpleQueue
+    events : TimedQueue
         ``(connection, message)`` for each message, and ``(connection, None)`` when a connection has closed.
     """
 
     def __init__(self, files: JobFiles, away: bool) -> None:
-        self.events: queue.SimpleQueue[tuple[Any, dict[str, Any] | None]] = queue.SimpleQueue()
+        self.events: TimedQueue[tuple[Any, dict[str, Any] | None]] = TimedQueue()
         self.token = secrets.token_hex(16)
         (files.folder / "token").write_text(self.token, encoding="utf-8")  # the folder is its owner's alone
         self._sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)]

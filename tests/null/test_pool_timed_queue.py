@@ -1,0 +1,70 @@
+"""`TimedQueue`: order, timeouts that end, and puts from wherever they come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from queue import Empty
+
+import pytest
+
+from warpwell.pool.timed_queue import TimedQueue
+
+
+def test_order_and_timeouts() -> None:
+    queue: TimedQueue[int] = TimedQueue()
+    for k in range(5):
+        queue.put(k)
+    assert [queue.get(timeout=0) for _ in range(5)] == list(range(5))
+    for timeout in (0, 0.05):  # the first finds that the lock was left open
+        begun = time.monotonic()
+        with pytest.raises(Empty):
+            queue.get(timeout=timeout)
+        assert timeout <= time.monotonic() - begun < timeout + 30
+    queue.put(7)
+    assert queue.get() == 7
+
+
+def test_a_put_wakes_who_waits() -> None:
+    queue: TimedQueue[int] = TimedQueue()
+    received: list[int] = []
+    thread = threading.Thread(target=lambda: received.extend(queue.get(timeout=60) for _ in range(2000)), daemon=True)
+    thread.start()
+    for k in range(2000):
+        queue.put(k)
+        if k % 100 == 0:
+            time.sleep(1e-3)
+    thread.join(60)
+    assert received == list(range(2000))
+
+
+@pytest.mark.timeout(60)
+def test_timeouts_of_microseconds_end() -> None:
+    """`queue.SimpleQueue` sleeps for ever after some ten thousand of these, on cores that others use too."""
+    queue: TimedQueue[int] = TimedQueue()
+    stop = threading.Event()
+    others = [threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)], daemon=True) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    end, rounds = time.monotonic() + 2, 0
+    while time.monotonic() < end:
+        queue.put(rounds)
+        assert queue.get(timeout=2e-6) == rounds
+        with pytest.raises(Empty):
+            queue.get(timeout=2e-6)
+        rounds += 1
+    stop.set()
+    assert rounds
+
+
+def test_a_signal_handler_puts_while_its_thread_gets() -> None:
+    queue: TimedQueue[int] = TimedQueue()
+    before = signal.signal(signal.SIGUSR1, lambda *_: queue.put(3))
+    try:
+        for wait in (60.0, None):
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            assert queue.get(wait) == 3
+    finally:
+        signal.signal(signal.SIGUSR1, before)
