@@ -109,6 +109,24 @@ class Late(EmulatedDevice):
         return len(arguments[0])
 
 
+def test_an_empty_copy_is_in_the_order_of_both_devices() -> None:
+    own, *others = local_transports(3)
+    threads = [start(Agent(transport, Late(5e9, jitter=0.2, seed=4)), "late") for transport in others]
+    with Devices(own) as made:
+        a, b = (device.to_device(np.arange(8)) for device in made)
+        for one, other in ((a, b), (b, a)):
+            for to, origin in ((one, other), (other, one)):
+                one.device.call(double, one)
+                before = one.device.default_stream.record()
+                to.device.copy(to[3:3], origin[5:5])
+                other.device.default_stream.record().synchronize(60)
+                assert before.done
+        assert np.array_equal(a.copy_to_host(), 4 * np.arange(8))
+    for thread, transport in zip(threads, others, strict=True):
+        thread.join(10)
+        transport.close()
+
+
 def test_random_programs_where_kernels_copies_and_functions_come_late() -> None:
     """Streams overtake each other, as on a GPU that is shared, wherever calls do not order them."""
     own, *others = local_transports(4)

@@ -121,8 +121,12 @@ def between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
         # two pools know nothing of each other: through the application
         upload(destination, source.copy_to_host(stream=stream if stream and stream.device is origin else None),
                stream if stream and stream.device is to else None)  # fmt: skip
-    else:
+    elif source.nbytes:
         _between_agents(destination, source, stream)
+    elif stream is None:  # no data will hold either stream back until the other is there
+        ends = to.default_stream.record(), origin.default_stream.record()
+        to.default_stream.wait(ends[1])
+        origin.default_stream.wait(ends[0])
 
 
 def _between_agents(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
