@@ -19,7 +19,7 @@ from warpwell.pool.devices import Devices
 from warpwell.pool.local_transport import local_transports
 from warpwell.pool.plan import BUFFERS, CHUNK, LARGE, Plan, Tuning
 from warpwell.testing.emulated_device import EmulatedDevice
-from warpwell.testing.pool_programs import run
+from warpwell.testing.pool_programs import double, run
 
 
 @contextlib.contextmanager
