@@ -6,18 +6,17 @@ import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
 
-from ..errors import ArgumentError, ClosedError, StallError
+from ..errors import ClosedError, StallError
 from .bulk import CANCELLED, RUNNING, Transfer
-from .losses import Losses
+from .peers import CLOSED, PeerTransport
 from .region import Region
-from .transport import OVERHEAD, SEND_TIMEOUT, WINDOW, Bytes, Transport
+from .transport import OVERHEAD, SEND_TIMEOUT, WINDOW, Bytes
 
 _CLOSED = "it closed its transport"
 
 
-class LocalTransport(Transport):
+class LocalTransport(PeerTransport):
     """One end of connections within this process; `local_transports` and `local_pair` make them.
 
     Messages change hands without being copied again. A thread moves bulk data, started with the first transfer.
@@ -25,17 +24,13 @@ class LocalTransport(Transport):
 
     name = "local"
 
-    def __init__(self, rank: int, hub: _Hub) -> None:
-        self.rank = rank
-        self.peers: tuple[int, ...] = ()
+    def __init__(self, rank: int, count: int, hub: _Hub) -> None:
+        super().__init__(rank, [peer for peer in range(count) if peer != rank])
         self._hub = hub
-        self._losses = Losses()
         self._inbox: deque[tuple[int, bytes]] = deque()
         self._arrived = threading.Condition()
         self._room = threading.Condition()
-        self._waiting: dict[int, int] = {}
-        self._statistics: dict[int, dict[str, int]] = {}
-        self._closed = False
+        self._waiting = dict.fromkeys(self.peers, 0)
 
     def send(self, peer: int, *parts: Bytes) -> None:
         """Send one message; see `Transport.send`."""
@@ -67,11 +62,9 @@ class LocalTransport(Transport):
             if not self._arrived.wait_for(lambda: self._inbox or self._closed, timeout):
                 return None
             if self._closed:
-                raise ClosedError("the transport was closed")
+                raise ClosedError(CLOSED)
             peer, message = self._inbox.popleft()
-        counts = self._statistics[peer]
-        counts["messages_received"] += 1
-        counts["bytes_received"] += len(message)
+        self._count_received(peer, message)
         other = self._hub.ends[peer]
         with other._room:
             other._waiting[self.rank] -= len(message) + OVERHEAD
@@ -95,18 +88,6 @@ class LocalTransport(Transport):
         if self._closed or peer in self._losses:  # just now
             self._hub.fail(self.rank, peer, _CLOSED)
         return transfer
-
-    def lost(self) -> Mapping[int, str]:
-        """Return who is gone; see `Transport.lost`."""
-        return self._losses.reasons()
-
-    def on_lost(self, call: Callable[[int, str], None]) -> None:
-        """Register `call`; see `Transport.on_lost`."""
-        self._losses.on_lost(call)
-
-    def statistics(self) -> dict[int, dict[str, int]]:
-        """Return counts; see `Transport.statistics`."""
-        return {peer: dict(counts) for peer, counts in self._statistics.items()}
 
     def lose(self, peer: int, reason: str) -> None:
         """Treat `peer` as lost, for tests and for agents that end: its transfers fail, nothing more is sent to it."""
@@ -132,23 +113,6 @@ class LocalTransport(Transport):
             self._hub.fail(self.rank, peer, "this transport was closed")
             self._hub.ends[peer].lose(self.rank, _CLOSED)
         self._hub.leave()
-
-    def _join(self, peers: tuple[int, ...]) -> None:
-        self.peers = peers
-        names = ("messages_sent", "messages_received", "bytes_sent", "bytes_received", "waits", "transfers")
-        self._waiting = dict.fromkeys(peers, 0)
-        self._statistics = {peer: dict.fromkeys(names, 0) for peer in peers}
-
-    def _counts(self, peer: int) -> dict[str, int]:
-        counts = self._statistics.get(peer)
-        if counts is None:
-            raise ArgumentError(f"rank {self.rank} has no peer {peer}", name="peer")
-        return counts
-
-    def _check(self, peer: int) -> None:
-        if self._closed:
-            raise ClosedError("the transport was closed")
-        self._losses.check(peer)
 
 
 class _Hub:
@@ -252,10 +216,8 @@ class _Hub:
 def local_transports(count: int) -> list[LocalTransport]:
     """Return `count` connected transports, of ranks 0 to count - 1. Close each."""
     hub = _Hub()
-    hub.ends = [LocalTransport(rank, hub) for rank in range(count)]
+    hub.ends = [LocalTransport(rank, count, hub) for rank in range(count)]
     hub._open = count
-    for end in hub.ends:
-        end._join(tuple(rank for rank in range(count) if rank != end.rank))
     return hub.ends
 
 

@@ -8,24 +8,23 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import AgentError, ArgumentError, ClosedError, PoolVersionError, StallError
 from .bulk import Transfer
 from .handshake import NBYTES, Hello
-from .losses import Losses
 from .mpi_progress import GOODBYE_SAID, Progress
 from .options import native_from_environment, silence_from_environment
+from .peers import CLOSED, PeerTransport
 from .region import Region
 from .signal import FUTEX
-from .transport import OVERHEAD, SEND_TIMEOUT, TAGS, WINDOW, Bytes, Transport
+from .transport import OVERHEAD, SEND_TIMEOUT, TAGS, WINDOW, Bytes
 
 _HELLO = 2
-_CLOSED = "the transport was closed"
 
 
-class MpiTransport(Transport):
+class MpiTransport(PeerTransport):
     """Connects all processes of a communicator. Its constructor is collective; nothing is afterwards.
 
     Parameters
@@ -61,15 +60,11 @@ class MpiTransport(Transport):
         kind = _native() if native else Progress
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.rank = int(self._comm.Get_rank())
-        self.peers = tuple(rank for rank in range(self._comm.Get_size()) if rank != self.rank)
+        rank = int(self._comm.Get_rank())
+        super().__init__(rank, [peer for peer in range(self._comm.Get_size()) if peer != rank])
         self.hellos = _exchange(self._comm, self.rank, self.peers, start)
-        self._losses = Losses()
         self._locks = {peer: threading.Lock() for peer in self.peers}
         self._posted = dict.fromkeys(self.peers, 0)
-        names = ("messages_sent", "messages_received", "bytes_sent", "bytes_received", "waits", "transfers")
-        self._statistics = {peer: dict.fromkeys(names, 0) for peer in self.peers}
-        self._closed = False
         silence = silence_from_environment() if silence is None else silence
         self._progress = kind(self._comm, self.peers, silence, self._lose)
         self._at_exit = functools.partial(_close_forgotten, weakref.ref(self))
@@ -115,7 +110,7 @@ class MpiTransport(Transport):
         while True:
             seen = self._progress.arrived.value
             if self._closed:
-                raise ClosedError(_CLOSED)
+                raise ClosedError(CLOSED)
             if (got := self._progress.take()) is not None:
                 break
             left = end - time.monotonic()
@@ -123,9 +118,7 @@ class MpiTransport(Transport):
                 return None
             self._progress.arrived.sleep(seen, left)
         peer, message = got
-        counts = self._statistics[peer]
-        counts["messages_received"] += 1
-        counts["bytes_received"] += len(message)
+        self._count_received(peer, message)
         self._progress.consumed(peer, len(message) + OVERHEAD)
         return peer, message
 
@@ -147,22 +140,10 @@ class MpiTransport(Transport):
             self._progress.start(transfer, outgoing)
         return transfer
 
-    def lost(self) -> Mapping[int, str]:
-        """Return who is gone; see `Transport.lost`."""
-        return self._losses.reasons()
-
-    def on_lost(self, call: Callable[[int, str], None]) -> None:
-        """Register `call`; see `Transport.on_lost`."""
-        self._losses.on_lost(call)
-
     def lose(self, peer: int, reason: str) -> None:
         """See `Transport.lose`."""
         if not self._closed and peer not in self._losses:
             self._progress.lose(peer, reason)
-
-    def statistics(self) -> dict[int, dict[str, int]]:
-        """Return counts; see `Transport.statistics`."""
-        return {peer: dict(counts) for peer, counts in self._statistics.items()}
 
     def close(self, timeout: float = 5.0) -> None:
         """Stop; see `Transport.close`."""
@@ -173,17 +154,6 @@ class MpiTransport(Transport):
         self._progress.stop(timeout)
         self._progress.arrived.raise_()
         self._progress.acknowledged.raise_()
-
-    def _counts(self, peer: int) -> dict[str, int]:
-        counts = self._statistics.get(peer)
-        if counts is None:
-            raise ArgumentError(f"rank {self.rank} has no peer {peer}", name="peer")
-        return counts
-
-    def _check(self, peer: int) -> None:
-        if self._closed:
-            raise ClosedError(_CLOSED)
-        self._losses.check(peer)
 
     def _lose(self, peer: int, reason: str) -> None:
         if self._losses.add(peer, reason):
@@ -204,7 +174,7 @@ def _native() -> Any:
     return NativeProgress
 
 
-def _exchange(comm: Any, rank: int, peers: tuple[int, ...], timeout: float) -> dict[int, Hello]:
+def _exchange(comm: Any, rank: int, peers: Sequence[int], timeout: float) -> dict[int, Hello]:
     """Say hello to everybody and return what they said; refuse who cannot work with this process."""
     from mpi4py import MPI
 

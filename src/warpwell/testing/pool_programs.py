@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..pool.device import Device
 from ..pool.devices import Devices, devices, joined
+from ..pool.pinned import pinned_empty
 from ..targets import grid, kernel
 
 LENGTHS = (0, 1, 3, 257, 1000, 9001, 40_000, 131_073)
@@ -95,6 +96,9 @@ class Program:
         for index, device in enumerate(found):
             self._streams += [device.default_stream, device.stream(), device.stream(priority=1)]
             self._of += [index] * 3
+        self._open = [list(range(3 * index, 3 * index + 3)) for index in range(len(found))]
+        self._last: dict[int, Any] = {}  # of streams that are closed: an event behind all they did, or None
+        self._lent: list[tuple[NDArray[np.int64], int, int]] = []
         self._clocks: list[Clock] = [{} for _ in self._streams]
         self._host: Clock = {}
         self._calls = [0] * len(self._streams)
@@ -113,8 +117,9 @@ class Program:
             for _ in range(3):
                 self._allocate(index)
         steps = (
-            [self._upload] * 3 + [self._between] * 5 + [self._opposite] * 4 + [self._within] + [self._launch] * 6
-            + [self._fill, self._call, self._replace] + [self._download] * 2 + [self._synchronize, self._record]
+            [self._upload] * 3 + [self._lend, self._change_lent] + [self._between] * 5 + [self._opposite] * 4
+            + [self._within] + [self._launch] * 6 + [self._fill, self._call, self._replace, self._close]
+            + [self._download] * 2 + [self._synchronize, self._record]
         )  # fmt: skip
         for _ in range(self._steps):
             step = self._random.choice(steps)
@@ -124,8 +129,9 @@ class Program:
             self._compare(place)
         for device in self._devices:
             device.synchronize(LIMIT)
-        for stream in self._streams:
-            stream.close()
+        for number, stream in enumerate(self._streams):
+            if number not in self._last:
+                stream.close()
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -148,6 +154,36 @@ class Program:
         given = strided[:, 0] if self._random.random() < 0.3 else source
         place.buffer[part].copy_from(given, self._streams[stream])
         given[...] = -1  # it was taken when the call returned
+
+    def _lend(self) -> None:
+        """Copy from a pinned array, which must stay as it is until the stream is there, but may be dropped."""
+        place = self._random.choice(self._places)
+        stream, part = self._stream(place.device), self._part()
+        source = pinned_empty(len(range(*part.indices(self._length))), np.int64)
+        source[...] = self._fresh(len(source))
+        self._use(stream, [], [place])
+        place.expected[part] = source
+        place.buffer[part].copy_from(source, self._streams[stream])
+        if self._random.random() < 0.5:
+            self._lent.append((source, stream, self._calls[stream]))
+
+    def _change_lent(self) -> None:
+        """Change the arrays that are known to have been copied."""
+        for source, stream, number in self._lent:
+            if self._host.get(stream, 0) >= number:
+                source[...] = -2
+
+    def _close(self) -> None:
+        """End a stream that may still be at work, and begin another."""
+        index = self._random.randrange(len(self._devices))
+        stream = self._open[index].pop(self._random.randrange(1, 3))
+        self._last[stream] = self._streams[stream].record() if self._random.random() < 0.5 else None
+        self._streams[stream].close()
+        self._open[index].append(len(self._streams))
+        self._streams.append(self._devices[index].stream(priority=self._random.randrange(2)))
+        self._of.append(index)
+        self._calls.append(0)
+        self._clocks.append({})
 
     def _download(self) -> None:
         self._compare(self._random.choice(self._places))
@@ -238,25 +274,24 @@ class Program:
         self._allocate(index)
 
     def _record(self) -> None:
-        stream = self._random.randrange(len(self._streams))
+        stream = self._any_stream()
         if self._events and self._random.random() < 0.3:
             event, index, _ = self._events.pop(self._random.randrange(len(self._events)))
-            stream = 3 * index + self._random.randrange(3)
+            stream = self._stream(index)
             self._streams[stream].record(event)
         else:
             event = self._streams[stream].record()
         self._events.append((event, self._of[stream], dict(self._clocks[stream])))
         if self._random.random() < 0.5:
             event, _, clock = self._random.choice(self._events)
-            waiting = self._random.randrange(len(self._streams))
+            waiting = self._any_stream()
             self._streams[waiting].wait(event)
             self._merge(self._clocks[waiting], clock)
 
     def _synchronize(self) -> None:
         index = self._random.randrange(len(self._devices))
         self._devices[index].synchronize(LIMIT)
-        for stream in range(3 * index, 3 * index + 3):
-            self._host_knows(stream)
+        self._host_knows_device(index)
 
     # -- order -------------------------------------------------------------------------------------------------------
 
@@ -285,7 +320,9 @@ class Program:
             if self._clocks[stream].get(other, 0) >= number:
                 continue
             native, way = self._streams[other], self._random.randrange(8)
-            if way < 4:
+            if other in self._last:
+                self._after_closed(stream, other, way)
+            elif way < 4:
                 event = native.record()
                 self._streams[stream].wait(event)
             elif way < 6:
@@ -298,6 +335,23 @@ class Program:
                 self._host_knows(other)
             self._merge(self._clocks[stream], self._clocks[other])
 
+    def _after_closed(self, stream: int, other: int, way: int) -> None:
+        event = self._last[other]
+        if event is None:
+            self._devices[self._of[other]].synchronize(LIMIT)
+            self._host_knows_device(self._of[other])
+        elif way < 6:
+            self._streams[stream].wait(event)
+        else:
+            event.synchronize(LIMIT)
+            assert event.done
+            self._host_knows(other)
+
+    def _host_knows_device(self, index: int) -> None:
+        for stream, of in enumerate(self._of):
+            if of == index:
+                self._host_knows(stream)
+
     def _host_knows(self, stream: int) -> None:
         self._merge(self._host, self._clocks[stream])
 
@@ -309,7 +363,10 @@ class Program:
     # -- choices -----------------------------------------------------------------------------------------------------
 
     def _stream(self, index: int) -> int:
-        return 3 * index + self._random.randrange(3)
+        return self._random.choice(self._open[index])
+
+    def _any_stream(self) -> int:
+        return self._stream(self._random.randrange(len(self._devices)))
 
     def _part(self) -> slice:
         if self._random.random() < 0.6:
@@ -323,7 +380,8 @@ class Program:
     def _compare(self, place: _Place) -> None:
         stream = self._stream(place.device)
         self._use(stream, [place], [])
-        found = place.buffer.copy_to_host(stream=self._streams[stream])
+        into = pinned_empty(self._length, np.int64) if self._random.random() < 0.3 else None
+        found = place.buffer.copy_to_host(into, stream=self._streams[stream])
         self._host_knows(stream)
         wrong = np.flatnonzero(found != place.expected)
         assert not wrong.size, (
