@@ -46,6 +46,28 @@ def test_a_closed_stream_is_waited_for_by_its_device(devices: Devices) -> None:
         stream.synchronize()
 
 
+def test_what_fails_after_its_stream_was_closed_is_raised_by_the_default_one(devices: Devices) -> None:
+    def fail_late(seconds: float) -> None:
+        time.sleep(seconds)
+        raise ValueError(f"after {seconds} s")
+
+    device = devices[0]
+    for seconds in (0.0, 0.2):
+        stream = device.stream()
+        device.call(fail_late, seconds, stream=stream)
+        time.sleep(0.1)  # the first one has failed by then
+        stream.close()
+        with pytest.raises(errors.RemoteError, match=f"after {seconds} s"):
+            device.synchronize(60)
+        device.synchronize(60)  # once
+        stream = device.stream()
+        result = device.call(fail_late, seconds, stream=stream)
+        stream.close()
+        with pytest.raises(errors.RemoteError, match=f"after {seconds} s"):
+            result.get(60)
+        device.synchronize(60)  # it was raised
+
+
 def test_a_stream_that_nobody_holds_ends(devices: Devices) -> None:
     device = devices[0]
     lanes = len(device.ask()["lanes"])

@@ -114,6 +114,7 @@ class Channel:
         self._done = 0
         self._bytes = 0
         self._costs: deque[tuple[int, int]] = deque()
+        self._heir: Channel | None = None
 
     @property
     def full(self) -> bool:
@@ -155,7 +156,9 @@ class Channel:
     def keep(self, failure: errors.RemoteError) -> None:
         """Keep a failure for the next synchronization."""
         with self._changed:
-            if len(self.failures) < KEPT:
+            if self._heir is not None:
+                self._heir.keep(failure)
+            elif len(self.failures) < KEPT:
                 self.failures.append(failure)
             else:
                 self.dropped += 1
@@ -164,6 +167,17 @@ class Channel:
         """Do not raise a failure again that was raised elsewhere."""
         with self._changed:
             self.failures = [f for f in self.failures if f is not failure]
+            if self._heir is not None:
+                self._heir.forget(failure)
+
+    def leave_to(self, heir: Channel) -> None:
+        """Let another raise what failed and will fail here: nobody synchronizes this one any more."""
+        with self._changed:
+            self._heir = heir
+            failures, self.failures = self.failures, []
+            heir.dropped += self.dropped
+        for failure in failures:
+            heir.keep(failure)
 
     def raise_kept(self) -> None:
         """Raise the first failure since the last time; the others are named in its notes."""
@@ -317,8 +331,7 @@ class Connection:
             self.tell(Op.STREAM_END, stream=number)
         # a synchronization of the device waits for it too
         self.ending = [r for r in self.ending if not r.done] + [reply]
-        for failure in channel.failures:
-            self.channels[0].keep(failure)
+        channel.leave_to(self.channels[0])
 
     def finalizer(self, handle: int) -> None:
         """Have an object freed, from a finalizer, which must not wait for anything."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import errors
 from ..pool.device import Device
 from ..pool.devices import Devices, devices, joined
 from ..pool.pinned import pinned_empty
@@ -56,6 +58,11 @@ def double(x: Any) -> int:
     """Double an array in place, on the agent; return its length."""
     x *= 2
     return len(x)
+
+
+def fail(number: int) -> None:
+    """Fail, on the agent."""
+    raise ValueError(f"planned failure {number};")
 
 
 class _Place:
@@ -104,6 +111,7 @@ class Program:
         self._calls = [0] * len(self._streams)
         self._events: list[Any] = []
         self._places: list[_Place] = []
+        self._failing: set[int] = set()
 
     def run(self) -> None:
         """Run it, and compare every buffer at the end.
@@ -118,8 +126,8 @@ class Program:
                 self._allocate(index)
         steps = (
             [self._upload] * 3 + [self._lend, self._change_lent] + [self._between] * 5 + [self._opposite] * 4
-            + [self._within] + [self._launch] * 6 + [self._fill, self._call, self._replace, self._close]
-            + [self._download] * 2 + [self._synchronize, self._record]
+            + [self._within] + [self._launch] * 6 + [self._fill, self._call, self._fail, self._replace]
+            + [self._download] * 2 + [self._synchronize, self._record, self._close]
         )  # fmt: skip
         for _ in range(self._steps):
             step = self._random.choice(steps)
@@ -128,7 +136,8 @@ class Program:
         for place in self._places:
             self._compare(place)
         for device in self._devices:
-            device.synchronize(LIMIT)
+            self._told(lambda device=device: device.synchronize(LIMIT))  # type: ignore[misc]
+        assert not self._failing, f"program {self.seed}: nobody was told of failures {self._failing}"
         for number, stream in enumerate(self._streams):
             if number not in self._last:
                 stream.close()
@@ -264,6 +273,33 @@ class Program:
             assert result.get(LIMIT) == self._length
             self._host_knows(stream)
 
+    def _fail(self) -> None:
+        """Call what raises: of use to nobody, and harmful to nothing that comes after it."""
+        stream, number = self._any_stream(), self.counts["fail"]
+        self._failing.add(number)
+        result = self._devices[self._of[stream]].call(fail, number, stream=self._streams[stream])
+        if self._random.random() < 0.3:
+            try:
+                result.get(LIMIT)
+            except errors.RemoteError as error:
+                self._note(error)
+            else:
+                raise AssertionError("a function that raises has a result")
+
+    def _told(self, call: Callable[[], Any]) -> Any:
+        """Synchronize, and note the failures that it raises."""
+        while True:
+            try:
+                return call()
+            except errors.RemoteError as error:
+                self._note(error)
+
+    def _note(self, error: errors.RemoteError) -> None:
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])  # others are named in the notes
+        for number in {int(found) for found in re.findall(r"planned failure (\d+);", text)}:
+            assert number in self._failing, f"program {self.seed}: told twice of failure {number}"
+            self._failing.remove(number)
+
     def _replace(self) -> None:
         """Free a buffer while it may still be in use, and allocate another."""
         place = self._places.pop(self._random.randrange(len(self._places)))
@@ -290,8 +326,7 @@ class Program:
 
     def _synchronize(self) -> None:
         index = self._random.randrange(len(self._devices))
-        self._devices[index].synchronize(LIMIT)
-        self._host_knows_device(index)
+        self._synchronize_device(index)
 
     # -- order -------------------------------------------------------------------------------------------------------
 
@@ -328,26 +363,26 @@ class Program:
             elif way < 6:
                 self._streams[stream].wait(native)
             elif way == 6:
-                native.record().synchronize(LIMIT)
+                self._told(lambda: native.record().synchronize(LIMIT))  # noqa: B023
                 self._host_knows(other)
             else:
-                native.synchronize(LIMIT)
+                self._told(lambda: native.synchronize(LIMIT))  # noqa: B023
                 self._host_knows(other)
             self._merge(self._clocks[stream], self._clocks[other])
 
     def _after_closed(self, stream: int, other: int, way: int) -> None:
         event = self._last[other]
         if event is None:
-            self._devices[self._of[other]].synchronize(LIMIT)
-            self._host_knows_device(self._of[other])
+            self._synchronize_device(self._of[other])
         elif way < 6:
             self._streams[stream].wait(event)
         else:
-            event.synchronize(LIMIT)
+            self._told(lambda: event.synchronize(LIMIT))
             assert event.done
             self._host_knows(other)
 
-    def _host_knows_device(self, index: int) -> None:
+    def _synchronize_device(self, index: int) -> None:
+        self._told(lambda: self._devices[index].synchronize(LIMIT))
         for stream, of in enumerate(self._of):
             if of == index:
                 self._host_knows(stream)
@@ -381,7 +416,7 @@ class Program:
         stream = self._stream(place.device)
         self._use(stream, [place], [])
         into = pinned_empty(self._length, np.int64) if self._random.random() < 0.3 else None
-        found = place.buffer.copy_to_host(into, stream=self._streams[stream])
+        found = self._told(lambda: place.buffer.copy_to_host(into, stream=self._streams[stream]))
         self._host_knows(stream)
         wrong = np.flatnonzero(found != place.expected)
         assert not wrong.size, (
