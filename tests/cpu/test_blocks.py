@@ -152,6 +152,43 @@ def test_names_that_a_module_imports_when_they_are_used() -> None:
     assert where.__closure__[0].cell_contents is late
 
 
+def test_helpers_that_are_found_through_modules() -> None:
+    inner, outer = types.ModuleType("inner"), types.ModuleType("outer")
+    vars(inner).update(place=place, outer=outer)  # modules may name each other
+    vars(outer).update(inner=inner, ww=ww)
+
+    def near():
+        return inner.place()
+
+    def far():
+        return outer.inner.place() + outer.ww.targets.atomics.grid(1)
+
+    for function in (near, far):
+        copy = virtual_copy(function)
+        assert copy is not function
+    found = copy.__closure__[0].cell_contents
+    assert found.inner.place is not place and found.inner.place.__code__ is place.__code__
+    assert found.ww.targets.atomics.grid is virtual_grid
+    assert outer.inner is inner and inner.place is place
+
+
+def test_the_hardware_s_grid_by_any_name() -> None:
+    cuda = pytest.importorskip("numba.cuda")
+    position = cuda.grid
+    import numba
+
+    def imported():
+        return position(1)
+
+    def qualified():
+        return numba.cuda.blockIdx.x
+
+    for function, name in ((imported, "cuda.grid"), (qualified, "cuda.blockIdx")):
+        with pytest.raises(errors.TransformError, match=name) as caught:
+            virtual_copy(function)
+        assert caught.value.construct == name and caught.value.line == function.__code__.co_firstlineno + 1
+
+
 def test_returns_before_a_barrier() -> None:
     def late(x):
         barrier()
@@ -170,6 +207,21 @@ def test_returns_before_a_barrier() -> None:
             if x:
                 return
 
+    meet = barrier
+
+    def helper(x):
+        meet()
+        x[0] = 1
+
+    def in_a_helper(x):
+        if x:
+            return
+        helper(x)
+
+    def only_a_helper(x):
+        helper(x)
+
+    assert returns_early(in_a_helper) is not None and returns_early(only_a_helper) is None
     assert returns_early(late) is None and returns_early(reverse.function) is None
     assert returns_early(early) == early.__code__.co_firstlineno + 2
     assert returns_early(in_a_loop) is not None

@@ -1,13 +1,16 @@
 """Compiled code on disk: what it is kept under."""
 
+import enum
 import importlib.util
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from warpwell.targets.compiled import cache_key
+from warpwell.targets.cache_key import cache_key
 
 SOURCE = "import warpwell as ww\n@ww.device\ndef twice(v):\n    return {} * v\n"
 
@@ -33,3 +36,92 @@ def test_equal_kernels_of_two_modules_are_kept_apart(load: Any) -> None:
     assert one is not None and one == cache_key(load("one_module", 2))
     assert one != cache_key(load("one_module", 3))
     assert one != cache_key(load("other_module", 2))
+
+
+def named(**scope: Any) -> Callable[..., Any]:
+    """Return a function that names things, to which these are known."""
+
+    def function(x):
+        return A + B + C + conf.LIMIT + conf.inner.helper(x) + Kind.ONE  # type: ignore[name-defined] # noqa: F821
+
+    return types.FunctionType(function.__code__, scope, function.__name__)
+
+
+def closed(a: Any, b: Any, c: Any) -> Callable[..., Any]:
+    return lambda x: a + b + c + x
+
+
+def module(**attributes: Any) -> types.ModuleType:
+    made = types.ModuleType("conf")
+    vars(made).update(attributes)
+    return made
+
+
+def defaults(value: Any) -> Callable[..., Any]:
+    return lambda x, y=value: x + y
+
+
+def keyword(value: Any) -> Callable[..., Any]:
+    return lambda x, *, y=value: x + y
+
+
+def plus(x):
+    return x + 1
+
+
+def minus(x):
+    return x - 1
+
+
+def kind(value: int) -> Any:
+    return enum.IntEnum("Kind", {"ONE": value}, module="conf")
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        (closed(1, 23, 4), closed(12, 3, 4), closed(1, 2, 34)),
+        (closed(1, 2, 1), closed(1, 2, 2), closed(1, 1, 2)),
+        (closed(1, "1", 1), closed("1", 1, 1), closed(1.0, "1", 1), closed(True, "1", 1)),
+        (closed(plus, minus, plus), closed(plus, plus, minus), closed(minus, plus, minus), closed(plus, minus, minus)),
+        (closed((1, 2), 3, 4), closed((1, 3), 2, 4), closed(1, (2, 3), 4), closed((plus, 1), 2, 3)),
+        (named(A=1, B=23), named(A=12, B=3), named(A=1, C=23), named(B=1, A=23)),
+        (named(conf=module(LIMIT=7)), named(conf=module(LIMIT=8)), named(conf=module())),
+        (
+            named(conf=module(inner=module(helper=plus))),
+            named(conf=module(inner=module(helper=minus))),
+            named(conf=module(inner=module(), helper=plus)),
+        ),
+        (named(Kind=kind(7)), named(Kind=kind(8))),
+        (defaults(1), defaults(2), defaults(plus), defaults(minus), keyword(1), keyword(2)),
+        ((lambda x: (x + 5) * 21 + 3), (lambda x: (x + 5) * 2 + 13)),
+    ],
+)
+def test_functions_that_differ_have_different_keys(functions: tuple[Callable[..., Any], ...]) -> None:
+    keys = [cache_key(function) for function in functions]
+    assert None not in keys and len(set(keys)) == len(keys)
+    assert keys == [cache_key(function) for function in functions]
+
+
+def test_what_a_module_imports_late_counts() -> None:
+    keys = set()
+    for value in (7, 8):
+        late = module()
+
+        def import_late(name: str, value: int = value) -> int:
+            if name != "LIMIT":
+                raise AttributeError(name)
+            return value
+
+        vars(late).update(__getattr__=import_late, __dir__=lambda: ["LIMIT"])
+        keys.add(cache_key(named(conf=late)))
+    assert len(keys) == 2 and None not in keys
+
+
+class Thing:
+    """Which may stand for anything."""
+
+
+@pytest.mark.parametrize("unknown", [Thing, Thing(), [1], {}, module(LIMIT=[])])
+def test_what_cannot_be_known_is_not_kept(unknown: Any) -> None:
+    assert cache_key(closed(1, 2, unknown) if type(unknown) is not types.ModuleType else named(conf=unknown)) is None

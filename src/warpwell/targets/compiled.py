@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
-import os
 import pathlib
 import tempfile
-import types as python_types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +17,7 @@ from numba.core.llvm_bindings import create_pass_builder
 
 from . import generated
 from .cache_folder import cache_folder
+from .cache_key import cache_key
 from .uninterrupted import uninterrupted
 
 
@@ -99,58 +97,6 @@ def compile_native(function: Callable[..., int]) -> Any:
     with uninterrupted():
         result.compile()
     return result
-
-
-def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
-    """Return a key of a function with every Python helper and constant that it names; None for no caching.
-
-    Numba's own key does not see a changed helper in another file. Functions without a file (a notebook's)
-    and functions that close over or name anything we cannot hash are compiled each time.
-    """
-    digest = hashlib.sha256(salt.encode())
-    seen: set[int] = set()
-
-    def visit(value: Any) -> bool:
-        if id(value) in seen:
-            return True
-        seen.add(id(value))
-        value = getattr(value, "py_func", value)
-        if isinstance(value, python_types.FunctionType):
-            if value.__module__ and value.__module__.startswith("warpwell."):
-                digest.update(f"{value.__module__}.{value.__qualname__}".encode())
-                return _visit_cells(value)
-            code = value.__code__
-            if not os.path.exists(code.co_filename):
-                return False
-            digest.update(str(value.__module__).encode())  # Numba imports it when it loads what it kept
-            return visit_code(code, value) and _visit_cells(value)
-        if isinstance(value, python_types.ModuleType | type | python_types.BuiltinFunctionType):
-            digest.update(repr(getattr(value, "__name__", value)).encode())
-            return True
-        if isinstance(value, int | float | complex | str | bytes | bool | None | tuple):
-            digest.update(repr(value).encode())
-            return True
-        if type(value).__module__ == "numpy" and not hasattr(value, "ctypes"):
-            digest.update(repr(value).encode())
-            return True
-        function_inside = getattr(value, "function", None)
-        return function_inside is not None and visit(function_inside)
-
-    def _visit_cells(value: python_types.FunctionType) -> bool:
-        return all(visit(cell.cell_contents) for cell in value.__closure__ or ())
-
-    def visit_code(code: python_types.CodeType, owner: python_types.FunctionType) -> bool:
-        digest.update(code.co_code)
-        for constant in code.co_consts:
-            if isinstance(constant, python_types.CodeType):
-                if not visit_code(constant, owner):
-                    return False
-            else:
-                digest.update(repr(constant).encode())
-        digest.update(repr(code.co_names + code.co_varnames).encode())
-        return all(visit(owner.__globals__[n]) for n in code.co_names if n in owner.__globals__)
-
-    return digest.hexdigest()[:24] if visit(function) else None
 
 
 def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCache:

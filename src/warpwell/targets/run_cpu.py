@@ -80,7 +80,7 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     failures: list[BaseException] = []
     ended: list[int] = []
 
-    def job(context: int) -> None:
+    def job(context: int, held: Any = contexts) -> None:  # they outlive a wait that Ctrl-C ends between two lines
         try:
             driver(context, counter.ctypes.data, total, chunk, *arguments)
         except BaseException as error:  # handed to the caller below
@@ -92,14 +92,16 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     first = contexts[0].ctypes.data
     _workers.submit([lambda k=k: job(first + 64 * k) for k in range(threads)])  # type: ignore[misc]
     interrupted: BaseException | None = None
-    # the list counts, because Ctrl-C may come between an acquire and a note of it
-    while len(ended) < threads:
+    while True:
         try:
-            done.acquire(timeout=0.2)
+            if interrupted is not None:
+                for participant in participants:
+                    participant.abort()
+            while len(ended) < threads:  # the list counts: Ctrl-C may come between an acquire and a note of it
+                done.acquire(timeout=0.2)
+            break
         except KeyboardInterrupt as error:
             interrupted = error
-            for participant in participants:
-                participant.abort()
     if interrupted is not None:
         raise interrupted
     if failures:

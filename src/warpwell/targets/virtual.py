@@ -8,15 +8,18 @@ rewritten, so what the kernel computes is the same bit for bit.
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import errors
 from . import atomics, block
+from .cache_key import VERSIONED
 from .device import device
 
 _VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
+_OWN = __package__.partition(".")[0]
 _WHOLE_GRID = ("blockIdx", "gridDim", "grid", "gridsize", "cg")
 """Attributes of `numba.cuda` that tell a function where it is in the hardware's grid."""
 
@@ -29,7 +32,7 @@ def virtual_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     TransformError
         The function names the hardware's grid itself; ``construct`` and ``line`` say where.
     """
-    copies: dict[int, Any] = {}
+    copies: dict[Any, Any] = {}
     copy = _copy(function, copies)
     return device(copy) if copy is function else copy
 
@@ -40,8 +43,8 @@ def returns_early(function: Callable[..., Any]) -> int | None:
     returns: list[tuple[int, int | None]] = []
     loops: list[tuple[int, int]] = []
     code = function.__code__
-    for instruction in dis.get_instructions(code):
-        if instruction.opname.startswith("LOAD_") and instruction.argval == "barrier":
+    for instruction, found, _ in _said(function):
+        if _waits(found, set()):
             barriers.append(instruction.offset)
         elif instruction.opname.startswith("RETURN_"):
             line = instruction.positions.lineno if instruction.positions else None
@@ -57,7 +60,7 @@ def returns_early(function: Callable[..., Any]) -> int | None:
     return None
 
 
-def _copy(value: Any, copies: dict[int, Any]) -> Any:
+def _copy(value: Any, copies: dict[Any, Any]) -> Any:
     """Return what stands for `value` in a copy: itself where nothing below it asks for its place."""
     if not isinstance(value, types.FunctionType):
         _refuse_compiled(value)
@@ -67,8 +70,8 @@ def _copy(value: Any, copies: dict[int, Any]) -> Any:
     if id(value) in copies:
         return copies[id(value)]
     copies[id(value)] = value  # a function that calls itself is, so far, its own copy
-    if value.__module__ and value.__module__.startswith(f"{__package__}."):
-        return value  # a primitive, whose body is the target's
+    if _is_primitive(value):
+        return value
     _refuse_hardware(value)
     names = set(_names(value.__code__))
     scope = {n: value.__globals__[n] for n in names if n in value.__globals__}
@@ -85,29 +88,32 @@ def _copy(value: Any, copies: dict[int, Any]) -> Any:
     return device(copy)
 
 
-def _inner(value: Any, names: set[str], copies: dict[int, Any]) -> Any:
+def _inner(value: Any, names: set[str], copies: dict[Any, Any]) -> Any:
     """Return what stands for `value` in the copy of a function that says `names`."""
     return _module(value, names, copies) if isinstance(value, types.ModuleType) else _copy(value, copies)
 
 
-def _module(module: types.ModuleType, names: set[str], copies: dict[int, Any]) -> Any:
-    """Return a module that says the virtual index where this one says the hardware's.
+def _module(module: types.ModuleType, names: set[str], copies: dict[Any, Any]) -> Any:
+    """Return a module whose functions, and modules within, are what stands for them in the copy.
 
     Only `names` are looked at, and by asking: a module may import them no sooner, as `warpwell` itself does.
     """
+    key = id(module), frozenset(names)
+    if key in copies:
+        return copies[key]
+    copies[key] = module  # one that names itself is, so far, its own copy
+    if module.__name__.partition(".")[0] in VERSIONED - {_OWN}:
+        return module  # these know nothing of blocks
     said = {n: getattr(module, n, None) for n in names.intersection(dir(module))}
-    changed = {n: _VIRTUAL[v] for n, v in said.items() if isinstance(v, types.FunctionType) and v in _VIRTUAL}
-    if not changed:
-        return module
-    shadow = copies.get(id(module))
-    if shadow is None:
-        shadow = copies[id(module)] = types.ModuleType(module.__name__)
-        vars(shadow).update(vars(module))
-    vars(shadow).update(changed)
-    return shadow
+    kinds = types.FunctionType, types.ModuleType
+    changed = {n: new for n, v in said.items() if isinstance(v, kinds) and (new := _inner(v, names, copies)) is not v}
+    if changed:
+        copies[key] = types.ModuleType(module.__name__)
+        vars(copies[key]).update({**vars(module), **changed})
+    return copies[key]
 
 
-def _cell(cell: Any, names: set[str], copies: dict[int, Any]) -> Any:
+def _cell(cell: Any, names: set[str], copies: dict[Any, Any]) -> Any:
     if not _bound(cell):
         return cell
     new = _inner(cell.cell_contents, names, copies)
@@ -129,6 +135,40 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
+def _said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
+    """Yield the instructions of a function, each with the object that it names, if any, and the module it is in."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _bound(cell)}}
+    owner: Any = None
+    for instruction in dis.get_instructions(function.__code__):
+        found = None
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if isinstance(owner, types.ModuleType):
+                found = getattr(owner, instruction.argval, None)
+        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"):
+            owner, found = None, reach.get(instruction.argval)
+        else:
+            owner = None
+        yield instruction, found, owner
+        owner = found
+
+
+def _waits(value: Any, seen: set[int]) -> bool:
+    """Tell whether a function is a barrier, or comes to one."""
+    if value is block.barrier:
+        return True
+    value = getattr(value, "py_func", value)
+    if not isinstance(value, types.FunctionType) or id(value) in seen or _is_primitive(value):
+        return False
+    seen.add(id(value))
+    return any(_waits(found, seen) for _, found, _ in _said(value))
+
+
+def _is_primitive(function: types.FunctionType) -> bool:
+    """Tell whether the body of a function is its target's."""
+    return (function.__module__ or "").startswith(f"{__package__}.")
+
+
 def _refuse_compiled(value: Any) -> None:
     function = getattr(value, "py_func", None)
     if isinstance(function, types.FunctionType):
@@ -137,19 +177,18 @@ def _refuse_compiled(value: Any) -> None:
 
 def _refuse_hardware(function: types.FunctionType) -> None:
     """Raise where a function names the hardware's grid through `numba.cuda`."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _bound(cell)}}
-    previous = ""
-    for instruction in dis.get_instructions(function.__code__):
-        if instruction.argval in _WHOLE_GRID and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            owner = reach.get(previous)
-            if getattr(owner, "__name__", "") == "numba.cuda":
-                line = instruction.positions.lineno if instruction.positions else None
-                raise errors.TransformError(
-                    f"{function.__name__!r} uses cuda.{instruction.argval} (line {line} of "
-                    f"{function.__code__.co_filename}): blocks that workers claim have no place in the hardware's "
-                    f"grid, so it runs whole and cannot be preempted; use ww.grid or ww.block_index",
-                    construct=f"cuda.{instruction.argval}",
-                    line=line,
-                )
-        previous = str(instruction.argval)
+    cuda = sys.modules.get("numba.cuda")
+    hardware = {id(thing): name for name in _WHOLE_GRID if (thing := getattr(cuda, name, None)) is not None}
+    for instruction, found, owner in _said(function):
+        name = hardware.get(id(found))
+        if name is None and getattr(owner, "__name__", "") == "numba.cuda" and instruction.argval in _WHOLE_GRID:
+            name = instruction.argval
+        if name is not None:
+            line = instruction.positions.lineno if instruction.positions else None
+            raise errors.TransformError(
+                f"{function.__name__!r} uses cuda.{name} (line {line} of {function.__code__.co_filename}): blocks that "
+                f"workers claim have no place in the hardware's grid, so it runs whole and cannot be preempted; use "
+                f"ww.grid or ww.block_index",
+                construct=f"cuda.{name}",
+                line=line,
+            )

@@ -1,0 +1,144 @@
+"""`cache_key`: what tells compiled code of one function from that of all others."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+VERSIONED = {"warpwell", "numba", "numpy", "llvmlite", *sys.stdlib_module_names}
+"""Packages whose versions are in the name of the cache's folder."""
+
+
+def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
+    """Return a key of a function with every Python helper and constant that it names; None for no caching.
+
+    Numba's own key does not see a changed helper in another file. Functions without a file (a notebook's) and
+    functions that close over or name anything we cannot hash are compiled each time.
+    """
+    content = _Content()
+    content.put(salt)
+    return content.digest.hexdigest()[:24] if content.take(function) else None
+
+
+class _Content:
+    """The digest of what a function is made of. Its methods return False where there is something else."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self._seen: dict[Any, int] = {}
+
+    def put(self, *texts: object) -> None:
+        """Add texts with their lengths: what stands one after the other must not read like something else."""
+        for text in texts:
+            data = text if isinstance(text, bytes) else str(text).encode(errors="surrogatepass")
+            self.digest.update(b"%d:" % len(data) + data)
+
+    def take(self, value: Any, names: tuple[str, ...] = ()) -> bool:
+        """Add a value that is named by code, which also says `names`."""
+        if (target := getattr(value, "py_func", None)) is not None:
+            self.put("compiled", repr(getattr(value, "targetoptions", None)))
+            value = target
+        if isinstance(value, types.FunctionType):
+            return self._met(id(value)) or self._function(value)
+        if isinstance(value, types.ModuleType):
+            return self._met((id(value), names)) or self._module(value, names)
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, tuple):
+            self.put("tuple", type(value).__qualname__, len(value))
+            return all(self.take(item, names) for item in value)
+        if isinstance(value, types.BuiltinFunctionType | np.ufunc):
+            self.put("builtin", getattr(value, "__module__", ""), value.__name__)
+            return True
+        if value is None or isinstance(value, int | float | complex | str | bytes | np.generic | np.dtype):
+            self.put(type(value).__qualname__, repr(value))
+            return True
+        inside = getattr(value, "function", None)
+        return inside is not None and self.take(inside)
+
+    def _met(self, thing: Any) -> bool:
+        """Refer to what was taken before, if it was."""
+        number = self._seen.get(thing)
+        if number is None:
+            self._seen[thing] = len(self._seen)
+            return False
+        self.put("again", number)
+        return True
+
+    def _function(self, function: types.FunctionType) -> bool:
+        code = function.__code__
+        self.put("function", function.__module__)  # Numba imports it when it loads what it kept
+        if (function.__module__ or "").startswith("warpwell."):
+            self.put(function.__qualname__)
+            return self._cells(function, ())
+        if not os.path.exists(code.co_filename):
+            return False
+        names = _names(code)
+        defaults = function.__defaults__ or (), tuple((function.__kwdefaults__ or {}).items())
+        return self._code(code) and self._globals(function, names) and self._cells(function, names) and all(
+            self.take(each) for each in defaults
+        )  # fmt: skip
+
+    def _code(self, code: types.CodeType) -> bool:
+        self.put(code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._code(constant)
+            else:
+                self.put(repr(constant))
+        return True
+
+    def _globals(self, function: types.FunctionType, names: tuple[str, ...]) -> bool:
+        scope = function.__globals__
+        for name in names:
+            if name in scope:
+                self.put("global", name)
+                if not self.take(scope[name], names):
+                    return False
+        return True
+
+    def _cells(self, function: types.FunctionType, names: tuple[str, ...]) -> bool:
+        for cell in function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # it has no value yet: Numba would not compile it either
+                return False
+            self.put("cell")
+            if not self.take(value, names):
+                return False
+        return True
+
+    def _module(self, module: types.ModuleType, names: tuple[str, ...]) -> bool:
+        """Add what `names` may mean in a module, for it is looked up there while the code is compiled."""
+        self.put("module", module.__name__)
+        if module.__name__.partition(".")[0] in VERSIONED:
+            return True
+        for name in sorted(set(names).intersection(dir(module))):
+            self.put("attribute", name)
+            if not self.take(getattr(module, name, None), names):
+                return False
+        return True
+
+    def _class(self, value: type) -> bool:
+        self.put("class", value.__module__, value.__qualname__)
+        if value.__module__.partition(".")[0] in VERSIONED:
+            return True
+        if not issubclass(value, enum.Enum):
+            return False  # whatever it may stand for
+        return all(self.take((name, member.value)) for name, member in value.__members__.items())
+
+
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names that code says, of variables and of attributes, each once."""
+    found = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(_names(constant)))
+    return tuple(found)
