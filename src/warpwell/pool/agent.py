@@ -160,7 +160,7 @@ class Agent:
             if self.stopped:
                 raise errors.ClosedError("the agent ends")
             if peer is not None and peer in self.transport.lost():
-                raise errors.DeviceLostError(f"rank {peer} is gone: {self.transport.lost()[peer]}")
+                raise _lost(peer, self.transport.lost()[peer])
 
         return check
 
@@ -231,7 +231,7 @@ class Agent:
         }
 
     def _cancel(self, _s: int, _q: int, reply: int) -> None:
-        half = self.bulk.get(reply)
+        half = self.bulk.get(reply) or self.halves.get(reply)
         if half is not None:
             half.fail(errors.PoolError("the application gave the copy up"))
 
@@ -245,6 +245,8 @@ class Agent:
         half = self.halves.get(number)
         if half is None:
             half = self.halves[number] = copies.Half(peer)
+            if (reason := self.transport.lost().get(peer)) is not None:  # nobody else will tell it
+                half.fail(_lost(peer, reason))
         return half
 
     def signal(self, number: int) -> Milestone:
@@ -263,10 +265,9 @@ class Agent:
             ended.end.set() if error is None else ended.fail(error)
 
     def _peer_lost(self, peer: int, reason: str) -> None:
-        error = errors.DeviceLostError(f"rank {peer} is gone: {reason}")
         for half in list(self.halves.values()):
             if half.peer == peer:
-                half.fail(error)
+                half.fail(_lost(peer, reason))
 
     def _end(self) -> None:
         until = time.monotonic() + GRACE
@@ -278,6 +279,10 @@ class Agent:
         self.stopped = True
         self._outbox.end()
         self.handles.clear()
+
+
+def _lost(peer: int, reason: str) -> errors.DeviceLostError:
+    return errors.DeviceLostError(f"rank {peer} is gone: {reason}")
 
 
 def _called(call: Any) -> str:

@@ -260,7 +260,7 @@ def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, rep
         else:
             _answer_behind(agent, lane, reply, result)
 
-    called = f"{name!r} of {held.path!r}"
+    called = f"{name!r} of {held.path!r}" if isinstance(held, Held) else repr(name)
     agent.lane(stream).put(sequence, called, reply, len(data), run)
 
 

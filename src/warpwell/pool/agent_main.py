@@ -34,7 +34,8 @@ def main() -> int:
             os.environ["CUDA_VISIBLE_DEVICES"] = chosen["uuid"]
         transport = connect(lifeline)
         agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
-        lifeline.on("ask", lambda said: lifeline.tell(reply=said["ask"], info=agent.info()))
+        # by the outbox: the lifeline's thread has entered no device
+        lifeline.on("ask", lambda said: agent.later(lambda: lifeline.tell(reply=said["ask"], info=agent.info())))
         lifeline.tell(ready=True)
         agent.run()
         transport.close()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .. import errors
 from . import copying
-from .caller import new_id
+from .ids import new_id
 from .protocol import Op, pack_dtype
 
 if TYPE_CHECKING:
@@ -173,6 +173,9 @@ class Buffer:
     def __repr__(self) -> str:
         state = "" if self._handle else ", freed"
         return f"<Buffer {self.dtype} {self.shape} on device {self.device.index}{state}>"
+
+    def __reduce__(self) -> NoReturn:  # a copy of this object would free what both stand for
+        raise TypeError("a buffer stays on its device: use copy_to_host, or Device.copy to a new one")
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", 0)

@@ -8,192 +8,17 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .. import errors
+from .channel import Channel
 from .code import Code
-from .milestone import LOOK, limit
-from .protocol import WINDOW_BYTES, WINDOW_CALLS, Op, pack, unpack, unpack_failure
+from .protocol import Op, pack, unpack, unpack_failure
+from .reply import Reply
 from .transport import TAGS, Transfer, Transport
-
-KEPT = 16
-"""Failures of a stream that are kept for the next synchronization; later ones are counted."""
 
 _LOOK, _LATEST = 0.05, 1.0
 """Seconds between looks at who was lost; and until requests to them fail where messages never pause."""
-
-_ids = itertools.count(1)
-
-
-def new_id() -> int:
-    """Return a number for a buffer, a stream, an event or a request, which no other has in this process."""
-    return next(_ids)
-
-
-class Reply:
-    """What an agent will answer to a request.
-
-    Attributes
-    ----------
-    transfer : Transfer or None
-        Cancelled where the request is refused.
-    """
-
-    __slots__ = ("_came", "_told", "channel", "counted", "error", "number", "transfer", "value")
-
-    def __init__(self, channel: Channel | None = None) -> None:
-        self.number = new_id()
-        self.counted: list[float] | None = None
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.transfer: Transfer | None = None
-        self.channel = channel
-        self._came = threading.Lock()
-        self._came.acquire()
-        self._told: Callable[[], None] | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the answer is there."""
-        return not self._came.locked()
-
-    def come(self, value: Any, error: BaseException | None) -> None:
-        """Answer, once."""
-        self.value, self.error = value, error
-        if error is not None and self.transfer is not None:
-            self.transfer.cancel()
-        self._came.release()
-        if (told := self._told) is not None:
-            self._told = None
-            told()
-
-    def when_come(self, call: Callable[[], None]) -> None:
-        """Call ``call()`` when the answer is there, perhaps twice, in the thread that receives: it must not wait."""
-        self._told = call
-        if self.done and self._told is not None:
-            self._told = None
-            call()
-
-    def wait(self, what: str, timeout: float | None = None) -> None:
-        """Wait for the answer, of either kind. Raises `StallError`."""
-        if self.done:
-            return
-        bound = limit(timeout)
-        begun = time.perf_counter()
-        came = self._came.acquire(timeout=min(bound, threading.TIMEOUT_MAX))
-        if self.counted is not None:
-            self.counted[2] += time.perf_counter() - begun
-        if not came:
-            raise errors.StallError(f"waited {bound:g} s for {what}", seconds=bound)
-        self._came.release()
-
-    def get(self, what: str, timeout: float | None = None) -> Any:
-        """Wait for the answer, and return it or raise."""
-        self.wait(what, timeout)
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
-class Channel:
-    """The application's end of a stream: the number of its last call, what is under way, and what failed.
-
-    Parameters
-    ----------
-    number : int
-        The stream's; 0 is the default one's of each device.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.sequence = 0
-        self.failures: list[errors.RemoteError] = []
-        self.dropped = 0
-        self._changed = threading.Condition()
-        self._done = 0
-        self._bytes = 0
-        self._costs: deque[tuple[int, int]] = deque()
-        self._heir: Channel | None = None
-
-    @property
-    def full(self) -> bool:
-        """Whether a call has to wait until earlier ones are done."""
-        return self.sequence - self._done >= WINDOW_CALLS or self._bytes >= WINDOW_BYTES
-
-    def next(self, cost: int) -> int:
-        """Return the number of a new call with which `cost` bytes go (the connection's lock is held)."""
-        self.sequence += 1
-        if cost:
-            with self._changed:
-                self._bytes += cost
-                self._costs.append((self.sequence, cost))
-        return self.sequence
-
-    def done(self, sequence: int) -> None:
-        """Note that calls up to a number are over."""
-        with self._changed:
-            self._done = max(self._done, sequence)
-            while self._costs and self._costs[0][0] <= sequence:
-                self._bytes -= self._costs.popleft()[1]
-            self._changed.notify_all()
-
-    def wait_for_room(self, connection: Connection) -> None:
-        """Wait until not too much is under way."""
-        bound = limit()
-        end = time.monotonic() + bound
-        with self._changed:
-            while self.full:
-                self._changed.wait(LOOK)
-                connection.check()
-                if time.monotonic() > end:
-                    raise errors.StallError(
-                        f"waited {bound:g} s for {connection.label} to run some of "
-                        f"{self.sequence - self._done} calls",
-                        seconds=bound,
-                    )
-
-    def keep(self, failure: errors.RemoteError) -> None:
-        """Keep a failure for the next synchronization."""
-        with self._changed:
-            if self._heir is not None:
-                self._heir.keep(failure)
-            elif len(self.failures) < KEPT:
-                self.failures.append(failure)
-            else:
-                self.dropped += 1
-
-    def forget(self, failure: BaseException) -> None:
-        """Do not raise a failure again that was raised elsewhere."""
-        with self._changed:
-            self.failures = [f for f in self.failures if f is not failure]
-            if self._heir is not None:
-                self._heir.forget(failure)
-
-    def leave_to(self, heir: Channel) -> None:
-        """Let another raise what failed and will fail here: nobody synchronizes this one any more."""
-        with self._changed:
-            self._heir = heir
-            failures, self.failures = self.failures, []
-            heir.dropped += self.dropped
-        for failure in failures:
-            heir.keep(failure)
-
-    def raise_kept(self) -> None:
-        """Raise the first failure since the last time; the others are named in its notes."""
-        if not self.failures:
-            return
-        with self._changed:
-            failures, self.failures = self.failures, []
-            dropped, self.dropped = self.dropped, 0
-        if not failures:
-            return
-        first, *others = failures
-        for other in others:
-            first.add_note(f"then: {other}")
-        if dropped:
-            first.add_note(f"and {dropped} more")
-        raise first
 
 
 class Connection:
@@ -209,8 +34,9 @@ class Connection:
         self.rank = rank
         self.index = rank
         self.label = f"rank {rank}"
-        # reentrant, because a signal handler may call a device while its thread is in a call
         self.lock = threading.RLock()
+        self._sending = False
+        self.pairing = False
         self.lost: str | None = None
         self.transport = caller.transport
         self.channels: dict[int, Channel] = {0: Channel(0)}
@@ -329,23 +155,36 @@ class Connection:
             self.post_locked(channel, Op.SYNCHRONIZE, reply.number)
             self.channels.pop(number, None)
             self.tell(Op.STREAM_END, stream=number)
-        # a synchronization of the device waits for it too
-        self.ending = [r for r in self.ending if not r.done] + [reply]
+            # a synchronization of the device waits for it too
+            self.ending = [r for r in self.ending if not r.done] + [reply]
         channel.leave_to(self.channels[0])
 
-    def finalizer(self, handle: int) -> None:
-        """Have an object freed, from a finalizer, which must not wait for anything."""
-        self._caller.freed.put((self, Op.FREE, handle))
+    def finalizer(self, handle: int, op: Op = Op.FREE) -> None:
+        """Have an object freed, from a finalizer, which must not wait for anything, nor look for what a module had."""
+        self._caller.freed.put((self, op, handle))
 
-    def stream_finalizer(self, number: int) -> None:
+    def stream_finalizer(self, number: int, op: Op = Op.STREAM_END) -> None:
         """Have a stream ended, from a finalizer."""
-        self._caller.freed.put((self, Op.STREAM_END, number))
+        self._caller.freed.put((self, op, number))
 
     def _send(self, message: bytes) -> None:
+        """Send, for who holds the lock. It is reentrant, but a message in the middle of another is none."""
+        self.refuse(self._sending)
+        self._sending = True
         try:
             self.transport.send(self.rank, message)
         except (errors.DeviceLostError, errors.ClosedError) as error:
             self._gone(error)
+        finally:
+            self._sending = False
+
+    def refuse(self, within: bool) -> None:
+        """Raise where this thread is `within` a call already, so that a signal handler must be what calls."""
+        if within:
+            raise errors.PoolError(
+                f"a signal handler called {self.label} in the middle of another call: let it note the signal, and call "
+                f"from the program"
+            )
 
     def _gone(self, error: Exception) -> NoReturn:
         self.lost = self.lost or str(error)
@@ -377,7 +216,7 @@ class Caller:
         self.closed = False
         self._gone: deque[tuple[int, float]] = deque()  # who was lost, and until when answers are still taken
         self._tags: dict[tuple[int, int], itertools.count[int]] = {}
-        self._tag_lock = threading.Lock()
+        self._tag_lock = threading.RLock()  # a signal handler may copy too
         self._threads = [
             threading.Thread(target=work, name=f"warpwell {name}", daemon=True)
             for name, work in (("replies", self._receive), ("frees", self._free))

@@ -27,7 +27,7 @@ from ..targets.device import device as mark_device
 from ..targets.device import is_device
 from ..targets.kernel import Kernel
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # what is pickled may call a device, and so pickle
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
 _HERE = Path(__file__).parents[1]
 
@@ -98,9 +98,10 @@ class Loaded:
 
     def launch(self, configuration: Any) -> Any:
         """Return ``kernel[configuration]``, made once."""
-        made = self._launches.get(configuration)
+        launches = self._launches  # before the value: a global variable that is set meanwhile changes both
+        made = launches.get(configuration)
         if made is None:
-            made = self._launches[configuration] = self.value[configuration]
+            made = launches[configuration] = self.value[configuration]
         return made
 
     def set_global(self, name: str, value: Any) -> None:
@@ -108,9 +109,10 @@ class Loaded:
         function = getattr(self.value, "function", self.value)
         if not isinstance(function, types.FunctionType) or name not in function.__globals__:
             raise errors.ArgumentError(f"{self.name!r} uses no global variable {name!r}", name="name")
-        self._globals[name] = value
-        self._made = False
-        self._launches = {}
+        with self._lock:
+            self._globals[name] = value
+            self._made = False
+            self._launches = {}
 
 
 # -- pickling --------------------------------------------------------------------------------------------------

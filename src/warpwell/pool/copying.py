@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .caller import Connection, Reply, new_id
+from .caller import Connection
 from .copies import give_up
+from .ids import new_id
 from .lent import lent_to
 from .milestone import limit
 from .pinned import is_pinned
 from .protocol import INLINE, Op
 from .region import Region
+from .reply import Reply
 from .transport import Transfer
 
 if TYPE_CHECKING:
@@ -70,7 +73,11 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
     else:
         if (lent := lent_to(device, out)) is not None:
             reply = connection.ask(channel, Op.READ_LENT, handle, Reply, *lent, nbytes=buffer.nbytes)
-            reply.wait(what)
+            try:
+                reply.wait(what)
+            except BaseException:
+                _give_up_lent(connection, reply)
+                raise
             channel.raise_kept()
             reply.get(what)
             return
@@ -121,7 +128,7 @@ def between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
         # two pools know nothing of each other: through the application
         upload(destination, source.copy_to_host(stream=stream if stream and stream.device is origin else None),
                stream if stream and stream.device is to else None)  # fmt: skip
-    elif source.nbytes:
+    elif destination.handle and source.handle and source.nbytes:
         _between_agents(destination, source, stream)
     elif stream is None:  # no data will hold either stream back until the other is there
         ends = to.default_stream.record(), origin.default_stream.record()
@@ -144,32 +151,29 @@ def _between_agents(destination: Buffer, source: Buffer, stream: Stream | None) 
         if room is not None and room.full:
             room.wait_for_room(connection)
     # both at once: if the streams of two devices had copies in different orders, each would wait for the other
-    with both(first, second):
+    one, two = in_order(first, second)
+    with one.lock, two.lock:
         first.check()
-        if other is None:
-            second.tell(Op.FOLLOW, *follow, stream=-1)
-        else:
-            second.post_locked(other, Op.FOLLOW, *follow)
-        first.post_locked(channel, Op.LEAD, *lead, nbytes=source.nbytes)
-
-
-class both:
-    """Hold the locks of two connections for a block, taken in one order by all."""
-
-    def __init__(self, one: Connection, other: Connection) -> None:
-        self._locks = [c.lock for c in sorted((one, other), key=lambda c: c.rank)]
-
-    def __enter__(self) -> None:
-        self._locks[0].acquire()
+        first.refuse(first.pairing or second.pairing)
+        first.pairing = second.pairing = True
         try:
-            self._locks[1].acquire()
-        except BaseException:
-            self._locks[0].release()
+            if other is None:
+                second.tell(Op.FOLLOW, *follow, stream=-1)
+            else:
+                second.post_locked(other, Op.FOLLOW, *follow)
+            first.post_locked(channel, Op.LEAD, *lead, nbytes=source.nbytes)
+        except BaseException:  # Ctrl-C, or one is gone: neither shall wait for a half that was not sent
+            for connection in (second, first):
+                with contextlib.suppress(errors.PoolError, errors.ClosedError, errors.StallError):
+                    connection.tell(Op.CANCEL, number)
             raise
+        finally:
+            first.pairing = second.pairing = False
 
-    def __exit__(self, *_: object) -> None:
-        self._locks[1].release()
-        self._locks[0].release()
+
+def in_order(one: Connection, other: Connection) -> tuple[Connection, Connection]:
+    """Return two connections in the order in which everybody takes their locks."""
+    return (one, other) if one.rank < other.rank else (other, one)
 
 
 def region(array: NDArray[Any], chunk: int) -> Region:
@@ -205,6 +209,14 @@ def _finish(connection: Connection, transfer: Transfer, reply: Reply) -> None:
     finally:
         if reply.counted is not None:
             reply.counted[2] += time.perf_counter() - begun
+
+
+def _give_up_lent(connection: Connection, reply: Reply) -> None:
+    """Have an agent leave an array alone that it was to write; wait a little for one that has begun."""
+    if connection.lost is None and not reply.done:
+        with contextlib.suppress(errors.PoolError, errors.ClosedError, errors.StallError):
+            connection.tell(Op.CANCEL, reply.number)
+            reply.wait("a copy that was given up", 1.0)
 
 
 def _cancel(connection: Connection, transfer: Transfer, reply: Reply) -> None:

@@ -15,11 +15,13 @@ from ..targets.cuda_source import CudaSource
 from ..targets.kernel import Launch, is_argument
 from . import copying
 from .buffer import Buffer
-from .caller import Caller, Connection, Reply, new_id
+from .caller import Caller, Connection
 from .code import Code, dumps
 from .event import Event
+from .ids import new_id
 from .plan import Tuning
 from .protocol import Op, pack_arguments, pack_dtype
+from .reply import Reply
 from .result import Result
 from .services import path_of, stand_in
 from .stream import Stream
@@ -227,10 +229,11 @@ class Device:
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait for all streams; raises as `Stream.synchronize` does, the default stream's failures first."""
-        channels = list(self.connection.channels.values())
         what = f"all streams of {self.connection.label}"
-        replies = [self.connection.ask(channel, Op.SYNCHRONIZE, Reply) for channel in channels]
-        replies += self.connection.ending
+        with self.connection.lock:  # no stream begins or ends meanwhile
+            channels = list(self.connection.channels.values())
+            replies = [self.connection.ask(channel, Op.SYNCHRONIZE, Reply) for channel in channels]
+            replies += self.connection.ending
         for reply in replies:
             reply.wait(what, timeout)
         for channel in channels:

@@ -12,12 +12,13 @@ from .. import errors
 from ..targets.kernel import has_cuda
 from . import placement
 from .agent import Agent, start
-from .caller import Caller, Reply
+from .caller import Caller
 from .device import Device, entered
 from .group import Group
 from .lease import Lease, Leases
 from .local_transport import local_transports
 from .protocol import Op
+from .reply import Reply
 from .runtime import CpuRuntime, Runtime
 from .transport import Transport
 
@@ -107,7 +108,7 @@ class Devices(Group):
         host : str, optional
             Where they must be.
         timeout : float, optional
-            Seconds to wait for others to release some; 0 does not wait. By default ``WARPWELL_POOL_STALL``, or 600.
+            Seconds to wait for others to release some; 0 does not wait. By default ``WARPWELL_POOL_STALL``, or an hour.
 
         Returns
         -------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import errors
-from .caller import Channel, Reply, new_id
+from .channel import Channel
+from .ids import new_id
 from .protocol import Op
+from .reply import Reply
 
 if TYPE_CHECKING:
     from .device import Device
@@ -87,6 +89,9 @@ class Event:
 
     def _ask(self, op: Op, *operands: int) -> Reply:
         return self.device.connection.ask(None, op, *operands, Reply)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an event stays with its device")
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", 0)

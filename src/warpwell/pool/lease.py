@@ -71,7 +71,8 @@ class Leases:
         self._devices = devices
         self._leased: set[int] = set()
         self._waiting: list[_Request] = []
-        self._changed = threading.Condition()  # of a reentrant lock: a lease may be dropped anywhere
+        self._lock = threading.RLock()  # a lease may be dropped anywhere
+        self._changed = threading.Condition(self._lock)
 
     def lease(self, count: int, *, target: str | None, memory: int | None, host: str | None,
               timeout: float | None) -> Lease:  # fmt: skip
@@ -89,7 +90,7 @@ class Leases:
         bound = limit(timeout)
         end = time.monotonic() + bound
         request = _Request(count, fits)
-        with self._changed:
+        with self._lock:
             self._waiting.append(request)
             try:
                 while True:
@@ -128,6 +129,6 @@ class Leases:
 
     def release(self, devices: Iterable[Device]) -> None:
         """Give devices back."""
-        with self._changed:
+        with self._lock:
             self._leased -= {d.index for d in devices}
             self._changed.notify_all()

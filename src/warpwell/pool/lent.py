@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .caller import Reply
+from .copies import Half
 from .pinned import Pinned, memory_of
 from .protocol import Op, pack_failure
+from .reply import Reply
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -118,10 +119,15 @@ def write_lent(agent: Agent, stream: int, sequence: int, handle: int, number: in
 def read_lent(agent: Agent, stream: int, sequence: int, handle: int, reply: int, number: int, offset: int) -> None:
     """Copy to an array of the application."""
     view, mapping = agent.view(handle), agent.handles.get(number)
+    half = agent.bulk[reply] = Half(agent.application)
 
     def run(lane: Lane) -> None:
-        data = _part(mapping, offset, view.nbytes)
-        agent.runtime.read(lane.stream, data, view.address(agent.runtime, lane.stream))
+        try:
+            half.check()  # the application may have given it up: its array is its own again
+            data = _part(mapping, offset, view.nbytes)
+            agent.runtime.read(lane.stream, data, view.address(agent.runtime, lane.stream))
+        finally:
+            agent.bulk.pop(reply, None)
         agent.tell(Op.REPLY, reply, None)
 
     agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)

@@ -28,8 +28,9 @@ class LocalTransport(PeerTransport):
         super().__init__(rank, [peer for peer in range(count) if peer != rank])
         self._hub = hub
         self._inbox: deque[tuple[int, bytes]] = deque()
-        self._arrived = threading.Condition()
-        self._room = threading.Condition()
+        # locks of their own for `with`: Ctrl-C may come between a Condition's acquire and the block
+        self._arrived_lock, self._room_lock = threading.RLock(), threading.RLock()
+        self._arrived, self._room = threading.Condition(self._arrived_lock), threading.Condition(self._room_lock)
         self._waiting = dict.fromkeys(self.peers, 0)
 
     def send(self, peer: int, *parts: Bytes) -> None:
@@ -37,7 +38,7 @@ class LocalTransport(PeerTransport):
         message = b"".join(parts)
         counts = self._counts(peer)
         other = self._hub.ends[peer]
-        with self._room:
+        with self._room_lock:
             self._check(peer)
             if self._waiting[peer] >= WINDOW:
                 counts["waits"] += 1
@@ -45,7 +46,7 @@ class LocalTransport(PeerTransport):
             self._waiting[peer] += len(message) + OVERHEAD
             counts["messages_sent"] += 1
             counts["bytes_sent"] += len(message)
-            with other._arrived:  # inside, so that the order is the same for both
+            with other._arrived_lock:  # inside, so that the order is the same for both
                 other._inbox.append((self.rank, message))
                 other._arrived.notify()
 
@@ -58,7 +59,7 @@ class LocalTransport(PeerTransport):
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
         """Return the next message; see `Transport.receive`."""
-        with self._arrived:
+        with self._arrived_lock:
             if not self._arrived.wait_for(lambda: self._inbox or self._closed, timeout):
                 return None
             if self._closed:
@@ -66,7 +67,7 @@ class LocalTransport(PeerTransport):
             peer, message = self._inbox.popleft()
         self._count_received(peer, message)
         other = self._hub.ends[peer]
-        with other._room:
+        with other._room_lock:
             other._waiting[self.rank] -= len(message) + OVERHEAD
             other._room.notify_all()
         return peer, message
@@ -94,20 +95,20 @@ class LocalTransport(PeerTransport):
         if not self._losses.add(peer, reason):
             return
         self._hub.fail(self.rank, peer, reason)
-        with self._room:
+        with self._room_lock:
             self._room.notify_all()
         self._losses.tell(peer)
 
     def close(self, timeout: float = 5.0) -> None:
         """Stop; see `Transport.close`."""
-        with self._arrived:
+        with self._arrived_lock:
             if self._closed:
                 return
         self._hub.drain(self.rank, timeout)
-        with self._arrived:
+        with self._arrived_lock:
             self._closed = True
             self._arrived.notify_all()
-        with self._room:
+        with self._room_lock:
             self._room.notify_all()
         for peer in self.peers:
             self._hub.fail(self.rank, peer, "this transport was closed")
@@ -122,7 +123,8 @@ class _Hub:
         self.ends: list[LocalTransport] = []
         # Under (source, destination, tag): the halves in the order in which they came.
         self._halves: dict[tuple[int, int, int], tuple[deque[Transfer], deque[Transfer]]] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._again = False
         self._open = 0
         self._thread: threading.Thread | None = None
@@ -130,7 +132,7 @@ class _Hub:
     def add(self, rank: int, key: tuple[int, int, int], transfer: Transfer) -> None:
         if transfer.status != RUNNING:
             return
-        with self._changed:
+        with self._lock:
             halves = self._halves.setdefault(key, (deque(), deque()))
             halves[rank != key[0]].append(transfer)
             if self._thread is None:
@@ -139,13 +141,13 @@ class _Hub:
         self.wake()
 
     def wake(self) -> None:
-        with self._changed:
+        with self._lock:
             self._again = True
             self._changed.notify_all()
 
     def fail(self, rank: int, peer: int, reason: str) -> None:
         """Fail the transfers of `rank` with `peer`."""
-        with self._changed:  # the mover copies under it: nothing is touched afterwards
+        with self._lock:  # the mover copies under it: nothing is touched afterwards
             for key, halves in self._halves.items():
                 if key[:2] in ((rank, peer), (peer, rank)):
                     for transfer in halves[rank != key[0]]:
@@ -159,17 +161,17 @@ class _Hub:
         def idle() -> bool:
             return not any(rank in key[:2] and source and sink for key, (source, sink) in self._halves.items())
 
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(idle, timeout)
 
     def leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._open -= 1
             self._changed.notify_all()
 
     def _move_all(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._again or not self._open)
                 if not self._open and not self._again:
                     return
@@ -179,7 +181,7 @@ class _Hub:
             while moved:
                 moved = False
                 for key in keys:
-                    with self._changed:
+                    with self._lock:
                         moved = self._move(key) or moved
 
     def _move(self, key: tuple[int, int, int]) -> bool:

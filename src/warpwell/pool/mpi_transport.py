@@ -32,7 +32,7 @@ class MpiTransport(PeerTransport):
     comm : mpi4py communicator, optional
         It is duplicated. Default: ``MPI.COMM_WORLD``.
     silence : float, optional
-        Seconds after which a peer that says nothing is lost. Default: ``WARPWELL_POOL_TIMEOUT``, or 4.
+        Seconds after which a peer that says nothing is lost. Default: ``WARPWELL_POOL_TIMEOUT``, or 3.
     start : float
         Seconds that the others have to come.
     native : bool, optional

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..targets.kernel import has_cuda
 from ..targets.pool_memory import pin, unpin
-from .caller import new_id
+from .ids import new_id
 
 
 class Pinned:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import code
-from .caller import Channel, Reply
+from .channel import Channel
+from .reply import Reply
 
 
 class Result:

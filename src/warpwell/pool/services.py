@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
-from .caller import Reply
 from .code import dumps
 from .protocol import Op
+from .reply import Reply
 from .result import Result
 
 if TYPE_CHECKING:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import errors
-from .caller import Channel, Reply, new_id
-from .copying import both
+from .channel import Channel
+from .copying import in_order
 from .event import Event
+from .ids import new_id
 from .protocol import Op
+from .reply import Reply
 
 if TYPE_CHECKING:
     from .device import Device
@@ -34,8 +36,9 @@ class Stream:
         self._channel: Channel | None = channel
         if channel is None:
             channel = Channel(new_id())
-            device.connection.channels[channel.number] = channel
-            device.connection.tell(Op.STREAM, priority, stream=channel.number)
+            with device.connection.lock:  # who synchronizes the device finds a stream that its agent knows
+                device.connection.tell(Op.STREAM, priority, stream=channel.number)
+                device.connection.channels[channel.number] = channel
             self._channel = channel
         self._ended = device.connection.stream_finalizer
 
@@ -96,7 +99,8 @@ class Stream:
             if channel.full:
                 channel.wait_for_room(to.connection)
             number = new_id()
-            with both(to.connection, origin.connection):
+            one, two = in_order(to.connection, origin.connection)
+            with one.lock, two.lock:
                 to.connection.check()
                 origin.connection.tell(Op.NOTIFY, event.handle, number, to.connection.rank)
                 to.connection.post_locked(channel, Op.AWAIT, number, origin.connection.rank)
@@ -116,6 +120,9 @@ class Stream:
     def __repr__(self) -> str:
         number = "closed" if self._channel is None else self._channel.number
         return f"<Stream {number} of device {self.device.index}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream stays with its device")
 
     def __del__(self) -> None:
         channel = getattr(self, "_channel", None)

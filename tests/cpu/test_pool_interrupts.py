@@ -1,0 +1,226 @@
+"""Ctrl-C and signal handlers in the middle of calls to a pool, and other things that come at odd moments."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.pool.agent import Agent, start
+from warpwell.pool.devices import Devices
+from warpwell.pool.local_transport import local_transports
+from warpwell.pool.pinned import pinned_empty
+from warpwell.pool.protocol import Op
+from warpwell.pool.reply import Reply
+from warpwell.pool.runtime import CpuRuntime
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@pytest.fixture
+def agents() -> Iterator[tuple[Devices, list[Agent]]]:
+    own, *others = local_transports(3)
+    agents = [Agent(transport, CpuRuntime()) for transport in others]
+    threads = [start(agent, "agent") for agent in agents]
+    with Devices(own) as made:
+        yield made, agents
+    for thread, transport in zip(threads, others, strict=True):
+        thread.join(10)
+        transport.close()
+
+
+@pytest.fixture
+def devices(agents: tuple[Devices, list[Agent]]) -> Devices:
+    return agents[0]
+
+
+@pytest.mark.parametrize("op", [Op.FOLLOW, Op.LEAD])
+def test_ctrl_c_between_the_halves_of_a_copy(devices: Devices, op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (device.to_device(np.arange(1000)) for device in devices)
+    for connection in devices[0].caller.connections.values():
+        post = connection.post_locked
+
+        def interrupted(channel: Any, what: Op, *operands: Any, post: Any = post, **options: Any) -> int:
+            if what == Op.LEAD != op:
+                raise KeyboardInterrupt
+            number: int = post(channel, what, *operands, **options)
+            if what == op:
+                raise KeyboardInterrupt
+            return number
+
+        monkeypatch.setattr(connection, "post_locked", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        devices[1].copy(b, a)
+    monkeypatch.undo()
+    for device in devices:
+        try:
+            device.synchronize(30)
+        except errors.RemoteError as error:
+            assert "gave the copy up" in str(error)
+    devices[1].copy(b[1:], a[:-1])
+    assert np.array_equal(b.copy_to_host()[1:], np.arange(999))
+
+
+def test_a_signal_handler_in_the_middle_of_a_call_is_refused(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, transport = devices[0], devices[0].caller.transport
+    send = transport.send
+
+    def interrupted(peer: int, *parts: bytes) -> None:
+        monkeypatch.setattr(transport, "send", send)
+        signal.raise_signal(signal.SIGUSR1)
+        send(peer, *parts)
+
+    def handler(*_: object) -> None:
+        device.synchronize(30)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        monkeypatch.setattr(transport, "send", interrupted)
+        with pytest.raises(errors.PoolError, match="signal handler"):
+            device.call(nap, 0.0)
+        signal.raise_signal(signal.SIGUSR1)  # between calls it may
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert device.call(nap, 0.0).get(30) == 0
+
+
+def test_a_signal_handler_copies_in_the_middle_of_a_copy(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (device.to_device(np.arange(1000)) for device in devices)
+    refused = []
+    for connection in devices[0].caller.connections.values():
+        post = connection.post_locked
+
+        def interrupted(channel: Any, what: Op, *operands: Any, post: Any = post, **options: Any) -> int:
+            if what == Op.LEAD:
+                monkeypatch.undo()
+                try:
+                    devices[0].copy(a, b)
+                except errors.PoolError as error:
+                    refused.append(error)
+            number: int = post(channel, what, *operands, **options)
+            return number
+
+        monkeypatch.setattr(connection, "post_locked", interrupted)
+    devices[1].copy(b[1:], a[:-1])
+    for device in devices:
+        device.synchronize(30)
+    assert len(refused) == 1 and np.array_equal(b.copy_to_host()[1:], np.arange(999))
+
+
+@pytest.mark.parametrize("make", [np.zeros, pinned_empty])
+def test_an_array_is_left_alone_after_ctrl_c(devices: Devices, make: Any) -> None:
+    device = devices[0]
+    x, out = device.to_device(np.arange(100_000.0)), make(100_000)
+    out[:] = 0
+    x.copy_to_host(out)
+    out[:] = -1
+    slow = device.call(nap, 1.5)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        x.copy_to_host(out)
+    assert slow.get(30) == 1.5
+    with contextlib.suppress(errors.RemoteError):  # the copy that was given up
+        device.synchronize(30)
+    assert (out == -1).all()
+
+
+def test_a_reply_that_several_wait_for() -> None:
+    reply, found = Reply(), []
+    threads = [threading.Thread(target=lambda: found.append(reply.get("it", 30))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    reply.when_come(lambda: 1 / 0)  # whoever answers goes on
+    reply.come(7, None)
+    for thread in threads:
+        thread.join(30)
+    assert found == [7] * 4 and reply.done and reply.get("it") == 7
+    for seconds in (0.0, -0.5, -1.0):
+        with pytest.raises(errors.StallError):
+            Reply().get("it", seconds)
+
+
+def test_a_reply_is_there_when_ctrl_c_comes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = Reply()
+
+    class Came:
+        """A lock that is interrupted just after it was taken."""
+
+        def __init__(self, lock: Any) -> None:
+            self.lock, self.release = lock, lock.release
+
+        def acquire(self, timeout: float) -> None:
+            assert self.lock.acquire(timeout=timeout)
+            raise KeyboardInterrupt
+
+    lock = reply._came
+    reply._came = Came(lock)  # type: ignore[assignment]
+    threading.Timer(0.05, reply.come, (7, None)).start()
+    with pytest.raises(KeyboardInterrupt):
+        reply.get("it", 30)
+    reply._came = lock
+    assert reply.get("it", 5) == 7
+
+
+def test_streams_that_begin_and_end_while_their_device_is_synchronized(agents: tuple[Devices, list[Agent]]) -> None:
+    (device, _), (agent, _) = agents
+    end, interval = time.monotonic() + 2, sys.getswitchinterval()
+
+    def begin_and_end() -> None:
+        while time.monotonic() < end:
+            with device.stream() as stream:
+                results.append(device.call(nap, 0.0, stream=stream))
+
+    results: list[Any] = []
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=begin_and_end)
+    try:
+        thread.start()
+        while time.monotonic() < end:
+            there = list(results)
+            device.synchronize(30)
+            assert all(result.done for result in there)
+            del results[: len(there)]
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join(30)
+    device.synchronize(30)
+    assert list(agent._lanes) == [0]
+
+
+def test_a_method_of_an_object_that_was_freed_is_answered(devices: Devices) -> None:
+    connection = devices[0].connection
+    reply = connection.ask(connection.channels[0], Op.METHOD, 10**9, "anything", Reply, (), b"")
+    with pytest.raises(errors.RemoteError, match="was it freed"):
+        reply.get("it", 30)
+
+
+def test_a_half_of_a_lost_peer_fails_at_once(agents: tuple[Devices, list[Agent]]) -> None:
+    _, (first, second) = agents
+    first.transport.lose(2, "as a test says")
+    half = first.half(10**9, 2)
+    with pytest.raises(errors.DeviceLostError, match="as a test says"):
+        half.check()
+    assert second.half(10**9, 1).failure is None
+
+
+def test_what_stays_on_its_device_is_not_copied(devices: Devices) -> None:
+    x = devices[0].zeros(3)
+    for thing in (x, devices[0].default_stream, devices[0].default_stream.record()):
+        with pytest.raises(TypeError, match="stays"):
+            copy.copy(thing)
+    assert not x.copy_to_host().any()
