@@ -95,8 +95,8 @@ def test_a_trace_and_back(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "says"),
     [(["--policy", "magic"], "magic.*source"), (["--policy", ","], "choose"), (["--load", "0"], "load"),
-     (["--load", "-1"], "load"), (["--kernels", "0"], "kernels"), (["--limit", "0"], "limit"),
-     (["--mix", "none"], "half"),
+     (["--load", "-1"], "load"), (["--kernels", "0"], "kernels"), (["--kernels", "-3"], "-3 kernels"),
+     (["--limit", "0"], "limit"), (["--mix", "none"], "half"),
      (["--error", "-1"], "error"), (["--seed", "-1"], "seed"), (["--urgent", "2"], "urgent"),
      (["--processes", "0"], "one"),
      (["--rates", "matrix"], "matrix"), (["--matrix", "none.json"], "none.json"), (["--trace", "none.csv"], "none.csv"),
@@ -107,6 +107,11 @@ def test_options_that_cannot_be(capsys, options, says):
     import re
 
     assert re.search(says, failing(capsys, "simulate", *SMALL, *options))
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "bursts"])
+def test_a_trace_of_less_than_one_kernel(capsys, arrivals):
+    assert "-3 kernels" in failing(capsys, "trace", "--kernels", "-3", "--arrivals", arrivals)
 
 
 def test_columns_and_values_of_a_trace_that_cannot_be(tmp_path, capsys):

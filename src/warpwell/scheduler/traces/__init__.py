@@ -70,6 +70,8 @@ class Recipe:
         """
         if self.seed < 0:
             raise errors.ArgumentError(f"seed is {self.seed}: take a number from 0 up", name="seed")
+        if self.kernels < 1:  # before arrivals are drawn, which are as many
+            raise errors.ArgumentError(f"{self.kernels} kernels: take at least one", name="kernels")
         if self.trace is not None and _is_table(self.trace):
             return self._of_table(self.trace)
         imputed: dict[str, str] = {}
