@@ -109,4 +109,4 @@ if not TYPE_CHECKING:  # whoever checks types is told of wrong names
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

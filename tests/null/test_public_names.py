@@ -40,6 +40,15 @@ def test_wrong_names_are_found_by_who_checks_types() -> None:
         assert not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in body)
 
 
+def test_what_a_prompt_offers() -> None:
+    """Before the first use of a name, and nothing that the module itself imports."""
+    code = "import warpwell as ww; a = dir(ww); b = dir(ww.pool); print(*a); print(*b)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    for line, names in zip(done.stdout.splitlines(), (ww.__all__, ww.pool.__all__), strict=True):
+        assert {name for name in line.split() if not name.startswith("__")} == set(names)
+        assert {"__doc__", "__name__", "__all__"} <= set(line.split())
+
+
 def test_there_is_nothing_else() -> None:
     with pytest.raises(AttributeError, match="no attribute 'numpy'"):
         operator.attrgetter("numpy")(ww)

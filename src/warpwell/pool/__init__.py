@@ -22,3 +22,7 @@ if not TYPE_CHECKING:
         from .plan import Tuning
 
         return Tuning
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
