@@ -225,11 +225,18 @@ def _run_interp(
     # arrays of one cache have the same steps, and one thread at a time may serve a port
     offered = (step for a in participants for step in getattr(a, "interp_services", list)())
     steps = list(dict.fromkeys([*services, *offered]))
-    chosen = int(os.environ.get("WARPWELL_SEED", "0")) if seed is None else seed
+    chosen = _seed() if seed is None else seed
     interp.launch(
         launch.kernel.function, launch.shape, values, seed=chosen, services=steps,
         coarse_copies=True, max_steps=1_000_000_000,
     )  # fmt: skip
+
+
+def _seed() -> int:
+    text = os.environ.get("WARPWELL_SEED") or "0"
+    if not text.removeprefix("-").isdecimal():
+        raise errors.ArgumentError(f"WARPWELL_SEED is {text!r}: give a whole number", name="WARPWELL_SEED")
+    return int(text)
 
 
 def kernel(
