@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from warpwell.cli import main
+from warpwell.cli.output import Output, readable
 from warpwell.graph import build
 
 
@@ -163,3 +165,22 @@ def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert "hit_path" in failing(capsys, "bench", "no_such_benchmark")
     monkeypatch.setattr("warpwell.cli.bench.FOLDER", Path("/no/such/folder"))
     assert "sources" in failing(capsys, "bench")
+
+
+@pytest.mark.parametrize("name", ["data[train].ww", "a[b]:rocket:.ww", "[red]"])
+def test_names_are_text_and_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main(["graph", "generate", "kron", str(tmp_path / name), "--scale", "3"]) == 0
+    assert capsys.readouterr().out.count(name) >= 1 + (len(str(tmp_path / name)) < 60)
+    closing = "nothing [/b] opened"
+    output = Output(as_json=False)
+    output.result(closing, {closing: closing})
+    with output.progress() as report:
+        report(closing, 0, 1)
+    assert capsys.readouterr().out.count(closing) == 3
+
+
+def test_numbers_that_are_read() -> None:
+    assert [readable(key, 1_234_567) for key in ("vertices", "owner_pid", "seed", "memory", "held_bytes")] == [
+        "1,234,567", "1234567", "1234567", "1.2 MiB (1,234,567)", "1.2 MiB (1,234,567)"
+    ]  # fmt: skip
+    assert readable("uptime", 3725.5) == readable("uptime", 3725) == "1:02:05 (h:mm:ss)"

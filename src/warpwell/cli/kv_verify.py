@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         for problem in found.problems:
             at = "" if problem.offset is None else f", byte {problem.offset:,}"
             key = "" if problem.key is None else f" (key {describe_key(problem.key)})"
-            output.screen.print(f"{problem.path}{at}: {problem.what}{key}", markup=False)
+            output.screen.print(f"{problem.path}{at}: {problem.what}{key}")
     return 0 if found.sound else DAMAGED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import sys
 import threading
@@ -20,6 +21,10 @@ _STAGES = {"read": "reading", "generate": "generating", "write": "writing", "com
            "search": "level", "link": "linking", "load": "loading", "run": "running", "verify": "verifying",
            "compact": "compacting"}  # fmt: skip
 
+_SIZES = {"bytes", "memory"}
+_NUMBERS = {"pid", "seed", "source"}
+"""Words of keys whose integers name something: no thousands are marked off in them."""
+
 Report = Callable[[str, int, int], None]
 
 
@@ -34,8 +39,8 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.screen = Console(highlight=False, soft_wrap=True)
-        self.notes = Console(stderr=True, highlight=False)
+        self.screen = _console(soft_wrap=True)
+        self.notes = _console(stderr=True)
 
     def result(self, title: str, values: dict[str, Any]) -> None:
         """Print the result of a command."""
@@ -50,6 +55,10 @@ class Output:
             table.add_row(key.replace("_", " "), readable(key, value))
         self.screen.print(table)
 
+    def wide(self, table: Table, least: int) -> None:
+        """Print a table in at least so many columns: in a file, or a narrow terminal, figures would be cut."""
+        _console(width=max(self.screen.width, least)).print(table)
+
     @contextlib.contextmanager
     def progress(self) -> Iterator[Report]:
         """Give a function that shows progress: ``report(stage, done, total)``, 0 where a total is not known.
@@ -61,8 +70,8 @@ class Output:
         from ..targets import notice as launches
 
         launches.enabled = False  # the stage says it
-        bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-                       console=self.notes, transient=True,
+        words = TextColumn("{task.description}", markup=False)
+        bar = Progress(SpinnerColumn(), words, BarColumn(), TimeElapsedColumn(), console=self.notes, transient=True,
                        disable=self.as_json or not self.notes.is_terminal)  # fmt: skip
         tasks: dict[str, Any] = {}
 
@@ -95,15 +104,23 @@ class Output:
         self.notes.print("compiling kernels for this machine; they are kept for the next time ...")
 
 
+def _console(**options: Any) -> Console:
+    # names of files, tasks and devices are text: [brackets] are no markup in them, and :words: no pictures
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
 def readable(key: str, value: Any) -> str:
     """Return a value of a result for people; its key tells the unit."""
     if value is None:
         return "not counted"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and "bytes" in key.split("_"):
+    if key == "uptime":
+        return f"{datetime.timedelta(seconds=int(value))} (h:mm:ss)"
+    words = set(key.split("_"))
+    if isinstance(value, int) and words & _SIZES:
         return f"{format_size(value)} ({value:,})"
-    if isinstance(value, int) and key != "source":
+    if isinstance(value, int) and not words & _NUMBERS:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.3f}"

@@ -8,7 +8,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from ..cache.sizes import format_size
@@ -40,5 +39,5 @@ def run(arguments: argparse.Namespace) -> int:
     for d in found:
         table.add_row(str(d["device"]), d["host"], d["target"], d["name"], format_size(d["memory_bytes"]),
                       format_size(d["free_bytes"]), d["link"], f"{d['round_trip_us']:.0f}", str(d["pid"]))  # fmt: skip
-    Console(highlight=False, width=max(output.screen.width, _WIDTH)).print(table)
+    output.wide(table, _WIDTH)
     return 0

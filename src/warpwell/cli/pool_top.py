@@ -6,7 +6,6 @@ import argparse
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ..cache.sizes import format_size
@@ -62,4 +61,4 @@ def _print(output: Output, job: str, found: list[dict[str, Any]]) -> None:
             str(sum(lane["waiting"] for lane in lanes)),
             ", ".join(sorted({lane["doing"] for lane in lanes if lane["doing"]})) or "-",
         )  # fmt: skip
-    Console(highlight=False, width=max(output.screen.width, _WIDTH)).print(table)
+    output.wide(table, _WIDTH)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import ArgumentError, MissingFileError, SchedulerError
@@ -306,7 +305,7 @@ def _print(output: Output, values: dict[str, Any], found: dict[str, Metrics]) ->
         p99 = [f"{m.turnaround[k].p99 * 1e3:.2f}" if k in m.turnaround else "-" for k in ("memory", "compute")]
         table.add_row(name, *(_figure(v) for v in (m.stp or float("nan"), m.antt, m.fairness, m.makespan)), *p99,
                       str(m.preemptions), _figure(m.preemption_p50 * 1e6, 0))  # fmt: skip
-    Console(highlight=False, width=max(output.screen.width, _WIDTH)).print(table)
+    output.wide(table, _WIDTH)
 
 
 def _figure(value: float, digits: int = 3) -> str:

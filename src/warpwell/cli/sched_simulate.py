@@ -173,7 +173,6 @@ def _forks() -> ForkServerContext:
 
 
 def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any]], seconds: float) -> None:
-    from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
 
@@ -199,9 +198,7 @@ def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any
         cells += [_number(values["turnaround"].get(c, {}).get("p99"), 3, 1e3) for c in classes]
         cells += [_number(values["requests_by_priority"].get(n, {}).get("p99"), 1, 1e3) for n in levels]
         table.add_row(name, *cells, f"{values['preemptions']:,}", _number(values["decision_mean"], 1, 1e6))
-    # As wide as it is: in a file, or a narrow terminal, figures would be cut.
-    wide = Measurement.get(output.screen, output.screen.options.update(max_width=1000), table).maximum
-    Console(highlight=False, width=max(wide, output.screen.width)).print(table)
+    output.wide(table, Measurement.get(output.screen, output.screen.options.update(max_width=1000), table).maximum)
 
 
 def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
