@@ -184,3 +184,13 @@ def test_numbers_that_are_read() -> None:
         "1,234,567", "1234567", "1234567", "1.2 MiB (1,234,567)", "1.2 MiB (1,234,567)"
     ]  # fmt: skip
     assert readable("uptime", 3725.5) == readable("uptime", 3725) == "1:02:05 (h:mm:ss)"
+
+
+@pytest.mark.parametrize("command", ["info", "graph bfs g.ww --source 0", "kv stats x", "sched explain x", "pool top"])
+def test_an_unknown_option_shows_the_commands_usage(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), "--nope"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    name = " ".join(command.split()[: 1 + (command != "info")])
+    assert said.startswith(f"usage: warpwell {name} ") and "unrecognized arguments: --nope" in said

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ..errors import WarpwellError
 from . import kv_arguments, pool_arguments, sched_arguments
-from .arguments import command, json_option
+from .arguments import command, json_option, program
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -56,7 +56,7 @@ def _complain(message: str) -> int:
 
 
 def _parser(sched: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="warpwell", description=_DESCRIPTION)
+    parser = program(prog="warpwell", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"warpwell {sys.modules['warpwell'].__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
