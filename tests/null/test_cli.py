@@ -194,3 +194,33 @@ def test_an_unknown_option_shows_the_commands_usage(capsys: pytest.CaptureFixtur
     said = capsys.readouterr().err
     name = " ".join(command.split()[: 1 + (command != "info")])
     assert said.startswith(f"usage: warpwell {name} ") and "unrecognized arguments: --nope" in said
+
+
+@pytest.mark.parametrize(("trace", "says"), [("none/t.json", "does not exist: make it first"), (".", "is a folder")])
+def test_a_trace_that_cannot_be_written_is_found_before_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text("open('ran', 'w')")
+    said = failing(capsys, "run", "--agents", 1, "--target", "cpu", "--trace", trace, "app.py")
+    assert f"--trace {trace}" in said and says in said
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("status", "ends"), [(0, 1), (3, 3)])
+def test_a_trace_that_was_lost_at_the_end_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int, ends: int
+) -> None:
+    from warpwell.pool import application
+
+    class NoDevices(list):  # type: ignore[type-arg]
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(application, "_status", status)
+    application._say_goodbye(NoDevices(), str(tmp_path / "t.json"))  # type: ignore[arg-type]
+    assert (application._status, (tmp_path / "t.json").exists()) == (status, True)
+    application._say_goodbye(NoDevices(), str(tmp_path / "gone" / "t.json"))  # type: ignore[arg-type]
+    assert application._status == ends
+    said = capsys.readouterr().err
+    assert said.startswith("warpwell: error: the trace ") and "gone" in said

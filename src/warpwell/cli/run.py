@@ -46,12 +46,26 @@ def options(arguments: argparse.Namespace) -> Options:
         raise ArgumentError(f"--latency {arguments.latency:g}: give 0 or more", name="latency")
     if os.geteuid() == 0 and sys.stderr.isatty() and "OMPI_ALLOW_RUN_AS_ROOT" not in os.environ:
         print("warpwell: note: this runs as root, which Open MPI advises against", file=sys.stderr)
+    trace = getattr(arguments, "trace", None)
+    if trace is not None:  # before hours of work
+        _writable(trace)
     return Options(
         hosts=_hosts(arguments), target=arguments.target, share_gpu=arguments.share_gpu, ft=not arguments.no_ft,
         tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
-        trace=getattr(arguments, "trace", None), notebook=getattr(arguments, "notebook", False),
+        trace=trace, notebook=getattr(arguments, "notebook", False),
         start=arguments.start_timeout, mpiexec=arguments.mpiexec,
     )  # fmt: skip
+
+
+def _writable(trace: str) -> None:
+    folder = os.path.dirname(os.path.abspath(trace))
+    if not os.path.isdir(folder):
+        raise MissingFileError(f"--trace {trace}: the folder {folder} does not exist: make it first", path=trace)
+    if os.path.isdir(trace):
+        raise ArgumentError(f"--trace {trace} is a folder: give the name of a file", name="trace")
+    if not os.access(trace if os.path.exists(trace) else folder, os.W_OK):
+        raise ArgumentError(f"--trace {trace} cannot be written: give another place, or check its permissions",
+                            name="trace")  # fmt: skip
 
 
 def _hosts(arguments: argparse.Namespace) -> list[Host]:

@@ -140,11 +140,22 @@ def _theirs(trace: TracebackType | None) -> TracebackType | None:
 
 def _say_goodbye(found: devices.Devices, trace: str | None) -> None:
     if trace is not None:
-        from .trace import write_trace
-
-        write_trace(trace, found)
+        _write_trace(trace, found)
     with contextlib.suppress(WarpwellError):
         found.close()
+
+
+def _write_trace(trace: str, found: devices.Devices) -> None:
+    """Write what was called; where that fails a program that did well has not ended well, as what was asked is lost."""
+    global _status
+    from .trace import write_trace
+
+    try:
+        write_trace(trace, found)
+    except (OSError, WarpwellError) as error:
+        _status = _status or 1
+        with contextlib.suppress(OSError, ValueError):
+            print(f"warpwell: error: the trace {trace} was not written: {error}", file=sys.stderr)
 
 
 def _finish() -> None:
