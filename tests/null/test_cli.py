@@ -224,3 +224,20 @@ def test_a_trace_that_was_lost_at_the_end_is_no_success(
     assert application._status == ends
     said = capsys.readouterr().err
     assert said.startswith("warpwell: error: the trace ") and "gone" in said
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "code"),
+    [
+        ("WARPWELL_THREADS", "abc", "import warpwell.targets.run_cpu"),
+        ("WARPWELL_THREADS", "-1", "import warpwell.targets.run_cpu"),
+        ("WARPWELL_SEED", "x", "import warpwell as ww\n@ww.kernel\ndef f():\n    pass\nf[1](device='interp')"),
+        ("WARPWELL_POOL_STALL", "ten", "from warpwell.pool.milestone import limit; limit()"),
+        ("WARPWELL_POOL_STALL", "-1", "from warpwell.pool.milestone import limit; limit()"),
+    ],
+)
+def test_variables_that_cannot_be_are_named(tmp_path: Path, variable: str, text: str, code: str) -> None:
+    (tmp_path / "program.py").write_text(code)
+    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], env={**os.environ, variable: text},
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert f"ArgumentError: {variable} is {text!r}: give " in done.stderr

@@ -17,8 +17,24 @@ def limit(timeout: float | None = None) -> float:
     """Return `timeout`, or ``WARPWELL_POOL_STALL`` seconds, or an hour.
 
     A device that is gone ends a wait long before: this bound is for programs that wait for what never comes.
+
+    Raises
+    ------
+    ArgumentError
+        The variable is no number, or not a positive one.
     """
-    return float(os.environ.get("WARPWELL_POOL_STALL", "3600")) if timeout is None else timeout
+    if timeout is not None:
+        return timeout
+    text = os.environ.get("WARPWELL_POOL_STALL") or "3600"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise errors.ArgumentError(
+            f"WARPWELL_POOL_STALL is {text!r}: give seconds, more than 0", name="WARPWELL_POOL_STALL"
+        )
+    return seconds
 
 
 class Milestone:

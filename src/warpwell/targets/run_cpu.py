@@ -11,12 +11,23 @@ from typing import Any
 import numpy as np
 from numba import typeof
 
+from .. import errors
 from . import atomics
 from .compiled import compile_host
 from .device import seam_for
 from .notice import compiling
 
-THREADS = int(os.environ.get("WARPWELL_THREADS", "64"))
+
+def _threads() -> int:
+    text = os.environ.get("WARPWELL_THREADS") or "64"
+    if not (text.isdecimal() and int(text) > 0):
+        raise errors.ArgumentError(
+            f"WARPWELL_THREADS is {text!r}: give a whole number, 1 or more", name="WARPWELL_THREADS"
+        )
+    return int(text)
+
+
+THREADS = _threads()
 """OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
 
 _DRIVER = """
