@@ -72,6 +72,14 @@ def submit(scheduler):
     code, out, _ = called(capsys, "run", str(path), "--device", "cpu", "--policy", "source,warpwell", "--json")
     assert code == 0
     assert [m["kernels"] for m in json.loads(out)["policies"].values()] == [5, 5]
+    text = path.read_text()
+    path.write_text(text.replace("return [", "return next(iter([").replace("]\n", "]))\n"))
+    code, out, _ = called(capsys, "run", str(path), "--device", "cpu", "--policy", "source", "--json")
+    assert code == 0 and json.loads(out)["policies"]["source"]["kernels"] == 1
+    for returned in ("3", "[None]", "'handles'"):
+        path.write_text(f"def submit(scheduler): return {returned}")
+        code, _, err = called(capsys, "run", str(path), "--device", "cpu")
+        assert code == 2 and f"submit of {path} returned " in err
     path.write_text("x = 3\n")
     code, _, err = called(capsys, "run", str(path), "--device", "cpu")
     assert code == 2 and "no function submit(scheduler)" in err
@@ -96,6 +104,12 @@ def test_bad_input(capsys: Capture, arguments: list[str], told: str, tmp_path: P
     device = ["--device", "cpu"] if arguments[0] in ("run", "serve") else []
     code, _, err = called(capsys, *arguments, *device)
     assert code == 2 and told in err and err.startswith("warpwell: error: ")
+
+
+def test_no_gpu(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.array.opening.has_cuda", lambda: False)
+    code, _, err = called(capsys, "run", "--device", "cuda")
+    assert code == 2 and err.startswith("warpwell: error: no GPU can be used here") and "device cpu" in err
 
 
 def written(path: Path) -> Path:
@@ -129,6 +143,29 @@ def test_explaining_a_log(capsys: Capture, tmp_path: Path) -> None:
     ):  # fmt: skip
         _, out, _ = called(capsys, "explain", str(path), "--json", *options)
         assert [e["kind"] for e in json.loads(out)["events"]] == kinds, options
+
+
+def test_filters_that_match_nothing_say_so(capsys: Capture, tmp_path: Path) -> None:
+    path = written(tmp_path / "l.jsonl")
+    for options, what in (
+        (["--tenant", "nobody"], "--tenant nobody"), (["--task", "7", "--since", "0.1"], "--task 7 --since 0.1"),
+    ):  # fmt: skip
+        code, out, err = called(capsys, "explain", str(path), *options)
+        assert code == 0 and out == "policy source\n"
+        assert err.startswith(f"nothing matches {what}; tenants in this log: a, b; tasks 0 to 1")
+    assert called(capsys, "explain", str(path), "--tenant", "a")[2] == ""
+    path.write_text('{"about": {"policy": "source"}}\n')
+    assert called(capsys, "explain", str(path))[2] == "this log has no events\n"
+
+
+def test_the_header_of_a_log(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    about = {"arrivals": "Poisson", "clock": 1755e6, "memory": 1 << 30, "policy": "source"}
+    path.write_text(json.dumps({"about": {**about, "mix": "word " * 40, "prediction_error": 0.05}}) + "\n")
+    lines = called(capsys, "explain", str(path))[1].splitlines()
+    header = "policy source; arrivals Poisson; clock 1.755 GHz; memory 1.0 GiB; mix"
+    assert lines[0].startswith(header) and "prediction error 0.05" in lines[-1]
+    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize("line", [

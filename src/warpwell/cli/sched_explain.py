@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
+from ..cache.sizes import format_size
 from ..errors import ArgumentError, FormatError, MissingFileError
 from ..scheduler.events import KINDS, Event, Log
 from ..scheduler.explain import QUIET, sentences
@@ -15,6 +17,11 @@ from ..scheduler.prometheus import Metrics
 from ..scheduler.timeline import draw, write_trace
 from .arguments import Commands, command, json_option
 from .output import Output
+
+_WIDTH = 100
+_SOME = 20
+_NAMES = {"compressed": "time compressed by", "cost": "cost model"}
+"""Keys of what a log says of its run that need more words."""
 
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
@@ -72,11 +79,49 @@ def run(arguments: argparse.Namespace) -> int:
         output.result("", {"command": "explain", "log": arguments.log, "about": log.about, "events": events})
         return 0
     if log.about:
-        about = ", ".join(f"{key} {value}" for key, value in log.about.items() if isinstance(value, str | int | float))
-        output.screen.print(about, style="bold", markup=False)
+        output.screen.print(_header(log.about), style="bold")
+    said = False
     for event, text in told:  # written plainly: a log may have a million lines
         sys.stdout.write(f"{event.time:12.6f} s  {text}\n")
+        said = True
+    if not said:
+        sys.stdout.flush()
+        output.notes.print(_nothing(arguments, log), soft_wrap=True)
     return 0
+
+
+def _header(about: dict[str, Any]) -> str:
+    """Return what a log says of its run, the policy first; lists of names are left out."""
+    words = []
+    for key, value in sorted(about.items(), key=lambda item: item[0] != "policy"):
+        if key == "clock" and isinstance(value, int | float):
+            words.append(f"clock {value / 1e9:.4g} GHz")
+        elif key == "memory" and isinstance(value, int):
+            words.append(f"memory {format_size(value)}")
+        elif isinstance(value, str | int | float):
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            words.append(f"{_NAMES.get(key, key.replace('_', ' '))} {shown}")
+    return textwrap.fill("; ".join(words), _WIDTH, subsequent_indent="  ", break_long_words=False,
+                         break_on_hyphens=False)  # fmt: skip
+
+
+def _nothing(arguments: argparse.Namespace, log: Log) -> str:
+    """Return why there is no sentence, and what the log has."""
+    if not log.events:
+        return "this log has no events"
+    given = [f"--task {number}" for number in arguments.task or ()]
+    given += [f"--{name} {value}" for name in ("tenant", "kind", "since", "until")
+              if (value := getattr(arguments, name)) not in (None, 0.0)]  # fmt: skip
+    tenants = sorted({event.tenant for event in log})
+    numbers = [event.task for event in log if event.kind != "reject"]
+    text = f"nothing matches {' '.join(given)}" if given else "no decision was taken"
+    text += f"; tenants in this log: {', '.join(tenants[:_SOME])}{', ...' if len(tenants) > _SOME else ''}"
+    if numbers:
+        text += f"; tasks {min(numbers)} to {max(numbers)}"
+    text += f", {log.events[0].time:.6f} to {log.events[-1].time:.6f} s"
+    if not (arguments.all or arguments.kind):
+        text += " (arrivals, stops and ends are shown with --all)"
+    return text
 
 
 def read(path: str) -> Log:

@@ -9,12 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from ..array.opening import require_device
 from ..errors import ArgumentError, MissingFileError, SchedulerError
 from ..scheduler import POLICIES, Core, Event, Executor, Log, Scheduler
 from ..scheduler.experiment import log_path
@@ -65,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     device = arguments.device or default_device()
     if device not in ("cpu", "cuda"):
         raise ArgumentError(f"device {device!r} has no scheduler: take --device cpu or cuda", name="device")
+    require_device(device)
     for name, least in (("repeat", 1), ("limit", 1), ("seed", 0)):
         if getattr(arguments, name) < least:
             raise ArgumentError(f"--{name} {getattr(arguments, name)}: give {least} or more", name=name)
@@ -258,7 +261,7 @@ def _file(
         about = {"policy": policy, "device": device, "limit": arguments.limit, "file": arguments.file}
         log = _Counting(about, lambda done, policy=policy: report(f"run {policy}", done, 0))  # type: ignore[misc]
         with Scheduler(device, policy, limit=arguments.limit, log=log) as scheduler:
-            handles = list(submit(scheduler) or ())
+            handles = _handles(submit(scheduler), arguments.file)
             for handle in handles:
                 handle.result()
         found[policy] = measure(_jobs(handles), log)
@@ -266,11 +269,26 @@ def _file(
     return {"command": "run", "device": device, "limit": arguments.limit, "file": arguments.file}, found, False
 
 
+def _handles(returned: Any, path: str) -> list[Future[Any]]:
+    """Return the handles that a `submit` has returned: several, one, or none."""
+    if returned is None:
+        return []
+    found = list(returned) if isinstance(returned, Iterable) else [returned]
+    for handle in found:
+        if not isinstance(handle, Future):
+            raise ArgumentError(
+                f"submit of {path} returned {handle!r:.80} where a handle should be: let it return a handle of "
+                "scheduler.submit, or a list of them",
+                name="submit",
+            )
+    return found
+
+
 def _jobs(handles: Iterable[Any]) -> list[Job]:
     return [handle.job for handle in handles if getattr(handle, "job", None) is not None]
 
 
-def _submit_of(path: str) -> Callable[[Scheduler], Iterable[Any] | None]:
+def _submit_of(path: str) -> Callable[[Scheduler], Any]:
     """Import a file and return its `submit`."""
     if not Path(path).is_file():
         raise MissingFileError(f"{path} does not exist: name a file with a function submit(scheduler)", path=path)
@@ -287,7 +305,7 @@ def _submit_of(path: str) -> Callable[[Scheduler], Iterable[Any] | None]:
             f"{path} has no function submit(scheduler): define one that submits launches and returns their handles",
             name="file",
         )
-    found: Callable[[Scheduler], Iterable[Any] | None] = submit
+    found: Callable[[Scheduler], Any] = submit
     return found
 
 
