@@ -1,6 +1,6 @@
 """Train a digits classifier from a store on disk, and see that the losses are those of training from memory.
 
-Run it with ``python digits_from_store.py``; it needs scikit-learn (``pip install 'warpwell[examples]'``) and no GPU.
+Run it with ``python digits_from_store.py``; it needs scikit-learn (``pip install -e '.[examples]'``) and no GPU.
 """
 
 import tempfile

@@ -231,7 +231,7 @@ def test_lmdb(tmp_path: Path) -> None:
 def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
     (tmp_path / "data.mdb").write_bytes(b"")
-    with pytest.raises(ArgumentError, match=r"pip install 'warpwell\[lmdb\]'"):
+    with pytest.raises(ArgumentError, match=r"extra \[lmdb\].* pip install -e '\.\[lmdb\]'"):
         open_source(tmp_path)
 
 

@@ -146,8 +146,8 @@ def test_a_kernel_of_somebody_else_stays(jupyter: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(("modules", "said"), [
     ({"ipykernel": False}, f"{sys.executable} -m pip install ipykernel\n"),
-    ({"mpi4py": False}, f"{sys.executable} -m pip install 'warpwell[mpi]'\n"),
-    ({"mpi4py": False, "ipykernel": False}, "need ipykernel and 'warpwell[mpi]'"),
+    ({"mpi4py": False}, f"{sys.executable} -m pip install -e '.[mpi]'\n"),
+    ({"mpi4py": False, "ipykernel": False}, "need ipykernel and mpi4py"),
 ])  # fmt: skip
 def test_what_is_not_installed(
     jupyter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, modules: dict[str, bool],

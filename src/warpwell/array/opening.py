@@ -197,7 +197,8 @@ def require_device(device: str) -> None:
         raise errors.ArgumentError(f"device {device!r} is unknown: choose cpu, cuda or interp")
     if device == "cuda" and not has_cuda():
         raise errors.DeviceNotFoundError(
-            "no GPU can be used here: install the driver and warpwell[cuda] (see `warpwell info`), or take device cpu"
+            f"no GPU can be used here: install the driver and {errors.general.extra('cuda')}, see `warpwell info`, or "
+            "take device cpu"
         )
 
 

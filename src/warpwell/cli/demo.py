@@ -17,6 +17,7 @@ from rich.table import Table
 from ..cache import Statistics
 from ..cache.sizes import format_size
 from ..errors import ArgumentError, MissingFileError, WarpwellError
+from ..errors.general import extra
 from ..graph import Graph, LoadedGraph, bfs, connected_components, generate
 from .graph_run import describe, open_graph
 from .output import Output
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     picture = _picture_path(arguments.out)
     missing = [name for name in ("scipy", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ArgumentError(f"the demo needs {' and '.join(missing)}: pip install 'warpwell[demo]'")
+        raise ArgumentError(f"the demo needs {' and '.join(missing)}: install {extra('demo')}")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="warpwell-demo-") as folder:
         with output.progress() as report:

@@ -9,6 +9,7 @@ import platform
 import sys
 from typing import Any
 
+from ..errors.general import extra
 from ..targets import default_device
 from ..targets.about import gpus
 from ..targets.cache_folder import cache_folder
@@ -25,9 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = gpus()
     versions: dict[str, str | None] = {name: _version(name) for name in _PACKAGES}
     advice = [
-        f"{name}: pip install 'warpwell[{_PACKAGES[name]}]'"
+        f"{name}: install {extra(brings)}"
         for name, version in versions.items()
-        if version is None and _PACKAGES[name] is not None
+        if version is None and (brings := _PACKAGES[name]) is not None
     ]
     if not found and versions["numba-cuda"] is not None:
         advice.append("GPU: none is seen; check the driver with nvidia-smi. Everything runs on device cpu too")

@@ -13,8 +13,8 @@ from .output import Output
 from .pool_arguments import NOTEBOOK, placing
 from .run import options
 
-_NEEDED = {"ipykernel": "ipykernel", "mpi4py": "'warpwell[mpi]'"}
-"""Modules that a kernel imports, and what to install for each."""
+_NEEDED = {"ipykernel": "ipykernel", "mpi4py": "-e '.[mpi]'"}
+"""Modules that a kernel imports, and what to install for each, in a checkout."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,11 +26,12 @@ def run(arguments: argparse.Namespace) -> int:
         spec.remove()
         output.result("Removed", {**values, "removed": True})
         return 0
-    missing = [what for module, what in _NEEDED.items() if importlib.util.find_spec(module) is None]
+    missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
     if missing:
+        where = " (Warpwell's extra [mpi]), in a checkout with" if "mpi4py" in missing else ":"
         raise PoolError(
-            f"notebooks need {' and '.join(missing)} where Warpwell is: {sys.executable} -m pip install "
-            + " ".join(missing)
+            f"notebooks need {' and '.join(missing)} where Warpwell is{where} {sys.executable} -m pip install "
+            + " ".join(_NEEDED[module] for module in missing)
         )
     agents = options(arguments).agents
     anywhere = arguments.agents is None and arguments.hosts is None and arguments.hostfile is None

@@ -11,6 +11,11 @@ import os
 # dictionary.
 
 
+def extra(name: str) -> str:
+    """Return what brings optional packages, for messages. Not a command alone: one that works in a checkout only."""
+    return f"Warpwell's extra [{name}] (in a checkout: pip install -e '.[{name}]')"
+
+
 class WarpwellError(Exception):
     """Base of every exception that Warpwell raises.
 

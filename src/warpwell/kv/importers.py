@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, FormatError, KeyLengthError, MissingFileError, ValueSizeError
+from ..errors.general import extra
 from .keys import MAX_KEY
 from .schema import MAX_VALUE
 
@@ -264,14 +265,13 @@ def check_value(nbytes: int, where: str) -> None:
         )
 
 
-def need(module: str, extra: str) -> Any:
+def need(module: str, brings: str) -> Any:
     """Import an optional package, or say how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ArgumentError(
-            f"the package {module} is not installed: pip install 'warpwell[{extra}]'", name="source"
-        ) from None
+        message = f"the package {module} is not installed: install {extra(brings)}"
+        raise ArgumentError(message, name="source") from None
 
 
 def rows_of(row_bytes: int) -> int:

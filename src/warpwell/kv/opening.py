@@ -196,7 +196,7 @@ def _device(name: str) -> str:
     if name in ("cpu", "interp") or on_gpu:
         if on_gpu and not has_cuda():
             raise errors.DeviceNotFoundError(
-                f'device "{name}" needs an NVIDIA GPU and the cuda extra (pip install "warpwell[cuda]"): use "cpu"'
+                f'device "{name}" needs an NVIDIA GPU and {errors.general.extra("cuda")}: use "cpu"'
             )
         return name
     raise errors.ArgumentError(f'device {name!r} is unknown: choose "cpu", "cuda", "cuda:1" or "interp"', name="device")

@@ -154,7 +154,8 @@ def draw(log: Log, path: str | os.PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise errors.ArgumentError("a picture needs matplotlib: pip install 'warpwell[demo]'", name="picture") from None
+        message = f"a picture needs matplotlib: install {errors.general.extra('demo')}"
+        raise errors.ArgumentError(message, name="picture") from None
     by_tenant = len({stay.tenant for stay in listed}) > 1
     groups = list(dict.fromkeys(stay.tenant if by_tenant else stay.name for stay in listed))
     colours = {group: _COLOURS[k % len(_COLOURS)] for k, group in enumerate(groups)}

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors.general import extra
+
 SCHEMA = {"x": ("uint8", (8, 8)), "y": ("int64", ()), "id": ("int64", ())}
 HIDDEN = 32
 RATE = 0.1
@@ -18,7 +20,7 @@ def digits() -> dict[str, NDArray[Any]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("this needs scikit-learn: pip install 'warpwell[examples]'") from None
+        raise SystemExit(f"this needs scikit-learn: install {extra('examples')}") from None
     images, labels = load_digits(return_X_y=True)
     return {
         "x": images.reshape(-1, 8, 8).astype(np.uint8),
