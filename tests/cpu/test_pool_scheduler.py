@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.pool.devices import Devices
 from warpwell.scheduler import PoolHandle, PoolScheduler, Profile, Scheduler, State
+from warpwell.scheduler.pool_handle import Unit
+from warpwell.scheduler.pool_member import Member
+from warpwell.scheduler.pool_places import Places
 
 
 @ww.kernel
@@ -269,6 +273,51 @@ def test_what_a_lost_device_had_runs_elsewhere() -> None:
         with pytest.raises(errors.TaskLostError, match="no device is left"):
             scheduler.submit(double[4096], x).result(60)
         assert isinstance(scheduler.failure, errors.DeviceLostError)
+
+
+def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f")
+    with Devices(targets=["cpu", "cpu"]) as pool, Scheduler(devices=pool) as scheduler:
+        pool[0].target = "cuda"  # as far as its place is concerned
+        send = Member.send
+
+        def sends(member: Member, unit: Unit, places: Places) -> None:
+            if member.device is pool[0]:
+                lose(pool[0])
+            send(member, unit, places)
+
+        monkeypatch.setattr(Member, "send", sends)
+        gate: Any = PoolHandle(None, scheduler.task(double[4], np.ones(4)), 0)  # type: ignore[arg-type]
+        late = scheduler.submit(source[1, 32], np.ones(4), after=gate)
+        with pytest.raises(errors.TaskLostError, match=r"device 0 is gone \(killed by a test\)"):
+            scheduler.submit(source[1, 32], np.ones(4)).result(60)
+        gate.settle(None)
+        with pytest.raises(errors.TaskLostError, match="no device is left that runs it"):
+            late.result(60)
+        x = np.ones(4)
+        scheduler.submit(double[4], x).result(60)
+        assert (x == 2).all()
+
+
+def test_what_fails_in_a_devices_thread_is_told_and_the_thread_goes_on(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Scheduler(devices=devices[:1]) as scheduler, monkeypatch.context() as patch:
+        patch.setattr(Member, "measured", lambda member, task, seconds: 1 / 0)
+        x = np.ones(4)
+        first, second = scheduler.submit_many([(double[4], x), (double[4], x)], name="mine")
+        for handle in (first, second):
+            with pytest.raises(ZeroDivisionError) as caught:
+                handle.result(60)
+        assert any("'mine'" in note for note in caught.value.__notes__)
+        patch.undo()
+        told: list[Any] = []
+        patch.setattr(threading, "excepthook", told.append)
+        handle = scheduler.submit(double[4], x)
+        handle.add_done_callback(lambda _: sys.exit(3))  # no `Exception`: it leaves the call that told
+        handle.result(60)
+        scheduler.submit(double[4], x).result(60)
+        assert [hook.exc_type for hook in told] == [SystemExit]
 
 
 @pytest.mark.parametrize("seed", range(4))

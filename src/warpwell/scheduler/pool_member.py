@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ STAGED = 0.5
 
 ANSWER = 60.0
 """Seconds that an agent has to make its scheduler."""
+
+Failed = Callable[[BaseException], None]
+"""What is told of an error that a call has raised."""
 
 
 class Member:
@@ -60,7 +64,7 @@ class Member:
         self._closed = False
         self._rates: dict[str, float] = {}
         self._codes: set[str] = set()
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Failed] | None] = queue.SimpleQueue()
         self.service = device.create(
             "scheduler", device.target, int(device.info.get("ordinal", 0)), stream=self.stream, tenants=tenants,
             **options,
@@ -122,17 +126,24 @@ class Member:
             new = seconds / task.blocks
             self._rates[task.name] = new if known is None else 0.7 * known + 0.3 * new
 
-    def do(self, call: Callable[[], None]) -> None:
-        """Have its thread make a call."""
-        self._calls.put(call)
+    def do(self, call: Callable[[], None], failed: Failed) -> None:
+        """Have its thread make a call; ``failed(error)`` is called with what it raises."""
+        self._calls.put((call, failed))
 
     def _work(self) -> None:
         while True:
-            call = self._calls.get()
-            if call is None:
+            item = self._calls.get()
+            if item is None:
                 return
-            call()
-            call = None
+            call, failed = item
+            try:
+                try:
+                    call()
+                except BaseException as error:  # one unit's: the thread has others to do
+                    failed(error)
+            except BaseException:  # nobody is left to be told
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            del item, call, failed
 
     # -- in the thread -----------------------------------------------------------------------------------------
 
@@ -153,7 +164,7 @@ class Member:
         results += [self.service.call("ended", h.number, stream=self.stream) for h in unit.handles[1:]]
         for handle, result in zip(unit.handles, results, strict=True):
             end = functools.partial(places.ended, unit, handle, unit.attempt, result)
-            result.when_done(_once(functools.partial(self.do, end)))
+            result.when_done(_once(functools.partial(self.do, end, functools.partial(places.failed, unit))))
 
     def _argument(self, unit: Unit, value: Any) -> Any:
         if not isinstance(value, np.ndarray):

@@ -175,7 +175,7 @@ class Places:
             for handle in unit.handles:
                 handle.device = member.device
                 handle.tries += 1
-        member.do(lambda: self._send(unit, member))
+        member.do(lambda: self._send(unit, member), lambda error: self.failed(unit, error))
 
     def predicted(self, task: Task, member: Member) -> float:
         """Return seconds that a task would take on a device alone: as given, as measured there, or elsewhere."""
@@ -226,6 +226,14 @@ class Places:
         if last and unit.next is not None:
             self.place(unit.next)
 
+    def failed(self, unit: Unit, error: BaseException) -> None:
+        """Take in what nobody foresaw, raised where something was done for a unit: who waits for it is told."""
+        error.add_note(f"while {unit.name!r} was sent to a device of a pool, or brought back")
+        rest = unit.rest()
+        if not any(h in self._open for h in rest):
+            raise error  # everybody was told of an end before
+        self._end(unit, rest, error)
+
     def _end(self, unit: Unit, handles: Sequence[PoolHandle], error: BaseException | None, *,
              cancelled: bool = False) -> None:  # fmt: skip
         with self._lock:
@@ -266,7 +274,7 @@ class Places:
         """The device of a unit is gone: another one does it, where all that it needs is here."""
         with self._lock:
             self._leave(unit)
-            again = unit.home is None and not unit.given_up and any(m.alive for m in self.members)
+            again = unit.home is None and not unit.given_up and bool(self._candidates(unit))
         if again:
             self.place(unit)
         elif unit.given_up:
@@ -274,7 +282,7 @@ class Places:
         else:
             for handle in unit.rest():
                 where = unit.home.device if unit.home is not None else handle.device
-                reason = "no device is left" if where is None else f"device {where.index} is gone ({where.lost})"
+                reason = "no device is left that runs it" if where is None else f"device {where.index} is gone ({where.lost})"
                 if unit.home is not None:
                     reason += ", and its arguments with it"
                 lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
