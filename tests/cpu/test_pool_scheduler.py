@@ -15,7 +15,9 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
+from warpwell.pool.stream import Stream
 from warpwell.scheduler import PoolHandle, PoolScheduler, Profile, Scheduler, State
 from warpwell.scheduler.pool_handle import Unit
 from warpwell.scheduler.pool_member import Member
@@ -208,6 +210,41 @@ def test_a_task_is_cancelled(devices: Devices) -> None:
                 handle.result(60)
         assert (x == 1).all()
         assert waiting.state is State.CANCELLED and waiting.cancel()
+
+
+def test_a_task_whose_arrays_are_on_their_way_is_cancelled(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes, go_on = threading.Event(), threading.Event()
+
+    def held(call: Any) -> Any:
+        def calls(self: Any, *args: Any, **options: Any) -> Any:
+            goes.set()
+            assert go_on.wait(60)
+            return call(self, *args, **options)
+
+        return calls
+
+    with Scheduler(devices=devices[:1]) as scheduler:
+        assert isinstance(scheduler, PoolScheduler)
+        there, x = devices[0].to_device(np.ones(4)), np.ones(4)
+        with monkeypatch.context() as patch:
+            patch.setattr(Device, "to_device", held(Device.to_device))
+            handle = scheduler.submit(double[4], x, name="none")
+            assert goes.wait(60) and handle.state is State.WAITING
+            assert handle.cancel() and handle.cancelled()
+            go_on.set()
+            scheduler.submit(double[4], np.ones(4)).result(60)  # behind it, in the device's thread
+        assert (x == 1).all() and "none" not in {event.name for event in scheduler.logs()[devices[0].index].events}
+        goes.clear()
+        go_on.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Stream, "wait", held(Stream.wait))  # in place of arrays that travel
+            first, second, third = scheduler.submit_many([(double[4], there)] * 3)
+            assert goes.wait(60) and second.cancel()
+            go_on.set()
+            first.result(60)
+        assert second.cancelled() and third.cancelled() and (there.copy_to_host() == 2).all()
+        member = scheduler._places.members[0]
+        assert not member.units and member.seconds == 0
 
 
 def test_tenants_and_load(devices: Devices) -> None:

@@ -69,7 +69,7 @@ class Unit:
     member : Member or None
         Where it is.
     sent : bool
-        Whether the device knows of it.
+        Whether the device knows of it: its arrays are there, and what was cancelled before is not in it.
     given_up : bool
         Whether it is not to be tried again.
     seconds : float

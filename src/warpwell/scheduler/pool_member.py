@@ -64,6 +64,7 @@ class Member:
         self._closed = False
         self._rates: dict[str, float] = {}
         self._codes: set[str] = set()
+        self._submits = threading.RLock()  # reentrant: a signal handler may ask while its thread does
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Failed] | None] = queue.SimpleQueue()
         self.service = device.create(
             "scheduler", device.target, int(device.info.get("ordinal", 0)), stream=self.stream, tenants=tenants,
@@ -145,24 +146,36 @@ class Member:
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             del item, call, failed
 
+    def ask(self, method: str, number: int) -> Any:
+        """Return what its scheduler says of a task that goes there, or has gone. Raises `DeviceLostError`."""
+        with self._submits:  # the question comes behind the task
+            result = self.service.call(method, number, stream=self.stream)
+        return result.get()
+
     # -- in the thread -----------------------------------------------------------------------------------------
 
     def send(self, unit: Unit, places: Places) -> None:
         """Give the device a unit. Raises `DeviceLostError`, and what is wrong with the arguments."""
         if any(hasattr(a, "warpwell_place") for h in unit.handles for a in h.task.arguments):
             self.stream.wait(self.device.default_stream)  # where buffers were written
-        tasks = []
+        tasks = {}
         for handle in unit.handles:
             task = handle.task
             kernel = task.launch.kernel
             code = Code.of(kernel)
             data = None if code.key in self._codes else code.data
             args = [self._argument(unit, value) for value in task.arguments]
-            tasks.append((handle.number, code.key, code.name, data, task.launch.subscript(), args, options_of(task)))
-        results = [self.service.call("submit", unit.name, tasks, stream=self.stream)]
-        self._codes |= {key for _, key, *_ in tasks}
-        results += [self.service.call("ended", h.number, stream=self.stream) for h in unit.handles[1:]]
-        for handle, result in zip(unit.handles, results, strict=True):
+            subscript = task.launch.subscript()
+            tasks[handle] = handle.number, code.key, code.name, data, subscript, args, options_of(task)
+        with self._submits:
+            handles = places.goes(unit)  # some may have been cancelled while arrays were on their way
+            if not handles:
+                return
+            sent = [tasks[h] for h in handles]
+            results = [self.service.call("submit", unit.name, sent, stream=self.stream)]
+        self._codes |= {key for _, key, *_ in sent}
+        results += [self.service.call("ended", h.number, stream=self.stream) for h in handles[1:]]
+        for handle, result in zip(handles, results, strict=True):
             end = functools.partial(places.ended, unit, handle, unit.attempt, result)
             result.when_done(_once(functools.partial(self.do, end, functools.partial(places.failed, unit))))
 

@@ -91,7 +91,7 @@ class Places:
             self._settle(rest[rest.index(handle) :], None, cancelled=True)
             return True
         try:
-            leaves, left = member.service.call("cancel", handle.number, stream=member.stream).get()
+            leaves, left = member.ask("cancel", handle.number)
         except errors.DeviceLostError:
             return True
         if left:
@@ -106,7 +106,7 @@ class Places:
         if member is None:
             return State.WAITING
         try:
-            state = member.service.call("state", handle.number, stream=member.stream).get()
+            state = member.ask("state", handle.number)
         except errors.DeviceLostError:
             return State.WAITING
         # what has ended there has ended when its results are here
@@ -191,13 +191,22 @@ class Places:
             if all(h not in self._open for h in unit.handles):
                 self._leave(unit)
                 return
-            unit.sent = True
         try:
             member.send(unit, self)
         except errors.DeviceLostError as error:
             self._lost(unit, error)
         except Exception as error:  # an argument cannot be sent: the handles' to tell
             self._end(unit, unit.rest(), error)
+
+    def goes(self, unit: Unit) -> list[PoolHandle]:
+        """Return what is left of a unit whose arrays are there; from now on its device is asked to cancel it."""
+        with self._lock:
+            left = [h for h in unit.handles if h in self._open]
+            if left:
+                unit.handles, unit.left, unit.sent = left, len(left), True
+            else:
+                self._leave(unit)
+            return left
 
     def ended(self, unit: Unit, handle: PoolHandle, attempt: int, result: Result) -> None:
         """Take in how a task has ended (its device's thread)."""
@@ -282,7 +291,10 @@ class Places:
         else:
             for handle in unit.rest():
                 where = unit.home.device if unit.home is not None else handle.device
-                reason = "no device is left that runs it" if where is None else f"device {where.index} is gone ({where.lost})"
+                if where is None:
+                    reason = "no device is left that runs it"
+                else:
+                    reason = f"device {where.index} is gone ({where.lost})"
                 if unit.home is not None:
                     reason += ", and its arguments with it"
                 lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
