@@ -1,5 +1,8 @@
 """Every policy: the conformance suite, and what is its own."""
 
+import gc
+import weakref
+
 import pytest
 
 from warpwell import errors
@@ -105,6 +108,26 @@ def test_source_makes_a_kernel_wait_as_long_as_the_one_that_stays_runs() -> None
     assert Planted(policy("warpwell")).starving(M, "compute", 0.3, beside=M).started is not None
     starving = {name for name in POLICIES if policy(name).starves}
     assert starving - {"oracle"} == {name for name in POLICIES if name.startswith("source")}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_has_ended_is_kept_by_nobody(name) -> None:
+    """Tasks have arrays with them."""
+    core = Core(ScriptedExecutor(CAPACITY), policy(name), keep=False)
+    tasks = weakref.WeakSet()
+    for number in range(24):
+        made = task((M, C)[number % 2], 1, "mc"[number % 2], arguments=(bytearray(9),), number=number)
+        tasks.add(made)
+        core.submit(Request("r", [made]))
+    del made
+    while core.busy:
+        core.executor.wait(core.step())
+        if len(core.jobs) % 6 == 0:
+            gc.collect()
+            assert {t.number for t in tasks} == {job.number for job in core.jobs}
+    core.step()
+    gc.collect()
+    assert not tasks
 
 
 # -- names and options --------------------------------------------------------------------------------------

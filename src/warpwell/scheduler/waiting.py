@@ -5,10 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
+from typing import Any
 
 from .task import Job
 
 Entry = tuple[float, int, Job]
+
+_GONE: Any = None
 
 
 class Waiting:
@@ -173,12 +176,14 @@ class _Line:
             insort(entries, entry, self.start)
 
     def remove(self, entry: Entry) -> None:
-        if self.entries[self.start][2] is not entry[2]:
-            i = bisect_left(self.entries, entry, self.start)
-            if i > self.start:
-                del self.entries[i]
+        entries, start = self.entries, self.start
+        if entries[start][2] is not entry[2]:
+            i = bisect_left(entries, entry, start)
+            if i > start:
+                del entries[i]
                 return
-        self.start += 1
-        if self.start >= 64 and 2 * self.start >= len(self.entries):
-            del self.entries[: self.start]
+        entries[start] = _GONE  # its task, with its arrays, must not stay for as long as the place does
+        self.start = start = start + 1
+        if start == len(entries) or (start >= 64 and 2 * start >= len(entries)):
+            del entries[:start]
             self.start = 0

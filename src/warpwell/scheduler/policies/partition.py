@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Policy, View
-from ..task import MEMORY, PREEMPTED, Job, Kind, Placement
+from ..task import MEMORY, PREEMPTED, Job, Kind, Placement, Request
 from .order import at_least_one
 from .sharing import age, at_most, quota, within
 
@@ -96,6 +97,13 @@ class BestPartition(Policy):
         # Who belongs on the side that is free, and then whoever is there.
         job = min(late or heads, key=lambda j: (_side(j) == _side(other), age(j)))
         return [Launch(job, self._beside(view, job, other), {"rule": "best partition", "beside": [other.number]})]
+
+    def ended(self, job: Job, now: float) -> None:
+        """Remember what it was, without what it was launched with."""
+        for kind, last in self._last.items():
+            if last is job:
+                task = replace(job.task, launch=None, arguments=())
+                self._last[kind] = replace(job, task=task, request=Request(task.name, [task]), error=None)
 
     def _beside(self, view: View, job: Job, other: Job) -> Placement:
         """Return the place that a running kernel leaves."""
