@@ -1,5 +1,6 @@
 """Core: places, memory, quotas, requests, failures and cancellation; the waiting list; tenants."""
 
+import math
 import random
 
 import pytest
@@ -379,6 +380,46 @@ def test_one_that_comes_late_does_not_catch_up() -> None:
     assert tenants["old"].clock == 100.0
     tenants.wants(tenants["new"])
     assert tenants["new"].clock == 100.0
+
+
+# -- what a task can be -------------------------------------------------------------------------------------
+
+HUGE = 10**5000
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("priority", ("high", None, 0.5, 2**63, -HUGE)),
+        ("deadline", ("soon", 0.0, -1, math.nan, math.inf, 1.1e9, HUGE)),
+        ("memory", ("much", None, -1, math.nan, 0.5, HUGE)),
+        ("blocks", (0, 2.0, HUGE)),
+        ("name", (3, None)),
+        ("tenant", ([], None)),
+        ("profile", ("x", {})),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused_where_it_is_made(name, values) -> None:
+    for value in values:
+        with pytest.raises(errors.ArgumentError, match=f"^{name} of.*give") as caught:
+            Task(**{"name": "t", "blocks": 1, name: value})
+        assert caught.value.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("kind", ("memory",)),
+        *((n, ("long", -1, math.nan, math.inf, HUGE)) for n in ("seconds", "instructions")),
+        *((n, ("x", None, -0.1, 1.1, math.nan, HUGE)) for n in ("miss_rate", "bandwidth", "compute", "need")),
+        *((n, ("x", None, -1, 0.5, math.nan, HUGE)) for n in ("registers", "shared", "threads", "resident")),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused_where_it_is_made(name, values) -> None:
+    for value in values:
+        with pytest.raises(errors.ArgumentError, match=f"^{name} of a profile.*give") as caught:
+            Profile(**{name: value})
+        assert caught.value.name == name
 
 
 # -- the waiting list ---------------------------------------------------------------------------------------

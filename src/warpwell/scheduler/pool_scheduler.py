@@ -27,7 +27,7 @@ from .pool_handle import Unit
 from .pool_member import Member
 from .pool_places import Places
 from .scheduler import Scheduler
-from .task import Profile, Task
+from .task import Profile, Task, require_profile
 from .tenants import Tenant
 
 services.register("scheduler", "warpwell.scheduler.pool_agent:AgentScheduler", provided=True)
@@ -125,10 +125,10 @@ class PoolScheduler(Scheduler):
         task = Task(
             title, -(-total // each), launch=launch, arguments=_kept(args),
             memory=_nbytes(args) if memory is None else memory, idempotent=idempotent, size=size or {},
-            profile=profile or Profile(source="unknown"), **options,
+            profile=Profile(source="unknown") if profile is None else profile, **options,
         )  # fmt: skip
         if profile is None and self._analyzer is not None:
-            task.profile = self._analyzer(task)
+            task.profile = require_profile(self._analyzer(task), title)
         return task
 
     def submit_tasks(

@@ -18,7 +18,7 @@ from .events import Log
 from .executor import Executor
 from .handle import Handle
 from .policy import Policy, Rates
-from .task import Profile, Request, Task
+from .task import Profile, Request, Task, require_profile
 from .tenants import Tenant
 from .watchdog import Watchdog
 
@@ -243,10 +243,10 @@ class Scheduler:
         )  # fmt: skip
         if profile is None and self._analyzer is not None:
             profile = self._analyzer(task)
-        capacity = self._capacity
-        task.profile = profile or Profile(
-            threads=blocks.threads, resident=min(capacity.processors * capacity.blocks, blocks.blocks)
-        )
+        if profile is None:
+            most = self._capacity.processors * self._capacity.blocks
+            profile = Profile(threads=blocks.threads, resident=min(most, blocks.blocks))
+        task.profile = require_profile(profile, title)
         return task
 
     def inspect(self, function: Callable[[Core], T]) -> T:
