@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import Any
 
@@ -10,7 +11,19 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell.scheduler import Ended, Executor, Job, Placement, Profile, Request, Task, cuda_order
+from warpwell import errors
+from warpwell.scheduler import (
+    Ended,
+    Executor,
+    Job,
+    Placement,
+    Profile,
+    Request,
+    Scheduler,
+    Stopped,
+    Task,
+    cuda_order,
+)
 from warpwell.scheduler.watchdog import Watchdog
 from warpwell.testing.executors import ExecutorConformance
 from warpwell.testing.fake_gpu import FakeGpu, fake_executor
@@ -98,3 +111,77 @@ def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_be
     assert all(event.error is None for event in ended)
     assert len(waited) >= 1 and all(least > 0 for _, least in waited)
     executor.close()
+
+
+class Losing(FakeGpu):
+    """Faults when it is told to."""
+
+    fault = False
+
+    def done(self, event: threading.Event) -> bool:
+        if self.fault:
+            raise errors.DeviceNotFoundError("the GPU refused a call (700): a kernel may have failed")
+        return super().done(event)
+
+
+def held(executor: Any) -> tuple[Job, Any]:
+    """Launch a task whose blocks end when a number is set; return it when one has begun."""
+    x = np.zeros(2, np.int64)
+    launch = endless[4096]
+    task = Task("endless", launch.cut((x,), "cpu").blocks, launch=launch, arguments=(x,))
+    job = Job(task, Request("endless", [task]), 0.0)
+    executor.launch(job, Placement(workers=1))
+    until = time.monotonic() + 60
+    while not executor.claimed(job):
+        assert time.monotonic() < until
+        executor.wait(executor.now() + 1e-3)
+        assert executor.poll() == []
+    return job, x
+
+
+def until_there_is_word(executor: Any, count: int) -> None:
+    """Wait until `poll` would tell of so many events."""
+    until = time.monotonic() + 60
+    while len(executor._events) < count:
+        assert time.monotonic() < until
+        executor.wait(executor.now() + 1e-3)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["poll", "wait"])
+def test_what_runs_is_lost_with_its_gpu_and_what_stopped_before_is_in_the_queue(waits: bool) -> None:
+    executor = fake_executor_over(gpu := Losing())
+    stopped, x = held(executor)
+    executor.preempt(stopped)
+    x[0] = 1
+    until_there_is_word(executor, 1)
+    assert [type(event) for event in executor.poll()] == [Stopped]
+    running, y = held(executor)
+    gpu.fault = True
+    if waits:
+        executor.wait(executor.now() + 60)
+    events = executor.poll()
+    assert [(event.job, type(event.error)) for event in events] == [(running, errors.TaskLostError)]
+    for call in (executor.poll, lambda: executor.wait(0.0), lambda: executor.launch(stopped, Placement())):
+        with pytest.raises(errors.TaskLostError, match="the GPU is lost"):
+            call()
+    y[0] = 1
+    gpu.close()
+
+
+def test_the_log_says_what_was_lost() -> None:
+    gpu, x = Losing(), np.zeros(2, np.int64)
+    scheduler = Scheduler("cpu", executor=lambda: fake_executor_over(gpu), limit=1)
+    running = scheduler.submit(endless[4096], x, name="running")
+    until = time.monotonic() + 60
+    while not scheduler.inspect(lambda core: running.job is not None and core.executor.claimed(running.job)):
+        assert time.monotonic() < until
+    gpu.fault = True
+    with pytest.raises(errors.TaskLostError, match="was lost"):
+        running.result(60)
+    while scheduler.failure is None:  # it ends without being asked anything
+        assert time.monotonic() < until
+        time.sleep(1e-3)
+    assert "running" in {event.name for event in scheduler.log.events if event.kind == "lost"}
+    scheduler.close()
+    x[0] = 1
+    gpu.close()

@@ -32,7 +32,7 @@ from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
 from ..targets.gpu import Gpu
 from .cuda_ahead import Ahead, Pace
 from .cuda_order import Order
-from .cuda_run import EVERY, CudaRun, Phase
+from .cuda_run import EVERY, CudaRun, Phase, lost_with
 from .executor import Capacity, Ended, Executor, Stopped
 from .task import Job, Placement
 from .threads import Threads
@@ -201,9 +201,10 @@ class CudaExecutor(Executor):
             self._helpers.run(lambda: self._end(run, report=False))
 
     def poll(self) -> list[Ended | Stopped]:
-        """See `Executor`."""
-        self._enter()
-        self._advance()
+        """See `Executor`. What there was to say when the GPU was lost is said first."""
+        if self._lost is None or not self._events:
+            self._enter()
+            self._advance()
         events, self._events = self._events, []
         for event in events:
             if isinstance(event, Ended):
@@ -214,6 +215,7 @@ class CudaExecutor(Executor):
         """Go on with every run as far as it is, and note what there is to say."""
         with self._lock:
             prepared, self._prepared = self._prepared, []
+        fault: BaseException | None = None
         try:
             for run, error in prepared:
                 self._ready(run, error)
@@ -221,14 +223,16 @@ class CudaExecutor(Executor):
                 if run.runs:
                     self._look(run)
         except errors.DeviceNotFoundError as error:
-            self._lose(error)
+            fault = error
         with self._lock:
             finished, self._finished = self._finished, []
         for run, failure in finished:
-            if self._runs.get(run.job) is run:
+            if self._runs.get(run.job) is run and (fault is None or failure is None):
                 self._give_record(run)
                 run.done = run.blocks.blocks if run.blocks and failure is None else run.done
                 self._events.append(Ended(run.job, self._pace.freed(self.now()), failure))
+        if fault is not None:
+            self._lose(fault)
 
     def now(self) -> float:
         """See `Executor`."""
@@ -489,11 +493,6 @@ class CudaExecutor(Executor):
     def _lose(self, error: BaseException) -> None:
         """Give everything up: after a fault nothing runs in this process any more."""
         self._lost = error
-        for run in self._runs.values():
-            lost = errors.TaskLostError(
-                f"task {run.job.task.name!r} was lost when a kernel on the GPU failed ({error}): submit it again to a "
-                f"new process",
-                task=run.job.task.name,
-            )
-            self._events.append(Ended(run.job, self.now(), lost))
-        self._runs.clear()
+        self._events = lost_with(error, self._runs.values(), self._events, self.now())
+        told = {event.job for event in self._events}
+        self._runs = {job: run for job, run in self._runs.items() if job in told}

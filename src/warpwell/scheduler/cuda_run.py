@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .. import errors
 from ..targets.blocks import BlockLaunch
+from .executor import Ended, Stopped
 from .task import Job, Placement
 
 WHOLE = 100e-6
@@ -98,3 +101,27 @@ class CudaRun:
         assert self.blocks is not None
         resident = min(self.resources.get("resident", 1), self.blocks.blocks)
         return (self.job.task.profile.seconds or 0.0) * resident / self.blocks.blocks
+
+
+def lost_with(
+    error: BaseException, runs: Iterable[CudaRun], events: Sequence[Ended | Stopped], time: float
+) -> list[Ended | Stopped]:
+    """End what ran when a GPU was lost; return what the scheduler is to be told in place of `events`.
+
+    What has ended has ended. Who was told that a task stopped has it in a queue, and will find out; where nobody was
+    told yet, it is lost instead.
+    """
+    told: list[Ended | Stopped] = [event for event in events if isinstance(event, Ended)]
+    ended = {event.job for event in told}
+    stopped = {event.job for event in events} - ended
+    for run in runs:
+        if run.job in ended or (run.phase is Phase.STOPPED and run.job not in stopped):
+            continue
+        run.phase = Phase.ENDING
+        name = run.job.task.name
+        lost = errors.TaskLostError(
+            f"task {name!r} was lost when a kernel on the GPU failed ({error}): submit it again to a new process",
+            task=name,
+        )
+        told.append(Ended(run.job, time, lost))
+    return told

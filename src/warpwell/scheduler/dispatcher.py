@@ -252,6 +252,7 @@ class Dispatcher:
     def _settle(self) -> None:
         """Tell those who wait what has ended."""
         for event in self._feed.take():
+            self._again |= event.kind == "lost"  # asked once more, an executor whose device is gone says so
             handle = self._handles.pop(event.task, None)
             if handle is None or handle.job is None:
                 continue
