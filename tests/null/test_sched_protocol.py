@@ -1,9 +1,11 @@
 """The service's protocol: framing, references, what a service holds, and a service whose owner is a script."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -29,8 +31,9 @@ from warpwell.scheduler.client import Client, connect
 from warpwell.scheduler.events import Event
 from warpwell.scheduler.learner import Learner
 from warpwell.scheduler.ledger import MAX_DEATHS, Held, Ledger, Piece
+from warpwell.scheduler.owner_process import TRIES
 from warpwell.scheduler.protocol import MAGIC, Connection, Peer
-from warpwell.scheduler.service import Service
+from warpwell.scheduler.service import MAX_CLIENTS, Service
 from warpwell.scheduler.task import Kind, Profile, Task
 
 Pair = tuple[Connection, Connection]
@@ -939,3 +942,40 @@ def test_callbacks_and_forks(make: Made, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(references, "in_owner", True)
     with pytest.raises(errors.ServiceError, match="if __name__ == '__main__'"):
         connect(service.path)
+
+
+def test_after_a_crowd_others_get_in(make: Made) -> None:
+    service = make()
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * MAX_CLIENTS + 10):
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)).connect(os.fspath(service.path))
+        with pytest.raises(errors.ServiceError):
+            connect(service.path)
+    until(lambda: sum(t.is_alive() for t in service._threads) == 1)  # the one that lets in
+    with connect(service.path) as client:
+        assert client.submit(double[4], np.zeros(4)).result(20) is None
+
+
+def test_an_owner_that_cannot_be_started_is_a_try_that_failed(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make()
+    popen, left = subprocess.Popen, [1]
+
+    def start(*args: Any, **options: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return popen(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with connect(service.path) as client:
+        handle = client.submit(waits[4], np.zeros(4))
+        until(lambda: handle.state.value == "running")
+        os.kill(pid_of(client), signal.SIGKILL)
+        until(lambda: not left[0] and handle.state.value == "running")  # in the next one
+        assert handle.cancel()
+        left[0] = 1000
+        handle = client.submit(waits[4], np.zeros(4))
+        os.kill(pid_of(client), signal.SIGKILL)
+        with pytest.raises(errors.ServiceError, match="any more: it could not be started: Too many open files"):
+            handle.result(20)
+    assert left[0] == 1000 - TRIES

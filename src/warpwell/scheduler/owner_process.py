@@ -147,14 +147,10 @@ class OwnerProcess:
 
     def _one(self) -> tuple[str, bool]:
         """Run one owner to its end; return what ended it, and whether it had been ready."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            theirs.set_inheritable(True)
-            self.process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                stdout=2,  # what kernels' files print is no output of the service
-                start_new_session=True,  # Ctrl-C in a terminal is for the service, which ends the owner in order
-            )  # fmt: skip
+        try:
+            ours = self._spawn()
+        except OSError as error:  # no descriptors, no memory: a try that failed
+            return f"it could not be started: {error.strerror or error}", False
         self.starts += 1
         connection = Connection(ours, "the owner", max_body=self._max_body, patience=self._silence)
         was_ready = False
@@ -177,6 +173,22 @@ class OwnerProcess:
             told = self._reap()
             connection.close()
         return reason if self._refused else told or reason, was_ready
+
+    def _spawn(self) -> socket.socket:
+        """Start the process; return our end of its socket."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                theirs.set_inheritable(True)
+                self.process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                    stdout=2,  # what kernels' files print is no output of the service
+                    start_new_session=True,  # Ctrl-C in a terminal is for the service, which ends the owner in order
+                )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        return ours
 
     def _hello(self, connection: Connection) -> Message:
         until = time.monotonic() + START

@@ -178,13 +178,14 @@ class Service:
                 time.sleep(0.05)  # closed; or out of descriptors, of which others will give some back
                 continue
             number += 1
+            self._threads = [t for t in self._threads if t.is_alive()]
             if len(self._threads) > 2 * MAX_CLIENTS:
                 sock.close()  # more than enough that have said nothing yet
                 continue
             thread = threading.Thread(target=self._serve, args=(sock, number), name=f"warpwell-client-{number}",
                                       daemon=True)  # fmt: skip
-            self._threads = [t for t in self._threads if t.is_alive()] + [thread]
             thread.start()
+            self._threads.append(thread)  # started before, or it would be taken for one that has ended
 
     def _serve(self, sock: socket.socket, number: int) -> None:
         peer = protocol.credentials(sock)
