@@ -190,6 +190,31 @@ def test_too_much_is_not_sent() -> None:
         assert message is not None and message.kind == "y"
 
 
+class Interrupted:
+    """A socket in whose sending Ctrl-C comes, once the beginning of a message is out."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.sendall(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def test_after_half_a_message_nothing_more_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair() as (a, b):
+        monkeypatch.setattr(a, "_socket", Interrupted(a._socket))
+        with pytest.raises(KeyboardInterrupt):
+            a.send({"type": "x"}, [np.zeros(100)])
+        with pytest.raises(errors.ServiceError, match="has gone"):
+            a.send({"type": "y"})
+        with pytest.raises(errors.ServiceError, match="closed the connection in the middle"):
+            b.receive()
+
+
 # references and launches
 
 
@@ -979,3 +1004,22 @@ def test_an_owner_that_cannot_be_started_is_a_try_that_failed(make: Made, monkey
         with pytest.raises(errors.ServiceError, match="any more: it could not be started: Too many open files"):
             handle.result(20)
     assert left[0] == 1000 - TRIES
+
+
+def test_interrupted_submissions_leave_nothing_that_runs(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make()
+    with connect(service.path) as client:
+
+        def interrupted(reply: Any) -> None:
+            reply.result()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "_answer", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.submit_many([(waits[4], np.zeros(4)), (double[4], np.zeros(4))])
+        assert not client._handles
+        until(lambda: client.status()["requests"] == 0)
+        until(lambda: not client._calls)
+        x = np.arange(4)
+        assert client.submit(double[4], x).result(20) is None and x.tolist() == [0, 2, 4, 6]

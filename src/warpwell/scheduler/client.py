@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import socket
@@ -153,30 +154,25 @@ class Client:
         packer = wire.Packer(self)
         tasks = [packer.launch(launch, args) for launch, *args in launches]
         numbers = self._after(after)
-        with self._submitting:  # numbers ascend on the wire, too
-            handles = []
-            for task in tasks:
-                self._numbers += 1
-                task["id"] = self._numbers
-                handles.append(RemoteHandle(self, self._numbers, task["kernel"]["name"], packer.targets))
-            with self._lock:
-                call, reply = self._new_call()
-                self._handles.update({h.number: h for h in handles})
-            header = {"type": "submit", "call": call, "tasks": tasks, "name": name or "", "priority": priority,
-                      "deadline": deadline, "after": numbers, "memory": memory, "idempotent": idempotent,
-                      "size": size or {}, "profile": wire.profile_fields(profile),
-                      "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
-            try:
-                self._connection.send(header, packer.arrays)
-            except BaseException:
-                with self._lock:
-                    self._calls.pop(call, None)
-                self._forget(handles)
-                raise
+        header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": priority,
+                  "deadline": deadline, "after": numbers, "memory": memory, "idempotent": idempotent,
+                  "size": size or {}, "profile": wire.profile_fields(profile),
+                  "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
+        handles: list[RemoteHandle] = []
         try:
+            with self._submitting:  # numbers ascend on the wire, too
+                for task in tasks:
+                    self._numbers += 1
+                    task["id"] = self._numbers
+                    handles.append(RemoteHandle(self, self._numbers, task["kernel"]["name"], packer.targets))
+                with self._lock:
+                    self._handles.update({h.number: h for h in handles})
+                reply = self._ask(header, packer.arrays)
             self._answer(reply)
-        except errors.WarpwellError:
+        except BaseException as error:
             self._forget(handles)
+            if not isinstance(error, errors.WarpwellError):
+                self._withdraw(handles)  # Ctrl-C: the service may have them, and nobody will have their handles
             raise
         return handles
 
@@ -238,9 +234,7 @@ class Client:
     def cancel(self, handle: RemoteHandle) -> bool:
         """Cancel a task (`RemoteHandle.cancel`)."""
         if threading.current_thread() is self._reader:
-            with self._lock:
-                call, _ = self._new_call()
-            self._connection.send({"type": "cancel", "call": call, "task": handle.number})
+            self._ask({"type": "cancel", "task": handle.number})
             return True
         return bool(self._call({"type": "cancel", "task": handle.number}).get("cancelled", bool))
 
@@ -259,6 +253,12 @@ class Client:
             for handle in handles:
                 self._handles.pop(handle.number, None)
 
+    def _withdraw(self, handles: Sequence[RemoteHandle]) -> None:
+        """Cancel tasks without waiting for what becomes of them."""
+        with contextlib.suppress(errors.WarpwellError):  # where the service has gone, they have too
+            for handle in handles:
+                self._ask({"type": "cancel", "task": handle.number})
+
     def _after(self, after: Future[Any] | Sequence[Future[Any]]) -> list[int]:
         futures = [after] if isinstance(after, Future) else list(after)
         for future in futures:
@@ -274,20 +274,26 @@ class Client:
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
-    def _new_call(self) -> tuple[int, Future[protocol.Message]]:
-        if self._dead is not None:
-            raise errors.ServiceError(str(self._dead))
+    def _ask(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> Future[protocol.Message]:
+        """Send a call; return what its answer will come into."""
         reply: Future[protocol.Message] = Future()
-        self._call_numbers += 1
-        self._calls[self._call_numbers] = reply
-        return self._call_numbers, reply
+        with self._lock:
+            if self._dead is not None:
+                raise errors.ServiceError(str(self._dead))
+            self._call_numbers += 1
+            call = self._call_numbers
+            self._calls[call] = reply
+        try:
+            self._connection.send({**header, "call": call}, arrays)
+        except BaseException:
+            with self._lock:
+                self._calls.pop(call, None)  # no answer will come
+            raise
+        return reply
 
     def _call(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> protocol.Message:
         self._check()
-        with self._lock:
-            call, reply = self._new_call()
-        self._connection.send({**header, "call": call}, arrays)
-        return self._answer(reply)
+        return self._answer(self._ask(header, arrays))
 
     def _answer(self, reply: Future[protocol.Message]) -> protocol.Message:
         """Wait for an answer. The reader ends every wait when the service says nothing."""

@@ -135,9 +135,11 @@ class Connection:
                 for array in sent:
                     if array.nbytes:
                         self._socket.sendall(array.reshape(-1).view(np.uint8).data)
-            except OSError as error:
+            except BaseException as error:  # Ctrl-C is among them
                 self._broken = True  # half a message is out: nothing that follows could be read
                 self._shut()
+                if not isinstance(error, OSError):
+                    raise
                 raise errors.ServiceError(f"{self.peer} {_reason(error, self.patience)}: connect again") from error
 
     def receive(self) -> Message | None:
