@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from warpwell.cli import sched_serve
 from warpwell.cli.main import main
+from warpwell.scheduler import service
 from warpwell.scheduler.client import connect
 from warpwell.scheduler.events import Event, Log
 
@@ -239,6 +242,40 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
     while os.path.exists(f"/proc/{said['owner_pid']}") and time.monotonic() < until:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{said['owner_pid']}")
+
+
+def test_metrics_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start they end the service; later it goes on without."""
+    waits: list[float] = []
+
+    class Ended:
+        set = None
+
+        def wait(self, seconds: float) -> bool:
+            waits.append(seconds)
+            if len(waits) == 1:
+                shutil.rmtree(tmp_path / "there")
+            return len(waits) == 3
+
+    class Fake:
+        path = tmp_path / "s"
+        failure, about = "", {}
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.broker = self
+
+        start = __enter__ = __exit__ = lambda self, *_: None
+        status, render = (lambda self: {"owner_pid": 1}), (lambda self: "text\n")
+
+    monkeypatch.setattr(service, "Service", Fake)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sched_serve.threading, "Event", Ended)
+    path = tmp_path / "there" / "m.prom"
+    code, out, err = called(capsys, "serve", "--metrics", str(path))
+    assert code == 2 and "No such file" in err and "Serving" not in out and not waits
+    path.parent.mkdir()
+    code, out, err = called(capsys, "serve", "--metrics", str(path))
+    assert code == 0 and "Serving" in out and len(waits) == 3 and err.count("no metrics are written") == 1
 
 
 def _module(path: Path) -> Any:

@@ -7,15 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 from warpwell import errors
-from warpwell.scheduler import references
+from warpwell.scheduler import protocol, references, wire
 from warpwell.scheduler.client import Client, connect
+from warpwell.scheduler.owner import Owner
+from warpwell.scheduler.scheduler import Scheduler
 from warpwell.scheduler.service import Service
 
 BOUND = 60.0
@@ -201,6 +205,71 @@ def test_a_task_that_cannot_be_fails_alone(
     huge = client.submit(kernels.double[10], x, memory=1 << 60)
     with pytest.raises(errors.TaskMemoryError, match="make it smaller"):
         huge.result(BOUND)
+
+
+def test_what_a_client_only_reads_no_kernel_writes_to(client: Client, kernels: Any) -> None:
+    x = np.arange(10)
+    x.flags.writeable = False
+    with Scheduler("cpu") as local, pytest.raises(TypingError, match="Cannot modify readonly array"):
+        local.submit(kernels.double[10], x).result(BOUND)
+    with pytest.raises(errors.SchedulerError, match="Cannot modify readonly array"):
+        client.submit(kernels.double[10], x).result(BOUND)
+    y = np.zeros(10, np.int64)
+    assert client.submit(kernels.mix[10], x, y, 1).result(BOUND) is None
+    assert np.array_equal(y, kernels.mixed(x, np.zeros(10, np.int64), 1))
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    """An owner in this process, of which the test is the threads."""
+    settings = protocol.Message({"type": "settings", "spool": str(tmp_path), "device": "cpu", "policy": "warpwell",
+                                 "limit": None, "tenants": None})  # fmt: skip
+    made = Owner(Told(), settings)  # type: ignore[arg-type]
+    yield made
+    made._scheduler.close(cancel=True)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def send(self, header: dict[str, Any], arrays: Any = ()) -> None:
+        self.messages.append(header)
+
+
+def request(number: int, kernel: dict[str, str], after: list[int]) -> protocol.Message:
+    task = {"id": number, "kernel": kernel, "shape": [4], "arguments": [["array", 0]]}
+    options = wire.options(protocol.Message({"type": "submit", "after": after}))
+    return protocol.Message({**options, "type": "submit", "tenant": "t", "tasks": [task]}, [np.zeros(4, np.int64)])
+
+
+def test_what_comes_after_a_task_that_fails_meanwhile_does_not_run(owner: Owner, kernels: Any) -> None:
+    named = references.reference(kernels.double)
+    failed: Any = Future()
+    failed.job = None
+    owner._tasks[1] = (failed, owner)  # type: ignore[assignment]
+
+    class Late(dict[int, None]):
+        def __contains__(self, number: object) -> bool:
+            found = super().__contains__(number)
+            if not failed.done():  # the reporter is faster than the thread that looks
+                failed.set_exception(ValueError())
+                owner._end(1)
+            return found
+
+    owner._badly = Late()
+    owner._submit(request(2, named, [1]))
+    with pytest.raises(CancelledError):
+        owner._tasks[2][0].result(BOUND)
+
+
+def test_what_comes_after_a_task_that_cannot_be_does_not_run(owner: Owner, kernels: Any) -> None:
+    named = references.reference(kernels.double)
+    owner._submit(request(1, {**named, "name": "none"}, []))
+    owner._submit(request(2, named, [1]))  # sent before the service knew
+    owner._submit(request(3, named, [2]))
+    told = {m["task"]: m for m in owner._connection.messages if m["type"] == "ended"}  # type: ignore[attr-defined]
+    assert "is no kernel" in told[1]["error"]["message"] and told[2]["cancelled"] and told[3]["cancelled"]
 
 
 def test_a_client_that_is_killed_in_mid_task(service: Service, client: Client, script: Path) -> None:

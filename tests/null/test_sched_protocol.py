@@ -308,6 +308,27 @@ def test_files_of_kernels(tmp_path: Path) -> None:
         kernels.load({"module": "warpwell.scheduler.wire", "name": "k", "sha256": "0" * 64})
 
 
+def test_modules_are_hashed_when_they_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_of_kernels"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    text = "import warpwell as ww\n@ww.kernel\ndef k(x):\n    x[0] = 1\n"
+    (package / "other.py").write_text(text)
+    (package / "first.py").write_text("from . import other\n" + text)
+    monkeypatch.syspath_prepend(tmp_path)
+    kernels = references.Kernels(tmp_path)
+    named = {"module": "package_of_kernels.other", "name": "k"}
+    try:
+        kernels.load({"module": "package_of_kernels.first", "name": "k", "sha256": ""})
+        (package / "other.py").write_text(text + "# changed\n")
+        with pytest.raises(errors.SchedulerError, match="another one for the service"):
+            kernels.load({**named, "sha256": hashlib.sha256((package / "other.py").read_bytes()).hexdigest()})
+        assert kernels.load({**named, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    finally:
+        for name in [m for m in sys.modules if m.startswith("package_of_kernels")]:
+            del sys.modules[name]
+
+
 def test_arguments_that_do_not_travel() -> None:
     a = np.zeros(8)
     read_only = np.arange(8.0)

@@ -75,12 +75,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         service.start()
     with service:
         broker = service.broker
+        _write(arguments.metrics, broker)  # a path that cannot be ends the service here, and later not any more
         output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
                                   "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
         sys.stdout.flush()  # whoever started it may wait for this line
-        while not ended.wait(_EVERY) and not broker.failure:
-            _write(arguments.metrics, broker)
-        _write(arguments.metrics, broker)
+        going, failing = True, False
+        while going:
+            going = not ended.wait(_EVERY) and not broker.failure
+            failing = _write_again(arguments.metrics, broker, output, failing)
         if broker.failure:
             raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
     return 0
@@ -91,6 +93,17 @@ def _write(path: str | None, broker: Any) -> None:
         from ..scheduler.prometheus import write_text
 
         write_text(path, broker.render())
+
+
+def _write_again(path: str | None, broker: Any, output: Output, failing: bool) -> bool:
+    """Write metrics; return whether that failed, which is told once: a full disk is no reason to stop the tasks."""
+    try:
+        _write(path, broker)
+    except OSError as error:
+        if not failing and not output.as_json:
+            output.notes.print(f"no metrics are written to {path}: {error.strerror or error}")
+        return True
+    return False
 
 
 def _status(arguments: argparse.Namespace) -> int:

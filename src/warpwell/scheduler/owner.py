@@ -67,6 +67,8 @@ class _Request:
         self.seen = arrays
         # of what came nothing may change: it is what results are compared with
         self.arrays = [a if k in readonly else a.copy() for k, a in enumerate(arrays)]
+        for place in readonly & set(range(len(arrays))):
+            arrays[place].flags.writeable = False  # as for the client: nothing that a kernel writes may stay there
         self.places = {
             task["id"]: sorted({value for kind, value in task["arguments"] if kind == "array"} - readonly)
             for task in tasks
@@ -194,11 +196,14 @@ class Owner:
                 for launch, values in (task["made"] for task in tasks)
             ]
             wanted = message.get("after", list)
+            # in this order: what ends meanwhile is noted as bad before it is no task any more
+            found = [self._tasks.get(n) for n in wanted]
             if any(n in self._badly for n in wanted):
                 for task in tasks:
+                    self._note_badly(task["id"])
                     self._send({"type": "ended", "task": task["id"], "cancelled": True})
                 return
-            after = [self._tasks[n][0] for n in wanted if n in self._tasks]
+            after = [pair[0] for pair in found if pair is not None]
             with self._lock:  # the reporter must not look for a task that is not noted yet
                 handles = self._scheduler.submit_tasks(ready, name=message.get("name", str) or None, after=after)
                 for handle, task in zip(handles, tasks, strict=True):
@@ -212,7 +217,14 @@ class Owner:
                 self._fault(self._stuck, str(failure))
             fields = wire.error_fields(error)
             for task in tasks:
+                self._note_badly(task["id"])  # what comes after it may be on its way
                 self._send({"type": "ended", "task": task["id"], "error": fields})
+
+    def _note_badly(self, number: int) -> None:
+        with self._lock:
+            self._badly[number] = None
+            if len(self._badly) > _REMEMBERED:
+                del self._badly[next(iter(self._badly))]
 
     def _done(self, number: int, _: Any) -> None:
         self._events.put(number)
@@ -276,9 +288,7 @@ class Owner:
         if handle.job is not None:
             self._numbers.pop(handle.job.number, None)
         if handle.cancelled() or handle.exception() is not None:
-            self._badly[number] = None  # before it is no task any more: what comes after it must not run
-            if len(self._badly) > _REMEMBERED:
-                del self._badly[next(iter(self._badly))]
+            self._note_badly(number)  # before it is no task any more: what comes after it must not run
         del self._tasks[number]
         if handle.cancelled():
             self._send({"type": "ended", "task": number, "cancelled": True})

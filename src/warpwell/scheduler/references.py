@@ -138,10 +138,13 @@ class Kernels:
 
     def _module(self, named: dict[str, str]) -> ModuleType:
         name = named["module"]
-        module: ModuleType = _run(named, lambda: importlib.import_module(name))
-        if name not in self._hashes:
-            path = _source(module)
-            self._hashes[name] = _hash(path) if path else ""
+        package, before = name.partition(".")[0], set(sys.modules)
+        try:
+            module: ModuleType = _run(named, lambda: importlib.import_module(name))
+        finally:
+            # with all that it imported of its package: their files may have changed when they are named themselves
+            self._note({m for m in sys.modules.keys() - before if m.partition(".")[0] == package})
+        self._note([name])
         if named["sha256"] not in ("", self._hashes[name]):
             raise errors.SchedulerError(
                 f"{told(named)} is another one for the service's owner than for you: its file has changed, or it is "
@@ -149,6 +152,12 @@ class Kernels:
                 task=named["name"],
             )
         return module
+
+    def _note(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._hashes and name in sys.modules:
+                path = _source(sys.modules[name])
+                self._hashes[name] = _hash(path) if path else ""
 
     def _file(self, named: dict[str, str]) -> ModuleType:
         key = (named["path"], named["sha256"])
