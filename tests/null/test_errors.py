@@ -41,6 +41,7 @@ BUILTIN = {
     "TaskLostError": RuntimeError,
     "TaskMemoryError": MemoryError,
     "ServiceError": ConnectionError,
+    "MessageSizeError": ValueError,
     "PoolError": RuntimeError,
     "DeviceLostError": ConnectionError,
     "RemoteError": RuntimeError,
@@ -79,6 +80,7 @@ EXAMPLES = [
     errors.AgentError("m", agent="1 on node a"),
     errors.TaskMemoryError("m", task="t"),
     errors.ServiceError("m", task="t"),
+    errors.MessageSizeError("m", task="t"),
 ]
 
 

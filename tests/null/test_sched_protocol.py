@@ -181,9 +181,9 @@ def test_a_peer_that_takes_nothing_is_given_up() -> None:
 
 def test_too_much_is_not_sent() -> None:
     with pair(max_body=1000) as (a, b):
-        with pytest.raises(errors.ServiceError, match="--max-message"):
+        with pytest.raises(errors.MessageSizeError, match="--max-message"):
             a.send({"type": "x"}, [np.zeros(1000)])
-        with pytest.raises(errors.ServiceError, match="too large"):
+        with pytest.raises(errors.MessageSizeError, match="too large"):
             a.send({"type": "x", "text": "x" * (1 << 21)})
         a.send({"type": "y"})  # nothing of the others is on its way
         message = b.receive()
@@ -268,6 +268,7 @@ def test_kernels_are_found_by_name_or_refused() -> None:
     {"module": "..evil", "name": "a", "sha256": ""}, {"module": "a", "name": "a.b", "sha256": ""},
     {"path": "relative.py", "name": "a", "sha256": "0" * 64}, {"path": "/a.py", "name": "a", "sha256": ""},
     {"path": "/a\0.py", "name": "a", "sha256": "0" * 64}, {"path": "/a.py", "name": "a", "sha256": "0" * 63},
+    {"path": "/" + 4096 * "a", "name": "a", "sha256": "0" * 64}, {"module": "a", "name": 201 * "a", "sha256": ""},
     {"name": "a", "sha256": ""}, {"module": 3, "name": "a", "sha256": ""}, {"module": "a", "sha256": ""},
 ])  # fmt: skip
 def test_references_that_are_none(named: dict[str, Any]) -> None:
@@ -544,7 +545,8 @@ def test_a_client_that_has_gone_leaves_nothing() -> None:
 OWNER = """
 import os, socket, sys, time
 from warpwell.scheduler import protocol
-c = protocol.Connection(socket.socket(fileno=int(sys.argv[-1])), "the service", patience=0.3)
+c = protocol.Connection(socket.socket(fileno=int(sys.argv[-1])), "the service", max_header=protocol.OWNER_HEADER,
+                        patience=0.3)
 settings = c.expect("settings")
 if settings.header["policy"] == "bad":
     c.send({"type": "refused", "message": "there is no policy 'bad': choose another"}); sys.exit()
@@ -1044,3 +1046,43 @@ def test_interrupted_submissions_leave_nothing_that_runs(make: Made, monkeypatch
         until(lambda: not client._calls)
         x = np.arange(4)
         assert client.submit(double[4], x).result(20) is None and x.tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("option", [
+    {"deadline": 10**400}, {"deadline": 0}, {"deadline": -1.0}, {"deadline": float("inf")}, {"deadline": float("nan")},
+    {"name": 201 * "a"}, {"size": {201 * "a": 1}}, {"size": {"a": "b"}}, {"priority": 1 << 63},
+])  # fmt: skip
+def test_options_that_are_none(option: dict[str, Any]) -> None:
+    good = {"type": "submit", "deadline": 1e9, "size": {200 * "a": 1}}
+    assert wire.options(protocol.Message(good))["deadline"] == 1e9
+    with pytest.raises(errors.ServiceError):
+        wire.options(protocol.Message({"type": "submit", **option}))
+
+
+def test_an_answer_that_is_too_large_is_told(make: Made) -> None:
+    service = make(max_message=10_000)
+    with connect(service.path) as client:
+        waiting = client.submit(waits[4], np.zeros(4))
+        client.submit_many([(double[4], np.zeros(4)) for _ in range(100)])[-1].result(20)
+        with pytest.raises(errors.MessageSizeError, match="--max-message"):
+            client.log()
+        assert waiting.state.value == "running" and waiting.cancel()
+
+
+def test_a_header_that_grows_on_its_way_to_the_owner(make: Made) -> None:
+    service = make()
+    named = {"module": "m", "name": "double", "sha256": ""}
+    tasks = [{"id": k, "kernel": named, "shape": [1], "arguments": 256 * [["float", 1.5]]} for k in range(256)]
+    header = json.dumps({"type": "submit", "call": 1, "tasks": tasks}, separators=(",", ":")).replace("1.5", "1e15")
+    assert len(header) < protocol.MAX_HEADER < len(json.dumps(json.loads(header), separators=(",", ":")))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(os.fspath(service.path))
+        connection = Connection(sock.dup(), "the service", patience=20.0)
+        sock.sendall(HELLO + raw(header.encode()))
+        kinds = []
+        while kinds.count("ended") < 256:
+            message = connection.receive()
+            assert message is not None and "error" not in message.header
+            kinds.append(message.kind)
+        connection.close()
+    assert service.broker.status()["owner_restarts"] == 0

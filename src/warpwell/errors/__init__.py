@@ -27,6 +27,7 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     │   ├── TaskLostError                       a task whose device or process died, and that cannot run again
     │   ├── TaskMemoryError (MemoryError)       a task that is larger than the device's memory, or a tenant's part
     │   └── ServiceError (ConnectionError)      a scheduler service that does not answer
+    │       └── MessageSizeError (ValueError)   a message to it or from it that is larger than it may be
     ├── PoolError (RuntimeError)                what went wrong between an application and its devices
     │   ├── DeviceLostError (ConnectionError)   a device whose agent died or does not answer any more
     │   ├── RemoteError                         what was raised on a device, with its traceback there
@@ -87,6 +88,7 @@ from .pool import (
     RemoteError,
 )
 from .scheduler import (
+    MessageSizeError,
     SchedulerError,
     ServiceError,
     TaskLostError,
@@ -110,6 +112,7 @@ __all__ = [
     "KeyLengthError",
     "KeyMissingError",
     "MediumError",
+    "MessageSizeError",
     "MissingFileError",
     "PinError",
     "PoolError",

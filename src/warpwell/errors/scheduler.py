@@ -29,3 +29,7 @@ class TaskMemoryError(SchedulerError, MemoryError):
 
 class ServiceError(SchedulerError, ConnectionError):
     """A scheduler service does not answer, or refused the call."""
+
+
+class MessageSizeError(ServiceError, ValueError):
+    """A message to or from a scheduler service is larger than it may be; the connection goes on."""

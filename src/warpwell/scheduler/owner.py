@@ -339,7 +339,9 @@ def main(arguments: Sequence[str]) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     references.in_owner = True
-    connection = protocol.Connection(socket.socket(fileno=int(arguments[0])), "the service")
+    connection = protocol.Connection(
+        socket.socket(fileno=int(arguments[0])), "the service", max_header=protocol.OWNER_HEADER
+    )
     settings = connection.expect("settings")
     connection.max_body = settings.get("max_message", int)
     try:

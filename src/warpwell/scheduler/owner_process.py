@@ -20,7 +20,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from .. import errors
-from .protocol import MAX_BODY, Connection, Message, check_version
+from . import wire
+from .protocol import MAX_BODY, OWNER_HEADER, Connection, Message, check_version
 
 SILENCE = 30.0
 """Seconds without a word from the owner, after which it is killed. It says something each second."""
@@ -60,10 +61,20 @@ class Outbox:
             if gone:
                 continue
             try:
-                self._connection.send(*item)
+                self._send(*item)
             except errors.WarpwellError:
                 gone = True
                 self._connection.interrupt()  # its reader finds out, and cleans up
+
+    def _send(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
+        try:
+            self._connection.send(header, arrays)
+        except errors.MessageSizeError as error:
+            if header["type"] not in ("reply", "ended"):
+                raise
+            # whoever waits for it is told instead
+            kept: dict[str, Any] = {key: header[key] for key in ("type", "call", "task") if key in header}
+            self._connection.send({**kept, "error": wire.error_fields(error)})
 
 
 class OwnerProcess:
@@ -152,7 +163,8 @@ class OwnerProcess:
         except OSError as error:  # no descriptors, no memory: a try that failed
             return f"it could not be started: {error.strerror or error}", False
         self.starts += 1
-        connection = Connection(ours, "the owner", max_body=self._max_body, patience=self._silence)
+        connection = Connection(ours, "the owner", max_body=self._max_body, max_header=OWNER_HEADER,
+                                patience=self._silence)  # fmt: skip
         was_ready = False
         try:
             connection.send({"type": "settings", **self._settings})

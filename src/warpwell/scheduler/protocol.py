@@ -36,6 +36,9 @@ MAGIC = b"WWSM"
 MAX_HEADER = 1 << 20
 """Bytes of a header at most."""
 
+OWNER_HEADER = 8 * MAX_HEADER
+"""Bytes of a header between service and owner: written again, a client's may be longer (1e15 becomes 18 letters)."""
+
 MAX_BODY = 1 << 30
 """Bytes of a body at most, unless the service says otherwise."""
 
@@ -84,17 +87,18 @@ class Connection:
         A stream socket, which the connection owns from here on.
     peer : str
         Who is there, for messages to people.
-    max_body : int
-        Bytes of a body at most, both ways.
+    max_body, max_header : int
+        Bytes of a body and of a header at most, both ways.
     patience : float
         Seconds in which a message that has begun must move on. A peer that stops in the middle of one is given up.
     """
 
     def __init__(
-        self, sock: socket.socket, peer: str, *, max_body: int = MAX_BODY, patience: float = PATIENCE
-    ) -> None:
+        self, sock: socket.socket, peer: str, *, max_body: int = MAX_BODY, max_header: int = MAX_HEADER,
+        patience: float = PATIENCE,
+    ) -> None:  # fmt: skip
         self.peer = peer
-        self.max_body = max_body
+        self.max_body, self.max_header = max_body, max_header
         self.patience = patience
         self._socket = sock
         self._sending = threading.Lock()
@@ -113,19 +117,21 @@ class Connection:
         ------
         DTypeError
             An array has items that do not travel.
+        MessageSizeError
+            The message is too large. Nothing of it was sent, and others may be.
         ServiceError
-            The message is too large; or the peer has gone, or takes nothing for `patience` seconds.
+            The peer has gone, or takes nothing for `patience` seconds.
         """
         sent = [_plain(array) for array in arrays]
         text = json.dumps(
             {**header, "arrays": [[a.dtype.str, list(a.shape)] for a in sent]}, separators=(",", ":")
         ).encode()
         nbytes = sum(a.nbytes for a in sent)
-        if len(text) > MAX_HEADER or nbytes > self.max_body or len(sent) > MAX_ARRAYS:
-            raise errors.ServiceError(
+        if len(text) > self.max_header or nbytes > self.max_body or len(sent) > MAX_ARRAYS:
+            raise errors.MessageSizeError(
                 f"a message of {len(sent)} arrays, {nbytes} bytes and {len(text)} bytes of header is too large for "
-                f"{self.peer}: at most {MAX_ARRAYS}, {self.max_body} and {MAX_HEADER}. Send less at a time, or start "
-                "the service with a larger --max-message"
+                f"{self.peer}: at most {MAX_ARRAYS}, {self.max_body} and {self.max_header}. Send less at a time, or "
+                "start the service with a larger --max-message"
             )
         with self._sending:
             if self._broken:
@@ -158,10 +164,10 @@ class Connection:
         magic, header_length, body_length = _PREFIX.unpack(prefix.tobytes())
         if magic != MAGIC:
             raise errors.ServiceError(f"{self.peer} does not speak this protocol: it began with {bytes(magic)!r}")
-        if header_length > MAX_HEADER or body_length > self.max_body:
+        if header_length > self.max_header or body_length > self.max_body:
             raise errors.ServiceError(
-                f"{self.peer} announced a message of {header_length} + {body_length} bytes: at most {MAX_HEADER} + "
-                f"{self.max_body} are taken. Send less at a time, or start the service with a larger --max-message"
+                f"{self.peer} announced a message of {header_length} + {body_length} bytes: at most {self.max_header} "
+                f"+ {self.max_body} are taken. Send less at a time, or start the service with a larger --max-message"
             )
         header = _parse(self._must(header_length), self.peer)
         layout = _layout(header.pop("arrays", []), body_length, self.peer)

@@ -26,6 +26,9 @@ from .protocol import checked
 MAX_FILE = 4 << 20
 """Bytes of a file of kernels at most."""
 
+MAX_NAME, MAX_PATH = 200, 4096
+"""Letters of a kernel's name, and of its module or path."""
+
 in_owner = False
 """Whether this process is a service's owner (which imports files that may try to use the service)."""
 
@@ -82,6 +85,8 @@ def check(named: dict[str, Any]) -> dict[str, str]:
     found = {key: checked(named, key, str) for key in ("name", "sha256")}
     where = "module" if "module" in named else "path"
     found[where] = checked(named, where, str)
+    if len(found["name"]) > MAX_NAME or len(found[where]) > MAX_PATH:
+        raise errors.ServiceError(f"a kernel has a name of over {MAX_NAME} letters, or a path of over {MAX_PATH}")
     good = bool(_NAME.fullmatch(found["name"]) and re.fullmatch(r"[0-9a-f]{64}|", found["sha256"]))
     if where == "module":
         good = good and _MODULE.fullmatch(found["module"]) is not None

@@ -18,6 +18,7 @@ from .. import errors
 from ..targets import Launch
 from . import references
 from .protocol import MAX_ARRAYS, Message, checked
+from .references import MAX_NAME
 from .remote import RemoteArray
 from .task import Kind, Profile
 
@@ -27,6 +28,9 @@ MAX_TASKS = 256
 MAX_ARGUMENTS = 256
 MAX_THREADS = 1 << 40
 """Threads of a launch at most."""
+
+MAX_DEADLINE = 1e9
+"""Seconds of a deadline at most. What is no float would end the owner."""
 
 _INTS = range(-(1 << 63), 1 << 63)
 
@@ -240,14 +244,15 @@ def options(message: Message) -> dict[str, Any]:
         "readonly": message.get("readonly", list, []),
         "profile": message.get("profile", (dict, type(None)), None),
     }
-    if len(found["name"]) > 200 or found["priority"] not in _INTS:
-        raise errors.ServiceError("a request has a name of over 200 letters, or a priority of over 64 bits")
+    if len(found["name"]) > MAX_NAME or found["priority"] not in _INTS:
+        raise errors.ServiceError(f"a request has a name of over {MAX_NAME} letters, or a priority of over 64 bits")
     profile_of(found["profile"])
     deadline = found["deadline"]
-    if deadline is not None and not 0 < deadline < math.inf:
-        raise errors.ServiceError(f"a request has a deadline of {deadline} s: it must be positive")
-    if len(found["size"]) > 64 or not all(type(n) in (int, float) for n in found["size"].values()):
-        raise errors.ServiceError("size of a request must be up to 64 names and numbers")
+    if deadline is not None and not 0 < deadline <= MAX_DEADLINE:
+        raise errors.ServiceError(f"a request has a deadline of {deadline!r:.40} s: 0 to {MAX_DEADLINE:g} are taken")
+    size = found["size"]
+    if len(size) > 64 or not all(type(n) in (int, float) and len(name) <= MAX_NAME for name, n in size.items()):
+        raise errors.ServiceError(f"size of a request must be up to 64 names of {MAX_NAME} letters, and numbers")
     for name, most in (("after", MAX_TASKS), ("readonly", MAX_ARRAYS)):
         if len(found[name]) > most or not all(type(n) is int for n in found[name]):
             raise errors.ServiceError(f"{name} of a request must be up to {most} numbers")
