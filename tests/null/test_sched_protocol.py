@@ -234,6 +234,16 @@ def kills(x: Any) -> None:
 
 
 @ww.kernel
+def aborts(x: Any) -> None:
+    x[ww.grid(1)] = 0
+
+
+@ww.kernel
+def stays(x: Any) -> None:
+    x[ww.grid(1)] = 0
+
+
+@ww.kernel
 def sticks(x: Any) -> None:
     x[ww.grid(1)] = 0
 
@@ -483,6 +493,98 @@ def test_what_left_the_device_is_no_suspect() -> None:
     assert (preempted.deaths, running.deaths) == (0, 1)
 
 
+def test_what_was_being_taken_in_is_looked_at_first() -> None:
+    ledger = Ledger()
+    good, waiting, bad = held(ledger), held(ledger), held(ledger)
+    ledger.sendable()
+    ledger.launched(good.pieces[0].number, True)
+    ledger.taking(waiting.pieces[0].number, True)
+    ledger.taking(waiting.pieces[0].number, False)
+    ledger.taking(bad.pieces[0].number, True)
+    assert ledger.owner_died(None, "r") == [] and waiting.deaths == 0
+    assert ledger.sendable() == [bad] and not ledger.judged
+    ledger.taking(bad.pieces[0].number, True)
+    assert [g.held for g in ledger.owner_died(None, "r")] == [bad]
+    assert ledger.sendable() == [good] and good.deaths == 1
+
+
+def test_what_is_taken_in_beside_what_was_alone_is_to_blame() -> None:
+    ledger = Ledger()
+    long, bad = held(ledger), held(ledger)
+    ledger.sendable()
+    ledger.launched(bad.pieces[0].number, True)
+    ledger.launched(long.pieces[0].number, True)
+    ledger.owner_died(None, "r")
+    assert ledger.sendable() == [long]
+    ledger.launched(long.pieces[0].number, True)
+    assert ledger.judged
+    ledger.cleared()
+    assert ledger.sendable() == [bad]
+    ledger.taking(bad.pieces[0].number, True)
+    assert [g.held for g in ledger.owner_died(None, "r")] == [bad] and long.deaths == 1
+
+
+def test_what_a_suspect_comes_after_goes_before_it() -> None:
+    ledger = Ledger()
+    first, other, second, third = held(ledger), held(ledger, client=2), held(ledger), held(ledger)
+    for number, request in enumerate((first, second, third)):
+        request.pieces[0].theirs = number
+    second.options["after"], third.options["after"] = [0], [1, 77]
+    ledger.sendable()
+    ledger.taking(third.pieces[0].number, True)
+    ledger.owner_died(None, "r")
+    for request in (first, second, third):
+        assert ledger.sendable() == [request] and ledger.sendable() == []
+        ledger.ended(request.pieces[0].number)
+    assert ledger.sendable() == [other]
+
+
+def test_a_suspect_that_waits_for_another_one_holds_nobody_up() -> None:
+    ledger = Ledger()
+    first, second, other = held(ledger), held(ledger), held(ledger)
+    second.options["after"] = [0]
+    other.pieces[0].theirs = second.pieces[0].theirs = 1
+    ledger.sendable()
+    for request in (other, second):
+        ledger.taking(request.pieces[0].number, True)
+    ledger.owner_died(None, "r")
+    assert ledger.sendable() == [first]
+    ledger.launched(first.pieces[0].number, True)
+    ledger.cleared()
+    assert ledger.sendable() == [second] and not ledger.judged
+    for now in (True, False):
+        ledger.taking(second.pieces[0].number, now)
+    assert ledger.judged
+    ledger.cleared()
+    assert ledger.sendable() == [other]
+    for now in (True, False):
+        ledger.taking(other.pieces[0].number, now)
+    assert not ledger.judged  # what compiles has not run yet
+
+
+def test_what_was_cancelled_does_not_run_again() -> None:
+    ledger = Ledger()
+    request, alone = held(ledger, tasks=3), held(ledger)
+    ledger.sendable()
+    for piece in (request.pieces[1], alone.pieces[0]):
+        ledger.cancelled(piece.number)
+    gone = ledger.owner_died(None, "r")
+    assert [(g.held, g.piece.theirs, g.error) for g in gone] == [
+        (request, 1, None), (request, 2, None), (alone, 0, None)
+    ]  # fmt: skip
+    assert list(ledger.requests) == [request] and ledger.sendable() == [request]
+    assert ledger.ended(request.pieces[0].number) is not None and not ledger.requests
+
+
+def test_a_request_is_taken_back_from_a_task_on() -> None:
+    ledger = Ledger()
+    request = held(ledger, tasks=3)
+    numbers = [p.number for p in request.pieces]
+    assert [g.piece.number for g in ledger.withdraw(request, request.pieces[1])] == numbers[1:]
+    assert ledger.sendable() == [request] and ledger.find(numbers[1]) is None
+    assert ledger.ended(numbers[0]) is not None and not ledger.requests
+
+
 def test_nobody_runs_again_for_ever() -> None:
     ledger = Ledger()
     one, two = held(ledger), held(ledger)
@@ -533,11 +635,14 @@ def test_a_client_that_has_gone_leaves_nothing() -> None:
     ledger = Ledger()
     sent = held(ledger, client=1, tasks=2)
     ledger.sendable()
-    held(ledger, client=1)
+    unsent = held(ledger, client=1)
     stays = held(ledger, client=2)
     ledger.new_buffer(1, 10)
-    assert ledger.drop(1) == sent.pieces
+    pieces, gone = ledger.drop(1)
+    assert pieces == sent.pieces and [g.held for g in gone] == [unsent]
     assert list(ledger.requests) == [stays] and not ledger.buffers and ledger.find(sent.pieces[0].number) is None
+    assert ledger.ended(sent.pieces[0].number) is None  # what it does not tell any more, the next death does
+    assert [g.piece for g in ledger.owner_died(None, "r")] == sent.pieces[1:] and ledger.owner_died(None, "r") == []
 
 
 # a service whose owner is a script
@@ -565,6 +670,9 @@ while True:
     if m.kind == "submit":
         for t in h["tasks"]:
             n, name = t["id"], t["kernel"]["name"]
+            c.send({"type": "taking", "task": n, "now": True})
+            if name == "aborts": os._exit(9)
+            c.send({"type": "taking", "task": n, "now": False})
             c.send({"type": "launched", "task": n, "now": True})
             c.send({"type": "events", "events": [dict(time=1.0, kind=k, task=n, name=name, tenant=h["tenant"], why={})
                                                  for k in ("arrive", "launch")]})
@@ -576,7 +684,7 @@ while True:
             elif name == "kills": os._exit(9)
             elif name == "sticks":
                 c.send({"type": "fault", "task": n, "message": "it was stuck"}); os._exit(70)
-            else: waiting[n] = True
+            else: waiting[n] = name
     elif m.kind == "free": buffers.pop(h["buffer"], None)
     else:
         out, arrays = {}, []
@@ -584,8 +692,9 @@ while True:
         if m.kind == "get": arrays = [buffers[h["buffer"]]]
         if m.kind == "state": out = {"state": "running"}
         if m.kind == "cancel":
-            out = {"cancelled": waiting.pop(h["task"], False)}
-            if out["cancelled"]: end(h["task"], cancelled=True)
+            name = waiting.pop(h["task"], "")
+            out = {"cancelled": name != ""}
+            if name and name != "stays": end(h["task"], cancelled=True)
         if h.get("call") is not None: c.send({**out, "type": "reply", "call": h["call"]}, arrays)
 os._exit(0)
 """
@@ -1086,3 +1195,82 @@ def test_a_header_that_grows_on_its_way_to_the_owner(make: Made) -> None:
             kinds.append(message.kind)
         connection.close()
     assert service.broker.status()["owner_restarts"] == 0
+
+
+def test_what_ends_the_owner_before_it_runs(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "ALONE", 0.1)
+    service = make()
+    with connect(service.path) as client, connect(service.path, tenant="other") as other:
+        innocent = client.submit(waits[4], np.zeros(4))
+        with pytest.raises(errors.TaskLostError, match=r"because of task 'aborts': it exited with status 9"):
+            other.submit(aborts[4], np.zeros(4)).result(60)
+        until(lambda: innocent.state.value == "running")
+        assert client.status()["owner_restarts"] == 2
+        assert [e.kind for e in client.log() if e.name == "waits"].count("stop") == 1  # it was repeated once
+        assert innocent.cancel()
+
+
+Away = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@pytest.fixture
+def away(make: Made, monkeypatch: pytest.MonkeyPatch) -> tuple[Service, Away]:
+    """A service, and a block in which its owner has died and the next one does not start."""
+    service, popen = make(), subprocess.Popen
+    starts = threading.Event()
+
+    def start(*args: Any, **options: Any) -> Any:
+        assert starts.wait(60)
+        return popen(*args, **options)
+
+    @contextlib.contextmanager
+    def gone() -> Iterator[None]:
+        owner = service.broker._owner
+        assert owner.process is not None
+        monkeypatch.setattr(subprocess, "Popen", start)
+        os.kill(owner.process.pid, signal.SIGKILL)
+        until(lambda: not owner.connected)
+        try:
+            yield
+        finally:
+            starts.set()
+
+    return service, gone
+
+
+def test_cancelling_while_there_is_no_owner(away: tuple[Service, Away]) -> None:
+    service, gone = away
+    x = np.arange(4)
+    with connect(service.path) as client:
+        with gone():
+            first, second, third = client.submit_many([(double[4], x), (double[4], x), (double[4], x)])
+            assert second.cancel() and third.cancelled()
+        assert first.result(20) is None and second.cancelled() and x.tolist() == [0, 2, 4, 6]
+        assert client.status()["requests"] == 0
+
+
+def test_what_was_cancelled_when_the_owner_died_does_not_run_again(away: tuple[Service, Away]) -> None:
+    service, gone = away
+    with connect(service.path) as client:
+        handle, follows = client.submit_many([(stays[4], np.zeros(4)), (waits[4], np.zeros(4))])
+        assert handle.state.value == "running" and handle.cancel() and not handle.done()
+        with gone():
+            for one in (handle, follows):
+                with pytest.raises(CancelledError):
+                    one.result(20)
+            assert client.status()["requests"] == 0
+        assert [e.kind for e in client.log() if e.name == "stays"] == ["arrive", "launch", "cancel"]
+
+
+def test_a_client_that_goes_while_there_is_no_owner_leaves_no_metrics(away: tuple[Service, Away]) -> None:
+    service, gone = away
+    with connect(service.path) as watcher:
+        with connect(service.path) as client:
+            handle = client.submit(waits[4], np.zeros(4))
+            until(lambda: handle.state.value == "running")
+            with gone():
+                until(lambda: any(e.kind == "stop" for e in watcher.log()))
+                client.close(cancel=True)
+                until(lambda: watcher.status()["clients"] == 1)
+        for state in ("running", "waiting"):
+            assert f'warpwell_tasks{{policy="p",state="{state}",tenant="default"}} 0' in watcher.metrics()

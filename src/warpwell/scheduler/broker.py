@@ -11,14 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from numpy.typing import NDArray
 
 from .. import errors
 from . import protocol, references, wire
 from .events import Event, Log
-from .ledger import Held, Ledger, Piece
+from .ledger import Gone, Held, Ledger, Piece
 from .owner_process import COMMAND, SILENCE, OwnerProcess
 from .prometheus import Metrics
 from .session import Session, bytes_of
@@ -30,6 +30,16 @@ MAX_HELD = 8 << 30
 
 ALONE = 2.0
 """Seconds that a task which may have killed the owner is on the device alone (see `Ledger`)."""
+
+
+class _Call(NamedTuple):
+    """A call of a client that the owner is to answer (see `Broker._forward`)."""
+
+    session: Session
+    number: int
+    lost: dict[str, Any] | None
+    buffer: int | None
+    cancels: int | None
 
 
 class Broker:
@@ -64,7 +74,7 @@ class Broker:
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self.sessions: dict[int, Session] = {}
-        self._calls: dict[int, tuple[Session, int, dict[str, Any] | None, int | None]] = {}
+        self._calls: dict[int, _Call] = {}
         self._call_numbers = 0
         self._settled, self.failure = threading.Event(), ""
         self._fault: tuple[int | None, str] | None = None
@@ -121,11 +131,13 @@ class Broker:
         with self._lock:
             self.sessions.pop(session.number, None)
             arrays = [n for n, (client, _) in self._ledger.buffers.items() if client == session.number]
-            for piece in self._ledger.drop(session.number):
+            sent, gone = self._ledger.drop(session.number)
+            for piece in sent:
                 self._owner.send({"type": "cancel", "task": piece.number})
+            self._end(gone, {"rule": "asked"})
             for number in arrays:
                 self._owner.send({"type": "free", "buffer": number})
-            self._calls = {k: v for k, v in self._calls.items() if v[0] is not session}
+            self._calls = {k: v for k, v in self._calls.items() if v.session is not session}
             self._pump()
 
     def take(self, session: Session, message: protocol.Message) -> None:
@@ -193,10 +205,10 @@ class Broker:
         if found is None:
             session.answer(call, {"cancelled": False})
         elif found[0].sent:
-            self._forward(session, call, {"type": "cancel", "task": found[1].number}, lost={"cancelled": False})
+            self._forward(session, call, {"type": "cancel", "task": found[1].number}, lost={"cancelled": False},
+                          cancels=found[1].number)  # fmt: skip
         else:
-            for piece in self._ledger.withdraw(found[0]):
-                self._tell(session, piece, {"cancelled": True})
+            self._end(self._ledger.withdraw(*found), {"rule": "asked"})
             session.answer(call, {"cancelled": True})
 
     def _state(self, session: Session, call: int, message: protocol.Message) -> None:
@@ -275,12 +287,12 @@ class Broker:
         if self._fault is not None or not self._owner.connected:
             return
         while found := self._ledger.sendable():
+            self._suspect_since = time.monotonic()
             for held in found:
                 session = self.sessions[held.client]
                 after = held.options["after"]
                 if any(theirs in session.badly for theirs in after):
-                    for piece in self._ledger.withdraw(held):
-                        self._tell(session, piece, {"cancelled": True})
+                    self._end(self._ledger.withdraw(held), {"rule": "what it comes after did not end well"})
                     continue
                 numbers = [session.tasks[theirs] for theirs in after if theirs in session.tasks]
                 header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks}
@@ -288,11 +300,12 @@ class Broker:
 
     def _forward(
         self, session: Session, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
-        lost: dict[str, Any] | None = None, buffer: int | None = None,
+        lost: dict[str, Any] | None = None, buffer: int | None = None, cancels: int | None = None,
     ) -> None:  # fmt: skip
         """Ask the owner; where it dies before it answers, the answer is `lost`, or an error.
 
-        `buffer` is an array that is forgotten again where the answer is an error.
+        `buffer` is an array that is forgotten again where the answer is an error, `cancels` the task that is cancelled
+        where the answer says so.
         """
         if not self._owner.connected:
             if buffer is not None:
@@ -300,7 +313,7 @@ class Broker:
             self._answer_lost(session, call, lost)
             return
         self._call_numbers += 1
-        self._calls[self._call_numbers] = (session, call, lost, buffer)
+        self._calls[self._call_numbers] = _Call(session, call, lost, buffer, cancels)
         self._owner.send({**header, "call": self._call_numbers}, arrays)
 
     def _answer_lost(self, session: Session, call: int, lost: dict[str, Any] | None) -> None:
@@ -323,22 +336,24 @@ class Broker:
     def _owner_said(self, message: protocol.Message) -> None:
         with self._lock:
             kind = message.kind
-            if kind == "launched":
-                self._ledger.launched(message.get("task", int), message.get("now", bool))
+            if kind in ("launched", "taking"):
+                note = self._ledger.launched if kind == "launched" else self._ledger.taking
+                note(message.get("task", int), message.get("now", bool))
                 self._suspect_since = time.monotonic()
             elif kind == "beat":
-                alone = self._ledger.alone
-                if alone is not None and alone.launched and time.monotonic() - self._suspect_since > ALONE:
+                if self._ledger.judged and time.monotonic() - self._suspect_since > ALONE:
                     self._ledger.cleared()
                     self._pump()
             elif kind == "ended":
                 self._ended(message)
             elif kind == "reply":
-                session, call, _, buffer = self._calls.pop(message.get("call", int), (None, 0, None, None))
-                if session is not None:
-                    if buffer is not None and "error" in message.header:
-                        self._ledger.free_buffer(session.number, buffer)
-                    session.answer(call, message.header, message.arrays)
+                call = self._calls.pop(message.get("call", int), None)
+                if call is not None:
+                    if call.buffer is not None and "error" in message.header:
+                        self._ledger.free_buffer(call.session.number, call.buffer)
+                    if call.cancels is not None and message.get("cancelled", bool, False):
+                        self._ledger.cancelled(call.cancels)
+                    call.session.answer(call.number, message.header, message.arrays)
             elif kind == "events":
                 self._record(message.get("events", list))
             elif kind == "fault":
@@ -358,6 +373,19 @@ class Broker:
     ) -> None:
         session.ended(piece.theirs, badly="error" in header or "cancelled" in header)
         session.outbox.put({**header, "type": "ended", "task": piece.theirs}, arrays)
+
+    def _end(self, gone: Sequence[Gone], why: dict[str, Any]) -> None:
+        """Tell of tasks that end without the owner; their clients, too, where they are still there."""
+        for one in gone:
+            kind = "lost" if one.error is not None else "cancel"
+            self._note(Event(self._now(), kind, one.piece.number, one.piece.name, one.held.tenant, why))
+            session = self.sessions.get(one.held.client)
+            if session is not None:
+                told = {"cancelled": True} if one.error is None else {"error": wire.error_fields(one.error)}
+                self._tell(session, one.piece, told)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
 
     def _record(self, listed: list[Any]) -> None:
         for fields in listed:
@@ -381,19 +409,16 @@ class Broker:
             guilty, text = self._fault or (None, reason)
             self._fault = None
             calls, self._calls = self._calls, {}
-            for session, call, lost, _ in calls.values():
-                self._answer_lost(session, call, lost)
-            now = time.monotonic() - self._began
+            for call in calls.values():
+                self._answer_lost(call.session, call.number, call.lost)
             there = [(h, p) for h in self._ledger.requests for p in h.pieces if p.launched and not p.ended]
             gone = self._ledger.owner_died(guilty, text)
             lost_ones = {g.piece.number for g in gone}
             for held, piece in there:
                 if piece.number not in lost_ones:
-                    self._note(Event(now, "stop", piece.number, piece.name, held.tenant,
+                    self._note(Event(self._now(), "stop", piece.number, piece.name, held.tenant,
                                      {"rule": "owner died", "reason": text, "done": 0}))  # fmt: skip
-            for one in gone:
-                self._note(Event(now, "lost", one.piece.number, one.piece.name, one.held.tenant, {"reason": text}))
-                self._tell(self.sessions[one.held.client], one.piece, {"error": wire.error_fields(one.error)})
+            self._end(gone, {"reason": text})
 
     def _owner_failed(self, reason: str) -> None:
         with self._lock:

@@ -3,11 +3,12 @@
 A request stays here, with its input, until its last task has ended. So when the owner dies, what has its input here
 runs again in the next owner; what used arrays on the device cannot, because they died with it.
 
-Who killed the owner? If the owner could still say so (a stuck kernel), that task. Otherwise those that were on the
-device are suspects. They run again one by one, the last launched first, before everything else: an owner that dies
-while one is alone was killed by it. So a kernel that kills its owner costs the others one run that is repeated, and is
-given up after two. A suspect that has been alone for a while (`cleared`) goes on beside the next, so that a long task
-holds nobody up.
+Who killed the owner? If the owner could still say so (a stuck kernel), that task. Otherwise the one that it was taking
+in (importing, looking at) and those that were on the device are suspects. They run again one by one, in this order, the
+last launched first, before everything else: an owner that dies while one is alone was killed by it. So what kills its
+owner costs the others one run that is repeated, and is given up after two. A suspect that has been alone for a while
+(`cleared`) goes on beside the next, so that a long task holds nobody up; one that is being taken in beside it is to
+blame all the same.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Piece:
     theirs: int
     name: str
     launched: int = 0  # its place in the order of launches; 0: not on the device
+    cancelled: bool = False  # its client was told that it is
     ended: bool = False
 
 
@@ -48,6 +50,8 @@ class Held:
     arrays: list[NDArray[Any]]
     buffers: set[int] = field(default_factory=set)
     sent: bool = False
+    taking: bool = False  # the owner has begun to take it in
+    taken: bool = False  # and has done so
     deaths: int = 0
 
     @property
@@ -60,14 +64,19 @@ class Held:
         """When its task on the device was launched, in the order of launches; 0: it has none there."""
         return max((p.launched for p in self.pieces if not p.ended), default=0)
 
+    def follows(self, other: Held) -> bool:
+        """Tell whether it comes after a task of another request that has not ended."""
+        after = self.options.get("after", ())
+        return other.client == self.client and any(p.theirs in after for p in other.pieces if not p.ended)
+
 
 @dataclass(frozen=True)
 class Gone:
-    """A task that will not run (again), and why."""
+    """A task that will not run (again), and why; without an error it was cancelled."""
 
     held: Held
     piece: Piece
-    error: errors.WarpwellError
+    error: errors.WarpwellError | None = None
 
 
 class Ledger:
@@ -77,6 +86,7 @@ class Ledger:
         self.requests: dict[Held, None] = {}  # in order of arrival
         self._unsent: dict[Held, None] = {}
         self._pieces: dict[int, tuple[Held, Piece]] = {}
+        self._dropped: dict[int, Gone] = {}
         self._suspects: list[Held] = []
         self.alone: Held | None = None
         self._launches = 0
@@ -106,7 +116,8 @@ class Ledger:
         if self.alone is not None:
             return []
         if self._suspects:
-            self.alone = self._suspects.pop(0)
+            self.alone = self._before(self._suspects[0])
+            self._suspects = [h for h in self._suspects if h is not self.alone]
             found = [self.alone]
         else:
             found = list(self._unsent)
@@ -115,15 +126,38 @@ class Ledger:
             del self._unsent[held]
         return found
 
+    def _before(self, held: Held) -> Held:
+        """Return what a request comes after and is to be sent first, or itself."""
+        first, earlier = held, False
+        for other in reversed(self._unsent):
+            if earlier and first.follows(other):
+                first = other
+            earlier = earlier or other is held
+        return first
+
     def find(self, number: int) -> tuple[Held, Piece] | None:
         """Return a task that has not been forgotten."""
         return self._pieces.get(number)
+
+    def taking(self, number: int, now: bool) -> None:
+        """Note that the owner has begun to take a task's request in, or (not `now`) has done so."""
+        if number in self._pieces:
+            held = self._pieces[number][0]
+            held.taking, held.taken = now, not now
 
     def launched(self, number: int, now: bool) -> None:
         """Note that a task has got onto the device, or (not `now`) has left it."""
         if number in self._pieces:
             self._launches += 1
             self._pieces[number][1].launched = self._launches if now else 0
+
+    @property
+    def judged(self) -> bool:
+        """Whether it counts how long the suspect has been alone: it runs, or cannot before others have ended."""
+        alone = self.alone
+        if alone is None or alone.launched:
+            return alone is not None
+        return alone.taken and any(alone.follows(h) for h in self.requests if h.sent)
 
     def cleared(self) -> None:
         """Note that the suspect has been alone for long enough: others may join it."""
@@ -132,6 +166,7 @@ class Ledger:
     def ended(self, number: int) -> tuple[Held, Piece] | None:
         """Note that a task has ended; return it, or None if its client has been told before, or has gone."""
         found = self._pieces.get(number)
+        self._dropped.pop(number, None)
         if found is None:
             return None
         held, piece = found
@@ -143,23 +178,39 @@ class Ledger:
     def _complete(self, held: Held) -> bool:
         return all(p.ended for p in held.pieces)
 
-    def withdraw(self, held: Held) -> list[Piece]:
-        """Forget a request that the owner does not have; return its tasks that have not ended."""
-        self._forget(held)
-        return [p for p in held.pieces if not p.ended]
+    def cancelled(self, number: int) -> None:
+        """Note that a task's client was told that it is cancelled: it does not run again if the owner dies first."""
+        if number in self._pieces:
+            self._pieces[number][1].cancelled = True
 
-    def drop(self, client: int) -> list[Piece]:
-        """Forget a client; return its tasks that the owner has, which are to be cancelled there."""
-        found = []
+    def withdraw(self, held: Held, piece: Piece | None = None) -> list[Gone]:
+        """Forget a request that the owner does not have, from a task on; return those that have not ended."""
+        first = 0 if piece is None else held.pieces.index(piece)
+        left = held.pieces[first:]
+        for one in left:
+            del self._pieces[one.number]
+        held.pieces, held.tasks = held.pieces[:first], held.tasks[:first]
+        if self._complete(held):
+            self._forget(held)
+        return [Gone(held, p) for p in left if not p.ended]
+
+    def drop(self, client: int) -> tuple[list[Piece], list[Gone]]:
+        """Forget a client; return its tasks that the owner has, which are to be cancelled there, and the others."""
+        sent: list[Piece] = []
+        gone: list[Gone] = []
         for held in [h for h in self.requests if h.client == client]:
+            left = [Gone(held, p) for p in held.pieces if not p.ended]
             if held.sent:
-                found += [p for p in held.pieces if not p.ended]
+                sent += [g.piece for g in left]
+                self._dropped.update({g.piece.number: g for g in left})  # until the owner has told their end
+            else:
+                gone += left
             self._forget(held)
         for number in [n for n, (c, _) in self.buffers.items() if c == client]:
             del self.buffers[number]
         del self._bytes[client]
         self._lost = {n: c for n, c in self._lost.items() if c != client}
-        return found
+        return sent, gone
 
     def owner_died(self, guilty: int | None, reason: str) -> list[Gone]:
         """Note that the owner is gone; return the tasks that go with it.
@@ -171,16 +222,22 @@ class Ledger:
         reason : str
             What happened, for people.
         """
-        gone: list[Gone] = []
+        gone, self._dropped = list(self._dropped.values()), {}
         again: list[Held] = []
         sent = [h for h in self.requests if h.sent]
-        suspects = sorted((h for h in sent if h.launched), key=lambda h: -h.launched) or sent
+        suspects = [h for h in sent if h.taking or h.launched] or sent
+        suspects = sorted(suspects, key=lambda h: (not h.taking, -h.launched))
         culprit = self._pieces[guilty][0] if guilty in self._pieces else None
-        if guilty is None and sent == [self.alone]:
+        if guilty is None and self.alone is not None and (sent == [self.alone] or self.alone.taking):
             culprit = self.alone
         self.alone = None
         for held in [*suspects, *(h for h in sent if h not in suspects)]:
-            held.sent = False
+            held.sent = held.taking = held.taken = False
+            cancelled = next((p for p in held.pieces if p.cancelled and not p.ended), None)
+            if cancelled is not None:
+                gone += self.withdraw(held, cancelled)
+                if held not in self.requests:
+                    continue
             if held is culprit:
                 gone += self._give_up(held, errors.TaskLostError(
                     f"the process that owns the device was started again because of task {_name(held)!r}: {reason}",

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ class _Stream(Log):
     def add(self, event: Event) -> None:
         """See `Log`."""
         self._to.put(event)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A request is with the scheduler; the first of its tasks."""
+
+    task: int
 
 
 class _Request:
@@ -184,6 +192,8 @@ class Owner:
 
     def _submit(self, message: protocol.Message) -> None:
         tasks = message.get("tasks", list)
+        first = tasks[0]["id"]
+        self._send({"type": "taking", "task": first, "now": True})  # if this process dies of it, that is known
         try:
             made = self._make(message, tasks)
             request = _Request(tasks, message.arrays, set(message.get("readonly", list)))
@@ -211,6 +221,8 @@ class Owner:
                     self._unknown.append((handle, task["id"]))
             for handle, task in zip(handles, tasks, strict=True):
                 handle.add_done_callback(functools.partial(self._done, task["id"]))
+            self._scheduler.inspect(lambda _: None)  # it has thought of them, too: what it launched is told before
+            self._events.put(_Taken(first))
         except BaseException as error:
             failure = self._scheduler.failure
             if failure is not None:
@@ -269,8 +281,11 @@ class Owner:
                          "tenant": event.tenant, "why": self._renumbered(event.why)})  # fmt: skip
         if told:
             self._send({"type": "events", "events": told})
-        for number in (n for n in items if isinstance(n, int)):
-            self._end(number)
+        for item in items:
+            if isinstance(item, int):
+                self._end(item)
+            elif isinstance(item, _Taken):
+                self._send({"type": "taking", "task": item.task, "now": False})
 
     def _renumbered(self, why: dict[str, Any]) -> dict[str, Any]:
         """Return reasons with the service's numbers of tasks in place of the scheduler's."""
