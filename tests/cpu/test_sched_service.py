@@ -95,15 +95,19 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def kernels(script: Path) -> Any:
+def imported(name: str, path: Path) -> Any:
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location("service_kernels", script)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
-    module = sys.modules["service_kernels"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def kernels(script: Path) -> Any:
+    return imported("service_kernels", script)
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +274,35 @@ def test_what_comes_after_a_task_that_cannot_be_does_not_run(owner: Owner, kerne
     owner._submit(request(3, named, [2]))
     told = {m["task"]: m for m in owner._connection.messages if m["type"] == "ended"}  # type: ignore[attr-defined]
     assert "is no kernel" in told[1]["error"]["message"] and told[2]["cancelled"] and told[3]["cancelled"]
+
+
+def test_an_owner_says_what_it_takes_in(owner: Owner, kernels: Any) -> None:
+    owner._submit(request(1, references.reference(kernels.double), []))
+    owner._confirm()
+    owner._tasks[1][0].result(BOUND)
+    items = [owner._events.get() for _ in range(owner._events.qsize())]
+    owner._tell(items)
+    told = [(m["task"], m["now"]) for m in owner._connection.messages if m["type"] == "taking"]  # type: ignore[attr-defined]
+    assert told == [(1, True), (1, False)]
+
+
+def test_a_file_that_ends_the_owner_while_it_is_imported(client: Client, kernels: Any, tmp_path: Path) -> None:
+    path = tmp_path / "aborts.py"
+    path.write_text("""
+import os, warpwell as ww
+from warpwell.scheduler import references
+if references.in_owner:
+    os._exit(3)
+@ww.kernel
+def k(x):
+    x[0] = 1
+""")
+    before = client.status()["owner_restarts"]
+    with pytest.raises(errors.TaskLostError, match="because of task 'k': it exited with status 3"):
+        client.submit(imported("aborts", path).k[1], np.zeros(1)).result(BOUND)
+    x = np.arange(10)
+    assert client.submit(kernels.double[10], x).result(BOUND) is None and x[3] == 6
+    assert client.status()["owner_restarts"] == before + 2
 
 
 def test_a_client_that_is_killed_in_mid_task(service: Service, client: Client, script: Path) -> None:

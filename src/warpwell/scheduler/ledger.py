@@ -50,8 +50,8 @@ class Held:
     arrays: list[NDArray[Any]]
     buffers: set[int] = field(default_factory=set)
     sent: bool = False
-    taking: bool = False  # the owner has begun to take it in
-    taken: bool = False  # and has done so
+    taking: int = 0  # its place in the order in which the owner takes them in; 0: it does not do so now
+    taken: bool = False  # it has done so
     deaths: int = 0
 
     @property
@@ -142,14 +142,17 @@ class Ledger:
     def taking(self, number: int, now: bool) -> None:
         """Note that the owner has begun to take a task's request in, or (not `now`) has done so."""
         if number in self._pieces:
+            self._launches += 1
             held = self._pieces[number][0]
-            held.taking, held.taken = now, not now
+            held.taking, held.taken = self._launches if now else 0, not now
 
     def launched(self, number: int, now: bool) -> None:
         """Note that a task has got onto the device, or (not `now`) has left it."""
         if number in self._pieces:
             self._launches += 1
-            self._pieces[number][1].launched = self._launches if now else 0
+            held, piece = self._pieces[number]
+            piece.launched = self._launches if now else 0
+            held.taking, held.taken = 0, True
 
     @property
     def judged(self) -> bool:
@@ -226,13 +229,13 @@ class Ledger:
         again: list[Held] = []
         sent = [h for h in self.requests if h.sent]
         suspects = [h for h in sent if h.taking or h.launched] or sent
-        suspects = sorted(suspects, key=lambda h: (not h.taking, -h.launched))
+        suspects = sorted(suspects, key=lambda h: (-h.taking, -h.launched))
         culprit = self._pieces[guilty][0] if guilty in self._pieces else None
         if guilty is None and self.alone is not None and (sent == [self.alone] or self.alone.taking):
             culprit = self.alone
         self.alone = None
         for held in [*suspects, *(h for h in sent if h not in suspects)]:
-            held.sent = held.taking = held.taken = False
+            held.sent, held.taking, held.taken = False, 0, False
             cancelled = next((p for p in held.pieces if p.cancelled and not p.ended), None)
             if cancelled is not None:
                 gone += self.withdraw(held, cancelled)

@@ -133,6 +133,7 @@ class Owner:
         self._unknown: list[tuple[Handle, int]] = []
         self._loading: tuple[float, int] | None = None
         self._stuck: int | None = None
+        self._last: tuple[int, Handle] | None = None
 
     def run(self) -> None:
         """Serve until the service says stop, or is gone."""
@@ -145,6 +146,7 @@ class Owner:
         protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
         while True:
             message = self._connection.receive()
+            self._confirm()
             if message is None:
                 continue  # nothing to do for a while
             if message.kind == "stop":
@@ -221,8 +223,7 @@ class Owner:
                     self._unknown.append((handle, task["id"]))
             for handle, task in zip(handles, tasks, strict=True):
                 handle.add_done_callback(functools.partial(self._done, task["id"]))
-            self._scheduler.inspect(lambda _: None)  # it has thought of them, too: what it launched is told before
-            self._events.put(_Taken(first))
+            self._last = (first, handles[0])
         except BaseException as error:
             failure = self._scheduler.failure
             if failure is not None:
@@ -231,6 +232,19 @@ class Owner:
             for task in tasks:
                 self._note_badly(task["id"])  # what comes after it may be on its way
                 self._send({"type": "ended", "task": task["id"], "error": fields})
+
+    def _confirm(self) -> None:
+        """Say that the last request is taken in: the scheduler has thought of it, and lives."""
+        if self._last is None:
+            return
+        (number, handle), self._last = self._last, None
+        job = handle.job
+        try:
+            if not handle.done() and (job is None or job.waits):
+                self._scheduler.inspect(lambda _: None)
+        except errors.WarpwellError:
+            return  # it has failed: the other threads tell it
+        self._events.put(_Taken(number))  # after what was launched meanwhile
 
     def _note_badly(self, number: int) -> None:
         with self._lock:
