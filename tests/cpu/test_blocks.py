@@ -225,3 +225,18 @@ def test_returns_before_a_barrier() -> None:
     assert returns_early(late) is None and returns_early(reverse.function) is None
     assert returns_early(early) == early.__code__.co_firstlineno + 2
     assert returns_early(in_a_loop) is not None
+
+
+def test_nothing_is_copied_back_into_what_is_read_only() -> None:
+    class There:
+        """A GPU's array, as far as an end is concerned."""
+
+        def copy_to_host(self, array: np.ndarray[Any, Any]) -> None:
+            array[:] = 7
+
+    out, only_read = np.zeros(4), np.zeros(4)
+    only_read.flags.writeable = False
+    launch = BlockLaunch(add[4], (out, 4), "cpu")
+    launch._copied = [(only_read, There()), (out, There())]
+    launch.end()
+    assert (out == 7).all() and (only_read == 0).all()

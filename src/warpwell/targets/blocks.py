@@ -148,7 +148,8 @@ class BlockLaunch:
         """Bring NumPy arrays back and raise what device code latched (once, after the last block or a failure)."""
         try:
             for array, there in self._copied:
-                there.copy_to_host(array)
+                if array.flags.writeable:  # into others nothing can be copied
+                    there.copy_to_host(array)
         finally:
             self._close()
 

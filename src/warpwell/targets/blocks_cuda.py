@@ -242,8 +242,7 @@ def to_gpu(values: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
     for value in values:
         if isinstance(value, np.ndarray):
             there = cuda.to_device(value)
-            if value.flags.writeable:
-                copied.append((value, there))
+            copied.append((value, there))
             out.append(there)
         elif hasattr(value, "__cuda_array_interface__") and not is_cuda_ndarray(value):
             out.append(cuda.as_cuda_array(value))
