@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from warpwell.scheduler import (
     Task,
     cuda_order,
 )
+from warpwell.scheduler.cuda_ahead import Ahead
+from warpwell.scheduler.task import State
 from warpwell.scheduler.watchdog import Watchdog
 from warpwell.testing.executors import ExecutorConformance
 from warpwell.testing.fake_gpu import FakeGpu, fake_executor
@@ -185,3 +188,28 @@ def test_the_log_says_what_was_lost() -> None:
     scheduler.close()
     x[0] = 1
     gpu.close()
+
+
+def test_tasks_that_were_cancelled_before_their_launch_are_not_kept() -> None:
+    begun: list[Any] = []
+    gpu = FakeGpu()
+    gpu.at_hand = lambda launch, args: True  # type: ignore[method-assign]
+    ahead = Ahead(gpu, begun.append)  # type: ignore[arg-type]
+
+    def job() -> Any:
+        task = Task("endless", 1)
+        return Job(task, Request("endless", [task]), 0.0)
+
+    first, second, third = job(), job(), job()
+    for each in (first, second, third):
+        ahead.note(each)
+    second.state = State.CANCELLED
+    for _ in range(3):
+        ahead.step(())
+    assert [run.job for run in begun] == [first, third]
+    first.state = State.CANCELLED
+    gone = weakref.ref(first)
+    begun.clear()
+    del first, each
+    ahead.note(job())
+    assert gone() is None and ahead.take(third, Placement()).job is third

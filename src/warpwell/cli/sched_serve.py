@@ -55,14 +55,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from ..scheduler.service import Service
-
     output = Output(arguments.json)
     if arguments.group is None and (arguments.allow or arguments.trust_group):
         raise ArgumentError("--allow and --trust-group are about other users: add --group", name="group")
     ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    before = {n: signal.signal(n, lambda *_: ended.set()) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return _until(ended, arguments, output)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _until(ended: threading.Event, arguments: argparse.Namespace, output: Output) -> int:
+    from ..scheduler.service import Service
+
     service = Service(
         arguments.socket, device=arguments.device, policy=arguments.policy, limit=arguments.limit,
         tenants=_object(arguments.tenants, "tenants"), group=arguments.group,

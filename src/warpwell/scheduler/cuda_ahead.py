@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
@@ -34,18 +33,21 @@ class Ahead:
         self._gpu = gpu
         self._begin = begin
         self._coming: deque[Job] = deque(maxlen=MOST)
-        # a task that is cancelled before its launch is forgotten by all, and so here
-        self._made: weakref.WeakKeyDictionary[Job, CudaRun] = weakref.WeakKeyDictionary()
+        self._made: dict[Job, CudaRun] = {}
 
     def note(self, job: Job) -> None:
-        """Learn that a job waits."""
+        """Learn that a job waits, and forget those that were cancelled before their launch."""
+        for gone in [other for other in self._made if not other.waits]:
+            del self._made[gone]
         self._coming.append(job)
 
     def step(self, begun: Container[Job]) -> None:
         """Prepare one job that is not among `begun`."""
         while self._coming and len(self._made) < MOST:
             job = self._coming.popleft()
-            if job not in begun and job not in self._made and self._gpu.at_hand(job.task.launch, job.task.arguments):
+            if not job.waits or job in begun or job in self._made:
+                continue
+            if self._gpu.at_hand(job.task.launch, job.task.arguments):
                 run = CudaRun(job, Placement())
                 if self._begin(run) is None:
                     self._made[job] = run
