@@ -1,7 +1,9 @@
 """Transports within a process, regions, and what is common to all transports."""
 
+import contextlib
 import threading
 import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolVersionError
+from warpwell.pool import mpi_words
 from warpwell.pool.handshake import Hello
 from warpwell.pool.local_transport import LocalTransport, local_pair, local_transports
+from warpwell.pool.mpi_native import NativeProgress
 from warpwell.pool.options import silence_from_environment
 from warpwell.pool.signal import Signal
 from warpwell.pool.stream_framing import HEADER, Incoming, Outgoing
@@ -100,6 +104,25 @@ def test_messages_survive_fragments_of_any_size(messages: list[bytes], size: int
         assert (kind, acknowledged) == (0, 5)
         got += whole
     assert got == messages
+
+
+def test_ctrl_c_frees_no_message_that_waits() -> None:
+    """`NativeProgress.post` lets go of the messages that are in fragments, and not of one more."""
+
+    class Interrupted(deque[bytes]):
+        def popleft(self) -> bytes:
+            super().popleft()
+            raise KeyboardInterrupt
+
+    progress = object.__new__(NativeProgress)
+    words = np.zeros(mpi_words.PEER_BYTES // 8, np.int64)
+    words[[mpi_words.P_OUT_HEAD // 8, mpi_words.P_OUT_TAIL // 8]] = 1, 2
+    progress._peer, progress._kept, progress._freed = {1: words}, {1: Interrupted([b"sent", b"waits"])}, {1: 0}
+    progress._outbox = {}
+    for _ in range(2):  # the second call would free what waits, and find no place for its own message
+        with contextlib.suppress(KeyboardInterrupt, KeyError):
+            progress.post(1, b"next")
+    assert b"waits" in progress._kept[1]
 
 
 def test_versions_are_compared() -> None:

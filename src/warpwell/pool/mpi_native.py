@@ -119,8 +119,8 @@ class NativeProgress:
         block, kept = self._peer[peer], self._kept[peer]
         head, tail = int(block[w.P_OUT_HEAD // 8]), int(block[w.P_OUT_TAIL // 8])
         while self._freed[peer] < head:  # those are in fragments
+            self._freed[peer] += 1  # first: Ctrl-C after it keeps a message too long, not too short
             kept.popleft()
-            self._freed[peer] += 1
         kept.append(message)
         entry = self._outbox[peer][tail % _MESSAGES]
         entry[0] = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value or 0
