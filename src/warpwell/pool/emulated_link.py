@@ -92,6 +92,7 @@ class EmulatedLink(Transport):
         while True:
             if self._closed:
                 raise ClosedError("the transport was closed")
+            self._clear_up()
             now = time.monotonic()
             if self._held and self._held[0][0] <= now * 1e9:
                 _, _, peer, message = heapq.heappop(self._held)
@@ -116,11 +117,8 @@ class EmulatedLink(Transport):
         outer = _Delayed(inner, memory, self._doorbell.raise_)
         if not outer.chunks:
             return outer
+        self._clear_up()
         with self._lock:
-            for row, transfer in list(self._transfers.items()):
-                if self._rows[row, loop.E_STATE // 8] == loop.OVER:
-                    transfer.region = None
-                    del self._transfers[row]
             row = next(k for k in itertools.count() if k not in self._transfers)
             if row >= _ROWS:
                 raise ArgumentError(f"an emulated link has room for {_ROWS} transfers at once")
@@ -137,6 +135,17 @@ class EmulatedLink(Transport):
             self._global[loop.G_ROWS // 8] = max(self._transfers) + 1
         self._doorbell.raise_()
         return outer
+
+    def _clear_up(self) -> None:
+        """Let go of transfers that are over, and of their memory."""
+        gone = []
+        if self._transfers:
+            with self._lock:
+                for row in list(self._transfers):
+                    if self._rows[row, loop.E_STATE // 8] == loop.OVER:
+                        gone.append(self._transfers.pop(row))
+        for transfer in gone:  # out of the lock: whatever has to do with this memory may run now
+            transfer.region = None
 
     def lost(self) -> Mapping[int, str]:
         """Return who is gone; see `Transport.lost`."""

@@ -381,6 +381,7 @@ def let_go(g: int, r: int, status: int) -> None:
     store_release(words + 8 * bulk.HELD, 0, SYSTEM)
     raise_signal(g, words + 8 * bulk.CHANGES)
     store_release(r + w.R_STATE, w.OVER, SYSTEM)
+    store_release(g + w.G_ENDED, word(g + w.G_ENDED) + 1, SYSTEM)
 
 
 @device

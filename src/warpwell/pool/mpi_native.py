@@ -65,6 +65,7 @@ class NativeProgress:
         upper = comm.Get_attr(MPI.TAG_UB) or 32767
         self._tags = min(int(upper) + 1, 1 << 30) - FIRST_BULK
         self._transfers: dict[int, tuple[Transfer, Any]] = {}  # by row, with what they hold
+        self._cleared = 0  # how many had ended when somebody last cleared up
         self._lock = threading.Lock()
         self._set_up(silence)
         self._thread = threading.Thread(target=self._run, args=(loop,), name="warpwell mpi transport", daemon=True)
@@ -177,21 +178,27 @@ class NativeProgress:
         self.wake()
 
     def _free_row(self, transfer: Transfer) -> int | None:
+        self.clear_up()
         with self._lock:
-            self._clear_up()
             row = next((k for k in range(_ROWS) if k not in self._transfers), None)
             if row is not None:
                 self._transfers[row] = (transfer, transfer.region)
                 self._global[w.G_ROWS // 8] = max(self._transfers) + 1
             return row
 
-    def _clear_up(self) -> None:
+    def clear_up(self) -> None:
         """Let go of transfers that are over, and of their memory."""
-        for row, (transfer, _) in list(self._transfers.items()):
-            if self._rows[row, w.R_STATE // 8] == w.OVER:
-                transfer.region = None
-                self._rows[row, w.R_STATE // 8] = w.FREE
-                del self._transfers[row]
+        if (ended := int(self._global[w.G_ENDED // 8])) == self._cleared:
+            return
+        gone = []
+        with self._lock:
+            self._cleared = ended
+            for row, held in list(self._transfers.items()):
+                if self._rows[row, w.R_STATE // 8] == w.OVER:
+                    held[0].region = None
+                    self._rows[row, w.R_STATE // 8] = w.FREE
+                    gone.append(self._transfers.pop(row))
+        gone.clear()  # out of the lock: whatever has to do with this memory may run now
 
     def lose(self, peer: int, reason: str) -> None:
         """Take a peer for lost as soon as nothing more comes of it."""
@@ -210,6 +217,7 @@ class NativeProgress:
         short_naps()
         while loop(self._g) != mpi_loop.FINISHED:
             self._tell()
+        self.clear_up()
         with self._lock:
             for row, (transfer, _) in self._transfers.items():
                 under_way = self._rows[row, w.R_POSTED // 8] > self._rows[row, w.R_DONE // 8]

@@ -85,6 +85,9 @@ class Progress:
         self._peers[peer].outgoing.append(message)
         self.wake()
 
+    def clear_up(self) -> None:
+        """Let go of the memory of transfers that are over: the thread does that itself."""
+
     def take(self) -> tuple[int, bytes] | None:
         """Return the next message that came, if there is one. (One thread.)"""
         return self._inbox.popleft() if self._inbox else None

@@ -111,6 +111,7 @@ class MpiTransport(PeerTransport):
             seen = self._progress.arrived.value
             if self._closed:
                 raise ClosedError(CLOSED)
+            self._progress.clear_up()
             if (got := self._progress.take()) is not None:
                 break
             left = end - time.monotonic()

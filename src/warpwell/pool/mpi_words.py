@@ -49,10 +49,11 @@ QUIET = 2 * LOOKS
     G_INBOX_ROOM,
     G_INBOX_HEAD,
     G_INBOX_TAIL,
+    G_ENDED,  # how many transfers the loop is done with
     G_FLAG,  # scratch: MPI's flag, its status, a timespec
     G_STATUS,
     G_STATUS_END,
-) = range(0, 8 * 28, 8)
+) = range(0, 8 * 29, 8)
 G_TIME = G_STATUS + 8 * 16
 GLOBAL_WORDS = G_TIME // 8 + 2
 

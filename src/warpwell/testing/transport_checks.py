@@ -10,6 +10,7 @@ import hashlib
 import struct
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 
@@ -308,6 +309,26 @@ def a_cancelled_copy_lets_go_and_harms_no_other(party: Party) -> None:
             raise AssertionError("it was cancelled, and went on")
     party.barrier()
     bulk_data_of_every_size(party)
+
+
+@check
+def the_memory_of_a_finished_copy_is_let_go(party: Party) -> None:
+    party.barrier()
+    held = []
+    for peer in party.peers:
+        source, sink = np.zeros(CHUNK, np.uint8), np.zeros(CHUNK, np.uint8)
+        halves = [party.transport.get(peer, 14, Region.over(sink)), party.transport.put(peer, 14, Region.over(source))]
+        for half in halves:
+            half.wait(1, PATIENCE)
+        held += [weakref.ref(source), weakref.ref(sink)]
+    del source, sink, halves, half
+    end = time.monotonic() + 2.0
+    while any(memory() is not None for memory in held):
+        assert time.monotonic() < end, "it is held until the next copy"
+        got = party.transport.receive(0.01)
+        if got is not None:
+            party.keep(*got)
+    party.barrier()
 
 
 @check
