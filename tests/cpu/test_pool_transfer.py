@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from warpwell import errors
 from warpwell.pool.agent import Agent, start
+from warpwell.pool.bulk import DONE, Transfer
+from warpwell.pool.copies import give_up
 from warpwell.pool.devices import Devices
 from warpwell.pool.local_transport import local_transports
 from warpwell.pool.plan import BUFFERS, CHUNK, LARGE, Plan, Tuning
+from warpwell.pool.region import Region
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_programs import double, run
 
@@ -107,6 +110,19 @@ class Late(EmulatedDevice):
             return super().call(stream, function, arguments, options)
         stream.put(lambda: function(*arguments, **options))
         return len(arguments[0])
+
+
+def test_staging_memory_that_may_still_be_written_to_is_not_used_again() -> None:
+    runtime = EmulatedDevice(1e9)
+    staging = runtime.staging(4096)
+    region = Region.over(staging)
+    over, lost = Transfer(1, 1, region), Transfer(1, 1, region)
+    over.finish(DONE)
+    give_up(over, runtime)
+    assert np.shares_memory(runtime.staging(4096), staging)
+    lost.fail("it fell over", keep=region)
+    give_up(lost, runtime)
+    assert not np.shares_memory(runtime.staging(4096), staging)
 
 
 def test_an_empty_copy_is_in_the_order_of_both_devices() -> None:

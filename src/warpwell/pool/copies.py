@@ -40,7 +40,7 @@ def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int
     if staging is None:
         _run(transport.get(peer, tag, Region(to, nbytes, chunk, None, block)), started)
         return
-    _run(transport.get(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, None, staging)), started)
+    _run(transport.get(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, None, staging)), started, runtime)
     runtime.write(stream, to, staging[:nbytes], lent=True)
     runtime.synchronize(stream)  # the staging memory goes
 
@@ -54,25 +54,30 @@ def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: in
         _run(transport.put(peer, tag, Region(source, nbytes, chunk, None, block)), started)
         return
     runtime.read(stream, np.asarray(staging[:nbytes]), source)
-    _run(transport.put(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, None, staging)), started)
+    _run(transport.put(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, None, staging)), started, runtime)
 
 
-def _run(transfer: Transfer, started: Started) -> None:
+def _run(transfer: Transfer, started: Started, runtime: Any = None) -> None:
     started(transfer)
     try:
         transfer.wait(transfer.chunks, limit())
     except BaseException:
-        give_up(transfer)
+        give_up(transfer, runtime)
         raise
 
 
-def give_up(transfer: Transfer) -> None:
-    """Cancel a transfer, and wait a little for what is on its way: it still uses the memory."""
+def give_up(transfer: Transfer, runtime: Any = None) -> None:
+    """Cancel a transfer, and wait a little for what is on its way: it still uses the memory.
+
+    With `runtime`, that memory is the thread's staging memory, which is not used again where this takes long.
+    """
     transfer.cancel()
     # of a peer that is gone nothing comes any more: MPI either lets go at once, or keeps the memory for ever
     end = time.monotonic() + (0.05 if transfer.status == LOST else 1.0)
     while not transfer.done and time.monotonic() < end:
         time.sleep(1e-3)
+    if runtime is not None and not transfer.done:
+        runtime.drop_staging()
 
 
 class Half:

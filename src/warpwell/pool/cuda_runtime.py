@@ -74,6 +74,10 @@ class CudaRuntime(Runtime):
                 self._thread.staging = kept
         return kept[:nbytes]
 
+    def drop_staging(self) -> None:
+        """See `Runtime`."""
+        self._thread.staging = None
+
     def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
         """See `Runtime`."""
         return functools.partial(unpin, address) if pin(address, nbytes) else None

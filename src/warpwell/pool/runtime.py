@@ -68,6 +68,10 @@ class Runtime(ABC):
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Return host memory from which the device copies fast; None where device memory is host memory."""
 
+    @abstractmethod
+    def drop_staging(self) -> None:
+        """Do not return this thread's staging memory again: something may still write to it."""
+
     def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
         """Let the device copy fast from and to host memory; return what undoes that."""
         return None
@@ -198,6 +202,9 @@ class CpuRuntime(Runtime):
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """See `Runtime`."""
         return None
+
+    def drop_staging(self) -> None:
+        """See `Runtime`."""
 
     def stream(self, priority: int) -> Any:
         """See `Runtime`."""

@@ -49,7 +49,7 @@ def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int
                 free += 1
             transfer.allow(min(transfer.chunks, free + buffers))
     except BaseException:
-        copies.give_up(transfer)
+        copies.give_up(transfer, runtime)
         raise
     finally:
         runtime.synchronize(stream)  # the staging memory is used again
@@ -85,7 +85,7 @@ def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: in
             transfer.allow(filled)
         transfer.wait(transfer.chunks, limit())
     except BaseException:
-        copies.give_up(transfer)
+        copies.give_up(transfer, runtime)
         runtime.synchronize(stream)
         raise
 

@@ -50,6 +50,10 @@ class EmulatedDevice(CpuRuntime):
             kept = self._thread.staging = np.zeros(max(nbytes, 1), np.uint8)
         return kept[:nbytes]
 
+    def drop_staging(self) -> None:
+        """See `Runtime`."""
+        self._thread.staging = None
+
     def stream(self, priority: int) -> Any:
         """See `Runtime`."""
         return _Engine(self)
