@@ -129,7 +129,8 @@ class Transfer:
     def cancel(self) -> None:
         """Move no more chunks. Chunks that are on their way still touch the memory: it is held until `done`.
 
-        The other side has to be told by its own means, and to cancel too.
+        The other side has to be told by its own means, and to cancel too. Where it never began its half, this one's
+        memory is let go of all the same.
         """
         with self._lock:
             if self.status != RUNNING:

@@ -21,7 +21,7 @@ from ..targets import (
 )
 from . import bulk
 from . import mpi_words as w
-from .stream_framing import DATA, FRAGMENT, GOODBYE
+from .stream_framing import DATA, DRAIN, DRAINED, FRAGMENT, GOODBYE
 from .transport import WINDOW
 
 _HEADER = 32
@@ -71,11 +71,14 @@ def run(g: int) -> int:
                 moved += came
                 if word(p + w.P_ENDED) != 0:
                     put_word(p + w.P_QUIET, word(p + w.P_QUIET) + 1 if came == 0 else 0)
+                if word(p + w.P_DRAIN) != 0:
+                    moved += drain(g, p)
+                    under_way += 1
                 under_way += word(p + w.P_SENDS) - word(p + w.P_SENT)
         for k in range(load_acquire(g + w.G_ROWS, SYSTEM)):
             r = word(g + w.G_ROW_TABLE) + k * w.ROW_BYTES
             if load_acquire(r + w.R_STATE, SYSTEM) == w.READY:
-                moved += transfer(g, r)
+                moved += transfer(g, r, now)
                 under_way += word(r + w.R_POSTED) - word(r + w.R_DONE)
         watched = now - word(g + w.G_WATCHED)
         if watched > 50 * w.MS:  # after a look at what there is
@@ -194,9 +197,15 @@ def fragments(g: int, p: int, now: int) -> int:
             store_release(p + w.P_ACKNOWLEDGED, word(fragment + 16), SYSTEM)
             raise_signal(g, g + w.G_ACKNOWLEDGED)
         take(g, p, fragment)
-        if word(fragment) == GOODBYE:
+        kind = word(fragment)
+        if kind == GOODBYE:
             lose(g, p, w.SAID_GOODBYE, 0)
             return moved
+        if kind == DRAIN:
+            put_word(p + w.P_DRAIN, word(fragment + 24))
+        elif kind == DRAINED:
+            put_word(word(p + w.P_ASKING) + w.R_ASKED, now)
+            put_word(p + w.P_ASKING, 0)
         if not expect(g, p, slot):
             return moved
     while word(p + w.P_SENT) < word(p + w.P_SENDS):
@@ -208,9 +217,11 @@ def fragments(g: int, p: int, now: int) -> int:
         silent = now - word(p + w.P_SAID) > word(g + w.G_SILENCE) // 8
         if word(p + w.P_GOODBYE) != 0:
             break
-        if not due and not silent and word(p + w.P_OUT_HEAD) == load_acquire(p + w.P_OUT_TAIL, SYSTEM):
+        kind = DRAIN if word(p + w.P_ASK) != 0 else DRAINED if word(p + w.P_ANSWER) != 0 else DATA
+        nothing = word(p + w.P_OUT_HEAD) == load_acquire(p + w.P_OUT_TAIL, SYSTEM)
+        if kind == DATA and not due and not silent and nothing:
             break
-        say(g, p, DATA, now)
+        say(g, p, kind, now)
         moved += 1
     return moved
 
@@ -226,7 +237,11 @@ def say(g: int, p: int, kind: int, now: int) -> None:
     put_word(fragment, kind)
     put_word(fragment + 8, nbytes - _HEADER)
     put_word(fragment + 16, consumed)
-    put_word(fragment + 24, 0)
+    put_word(fragment + 24, word(p + w.P_ASK))
+    if kind == DRAIN:
+        put_word(p + w.P_ASK, 0)
+    elif kind == DRAINED:
+        put_word(p + w.P_ANSWER, 0)
     put_word(p + w.P_SAID, now)
     function = word(g + w.G_ISSEND) if kind == GOODBYE else word(g + w.G_ISEND)
     if begin(g, p, function, fragment, nbytes, CONTROL, p + w.P_SEND_REQUESTS + 8 * slot):
@@ -297,7 +312,57 @@ def take(g: int, p: int, fragment: int) -> None:
 
 
 @device
-def transfer(g: int, r: int) -> int:
+def drain(g: int, p: int) -> int:
+    """Take what the peer has sent for a copy that was given up, and drop it: only its receiver can end a send.
+
+    MPI matches in order, so that what nobody has taken is what `MPI_Improbe` finds. The peer gives the tag to no other
+    copy before it has the answer.
+    """
+    asked = word(p + w.P_DRAIN)
+    chunk = asked & 0xFFFFFFFF
+    scratch = word(p + w.P_SCRATCH)
+    if scratch == 0:
+        scratch = call_foreign(word(g + w.G_MALLOC), chunk, 0, 0, 0, 0, 0, 0)
+        if scratch == 0:
+            return 0  # later there may be room
+        put_word(p + w.P_SCRATCH, scratch)
+    elif not over(g, p, p + w.P_SCRATCH_REQUEST):
+        return 0
+    put_word(g + w.G_FLAG, 0)
+    message = p + w.P_SCRATCH_MESSAGE
+    code = (
+        call_foreign(
+            word(g + w.G_IMPROBE),
+            word(p + w.P_RANK),
+            asked >> 32,
+            word(g + w.G_COMM),
+            g + w.G_FLAG,
+            message,
+            g + w.G_STATUS,
+            0,
+        )
+        & 0xFFFFFFFF
+    )
+    found = code == 0 and (word(g + w.G_FLAG) & 0xFFFFFFFF) != 0
+    if found:
+        code = (
+            call_foreign(
+                word(g + w.G_IMRECV), scratch, chunk, word(g + w.G_BYTE), message, p + w.P_SCRATCH_REQUEST, 0, 0
+            )
+            & 0xFFFFFFFF
+        )
+    if code != 0:
+        lose(g, p, w.MPI_FAILED, code)
+    elif not found:
+        call_foreign(word(g + w.G_FREE), scratch, 0, 0, 0, 0, 0, 0)
+        put_word(p + w.P_SCRATCH, 0)
+        put_word(p + w.P_DRAIN, 0)
+        put_word(p + w.P_ANSWER, 1)
+    return 1
+
+
+@device
+def transfer(g: int, r: int, now: int) -> int:
     """See what is over of a transfer and start what may; return whether there was anything."""
     p = word(r + w.R_PEER)
     words = word(r + w.R_WORDS)
@@ -316,7 +381,11 @@ def transfer(g: int, r: int) -> int:
         if not outgoing:
             for k in range(done, posted):
                 call_foreign(word(g + w.G_CANCEL), r + w.R_REQUESTS + 8 * rem(k, w.AHEAD), 0, 0, 0, 0, 0, 0)
-        if done == posted:
+        elif done < posted and word(p + w.P_ASKING) == 0 and now - word(r + w.R_ASKED) > w.AGAIN:
+            put_word(p + w.P_ASKING, r)
+            put_word(p + w.P_ASK, (word(r + w.R_TAG) << 32) | word(r + w.R_CHUNK))
+            return 1
+        if done == posted and word(p + w.P_ASKING) != r:  # else its tag may still be looked for
             let_go(g, r, 0)
         return done - before
     limit = min(load_acquire(words + 8 * bulk.ALLOWED, SYSTEM), done + w.AHEAD)

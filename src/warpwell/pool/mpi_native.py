@@ -80,7 +80,10 @@ class NativeProgress:
             w.G_IRECV: library.MPI_Irecv,
             w.G_TEST: library.MPI_Test,
             w.G_CANCEL: library.MPI_Cancel,
+            w.G_IMPROBE: library.MPI_Improbe,
+            w.G_IMRECV: library.MPI_Imrecv,
             w.G_MALLOC: _libc.malloc,
+            w.G_FREE: _libc.free,
             w.G_SYSCALL: _libc.syscall,
         }
         for place, function in functions.items():

@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .bulk import CANCELLED, Transfer
 from .region import Region
 from .signal import Signal, short_naps
-from .stream_framing import DATA, FRAGMENT, GOODBYE, Incoming, Outgoing
+from .stream_framing import DATA, DRAIN, DRAINED, FRAGMENT, GOODBYE, HEADER, Incoming, Outgoing
 from .transport import WINDOW
 
 CONTROL, FIRST_BULK = 1, 16
@@ -30,6 +32,9 @@ SLOTS = 4
 
 AHEAD = 4
 """Chunks of a transfer that are under way at once. Each waits for its receiver: memory in flight stays bounded."""
+
+AGAIN = 2e-3
+"""Seconds after which a peer is asked again to take what is left of a copy that was given up."""
 
 LAST_WORDS, QUIET = 0.3, 16
 """Seconds, and looks, without a word after which a peer is lost whose process has ended: a packet may be late."""
@@ -149,7 +154,7 @@ class Progress:
             if moved:
                 nap = SHORTEST
                 continue
-            busy = any(motion.requests for motion in self._motions) or any(p.sent for p in self._peers.values())
+            busy = any(m.requests for m in self._motions) or any(p.sent or p.drain for p in self._peers.values())
             self._doorbell.sleep(seen, min(nap, IN_FLIGHT) if busy else nap)
             nap = min(nap * 1.5, LONGEST)
         for state in self._peers.values():
@@ -167,6 +172,8 @@ class Progress:
                 came = self._fragments(state, now)
                 state.quiet = state.quiet + 1 if state.ended and not came else 0
                 moved = came or moved
+                if not state.gone:
+                    moved = state.take_drained() or moved
             except self._mpi.Exception as error:
                 self._lose(state, _said(error))
         while self._new:
@@ -175,7 +182,7 @@ class Progress:
             state = self._peers[motion.transfer.peer]
             try:
                 if not state.gone:
-                    moved = motion.step() or moved
+                    moved = motion.step(state, now) or moved
             except self._mpi.Exception as error:
                 self._lose(state, _said(error))
             if state.gone:  # found by this one or by an earlier one
@@ -199,10 +206,16 @@ class Progress:
             if kind == GOODBYE:
                 self._lose(state, GOODBYE_SAID)
                 return True
+            if kind == DRAIN:
+                drain = HEADER.unpack_from(fragment)[3]
+                state.drain = _Drain(self._comm, state.peer, drain >> 32, drain & 0xFFFFFFFF)
+            elif kind == DRAINED:
+                assert state.asking is not None
+                state.asking.asked, state.asking = now, None
             state.post_receive()
         state.collect_sent()
-        while state.free and (state.outgoing or state.due() or now - state.told > self._silence / 8):
-            state.send(DATA, now)
+        while state.free and (following := state.next_kind(now, self._silence)) is not None:
+            state.send(following, now)
             moved = True
         return moved
 
@@ -273,6 +286,10 @@ class _Peer:
         self.gone = self.ended = ""
         self.ended_at, self.quiet = 0.0, 0  # when its process had ended, and looks since then that found nothing
         self.goodbye: Any = None
+        self.ask = 0  # what it is to be asked to drain, and for which transfer it was asked and has not answered
+        self.asking: _Motion | None = None
+        self.drain: _Drain | None = None  # what it has asked for, and whether it is to be told that this is done
+        self.answer = False
         self.free = [bytearray(FRAGMENT) for _ in range(SLOTS)]
         self.sent: deque[tuple[Any, bytearray]] = deque()
         self._expected: deque[tuple[Any, bytearray]] = deque()
@@ -283,6 +300,22 @@ class _Peer:
     def due(self) -> bool:
         """Whether the peer should hear soon what was received, since it may wait for that."""
         return self.consumed - self._reported >= WINDOW // 4
+
+    def next_kind(self, now: float, silence: float) -> int | None:
+        """Return the kind of the fragment that should go now, if one should."""
+        if self.ask:
+            return DRAIN
+        if self.answer:
+            return DRAINED
+        return DATA if self.outgoing or self.due() or now - self.told > silence / 8 else None
+
+    def take_drained(self) -> bool:
+        """Go on with what the peer has asked to be taken; return whether there was anything."""
+        if self.drain is None or not self.drain.step():
+            return False
+        if self.drain.over:
+            self.drain, self.answer = None, True
+        return True
 
     def received(self) -> memoryview | None:
         """Return the next fragment, if it is there; `post_receive` gives its memory back."""
@@ -310,7 +343,11 @@ class _Peer:
         """Send a fragment. A goodbye is over once everything before it has arrived."""
         buffer = self.free.pop()
         self._reported = consumed = self.consumed
-        nbytes = self.outgoing.fill(memoryview(buffer), kind, consumed)
+        nbytes = self.outgoing.fill(memoryview(buffer), kind, consumed, self.ask)
+        if kind == DRAIN:
+            self.ask = 0
+        elif kind == DRAINED:
+            self.answer = False
         start = self._comm.Issend if kind == GOODBYE else self._comm.Isend
         request = start([buffer, nbytes, self._mpi.BYTE], self.peer, CONTROL)
         self.sent.append((request, buffer))
@@ -323,7 +360,36 @@ class _Peer:
         kept: list[Any] = []
         for request, buffer in (*self.sent, *self._expected):
             kept += _let_go(request, buffer, self._mpi, cancel=(request, buffer) in self._expected)
-        return kept
+        return kept if self.drain is None else [*kept, self.drain]
+
+
+class _Drain:
+    """Takes what a peer has sent for a copy that was given up, and drops it: only its receiver can end a send.
+
+    MPI matches in order, so that what nobody has taken is what `Improbe` finds. The peer gives the tag to no other
+    copy before it has the answer.
+    """
+
+    def __init__(self, comm: Any, peer: int, tag: int, chunk: int) -> None:
+        self._comm, self._peer, self._tag, self._chunk = comm, peer, tag, chunk
+        self._under_way: tuple[Any, Any] | None = None  # a request, and its memory
+        self.over = False
+
+    def step(self) -> bool:
+        """Take one chunk more, or find that there is none; return whether there was anything."""
+        if self._under_way is not None and not self._under_way[0].Test():
+            return False
+        try:
+            scratch = np.empty(self._chunk, np.uint8)
+        except MemoryError:
+            return False  # later there may be room
+        self._under_way = None
+        message = self._comm.Improbe(self._peer, self._tag)
+        if message is None:
+            self.over = True
+        else:
+            self._under_way = message.Irecv(scratch), scratch
+        return True
 
 
 class _Motion:
@@ -339,18 +405,24 @@ class _Motion:
         self._start = comm.Issend if outgoing else comm.Irecv
         self._tag = tag
         self._region = transfer.region
+        self._chunk = transfer.region.chunk if transfer.region is not None else 0
         self._posted = 0
         self._ended = False
+        self.asked = 0.0  # when the peer last answered that what this one had sent is drained
         self.requests: deque[Any] = deque()
 
-    def step(self) -> bool:
+    def step(self, peer: _Peer, now: float) -> bool:
         """See what is over and start what may; return whether there was anything."""
         collected = self.collect()
         if self.transfer.status == CANCELLED:
             if not self._outgoing:
                 for request in self.requests:
                     request.Cancel()
-            if not self.requests:
+            elif self.requests and peer.asking is None and now - self.asked > AGAIN:
+                peer.asking = self
+                peer.ask = self._tag << 32 | self._chunk
+                return True
+            if not self.requests and peer.asking is not self:  # else its tag may still be looked for
                 self.transfer.finish(CANCELLED)
             return collected
         region = self._region

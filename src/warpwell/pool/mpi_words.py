@@ -19,6 +19,9 @@ HOT = 1 * MS
 LOOKS = 8
 """Calls of MPI without a find before a nap: Open MPI looks at its sockets only every eighth time."""
 
+AGAIN = 2 * MS
+"""Nanoseconds after which a peer is asked again to take what is left of a copy that was given up."""
+
 QUIET = 2 * LOOKS
 """Looks without a find, besides, after which nothing comes any more of a process that has ended."""
 
@@ -37,7 +40,10 @@ QUIET = 2 * LOOKS
     G_IRECV,
     G_TEST,
     G_CANCEL,
+    G_IMPROBE,
+    G_IMRECV,
     G_MALLOC,
+    G_FREE,
     G_SYSCALL,
     G_FUTEX,
     G_SILENCE,
@@ -53,7 +59,7 @@ QUIET = 2 * LOOKS
     G_FLAG,  # scratch: MPI's flag, its status, a timespec
     G_STATUS,
     G_STATUS_END,
-) = range(0, 8 * 29, 8)
+) = range(0, 8 * 32, 8)
 G_TIME = G_STATUS + 8 * 16
 GLOBAL_WORDS = G_TIME // 8 + 2
 
@@ -84,8 +90,15 @@ GLOBAL_WORDS = G_TIME // 8 + 2
     P_RECEIVED,
     P_SEND_BUFFERS,
     P_RECEIVE_BUFFERS,
+    P_ASK,  # what the peer is to be asked to drain, 0: nothing
+    P_ASKING,  # row of the transfer for which it was asked and has not answered, 0: none
+    P_DRAIN,  # what the peer has asked to be drained here, 0: nothing
+    P_ANSWER,  # 1: it is to be told that this is done
+    P_SCRATCH,  # memory for it, 0: none yet; the message that it is for, and its request
+    P_SCRATCH_MESSAGE,
+    P_SCRATCH_REQUEST,
     P_SEND_REQUESTS,
-) = range(0, 8 * 26, 8)
+) = range(0, 8 * 33, 8)
 P_RECEIVE_REQUESTS = P_SEND_REQUESTS + 8 * SLOTS
 PEER_BYTES = P_RECEIVE_REQUESTS + 8 * SLOTS
 
@@ -106,8 +119,9 @@ SILENT, SAID_GOODBYE, MPI_FAILED, ENDED = 1, 2, 3, 4
     R_CHUNKS,
     R_POSTED,
     R_DONE,
+    R_ASKED,  # when the peer last answered that what this one had sent is drained
     R_REQUESTS,
-) = range(0, 8 * 13, 8)
+) = range(0, 8 * 14, 8)
 ROW_BYTES = R_REQUESTS + 8 * AHEAD
 
 FREE, READY, OVER, ABANDONED = range(4)

@@ -1,7 +1,7 @@
 """`Outgoing` and `Incoming`: messages to and from a peer, packed in fragments of one size.
 
-A fragment is a header of four words (kind, bytes that follow, bytes of messages that the sender has received, a
-spare one) and its bytes: messages, each behind its length, as many as fit. A long message goes on in the next
+A fragment is a header of four words (kind, bytes that follow, bytes of messages that the sender has received, what
+a DRAIN is about) and its bytes: messages, each behind its length, as many as fit. A long message goes on in the next
 fragments. So short messages that wait share a fragment, and a message may have any size.
 """
 
@@ -14,8 +14,10 @@ HEADER = struct.Struct("<qqqq")
 FRAGMENT = 32 << 10
 """Bytes of a fragment with its header. Open MPI sends up to 64 KiB over TCP without asking first."""
 
-DATA, GOODBYE = range(2)
-"""Kinds of fragments. One without messages is a sign of life."""
+DATA, GOODBYE, DRAIN, DRAINED = range(4)
+"""Kinds of fragments. One without messages is a sign of life. DRAIN asks the peer to take, and drop, what was sent
+with an MPI tag of a copy that was given up (its word is ``tag << 32 | bytes of a chunk``), since MPI cannot take back
+what it was told to send; DRAINED is the answer that nothing more of it is there."""
 
 _LENGTH = struct.Struct("<q")
 
@@ -34,7 +36,7 @@ class Outgoing:
         """Let a message wait."""
         self._messages.append(message)
 
-    def fill(self, fragment: memoryview, kind: int, acknowledged: int) -> int:
+    def fill(self, fragment: memoryview, kind: int, acknowledged: int, drain: int = 0) -> int:
         """Write a fragment with what fits; return how many bytes of it are used."""
         at = HEADER.size
         while self._messages and at + _LENGTH.size <= len(fragment):
@@ -51,7 +53,7 @@ class Outgoing:
                 break
             self._messages.popleft()
             self._offset = -1
-        HEADER.pack_into(fragment, 0, kind, at - HEADER.size, acknowledged, 0)
+        HEADER.pack_into(fragment, 0, kind, at - HEADER.size, acknowledged, drain)
         return at
 
 

@@ -79,7 +79,8 @@ class Transport(ABC):
         """Start to send bulk data. A `get` of the peer with the same tag, size and chunk takes it.
 
         Whoever starts a copy chooses its tag: unique among the copies from one process to another that are under
-        way, and less than `TAGS`. Either side may come first.
+        way, and less than `TAGS`. Either side may come first. A copy is under way until both halves are `done`; so
+        is one that was cancelled. Then what this side sent and nobody took is gone, too.
 
         Raises
         ------

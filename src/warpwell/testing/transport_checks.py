@@ -312,6 +312,59 @@ def a_cancelled_copy_lets_go_and_harms_no_other(party: Party) -> None:
 
 
 @check
+def what_nobody_takes_is_let_go_and_its_tag_is_free_again(party: Party) -> None:
+    nbytes, tag = 10 * CHUNK, 13
+    for taken in (0, 2):  # chunks that the other side had taken when both gave up; with 0 it never began
+        party.barrier()
+        halves = []
+        for peer in party.peers:
+            halves.append(party.transport.put(peer, tag, Region.over(_array(nbytes, party.rank, taken), chunk=CHUNK)))
+        for peer in party.peers if taken else ():
+            sink = np.zeros(taken * CHUNK, np.uint8)
+            get = party.transport.get(peer, tag, Region(int(sink.ctypes.data), nbytes, CHUNK, taken, sink))
+            get.allow(taken)
+            get.wait(taken, PATIENCE)
+            halves.append(get)
+        time.sleep(0.02)
+        party.barrier()  # nobody cancels what somebody waits for
+        for half in halves:
+            half.cancel()
+        end = time.monotonic() + 2.0
+        while not all(half.done for half in halves):
+            assert time.monotonic() < end, "what nobody takes is held"
+            time.sleep(1e-3)
+        party.barrier()  # both halves of all are over
+        opposite = []
+        for peer in party.peers:
+            sink = np.zeros(nbytes, np.uint8)
+            opposite.append((peer, sink, party.transport.get(peer, tag, Region.over(sink, chunk=CHUNK))))
+            source = _array(nbytes, party.rank, peer, taken)
+            halves.append(party.transport.put(peer, tag, Region.over(source, chunk=CHUNK)))
+        for peer, sink, get in opposite:
+            get.wait(get.chunks, PATIENCE)
+            assert np.array_equal(sink, _array(nbytes, peer, party.rank, taken)), "data of a copy that was cancelled"
+        for put in halves[-len(party.peers) :]:
+            put.wait(put.chunks, PATIENCE)
+
+
+@check
+def many_copies_that_nobody_takes_harm_no_other(party: Party) -> None:
+    party.barrier()
+    stale = np.zeros(3 * CHUNK, np.uint8)
+    for _ in range(3):
+        tags = range(100, 140)
+        puts = [party.transport.put(peer, k, Region.over(stale, chunk=CHUNK)) for k in tags for peer in party.peers]
+        opposite_copies_and_many_at_once(party)
+        for put in puts:
+            put.cancel()
+        end = time.monotonic() + 5.0
+        while not all(put.done for put in puts):
+            assert time.monotonic() < end, "what nobody takes is held"
+            time.sleep(1e-3)
+        party.barrier()
+
+
+@check
 def the_memory_of_a_finished_copy_is_let_go(party: Party) -> None:
     party.barrier()
     held = []

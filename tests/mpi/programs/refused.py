@@ -1,0 +1,76 @@
+"""Copies that nobody takes, since there is no room: they let go of their memory, and cost nobody a second."""
+
+import os
+import signal
+import threading
+import time
+import weakref
+
+import numpy as np
+
+import warpwell as ww
+from warpwell import errors
+
+NBYTES = 32 << 20
+
+
+def no_room() -> None:
+    from warpwell.pool.runtime import CpuRuntime
+
+    def allocate(self: object, nbytes: int) -> None:
+        if nbytes == NBYTES:
+            raise MemoryError("no room")
+        return allocated(self, nbytes)
+
+    allocated, CpuRuntime.allocate = CpuRuntime.allocate, allocate  # type: ignore[method-assign,assignment]
+
+
+def nap() -> None:
+    time.sleep(1.0)
+
+
+first, second = ww.devices()
+source = first.empty(NBYTES, np.uint8)
+target = second.empty(NBYTES, np.uint8)
+second.call(no_room).get()
+arrays = []
+begun = time.monotonic()
+for _ in range(3):
+    array = np.ones(NBYTES, np.uint8)
+    arrays.append(weakref.ref(array))
+    try:
+        second.to_device(array)
+        second.synchronize()
+    except errors.RemoteError as error:
+        print("upload:", "no room" in str(error))
+    del array
+stream = first.stream()
+for _ in range(3):
+    second.empty(NBYTES, np.uint8).copy_from(source, stream=stream)
+    for waits in (stream, second):
+        try:
+            waits.synchronize(20)
+        except errors.RemoteError as error:
+            print("copy:", "no room" in str(error))
+print("at once:", time.monotonic() - begun < 2.0)
+end = time.monotonic() + 5
+while any(array() is not None for array in arrays) and time.monotonic() < end:
+    time.sleep(0.01)
+print("kept:", sum(array() is not None for array in arrays))
+
+array = np.ones(NBYTES, np.uint8)
+second.call(nap)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+begun = time.monotonic()
+try:
+    target.copy_from(array)
+except KeyboardInterrupt:
+    print("interrupted:", time.monotonic() - begun < 0.9)
+try:
+    second.synchronize()
+except errors.RemoteError as error:
+    print("told:", "gave the copy up" in str(error))
+for _ in range((1 << 20) - 1):  # as so many copies would
+    first.caller.tag(0, 2)
+target.copy_from(np.full(NBYTES, 2, np.uint8))
+print("the same tag:", bool((target.copy_to_host() == 2).all()))
