@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolVersionError
 from warpwell.pool import mpi_words
+from warpwell.pool.bulk import CANCELLED, Transfer
 from warpwell.pool.handshake import Hello
 from warpwell.pool.local_transport import LocalTransport, local_pair, local_transports
 from warpwell.pool.mpi_native import NativeProgress
 from warpwell.pool.options import silence_from_environment
 from warpwell.pool.signal import Signal
 from warpwell.pool.stream_framing import HEADER, Incoming, Outgoing
+from warpwell.pool.tags import Tags
 from warpwell.pool.transport import Region
 from warpwell.testing.transports import TransportConformance
 
@@ -104,6 +106,18 @@ def test_messages_survive_fragments_of_any_size(messages: list[bytes], size: int
         assert (kind, acknowledged) == (0, 5)
         got += whole
     assert got == messages
+
+
+def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.pool.tags.TAGS", 4)
+    tags = Tags()
+    assert [tags.new(0, 1) for _ in range(5)] == [0, 1, 2, 3, 0] and tags.new(1, 0) == 0
+    held = Transfer(1, 2, Region.over(np.zeros(4, np.uint8)))
+    tags.begun(0, 1, held)
+    held.cancel()
+    assert [tags.new(0, 1) for _ in range(4)] == [1, 3, 0, 1] and [tags.new(1, 0) for _ in range(2)] == [1, 2]
+    held.finish(CANCELLED)
+    assert [tags.new(0, 1) for _ in range(3)] == [2, 3, 0]
 
 
 def test_ctrl_c_frees_no_message_that_waits() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
@@ -15,7 +14,8 @@ from .channel import Channel
 from .code import Code
 from .protocol import Op, pack, unpack, unpack_failure
 from .reply import Reply
-from .transport import TAGS, Transfer, Transport
+from .tags import Tags
+from .transport import Transfer, Transport
 
 _LOOK, _LATEST = 0.05, 1.0
 """Seconds between looks at who was lost; and until requests to them fail where messages never pause."""
@@ -215,8 +215,7 @@ class Caller:
         self.freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed = False
         self._gone: deque[tuple[int, float]] = deque()  # who was lost, and until when answers are still taken
-        self._tags: dict[tuple[int, int], itertools.count[int]] = {}
-        self._tag_lock = threading.RLock()  # a signal handler may copy too
+        self.tags = Tags()
         self._threads = [
             threading.Thread(target=work, name=f"warpwell {name}", daemon=True)
             for name, work in (("replies", self._receive), ("frees", self._free))
@@ -227,8 +226,7 @@ class Caller:
 
     def tag(self, source: int, destination: int) -> int:
         """Return the tag of a new copy from one rank to another."""
-        with self._tag_lock:
-            return next(self._tags.setdefault((source, destination), itertools.count())) % TAGS
+        return self.tags.new(source, destination)
 
     def close(self) -> None:
         """Say goodbye to all agents, and stop."""

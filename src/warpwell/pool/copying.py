@@ -44,9 +44,11 @@ def upload(buffer: Buffer, source: NDArray[Any], stream: Stream | None) -> None:
     own = whole is not source and not np.may_share_memory(whole, source)
     if not own and not is_pinned(source) and buffer.nbytes <= PRIVATE:
         whole, own = whole.copy(), True
-    tag = device.caller.tag(device.caller.transport.rank, connection.rank)
+    ends = device.caller.transport.rank, connection.rank
+    tag = device.caller.tag(*ends)
     plan = device.transfers.plan(buffer.nbytes)
     transfer = _begun(connection, connection.transport.put, tag, region(whole, plan.chunk))
+    device.caller.tags.begun(*ends, transfer)
     try:
         cost = buffer.nbytes if own else 0
         reply = connection.ask(
@@ -83,9 +85,11 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
             return
         direct = out.flags.c_contiguous
         into = out if direct else np.empty(buffer.shape, buffer.dtype)
-        tag = device.caller.tag(connection.rank, device.caller.transport.rank)
+        ends = connection.rank, device.caller.transport.rank
+        tag = device.caller.tag(*ends)
         plan = device.transfers.plan(buffer.nbytes)
         transfer = _begun(connection, connection.transport.get, tag, region(into, plan.chunk))
+        device.caller.tags.begun(*ends, transfer)
         try:
             reply = connection.ask(
                 channel, Op.READ_BULK, handle, Reply, tag, tuple(plan), nbytes=buffer.nbytes, transfer=transfer
