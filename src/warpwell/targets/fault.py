@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ FAULT_PAGE = 0x5A5A_0000_0000
 _NBYTES = 4096
 
 _page: NDArray[np.int64] | None = None
+_lock = threading.Lock()
 _pinned: Any = None
 
 
@@ -40,17 +42,24 @@ def fault_page() -> NDArray[np.int64]:
         Another library holds the address.
     """
     global _page
-    if _page is None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long]
-        fixed_noreplace = 0x100000
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed_noreplace
-        got = libc.mmap(FAULT_PAGE, _NBYTES, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        if got != FAULT_PAGE:
-            raise OSError(ctypes.get_errno(), f"the address {FAULT_PAGE:#x} of Warpwell's fault page is taken")
-        _page = view_of(FAULT_PAGE, _NBYTES, np.int64)
+    if _page is not None:
+        return _page
+    with _lock:  # threads that launch their first kernels: the second to map the page would find its address taken
+        if _page is None:
+            _page = _map()
     return _page
+
+
+def _map() -> NDArray[np.int64]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long]
+    fixed_noreplace = 0x100000
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed_noreplace
+    got = libc.mmap(FAULT_PAGE, _NBYTES, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if got != FAULT_PAGE:
+        raise OSError(ctypes.get_errno(), f"the address {FAULT_PAGE:#x} of Warpwell's fault page is taken")
+    return view_of(FAULT_PAGE, _NBYTES, np.int64)
 
 
 def share_fault_page() -> None:

@@ -81,6 +81,9 @@ class Interpreter(Primitives):
         """
         if getattr(_local, "running", None) is not None:
             raise RuntimeError("an interpreted launch from device code of another one")
+        from .fault import fault_page
+
+        fault_page()  # any kernel may ask `warpwell.failed`, which reads it
         if self.shape == (0,):
             self.shape = (sum(not t.daemon for t in self.threads),)
         self.memory.forget()
