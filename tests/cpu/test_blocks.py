@@ -240,3 +240,35 @@ def test_nothing_is_copied_back_into_what_is_read_only() -> None:
     launch._copied = [(only_read, There()), (out, There())]
     launch.end()
     assert (out == 7).all() and (only_read == 0).all()
+
+
+@ww.kernel
+def spin(x):
+    while x[0] == 0:
+        if ww.failed():
+            x[1] += 1
+            return
+
+
+def test_an_abort_ends_loops_that_ask_of_this_launch_alone() -> None:
+    xs = [np.zeros(2, np.int64), np.zeros(2, np.int64)]
+    runs = [BlockLaunch(spin[1], (x,), "cpu") for x in xs]
+    for blocks in runs:
+        blocks.begin()
+        blocks.prepare()
+    controls = [blocks.new_control() for blocks in runs]
+    threads = [
+        threading.Thread(target=blocks.work, args=(control.address, 0))
+        for blocks, control in zip(runs, controls, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    runs[0].abort()
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+    assert threads[1].is_alive()
+    xs[1][0] = 1
+    threads[1].join(30)
+    for blocks in runs:
+        blocks.end()
+    assert [x.tolist() for x in xs] == [[0, 1], [1, 0]]

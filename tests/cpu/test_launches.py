@@ -50,3 +50,43 @@ FIRST = """
 @pytest.mark.parametrize("where", ["cpu", "interp", "scheduler", "pool"])
 def test_failed_may_be_the_first_thing_that_a_process_asks(tmp_path: Path, where: str) -> None:
     assert run(tmp_path, FIRST, where) == "[1.0, 1.0, 1.0, 1.0]\n"
+
+
+STUCK = """
+    import os, signal, threading, time
+    import numpy as np
+    import warpwell as ww
+
+    @ww.kernel
+    def spin(x):
+        while x[0] == 0:
+            if ww.failed():
+                x[1 + ww.grid(1)] += 1
+                return
+
+    stuck, other = np.zeros(5, np.int64), np.zeros(5, np.int64)
+    def interrupt():
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    spin[1](np.ones(1, np.int64))  # compiled now, so the interrupt comes in the middle of the launch
+    beside = threading.Thread(target=lambda: spin[4](other))
+    beside.start()
+    threading.Thread(target=interrupt).start()
+    try:
+        spin[4](stuck)
+    except KeyboardInterrupt:
+        print("interrupted", stuck.tolist())
+    print("beside", other.tolist())
+    other[0] = 1
+    beside.join()
+    print("beside", other.tolist())
+"""
+
+
+def test_ctrl_c_ends_a_loop_that_asks_and_that_of_no_other_launch(tmp_path: Path) -> None:
+    assert run(tmp_path, STUCK).splitlines() == [
+        "interrupted [0, 1, 1, 1, 1]",
+        "beside [0, 0, 0, 0, 0]",
+        "beside [1, 0, 0, 0, 0]",
+    ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .. import errors
 from ..nvme import describe
 from ..targets import Memory, fault_page
+from ..targets.fault import reason, settle
 from . import layout as at
 
 if TYPE_CHECKING:
@@ -54,9 +55,13 @@ class Latch:
         record = self.block.words
         out = (self.kind, int(record[at.L_ARRAY]), int(record[at.L_PAGE]), int(record[at.L_VALUE]))
         record[: at.LATCH_WORDS] = 0
-        # others may be set still: user loops that ask for those must go on seeing it
-        fault_page()[0] = int(any(latch.kind != at.CLEAR for latch in _latches))
+        settle()  # others may be set still: user loops that ask for those must go on seeing it
         return out
+
+
+@reason
+def _any_latched() -> bool:
+    return any(latch.kind != at.CLEAR for latch in list(_latches))
 
 
 def error_of(

@@ -29,6 +29,7 @@ from ._seam import (
 )
 from .compiled import compile_native
 from .device import linked_functions
+from .fault import INTERRUPTED
 from .struct import DeviceStruct
 
 
@@ -54,8 +55,7 @@ seam = CpuSeam(
 )
 
 CONTEXT_WORDS = 8
-"""Words of a thread's context: index, extents of the launch shape (up to 3), the rest reserved."""
-
+"""Words of a thread's context: index, extents of the launch shape (3), `INTERRUPTED`, the rest reserved."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _tls_key = ctypes.c_uint32()
 if _libc.pthread_key_create(ctypes.byref(_tls_key), None) != 0:
@@ -348,6 +348,14 @@ def _grid(typingctx: Any, ndim: Any) -> Any:
         return cgutils.pack_array(builder, [index, *reversed(parts)])
 
     return result(ndim), codegen
+
+
+def _interrupted(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    # atomic: the host stores to it meanwhile, and loops that ask must not take it for a constant
+    return builder.load_atomic(cgutils.gep_inbounds(builder, _thread_context(builder), INTERRUPTED), "monotonic", 8)
+
+
+_define(a.interrupted, types.int64, 0, _interrupted)
 
 
 def set_context(address: int) -> None:

@@ -335,6 +335,7 @@ def _grid(typingctx: Any, ndim: Any) -> Any:
     return result(ndim), codegen
 
 
+_word(a.interrupted, 0, lambda b, _: I64(0))
 _word(a.clock_ns, 0, lambda b, _: _asm(b, I64, "mov.u64 $0, %globaltimer;", "=l" + _MEMORY, []))
 
 

@@ -191,6 +191,11 @@ def grid(ndim: int) -> Any:
     return current().grid(ndim)
 
 
+def interrupted() -> int:
+    """Return whether the launch of the calling thread was interrupted (`cpu`; others are told by the fault page)."""
+    return current().interrupted()
+
+
 def clock_ns() -> int:
     """Return a monotonic time in nanoseconds (`interp`: logical time)."""
     return current().clock_ns()

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from .. import errors
+from .fault import INTERRUPTED
 from .kernel import KernelArgument, Launch, device_of, finish, is_argument
 from .memory import Block, memory_for
 from .virtual import returns_early, virtual_copy
@@ -97,6 +98,8 @@ class BlockLaunch:
         self._values: list[Any] | None = None
         self._begun: list[KernelArgument] = []
         self._copied: list[tuple[Any, Any]] = []
+        self.interrupted = False
+        self.contexts: dict[int, Any] = {}  # of threads that work now (`cpu`)
 
     def _check(self) -> None:
         function = self.kernel.function
@@ -164,8 +167,15 @@ class BlockLaunch:
         self._values = None
         finish(begun)
 
+    def interrupt(self) -> None:
+        """Let `failed` be true for this launch alone, on `cpu`."""
+        self.interrupted = True
+        for context in list(self.contexts.values()):
+            context[INTERRUPTED] = 1
+
     def abort(self) -> None:
-        """Make waits of device code on the arguments end soon."""
+        """Make waits of device code on the arguments end soon, and loops that ask `failed`."""
+        self.interrupt()
         for argument in self.participants:
             argument.abort()
 

@@ -9,6 +9,7 @@ import numpy as np
 from . import atomics
 from .compiled import compile_host
 from .device import seam_for
+from .fault import INTERRUPTED
 from .notice import compiling
 
 _DRIVER = """
@@ -74,4 +75,9 @@ def work(blocks: Any, control: int, worker: int) -> None:
     if len(blocks.launch.shape) == 1:
         context[1] = blocks.total
     values = [np.asarray(v) if foreign(v) else v for v in blocks.values]
-    driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)
+    blocks.contexts[id(context)] = context
+    context[INTERRUPTED] = blocks.interrupted  # last: who interrupts now finds the one or the other
+    try:
+        driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)
+    finally:
+        del blocks.contexts[id(context)]

@@ -5,17 +5,22 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .atomics import SYSTEM, load_relaxed
+from .atomics import SYSTEM, interrupted, load_relaxed
 from .device import device
 from .memory import view_of
+from .uninterrupted import uninterrupted
 
 FAULT_PAGE = 0x5A5A_0000_0000
 """Address of the fault page. Fixed, so that compiled code in the on-disk cache can name it."""
+
+INTERRUPTED = 4
+"""Word of a thread's context on `cpu`: not 0 when its launch was interrupted. So no launch sees another's interrupt."""
 
 _NBYTES = 4096
 
@@ -26,15 +31,16 @@ _pinned: Any = None
 
 @device
 def failed() -> bool:
-    """Tell whether an array has latched an error that was not raised yet, so that user loops can stop.
+    """Tell whether an array has latched an error that was not raised yet, or the launch was interrupted.
 
-    A thread calls it. It is one relaxed load of host memory: on a GPU, ask every so many iterations.
+    User loops that ask can stop. A thread calls it. It is one relaxed load of host memory: on a GPU, ask every so many
+    iterations.
     """
-    return load_relaxed(FAULT_PAGE, SYSTEM) != 0
+    return load_relaxed(FAULT_PAGE, SYSTEM) != 0 or interrupted() != 0
 
 
 def fault_page() -> NDArray[np.int64]:
-    """Return the fault page (words); word 0 is the number of latched errors.
+    """Return the fault page (words); word 0 is not 0 while an error is latched, or a launch on a GPU is interrupted.
 
     Raises
     ------
@@ -60,6 +66,48 @@ def _map() -> NDArray[np.int64]:
     if got != FAULT_PAGE:
         raise OSError(ctypes.get_errno(), f"the address {FAULT_PAGE:#x} of Warpwell's fault page is taken")
     return view_of(FAULT_PAGE, _NBYTES, np.int64)
+
+
+_reasons: list[Callable[[], bool]] = []
+
+
+def reason(set_now: Callable[[], bool]) -> Callable[[], bool]:
+    """Add a reason for the page to be set: what tells whether it holds now."""
+    _reasons.append(set_now)
+    return set_now
+
+
+def settle() -> None:
+    """Let the page say whether there is a reason for it to be set, after one has gone."""
+    page = fault_page()
+    page[0] = int(any(holds() for holds in _reasons))
+    # device code latches first and sets the page then: what it latched since the look above must not be lost
+    if any(holds() for holds in _reasons):
+        page[0] = 1
+
+
+_interrupted: set[Interrupt] = set()
+
+
+@reason
+def _any_interrupted() -> bool:
+    return bool(_interrupted)
+
+
+class Interrupt:
+    """What Ctrl-C aborts of a launch on a GPU besides its arguments: loops that ask `failed` end without any."""
+
+    def abort(self) -> None:
+        """Let `failed` be true until the launch is over."""
+        _interrupted.add(self)
+        fault_page()[0] = 1
+
+    def over(self) -> None:
+        """Let `failed` be what it is without this launch."""
+        if self in _interrupted:
+            with uninterrupted():  # half of it would leave the page set for good
+                _interrupted.discard(self)
+                settle()
 
 
 def share_fault_page() -> None:

@@ -15,6 +15,7 @@ from .. import errors
 from . import atomics
 from .compiled import compile_host
 from .device import seam_for
+from .fault import INTERRUPTED
 from .notice import compiling
 
 
@@ -106,6 +107,7 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     while True:
         try:
             if interrupted is not None:
+                contexts[:, INTERRUPTED] = 1  # this launch's own flag: others are not interrupted
                 for participant in participants:
                     participant.abort()
             while len(ended) < threads:  # the list counts: Ctrl-C may come between an acquire and a note of it

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import errors
 from .device import seam_for
-from .fault import share_fault_page
+from .fault import Interrupt, share_fault_page
 from .notice import compiling
 from .struct import DeviceStruct
 
@@ -101,17 +101,21 @@ def wait(event: Any, participants: Any = ()) -> None:
     # asking whether an event is done is no failure to log
     logging.getLogger("numba.cuda.cudadrv.driver").setLevel(logging.CRITICAL)
     interrupted: BaseException | None = None
+    loops = Interrupt()
     spins = 0
-    while not event.query():
-        try:
-            spins += 1
-            if spins > 200:
-                time.sleep(min(50e-6 * (spins - 200), 1e-3))
-        except KeyboardInterrupt as error:
-            interrupted = error
-            for participant in participants:
-                participant.abort()
-    event.synchronize()  # raises what the driver has to say
+    try:
+        while not event.query():
+            try:
+                spins += 1
+                if spins > 200:
+                    time.sleep(min(50e-6 * (spins - 200), 1e-3))
+            except KeyboardInterrupt as error:
+                interrupted = error
+                for participant in (loops, *participants):
+                    participant.abort()
+        event.synchronize()  # raises what the driver has to say
+    finally:
+        loops.over()
     if interrupted is not None:
         raise interrupted
 
