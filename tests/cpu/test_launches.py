@@ -4,8 +4,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+import warpwell as ww
+from warpwell import errors
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -90,3 +95,139 @@ def test_ctrl_c_ends_a_loop_that_asks_and_that_of_no_other_launch(tmp_path: Path
         "beside [0, 0, 0, 0, 0]",
         "beside [1, 0, 0, 0, 0]",
     ]
+
+
+# -- what a launch refuses --------------------------------------------------------------------------------------------
+
+
+@ww.device
+def row_and_column():
+    return ww.grid(2)
+
+
+@ww.kernel
+def flat(x):
+    x[ww.grid(1)] = 1
+
+
+@ww.kernel
+def plane(x):
+    i, j = row_and_column()
+    x[i + j] = 1
+
+
+@ww.kernel
+def nowhere(x):
+    x[0] += 1
+
+
+@ww.kernel(block=32)
+def tiles(x):
+    x[ww.block_index()] = 1
+
+
+@ww.kernel
+def three(x, n, more=1):
+    x[ww.grid(1)] = n + more
+
+
+LAUNCHES = [
+    (flat[2, 32], r"'flat' asks grid\(1\) .* in a launch of shape \(2, 32\): launch over one extent, or ask grid\(2\)"),
+    (flat[2, 2, 2], r"or ask grid\(3\)"),
+    (plane[4], r"'plane' asks grid\(2\) \(.*test_launches.py, line \d+\).*: launch over two extents, or ask grid\(1\)"),
+    (plane[4, 1, 1], r"launch over two extents"),
+    (tiles[2, 32], r"of a block kernel: give one number, of blocks"),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp", "pool", "scheduler"])
+@pytest.mark.parametrize(("launch", "message"), LAUNCHES)
+def test_an_index_is_asked_for_in_the_extents_of_the_launch(launch: Any, message: str, device: str) -> None:
+    x = np.zeros(4)
+    with pytest.raises(errors.ArgumentError, match=message):
+        if device == "pool":
+            with ww.devices()[0]:
+                launch(x)
+        elif device == "scheduler":
+            launch.cut((x,), "cpu")
+        else:
+            launch(x, device=device)
+    assert not x.any()
+
+
+def test_launches_that_fit() -> None:
+    x = np.zeros(64)
+    flat[64](x, device="cpu")
+    plane[8, 8](x, device="cpu")
+    nowhere[2, 1, 2](x, device="interp")
+    assert x.tolist() == [5.0] + [1.0] * 63
+    three[4](x, 2, device="cpu")
+    three[2](x, 2, 2, device="cpu")
+    assert x[:5].tolist() == [4, 4, 3, 3, 1]
+
+
+def test_extents_that_a_launch_has_not_are_one() -> None:
+    """Code that asks for them, and could not be seen to, gets index 0 and no division by 0."""
+    x = np.full(4, -1)
+    mixed = ww.kernel(either)
+    mixed.checked.add((1, 1))
+    mixed[4](x, device="cpu")
+    assert x.tolist() == [0, 0, 0, 0]
+
+
+def either(x):
+    i, j, k = ww.grid(3)
+    x[i] = j + k
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_arguments_that_cannot_be(device: str) -> None:
+    x = np.zeros(4)
+    with pytest.raises(errors.ArgumentError, match=r"'flat' takes 1 argument \(x\), not 2"):
+        flat[4](x, 1, device=device)
+    with pytest.raises(errors.ArgumentError, match=r"'three' takes 2 to 3 arguments \(x, n, more\), not 1"):
+        three[4](x, device=device)
+    with pytest.raises(errors.ArgumentError, match=r"by their places, not by name \(y=\)"):
+        flat[4](y=x, device=device)
+    with pytest.raises(errors.ArgumentError, match=r"'x' of kernel 'flat' is a list, .* make it an array"):
+        flat[4]([1.0, 2.0, 3.0, 4.0], device=device)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "longdouble", "O", ">i4"])
+def test_items_that_cannot_be(dtype: str) -> None:
+    with pytest.raises(errors.DTypeError, match=r"'x' of kernel 'flat' has items of .*astype"):
+        flat[4](np.zeros(4, dtype), device="cpu")
+
+
+def test_a_store_on_the_host_is_no_argument(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "store") as store, pytest.raises(errors.ArgumentError, match="open it with device="):
+        flat[4](store, device="cpu")
+
+
+def test_shapes_and_streams_that_cannot_be() -> None:
+    for shape in (-1, 2**63, (2**62, 2)):
+        with pytest.raises(errors.ArgumentError, match="launch shape"):
+            flat[shape]
+    with pytest.raises(errors.ArgumentError, match="'a' is no stream"):
+        flat[4, "a"]
+
+
+@ww.kernel
+def misspelt(x):
+    x[ww.grid(1)] = x.sise
+
+
+@ww.kernel
+def narrow(x):
+    ww.atomic_add(x, ww.grid(1), 1)
+
+
+def test_what_does_not_compile_says_so_in_a_line() -> None:
+    with pytest.raises(errors.CompileError) as raised:
+        misspelt[4](np.zeros(4), device="cpu")
+    assert "Unknown attribute 'sise' of type array(float64, 1d, C)" in str(raised.value)
+    assert "test_launches.py" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "nopython mode" in str(raised.value.__cause__)
+    with pytest.raises(errors.CompileError, match=r"there is no atomic_add\(array\(int16"):
+        narrow[4](np.zeros(4, np.int16), device="cpu")

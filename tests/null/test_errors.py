@@ -48,6 +48,7 @@ BUILTIN = {
     "AgentError": RuntimeError,
     "PoolVersionError": RuntimeError,
     "CodeError": TypeError,
+    "CompileError": TypeError,
 }
 
 EXAMPLES = [

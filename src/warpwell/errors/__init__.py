@@ -33,6 +33,7 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     │   ├── RemoteError                         what was raised on a device, with its traceback there
     │   ├── AgentError                          agents that could not be started
     │   └── PoolVersionError                    another version at the other end
+    ├── CompileError (TypeError)                a kernel that does not compile with arguments of these types
     ├── CodeError (TypeError)                   a kernel or function whose code cannot be sent to a device
     └── KernelError (RuntimeError)              what a kernel latched; raised after its launch
         ├── IndexRangeError (IndexError)        an index outside of the array
@@ -52,6 +53,7 @@ from __future__ import annotations
 from .general import (
     ArgumentError,
     ClosedError,
+    CompileError,
     CorruptionError,
     DeviceNotFoundError,
     DTypeError,
@@ -100,6 +102,7 @@ __all__ = [
     "AgentError",
     "ClosedError",
     "CodeError",
+    "CompileError",
     "CorruptionError",
     "DTypeError",
     "DeviceLostError",

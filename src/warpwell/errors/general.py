@@ -270,6 +270,10 @@ class QuotaError(ArgumentError):
     """Quotas of tenants are over 100 %, or a tenant that no setting names asks for a share."""
 
 
+class CompileError(WarpwellError, TypeError):
+    """A kernel does not compile with arguments of these types; the compiler's own error, all of it, is the cause."""
+
+
 class TransformError(ArgumentError):
     """A kernel cannot be cut into blocks that are claimed one by one; it can run whole.
 

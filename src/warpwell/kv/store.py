@@ -70,6 +70,8 @@ class Store(MutableMapping[Any, Any]):
     writable : bool
     """
 
+    no_kernel_argument = "open it with device="
+
     def __init__(self, parts: Parts, *, schema: Schema | None, writable: bool, durability: str) -> None:
         self.path = parts.path
         self.schema = schema

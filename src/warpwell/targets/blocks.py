@@ -103,6 +103,7 @@ class BlockLaunch:
 
     def _check(self) -> None:
         function = self.kernel.function
+        self.launch.check(self.args)
         if self.device == "cuda":
             try:
                 self.virtual = _copies.get(function) or _copies.setdefault(function, virtual_copy(function))

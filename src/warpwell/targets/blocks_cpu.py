@@ -38,7 +38,7 @@ def driver(context, control, worker, total, threads{parameters}):
 
 def driver(blocks: Any) -> Any:
     """Return the compiled worker of a `BlockLaunch`."""
-    from .run_cpu import foreign
+    from .run_cpu import compile_for, foreign
 
     kernel, values = blocks.kernel, [np.asarray(v) if foreign(v) else v for v in blocks.values]
     key = ("cpu-blocks", len(values))
@@ -57,12 +57,7 @@ def driver(blocks: Any) -> Any:
         scope |= {"function": kernel.function, "set_context": set_context}
         kernel.compiled[key] = compile_host(source, "driver", scope, kernel.function)
     compiled = kernel.compiled[key]
-    from numba import typeof
-
-    signature = tuple(typeof(v) for v in (0, 0, 0, 0, 0, *values))
-    if signature not in compiled.overloads:
-        with compiling(f"kernel {kernel.__name__!r}"):
-            compiled.compile(signature)
+    compile_for(kernel, compiled, (0, 0, 0, 0, 0), values)
     return compiled
 
 
@@ -71,9 +66,7 @@ def work(blocks: Any, control: int, worker: int) -> None:
     from .run_cpu import foreign
 
     context = np.zeros(8, np.int64)
-    context[1 : 1 + len(blocks.launch.shape)] = blocks.launch.shape
-    if len(blocks.launch.shape) == 1:
-        context[1] = blocks.total
+    context[1:4] = (*blocks.launch.shape, 1, 1)[:3]  # code divides by them
     values = [np.asarray(v) if foreign(v) else v for v in blocks.values]
     blocks.contexts[id(context)] = context
     context[INTERRUPTED] = blocks.interrupted  # last: who interrupts now finds the one or the other

@@ -19,6 +19,7 @@ from .block import (
     thread_index,
     virtual_grid,
 )
+from .compile_errors import explained
 from .device import device, seam_for
 from .notice import compiling
 from .prepared import Prepared, flat_arguments
@@ -174,7 +175,8 @@ class Forms:
     def _kernel(self, dispatcher: Any, words: int) -> Any:
         types = tuple(dispatcher.typeof_pyval(a) for a in [0] * words + self._blocks.values)
         if types not in dispatcher.overloads:
-            with compiling(f"kernel {self._blocks.kernel.__name__!r}"):
+            name = self._blocks.kernel.__name__
+            with compiling(f"kernel {name!r}"), explained(name, "cuda"):
                 dispatcher.compile(types).bind()
         return dispatcher.overloads[types]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import errors
 from .blocks import BlockLaunch
-from .kernel import Launch, has_cuda, is_argument, placed
+from .kernel import Launch, by_name, has_cuda, is_argument, placed
 from .source_text import SourceText
 from .source_types import converted
 
@@ -153,6 +153,7 @@ class SourceLaunch(Launch):
         seed: int | None = None,
         services: Sequence[Callable[[], object]] = (),
         aborts: Sequence[Any] = (),
+        **named: Any,
     ) -> None:
         """Run the kernel on the current GPU, as it is, and wait for it. NumPy arrays are copied there and back.
 
@@ -166,6 +167,8 @@ class SourceLaunch(Launch):
         seed, services, aborts
             Of no use here: they belong to kernels in Python.
         """
+        if named:
+            raise by_name(self.kernel, named)
         if placed(self, args, device):
             return
         blocks = SourceBlocks(self, args, device)

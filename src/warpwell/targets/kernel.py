@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -88,6 +88,8 @@ class Kernel:
         self.max_registers = max_registers
         self.block = block
         self.compiled: dict[Any, Any] = {}
+        self.checked: set[tuple[int, int]] = set()
+        """Numbers of extents and arguments with which launches are known to fit."""
         mark_device(function)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -123,6 +125,7 @@ class Launch:
         seed: int | None = None,
         services: Sequence[Callable[[], object]] = (),
         aborts: Sequence[Any] = (),
+        **named: Any,
     ) -> None:
         """Run the kernel.
 
@@ -138,7 +141,17 @@ class Launch:
             Steps that an interpreted launch calls beside its threads.
         aborts : sequence of objects
             Their ``abort()`` is called on Ctrl-C, as the arguments' is.
+
+        Raises
+        ------
+        ArgumentError
+            The kernel takes other arguments, or asks for its index in more or fewer extents than the launch has.
+        CompileError
+            The kernel's code, with arguments of these types, is nothing that can be compiled.
         """
+        if named:
+            raise by_name(self.kernel, named)
+        self.check(args)
         if _place is not None and _place(self, args, device):
             return
         target = device or device_of(args)
@@ -169,6 +182,15 @@ class Launch:
             for argument in participants:
                 argument.launch_continues(done)
 
+    def check(self, args: Sequence[Any]) -> None:
+        """Raise where the kernel cannot be launched over this shape, or with so many arguments."""
+        key = len(self.shape), len(args)
+        if key not in self.kernel.checked:  # its code is looked at once
+            from .signature import check_launch
+
+            check_launch(self.kernel, self.shape, len(args))
+            self.kernel.checked.add(key)
+
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""
         from .blocks import BlockLaunch
@@ -184,6 +206,14 @@ class Launch:
         from .run_cuda import configuration
 
         return configuration(self.shape, self.kernel.block)
+
+
+def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
+    """Return what is raised for arguments by name, which compiled launches do not have."""
+    given = ", ".join(f"{name}=" for name in named)
+    return errors.ArgumentError(
+        f"kernel {kernel.__name__!r} takes its arguments by their places, not by name ({given}): leave the names out"
+    )
 
 
 def _again(function: Callable[..., Any], max_registers: int | None, block: int | None) -> Kernel:
@@ -221,7 +251,9 @@ def _run_interp(
     services: Sequence[Callable[[], object]],
 ) -> None:
     from . import interp
+    from .signature import check_arguments
 
+    check_arguments(launch.kernel, values, compiles=False)
     # arrays of one cache have the same steps, and one thread at a time may serve a port
     offered = (step for a in participants for step in getattr(a, "interp_services", list)())
     steps = list(dict.fromkeys([*services, *offered]))
@@ -308,4 +340,13 @@ def _parse(configuration: Any) -> tuple[tuple[int, ...], Any]:
         raise errors.ArgumentError(
             f"launch shape {configuration!r} is not 1 to 3 non-negative integers (and a stream): use kernel[n](...)"
         )
-    return tuple(int(n) for n in parts), stream
+    shape = tuple(int(n) for n in parts)
+    if math.prod(shape) >= 1 << 63:
+        raise errors.ArgumentError(f"launch shape {configuration!r:.80} has more than 2^63 - 1 indices")
+    if stream is not None and not any(hasattr(stream, name) for name in _STREAMS):
+        raise errors.ArgumentError(f"{stream!r:.60} is no stream: use kernel[n, device.stream()](...)", name="stream")
+    return shape, stream
+
+
+_STREAMS = ("synchronize", "__cuda_stream__", "cuda_stream", "handle")
+"""What streams have: those of pools and numba-cuda, and of others that a launch takes."""

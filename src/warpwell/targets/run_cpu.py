@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 from numba import typeof
+from numba.core.errors import NumbaError
 
 from .. import errors
 from . import atomics
+from .compile_errors import explained
 from .compiled import compile_host
 from .device import seam_for
 from .fault import INTERRUPTED
 from .notice import compiling
+from .signature import check_arguments
 
 
 def _threads() -> int:
@@ -79,15 +82,10 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     threads = max(1, min(THREADS, -(-total // chunk)))
     counter = np.zeros(8, np.int64)
     contexts = np.zeros((threads, 8), np.int64)
-    contexts[:, 1 : 1 + len(launch.shape)] = launch.shape
-    if len(launch.shape) == 1:
-        contexts[:, 1] = total
+    contexts[:, 1:4] = (*launch.shape, 1, 1)[:3]  # code divides by them
     arguments = [np.asarray(v) if foreign(v) else v for v in values]
     # here, not in the workers: one compilation, and a typing error is raised once
-    signature = tuple(typeof(v) for v in (0, 0, 0, 0, *arguments))
-    if signature not in driver.overloads:
-        with compiling(f"kernel {launch.kernel.__name__!r}"):
-            driver.compile(signature)
+    compile_for(launch.kernel, driver, (0, 0, 0, 0), arguments)
     done = threading.Semaphore(0)
     failures: list[BaseException] = []
     ended: list[int] = []
@@ -119,6 +117,19 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
         raise interrupted
     if failures:
         raise failures[0]
+
+
+def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: list[Any]) -> None:
+    """Compile a driver for arguments, unless it is; say what is wrong with them."""
+    try:
+        signature = tuple(map(typeof, (*words, *arguments)))
+    except (ValueError, NotImplementedError, NumbaError) as error:
+        check_arguments(kernel, arguments)
+        raise errors.ArgumentError(f"kernel {kernel.__name__!r} cannot take its arguments: {error}") from error
+    if signature not in driver.overloads:
+        check_arguments(kernel, arguments)
+        with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cpu"):
+            driver.compile(signature)
 
 
 def foreign(value: Any) -> bool:

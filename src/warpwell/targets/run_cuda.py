@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import errors
+from .compile_errors import explained
 from .device import seam_for
 from .fault import Interrupt, share_fault_page
 from .notice import compiling
+from .signature import check_arguments
 from .struct import DeviceStruct
 
 BLOCK_THREADS = 256
@@ -85,7 +87,12 @@ def start(launch: Any, values: Sequence[Any], stream: Any) -> None:
         raise errors.ArgumentError(
             f"launch shape {launch.shape} has too many outer blocks for a GPU: put the longest dimension last"
         )
-    with contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"):
+    if not kernel.overloads:
+        check_arguments(launch.kernel, values, compiles=False)
+    with (
+        contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"),
+        explained(launch.kernel.__name__, "cuda"),
+    ):
         kernel[blocks, threads, stream or 0](*extents, *values)
 
 

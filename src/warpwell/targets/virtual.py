@@ -43,7 +43,7 @@ def returns_early(function: Callable[..., Any]) -> int | None:
     returns: list[tuple[int, int | None]] = []
     loops: list[tuple[int, int]] = []
     code = function.__code__
-    for instruction, found, _ in _said(function):
+    for instruction, found, _ in said(function):
         if _waits(found, set()):
             barriers.append(instruction.offset)
         elif instruction.opname.startswith("RETURN_"):
@@ -70,7 +70,7 @@ def _copy(value: Any, copies: dict[Any, Any]) -> Any:
     if id(value) in copies:
         return copies[id(value)]
     copies[id(value)] = value  # a function that calls itself is, so far, its own copy
-    if _is_primitive(value):
+    if is_primitive(value):
         return value
     _refuse_hardware(value)
     names = set(_names(value.__code__))
@@ -135,7 +135,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
+def said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
     """Yield the instructions of a function, each with the object that it names, if any, and the module it is in."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _bound(cell)}}
@@ -158,13 +158,13 @@ def _waits(value: Any, seen: set[int]) -> bool:
     if value is block.barrier:
         return True
     value = getattr(value, "py_func", value)
-    if not isinstance(value, types.FunctionType) or id(value) in seen or _is_primitive(value):
+    if not isinstance(value, types.FunctionType) or id(value) in seen or is_primitive(value):
         return False
     seen.add(id(value))
-    return any(_waits(found, seen) for _, found, _ in _said(value))
+    return any(_waits(found, seen) for _, found, _ in said(value))
 
 
-def _is_primitive(function: types.FunctionType) -> bool:
+def is_primitive(function: types.FunctionType) -> bool:
     """Tell whether the body of a function is its target's."""
     return (function.__module__ or "").startswith(f"{__package__}.")
 
@@ -179,7 +179,7 @@ def _refuse_hardware(function: types.FunctionType) -> None:
     """Raise where a function names the hardware's grid through `numba.cuda`."""
     cuda = sys.modules.get("numba.cuda")
     hardware = {id(thing): name for name in _WHOLE_GRID if (thing := getattr(cuda, name, None)) is not None}
-    for instruction, found, owner in _said(function):
+    for instruction, found, owner in said(function):
         name = hardware.get(id(found))
         if name is None and getattr(owner, "__name__", "") == "numba.cuda" and instruction.argval in _WHOLE_GRID:
             name = instruction.argval

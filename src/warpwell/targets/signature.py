@@ -1,0 +1,112 @@
+"""What is known of a kernel before it is compiled: its parameters, and the extents that its code asks for."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from . import atomics
+from .virtual import is_primitive, said
+
+
+def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
+    """Raise where a kernel does not take so many arguments, or asks for an index in more or fewer extents.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    _check_count(kernel, count)
+    dims = len(shape)
+    if kernel.block is not None and dims != 1:
+        raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
+    for asked, line, path in _asked(kernel.function, set()):
+        if asked == dims:
+            continue
+        where = f"kernel {kernel.__name__!r} asks grid({asked}) ({path}, line {line}) in a launch of shape {shape}"
+        if asked not in _EXTENTS:
+            raise errors.ArgumentError(f"{where}: launches have 1, 2 or 3 extents")
+        extents = f"launch over {_EXTENTS[asked]}, or ask grid({dims})"
+        # who comes from CUDA's blocks and threads would have an index beyond what the array has
+        hint = "; a shape counts indices, not blocks and threads" if dims > asked else ""
+        raise errors.ArgumentError(f"{where}: {extents}{hint}")
+
+
+_EXTENTS = {1: "one extent", 2: "two extents", 3: "three extents"}
+
+
+def parameters(kernel: Any) -> list[str]:
+    """Return the names of a kernel's positional parameters."""
+    return [p.name for p in inspect.signature(kernel.function).parameters.values() if p.kind in _POSITIONAL]
+
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def _check_count(kernel: Any, count: int) -> None:
+    every = inspect.signature(kernel.function).parameters.values()
+    found = [p for p in every if p.kind in _POSITIONAL]
+    least = sum(p.default is p.empty for p in found)
+    most = count if any(p.kind is p.VAR_POSITIONAL for p in every) else len(found)
+    if not least <= count <= most:
+        takes = f"{least}" if least == len(found) else f"{least} to {len(found)}"
+        noun = "argument" if takes == "1" else "arguments"
+        names = f" ({', '.join(p.name for p in found)})" if found else ""
+        raise errors.ArgumentError(f"kernel {kernel.__name__!r} takes {takes} {noun}{names}, not {count}")
+
+
+def _asked(value: Any, seen: set[int]) -> Iterator[tuple[int, int | None, str]]:
+    """Yield what a function, or one that it names, passes to `grid`, with line and file; constants only."""
+    value = getattr(value, "py_func", value)
+    if not isinstance(value, types.FunctionType) or id(value) in seen or is_primitive(value):
+        return
+    seen.add(id(value))
+    called: Callable[..., Any] | None = None
+    for instruction, found, _ in said(value):
+        if called is not None and instruction.opname not in ("PUSH_NULL", "CACHE"):
+            number = instruction.argval if instruction.opname.startswith("LOAD_") and found is None else found
+            if isinstance(number, int) and not isinstance(number, bool):
+                line = instruction.positions.lineno if instruction.positions else None
+                yield number, line, value.__code__.co_filename
+            called = None
+        if found is atomics.grid:
+            called = found
+        elif found is not None:
+            yield from _asked(found, seen)
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
+    """Raise where an argument is nothing that kernels take. Called before a compilation: compiled code knows its types.
+
+    Raises
+    ------
+    ArgumentError, DTypeError
+    """
+    names = parameters(kernel)
+    for k, value in enumerate(values):
+        what = f"argument {names[k] if k < len(names) else k + 1!r} of kernel {kernel.__name__!r}"
+        advice = getattr(type(value), "no_kernel_argument", None)
+        if advice is not None:
+            raise errors.ArgumentError(f"{what} is a {type(value).__name__}, which kernels cannot use so: {advice}")
+        if isinstance(value, list | dict | set | bytearray):
+            raise errors.ArgumentError(
+                f"{what} is a {type(value).__name__}, which kernels do not take: make it an array, with numpy.array()"
+            )
+        dtype = getattr(value, "dtype", None)
+        if compiles and isinstance(dtype, np.dtype) and not _compiles(dtype):
+            raise errors.DTypeError(
+                f"{what} has items of {dtype.name if dtype.isnative else 'the other byte order'}, which kernels do not "
+                f"take: convert it first, with astype(...)"
+            )
+
+
+def _compiles(dtype: np.dtype[Any]) -> bool:
+    return dtype.isnative and not dtype.hasobject and dtype.str[1:] not in ("f2", "f16", "c32")
