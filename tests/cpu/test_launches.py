@@ -231,3 +231,61 @@ def test_what_does_not_compile_says_so_in_a_line() -> None:
     assert "nopython mode" in str(raised.value.__cause__)
     with pytest.raises(errors.CompileError, match=r"there is no atomic_add\(array\(int16"):
         narrow[4](np.zeros(4, np.int16), device="cpu")
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+FORK = """
+    import os, signal, sys
+    import numpy as np
+    import warpwell as ww
+
+    @ww.kernel
+    def add(a, x):
+        i = ww.grid(1)
+        x[i] += 1 + a[i]
+
+    def tell(call):
+        try:
+            print(call(), flush=True)
+        except Exception as error:
+            print(type(error).__name__, "forked from it: " in str(error), flush=True)
+
+    def launch(a):
+        x = np.zeros(4)
+        add[4](a, x, device="cpu")
+        return x.sum()
+
+    def opened():
+        with ww.open("a.npy", "r+", device="cpu", cache="64KiB", tier="storage") as again:
+            return again[999]
+
+    np.save("a.npy", np.arange(1000))
+    a = ww.open("a.npy", "r+", device="cpu", cache="64KiB", tier="storage")
+    b = ww.devices()[0].to_device(np.arange(3))
+    b.copy_to_host()
+    later = ww.devices()[0].call(sum, [1, 2])
+    launch(np.zeros(4))
+    launch(a)
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        tell(lambda: launch(np.zeros(4)))
+        tell(lambda: a[999])
+        tell(lambda: launch(a))
+        tell(lambda: a.close())
+        tell(lambda: b.copy_to_host())
+        tell(lambda: ww.devices()[0].to_device(np.arange(3)).copy_to_host().sum())
+        tell(opened)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(a[999], launch(a), b.copy_to_host().sum(), later.get())
+    a.close()
+"""
+
+
+def test_a_forked_process_launches_and_is_told_what_is_its_parents(tmp_path: Path) -> None:
+    assert run(tmp_path, FORK).splitlines() == [
+        "4.0", "ForkError True", "ForkError True", "None", "ForkError True", "3", "999",
+        "999 10.0 3 3",
+    ]  # fmt: skip

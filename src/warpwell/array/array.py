@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -81,7 +82,8 @@ class Array:
             self._nsid = cache.attach(medium, self, name=name, share=share, host=host)
         else:
             self._nsid = cache.attach(_Nothing(medium), self, name=name, host=self._data.address)  # type: ignore[union-attr]
-        self._finalizer = weakref.finalize(self, _finalize, cache if owns_cache else None, medium, self._on_close)
+        owned = cache if owns_cache else None
+        self._finalizer = weakref.finalize(self, _finalize, owned, medium, self._on_close, os.getpid())
         self._closed = False
 
     def _load(self, tier: str) -> Block:
@@ -353,6 +355,10 @@ class Array:
         """Flush and release everything (idempotent). A derived array closes nothing."""
         if self._closed or self._base is not None:
             return
+        if self.cache.process.forked:
+            self._closed = True  # all of this is the parent's
+            self._finalizer.detach()
+            return
         if self._owns_cache:
             self.cache.require_ended("close the array")
         try:
@@ -373,6 +379,7 @@ class Array:
     def _require_open(self) -> None:
         if self._closed or (self._base is not None and self._base._closed):
             raise errors.ClosedError(f"array {self.name!r} is closed: open it again")
+        self.cache.process.require(f"array {self.name!r}")
 
     def __enter__(self) -> Array:
         return self
@@ -425,8 +432,10 @@ class _Nothing(Medium):
         """Do nothing."""
 
 
-def _finalize(cache: Cache | None, medium: Medium, on_close: Callable[[], None]) -> None:
+def _finalize(cache: Cache | None, medium: Medium, on_close: Callable[[], None], process: int) -> None:
     # an array that was dropped without close: threads stop; what was not flushed is lost, as documented
+    if process != os.getpid():
+        return  # all of this is the parent's
     if cache is not None:
         cache.controller.close()
         medium.close()  # else the shared cache does, when it next forgets the array

@@ -271,3 +271,12 @@ def _claim(target: pathlib.Path) -> Callable[[], None]:
             _writers.pop(key, None)
 
     return release
+
+
+def _after_fork() -> None:
+    global _writers_lock
+    _writers_lock = threading.Lock()
+    _writers.clear()  # they are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

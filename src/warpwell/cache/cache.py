@@ -22,6 +22,7 @@ from . import layout as at
 from . import maintenance
 from .latch import BLOCK, Latch, error_of
 from .plan import Plan, Space
+from .process import OpeningProcess
 from .sizes import parse_size
 from .statistics import Statistics
 
@@ -68,6 +69,7 @@ class Cache:
         merge: int = 4,
     ) -> None:
         self._closed = True  # until everything is there, so that a failed constructor has nothing to close
+        self.process = OpeningProcess()
         self.device = device or default_device()
         self.cache_bytes = parse_size(nbytes, "cache")
         self.page_size = _page_size(page_size)
@@ -442,6 +444,7 @@ class Cache:
 
     def require_open(self) -> None:
         """Raise `ClosedError` where the cache is closed."""
+        self.process.require("the cache")
         if self._closed:
             raise errors.ClosedError("the cache is closed: open the array again")
 
@@ -459,7 +462,7 @@ class Cache:
     def close(self) -> None:
         """Flush, stop the controller and drop the memory (idempotent)."""
         with self._lock:
-            if self._closed:
+            if self._closed or self.process.forked:
                 return
             self.require_ended("close it")
             try:

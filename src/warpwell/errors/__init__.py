@@ -18,7 +18,7 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── ReadOnlyError (ValueError)              a write to an array that was opened with mode "r"
     ├── ClosedError (ValueError)                use after close
     ├── SharingError (ValueError)               a second "r+" open of one file
-    │   └── ForkError                           a store or scheduler used in a process that was forked from its own
+    │   └── ForkError                           an array, device, store ... used in a process forked from its own
     ├── KeyMissingError (KeyError)              a key that a store does not have
     ├── StoreFailedError (OSError)              a store that takes no more writes since one failed
     ├── DeviceNotFoundError (RuntimeError)      a GPU that is not there

@@ -196,7 +196,7 @@ class SharingError(WarpwellError, ValueError):
 
 
 class ForkError(SharingError):
-    """A scheduler, or a store that is open for writing or on a GPU, was used in a process forked from its own."""
+    """An array, device, scheduler, or store (for writing or on a device) was used in a process forked from its own."""
 
 
 class KeyMissingError(WarpwellError, KeyError):

@@ -38,6 +38,7 @@ class Connection:
         self._sending = False
         self.pairing = False
         self.lost: str | None = None
+        self.forked: str | None = None
         self.transport = caller.transport
         self.channels: dict[int, Channel] = {0: Channel(0)}
         self.ending: list[Reply] = []
@@ -47,7 +48,9 @@ class Connection:
         self._caller = caller
 
     def check(self) -> None:
-        """Raise `DeviceLostError` where the agent is gone."""
+        """Raise `DeviceLostError` where the agent is gone, `ForkError` where it is the parent's."""
+        if self.forked is not None:
+            raise errors.ForkError(self.forked)
         if self.lost is not None:
             raise errors.DeviceLostError(f"{self.label} is gone: {self.lost}", device=self.index)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +58,8 @@ class Devices(Group):
         self._callers: list[Caller] = []
         self._closing: list[Any] = []
         self._leases = Leases(self._devices)
+        self._process = os.getpid()
+        _all.add(self)
         try:
             if transport is not None:
                 self._join(transport, timeout)
@@ -134,6 +138,21 @@ class Devices(Group):
                 transport.close()
         self._closing = []
 
+    def forked(self) -> None:
+        """Let every call raise `ForkError`: the threads that would answer are those of the parent process."""
+        for caller in self._callers:
+            caller.closed = True
+            for connection in caller.connections.values():
+                connection.lost = connection.forked = (
+                    f"{connection.label} belongs to process {self._process} and this is {os.getpid()}, forked from it: "
+                    f"ask ww.devices() here (multiprocessing: use the spawn method), and move data as NumPy arrays"
+                )
+                connection.lock = threading.RLock()
+            for _, reply in list(caller.replies.values()):
+                with contextlib.suppress(Exception):
+                    reply.come(None, errors.ForkError(str(connection.forked)))
+        self._callers, self._closing = [], []
+
     def __enter__(self) -> Devices:
         return self
 
@@ -146,23 +165,38 @@ class Devices(Group):
 
 _lock = threading.Lock()
 _devices: Devices | None = None
+_own = False
+"""Whether `devices` found them, rather than was told them."""
+_all: weakref.WeakSet[Devices] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    global _lock, _devices
+    _lock = threading.Lock()
+    for found in list(_all):
+        found.forked()
+    if _own:
+        _devices = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def devices() -> Devices:
     """Return all devices: those of the agents under ``warpwell run``, else each GPU, or the CPU where there is none."""
-    global _devices
+    global _devices, _own
     with _lock:
         if _devices is None:
-            _devices = Devices()
+            _devices, _own = Devices(), True
             atexit.register(_devices.close)
         return _devices
 
 
 def use(found: Devices | None) -> None:
     """Let `devices` return these (for launchers and tests); None lets it find them again."""
-    global _devices
+    global _devices, _own
     with _lock:
-        _devices = found
+        _devices, _own = found, False
 
 
 def joined() -> bool:

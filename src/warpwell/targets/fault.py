@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,15 @@ class Interrupt:
             with uninterrupted():  # half of it would leave the page set for good
                 _interrupted.discard(self)
                 settle()
+
+
+def _after_fork() -> None:
+    _interrupted.clear()
+    if _page is not None:
+        _page[0] = 0  # arrays of the parent are of no use here, and what failed there failed for others
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def share_fault_page() -> None:

@@ -74,6 +74,14 @@ class _Workers:
 _workers = _Workers()
 
 
+def _after_fork() -> None:
+    global _workers
+    _workers = _Workers()  # the others' threads are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     """Run a launch and wait for it. Ctrl-C aborts waits in device code, then is raised."""
     driver = _driver(launch.kernel, len(values))
