@@ -161,6 +161,7 @@ def test_launches_that_fit() -> None:
     plane[8, 8](x, device="cpu")
     nowhere[2, 1, 2](x, device="interp")
     assert x.tolist() == [5.0] + [1.0] * 63
+    flat[0, 3](x, device="cpu")
     three[4](x, 2, device="cpu")
     three[2](x, 2, 2, device="cpu")
     assert x[:5].tolist() == [4, 4, 3, 3, 1]

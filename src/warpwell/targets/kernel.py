@@ -189,7 +189,8 @@ class Launch:
             from .signature import check_launch
 
             check_launch(self.kernel, self.shape, len(args))
-            self.kernel.checked.add(key)
+            if math.prod(self.shape):  # a launch of nothing asks for nothing
+                self.kernel.checked.add(key)
 
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""

@@ -22,6 +22,8 @@ def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
     ArgumentError
     """
     _check_count(kernel, count)
+    if 0 in shape:
+        return
     dims = len(shape)
     if kernel.block is not None and dims != 1:
         raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
