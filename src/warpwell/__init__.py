@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors  # modules within import it from here, which must not wait for those that wait for them
 
 if TYPE_CHECKING:
-    from . import kv, pool, scheduler
+    from . import cache, graph, kv, nvme, pool, scheduler, storage
     from .array import Array, DeviceArray, atomic_add, create
     from .array import open_array as open  # reads as ww.open, like io.open
     from .cache import Cache, Statistics
@@ -44,6 +44,7 @@ __all__ = [
     "block_index",
     "block_threads",
     "broadcast",
+    "cache",
     "clock_ns",
     "create",
     "current_device",
@@ -54,16 +55,19 @@ __all__ = [
     "empty_like",
     "errors",
     "failed",
+    "graph",
     "grid",
     "kernel",
     "kv",
     "lane_id",
     "numba_cuda",
+    "nvme",
     "open",
     "pinned_empty",
     "pool",
     "scheduler",
     "shared_array",
+    "storage",
     "to_device",
     "thread_index",
     "warp_size",
@@ -72,7 +76,7 @@ __all__ = [
 
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
-    "": "kv pool scheduler",
+    "": "cache graph kv nvme pool scheduler storage",
     "array": "Array DeviceArray atomic_add create",
     "array.opening": "open=open_array",
     "cache": "Cache Statistics",

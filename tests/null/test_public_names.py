@@ -49,6 +49,13 @@ def test_what_a_prompt_offers() -> None:
         assert {"__doc__", "__name__", "__all__"} <= set(line.split())
 
 
+@pytest.mark.parametrize("name", ["cache.Cache", "graph.bfs", "nvme.key_words", "storage.Latency"])
+def test_folders_that_the_documentation_names_are_there_from_the_start(name: str) -> None:
+    code = f"import warpwell as ww; ww.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert not done.returncode, done.stderr
+
+
 def test_there_is_nothing_else() -> None:
     with pytest.raises(AttributeError, match="no attribute 'numpy'"):
         operator.attrgetter("numpy")(ww)
