@@ -234,6 +234,37 @@ def test_what_does_not_compile_says_so_in_a_line() -> None:
         narrow[4](np.zeros(4, np.int16), device="cpu")
 
 
+@pytest.mark.parametrize("options", [{"max_registers": -1}, {"max_registers": "x"}, {"block": "x"}, {"block": 33}])
+def test_options_of_kernels_that_cannot_be(options: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="give a"):
+        ww.kernel(**options)
+    with pytest.raises(errors.ArgumentError, match="1 is no Python function"):
+        ww.kernel(1)
+
+
+def test_priorities_of_streams() -> None:
+    device = ww.devices()[0]
+    with device.stream(np.int64(1)) as stream:
+        assert stream.priority == 1
+        stream.synchronize()
+    with pytest.raises(errors.ArgumentError, match="priority='x': give an integer"):
+        device.stream("x")
+
+
+def test_rows_and_files_that_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(24))
+    with ww.open(path, device="cpu", cache="16KiB") as a:
+        a.prefetch(-2)
+        for call in (a.prefetch, a.pin, a.unpin, a.evict):
+            with pytest.raises(errors.ArgumentError, match=r"rows -1 to 2 of 24 .*: the end is first"):
+                call(-1, 2)
+    with pytest.raises(errors.ArgumentError, match="has a dtype and a shape of its own"):
+        ww.open(path, dtype="int32")
+    with ww.open(path, dtype="int64", offset=128, device="cpu") as a:
+        assert a[23] == 23
+
+
 # -- forks ------------------------------------------------------------------------------------------------------------
 
 FORK = """

@@ -245,7 +245,9 @@ class Array:
     def _pages(self, start: int | None, stop: int | None) -> tuple[int, int]:
         rows = self.shape[0] if self.shape else 1
         first, end, _ = slice(start, stop).indices(rows)
-        if end <= first:
+        if end < first:
+            raise errors.ArgumentError(f"rows {start} to {stop} of {rows} of array {self.name!r}: the end is first")
+        if end == first:
             return 0, 0
         row = self._strides[0] if self._strides else self.dtype.itemsize
         page = self.cache.page_size

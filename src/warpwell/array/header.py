@@ -28,6 +28,12 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def is_npy(path: pathlib.Path) -> bool:
+    """Tell whether a file begins as ``.npy`` files do."""
+    with path.open("rb") as file:
+        return file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+
+
 def read_npy(path: pathlib.Path) -> Header:
     """Read and check the header of a ``.npy`` file.
 

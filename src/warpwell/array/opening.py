@@ -18,7 +18,7 @@ from ..storage.file import FileMedium
 from ..storage.medium import Medium
 from ..targets import default_device, has_cuda
 from .array import TIERS, Array
-from .header import Header, check_dtype, read_npy
+from .header import Header, check_dtype, is_npy, read_npy
 
 _writers: dict[tuple[int, int], str] = {}
 _writers_lock = threading.Lock()
@@ -220,6 +220,12 @@ def _medium(
             raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
         header = read_npy(target)
     else:
+        if not offset and is_npy(target):
+            raise errors.ArgumentError(
+                f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (with offset= it is "
+                f"raw data)",
+                name="dtype",
+            )
         header = _raw_header(target.stat().st_size, dtype, shape, offset, str(target))
     release = _claim(target) if writable else (lambda: None)
     try:

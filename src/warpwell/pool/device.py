@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -221,7 +222,11 @@ class Device:
 
     def stream(self, priority: int = 0) -> Stream:
         """Return a new stream. 0 is the least priority."""
-        return Stream(self, priority)
+        try:
+            level = operator.index(priority)
+        except TypeError:
+            raise errors.ArgumentError(f"priority={priority!r:.60}: give an integer", name="priority") from None
+        return Stream(self, level)
 
     def event(self, timing: bool = True) -> Event:
         """Return an event, which stands for no point yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -81,8 +82,9 @@ class Kernel:
     def __init__(
         self, function: Callable[..., Any], *, max_registers: int | None = None, block: int | None = None
     ) -> None:
-        if block is not None and not (1 <= block <= 1024 and block % 32 == 0):
-            raise errors.ArgumentError(f"a block of {block} threads: give a multiple of 32, at most 1024", name="block")
+        if not isinstance(function, types.FunctionType):
+            raise errors.ArgumentError(f"{function!r:.60} is no Python function: put @ww.kernel above a def")
+        _check_options(max_registers, block)
         functools.update_wrapper(self, function)
         self.function = function
         self.max_registers = max_registers
@@ -209,6 +211,14 @@ class Launch:
         return configuration(self.shape, self.kernel.block)
 
 
+def _check_options(max_registers: Any, block: Any) -> None:
+    if block is not None and not (isinstance(block, int | np.integer) and 1 <= block <= 1024 and block % 32 == 0):
+        raise errors.ArgumentError(f"a block of {block!r} threads: give a multiple of 32, at most 1024", name="block")
+    if max_registers is not None and not (isinstance(max_registers, int | np.integer) and 16 <= max_registers <= 255):
+        message = f"max_registers={max_registers!r}: give a number from 16 to 255"
+        raise errors.ArgumentError(message, name="max_registers")
+
+
 def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
     """Return what is raised for arguments by name, which compiled launches do not have."""
     given = ", ".join(f"{name}=" for name in named)
@@ -298,6 +308,7 @@ def kernel(
     [0, 2, 4, 6]
     """
     if function is None:
+        _check_options(max_registers, block)  # here: the line is that of the decorator
         return functools.partial(kernel, max_registers=max_registers, block=block)
     return Kernel(function, max_registers=max_registers, block=block)
 
