@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,21 @@ def test_rows_and_files_that_cannot_be(tmp_path: Path) -> None:
         ww.open(path, dtype="int32")
     with ww.open(path, dtype="int64", offset=128, device="cpu") as a:
         assert a[23] == 23
+
+
+def test_arrays_are_compared_by_identity_and_items_once_they_were_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(24))
+    with ww.open(path, device="cpu", cache="16KiB") as a, ww.open(path, device="cpu", cache="16KiB") as b:
+        assert {a: 1, b: 2}[a] == 1 and a in weakref.WeakSet([b, a]) and [b, a].index(a) == 1
+        for compare in (lambda: a == 3, lambda: a != 3, lambda: a == [1, 2]):
+            with pytest.raises(TypeError, match=r"read them first, a\[:\] == "):
+                compare()
+        assert (a[:] == 3).sum() == 1 and (np.arange(24) == a).all()
+        assert a.reshape(-1, 6).shape == (4, 6) and a.reshape((2, -1)).shape == (2, 12)
+        for shape in ((-1, 5), (-1, -1), (5, 5), (-1, 0)):
+            with pytest.raises(errors.ArgumentError, match="cannot become"):
+                a.reshape(*shape)
 
 
 # -- forks ------------------------------------------------------------------------------------------------------------

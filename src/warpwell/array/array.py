@@ -122,9 +122,20 @@ class Array:
         state = "closed " if self._closed else ""
         return f"<{state}warpwell.Array {self.name!r} {self.shape} {self.dtype} on {self.device}, tier {self.tier}>"
 
+    def __eq__(self, other: object) -> bool:
+        """Compare by identity with other arrays, as collections need it; items are compared once they were read."""
+        if other is None or isinstance(other, Array):
+            return self is other
+        raise TypeError(f"items of array {self.name!r} are on storage: read them first, a[:] == {other!r:.20}")
+
+    __hash__ = object.__hash__
+
     def reshape(self, *shape: Any) -> Array:
-        """Return the same data in another shape (C order); it shares cache and file."""
-        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""
+        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        known = math.prod(n for n in wanted if n != -1)
+        if wanted.count(-1) == 1 and known > 0:
+            wanted = tuple(self.size // known if n == -1 else n for n in wanted)
         if math.prod(wanted) != self.size or self._strides != _c_strides(self.shape, self.dtype.itemsize):
             raise errors.ArgumentError(f"shape {self.shape} cannot become {wanted}")
         return self._derive(tuple(wanted), self.dtype, _c_strides(tuple(wanted), self.dtype.itemsize), 0)
