@@ -281,6 +281,20 @@ def test_arrays_are_compared_by_identity_and_items_once_they_were_read(tmp_path:
                 a.reshape(*shape)
 
 
+def test_device_code_outside_of_a_launch() -> None:
+    for call in (ww.grid, ww.shared_array):
+        with pytest.raises(RuntimeError, match="outside of a launch"):
+            call(*(1, np.float64)[: 1 + (call is ww.shared_array)])
+    for other in (ww.thread_index, ww.block_threads, ww.block_index, ww.barrier, ww.failed):
+        with pytest.raises(RuntimeError, match="outside of a launch"):
+            other()
+
+
+def test_devices_that_are_not_there() -> None:
+    with pytest.raises(IndexError, match=r"devices\(\)\[300\]: there .* `warpwell run --agents N"):
+        ww.devices()[300]
+
+
 # -- forks ------------------------------------------------------------------------------------------------------------
 
 FORK = """

@@ -222,8 +222,8 @@ def _medium(
     else:
         if not offset and is_npy(target):
             raise errors.ArgumentError(
-                f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (with offset= it is "
-                f"raw data)",
+                f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (only with offset= "
+                f"is it raw data)",
                 name="dtype",
             )
         header = _raw_header(target.stat().st_size, dtype, shape, offset, str(target))

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from .. import errors
 from ..targets.kernel import has_cuda
@@ -91,6 +91,19 @@ class Devices(Group):
             except errors.RemoteError as error:
                 raise errors.AgentError(f"the device of {connection.label} cannot be used: {error}") from error
             self._found.append(Device(caller, connection, len(self._found), info))
+
+    @overload
+    def __getitem__(self, index: int) -> Device: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Device]: ...
+    def __getitem__(self, index: int | slice) -> Device | Sequence[Device]:
+        try:
+            return super().__getitem__(index)
+        except IndexError:
+            there = "there is one device" if len(self) == 1 else f"there are {len(self)} devices"
+            raise IndexError(
+                f"devices()[{index}]: {there}; `warpwell run --agents N FILE.py` starts a program with more"
+            ) from None
 
     def lease(
         self,

@@ -20,11 +20,13 @@ def block_index() -> int:
 
 def thread_index() -> int:
     """Return the index of the calling thread in its block (any thread)."""
+    current()  # raises outside of a launch
     return 0
 
 
 def block_threads() -> int:
     """Return the number of threads of a block (any thread)."""
+    current()
     return 1
 
 
@@ -34,6 +36,7 @@ def barrier() -> None:
     Orders what they did before with what they do after. A kernel in which some thread returns before a barrier that
     others reach cannot be preempted at block ends: it runs in slices.
     """
+    current()
 
 
 def shared_array(shape: Any, dtype: Any) -> Any:
@@ -41,6 +44,7 @@ def shared_array(shape: Any, dtype: Any) -> Any:
 
     Its items are not set, and are lost at the end of the block.
     """
+    current()
     return np.empty(shape, dtype)
 
 
