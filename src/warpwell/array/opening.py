@@ -220,13 +220,13 @@ def _medium(
             raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
         header = read_npy(target)
     else:
+        header = _raw_header(target.stat().st_size, dtype, shape, offset, str(target))
         if not offset and is_npy(target):
             raise errors.ArgumentError(
-                f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (only with offset= "
-                f"is it raw data)",
+                f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (it is raw data "
+                f"only with offset=)",
                 name="dtype",
             )
-        header = _raw_header(target.stat().st_size, dtype, shape, offset, str(target))
     release = _claim(target) if writable else (lambda: None)
     try:
         return FileMedium(target, writable=writable), header, name or target.name, release
