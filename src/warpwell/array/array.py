@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..cache import Cache, Statistics
+from ..cache.word import DIRTY
 from ..storage.medium import Medium
 from ..targets import Block
 from ..targets.device import seam_for
@@ -82,8 +84,10 @@ class Array:
             self._nsid = cache.attach(medium, self, name=name, share=share, host=host)
         else:
             self._nsid = cache.attach(_Nothing(medium), self, name=name, host=self._data.address)  # type: ignore[union-attr]
-        owned = cache if owns_cache else None
-        self._finalizer = weakref.finalize(self, _finalize, owned, medium, self._on_close, os.getpid())
+        owned, writes = cache if owns_cache else None, writable and tier in ("storage", "host-cached")
+        self._finalizer = weakref.finalize(
+            self, _finalize, owned, medium, self._on_close, os.getpid(), name if writes else None
+        )
         self._closed = False
 
     def _load(self, tier: str) -> Block:
@@ -445,14 +449,25 @@ class _Nothing(Medium):
         """Do nothing."""
 
 
-def _finalize(cache: Cache | None, medium: Medium, on_close: Callable[[], None], process: int) -> None:
+def _finalize(
+    cache: Cache | None, medium: Medium, on_close: Callable[[], None], process: int, name: str | None
+) -> None:
     # an array that was dropped without close: threads stop; what was not flushed is lost, as documented
     if process != os.getpid():
         return  # all of this is the parent's
+    lost = False
     if cache is not None:
+        # not on a GPU: a finalizer may run anywhere, in the middle of the driver, too
+        lost = name is not None and cache.device != "cuda" and bool((cache.words() & DIRTY).any())
         cache.controller.close()
         medium.close()  # else the shared cache does, when it next forgets the array
     on_close()
+    if lost:  # told last: a warning may be an error
+        warnings.warn(
+            f"array {name!r} was dropped with changes that were not flushed, and are lost: close() it, or use `with`",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
