@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Kind
 from warpwell.scheduler.workloads import WORKLOADS, blocks_of, make, warps_of
@@ -70,11 +71,27 @@ def test_unknown_workloads_and_sizes_are_refused(name, size):
         make(name, size)
 
 
+@ww.kernel
+def line(x):
+    x[ww.grid(1)] = 1
+
+
+@ww.kernel
+def plane(x):
+    i, j = ww.grid(2)
+    x[i, j] = 1
+
+
+@ww.kernel
+def space(x):
+    i, j, k = ww.grid(3)
+    x[i, j, k] = 1
+
+
 @pytest.mark.parametrize("shape", [(1,), (256,), (257,), (100, 70), (3, 4, 70)])
 def test_blocks_and_warps_of_a_shape(shape):
-    app = make("triad", 10)
-    launch = app[0].launch.kernel[shape]
-    assert blocks_of(shape, "cpu") == BlockLaunch(launch, app[0].arguments, device="cpu").blocks
+    launch = (line, plane, space)[len(shape) - 1][shape]
+    assert blocks_of(shape, "cpu") == BlockLaunch(launch, (np.zeros(shape),), device="cpu").blocks
     assert warps_of(shape) == 8 * blocks_of(shape)
     inner = {1: 256, 2: 32, 3: 32}[len(shape)]
     assert blocks_of(shape) >= -(-shape[-1] // inner)

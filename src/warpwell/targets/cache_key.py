@@ -120,7 +120,7 @@ class _Content:
         self.put("module", module.__name__)
         if module.__name__.partition(".")[0] in VERSIONED:
             return True
-        for name in sorted(set(names).intersection(dir(module))):
+        for name in sorted(set(names).intersection({*vars(module), *dir(module)})):
             self.put("attribute", name)
             if not self.take(getattr(module, name, None), names):
                 return False

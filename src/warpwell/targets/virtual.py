@@ -104,7 +104,7 @@ def _module(module: types.ModuleType, names: set[str], copies: dict[Any, Any]) -
     copies[key] = module  # one that names itself is, so far, its own copy
     if module.__name__.partition(".")[0] in VERSIONED - {_OWN}:
         return module  # these know nothing of blocks
-    said = {n: getattr(module, n, None) for n in names.intersection(dir(module))}
+    said = {n: getattr(module, n, None) for n in names.intersection({*vars(module), *dir(module)})}
     kinds = types.FunctionType, types.ModuleType
     changed = {n: new for n, v in said.items() if isinstance(v, kinds) and (new := _inner(v, names, copies)) is not v}
     if changed:
