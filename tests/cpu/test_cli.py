@@ -107,7 +107,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "read over wanted" in text
 
 
-@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("compiling", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_interrupt_ends_a_run(tmp_path: Path, compiling: bool) -> None:
     graph = generate("kron", 17, tmp_path / "kron.ww")
     source = int(np.argmax(np.diff(graph.load()[0])))

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kv_host.py"
 
 
-@pytest.mark.parametrize("durability", ["commit", "none"])
+@pytest.mark.parametrize("durability", [pytest.param("commit", marks=pytest.mark.long), "none"])
 def test_every_row(tmp_path: Path, durability: str) -> None:
     for package in ("lmdb", "rocksdict"):
         pytest.importorskip(package)

@@ -41,9 +41,9 @@ def test_all_checks_without_fault_tolerance(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("way", "how"), [
-    ("shared memory", "kill"), ("shared memory", "stop"), ("tcp", "exit"),
+    ("shared memory", "kill"), ("tcp", "exit"),
     *[pytest.param(*case, marks=pytest.mark.long)
-      for case in (("shared memory", "exit"), ("tcp", "kill"), ("tcp", "stop"))],
+      for case in (("shared memory", "exit"), ("shared memory", "stop"), ("tcp", "kill"), ("tcp", "stop"))],
 ])  # fmt: skip
 def test_a_peer_that_dies_in_the_middle_of_copies(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, how: str, native: str = "1"

@@ -164,6 +164,7 @@ def test_an_agent_that_ends_before_it_is_ready_is_named(start: Start, what: str)
     assert run.nothing_is_left() < 1.0
 
 
+@pytest.mark.long
 def test_an_agent_that_stops_before_it_is_ready_is_named(start: Start) -> None:
     run = start("--agents", "3", "--start-timeout", "12", ENDING, "wait", environ=planted("3:stop-before-mpi"))
     assert run.end(40) == 2
