@@ -18,6 +18,7 @@ LONGEST = 1e9
 """Seconds that a deadline may be away: 31 years."""
 
 _AMOUNTS = {"seconds": 1e15, "instructions": 1e30, "miss_rate": 1.0, "bandwidth": 1.0, "compute": 1.0, "need": 1.0}
+_NUMBERS = (float, int)
 _COUNTS = ("registers", "shared", "threads", "resident")
 
 
@@ -76,6 +77,25 @@ class Profile:
     source: str = "given"
 
     def __post_init__(self) -> None:
+        # a simulation predicts one for every task: what is right costs no loop and no call
+        seconds, instructions = self.seconds, self.instructions
+        if not (
+            (seconds is None or (type(seconds) in _NUMBERS and 0 <= seconds <= 1e15))
+            and (instructions is None or (type(instructions) in _NUMBERS and 0 <= instructions <= 1e30))
+            and (self.kind is None or type(self.kind) is Kind)
+            and type(self.miss_rate) in _NUMBERS and 0 <= self.miss_rate <= 1
+            and type(self.bandwidth) in _NUMBERS and 0 <= self.bandwidth <= 1
+            and type(self.compute) in _NUMBERS and 0 <= self.compute <= 1
+            and type(self.need) in _NUMBERS and 0 <= self.need <= 1
+            and type(self.registers) is int and 0 <= self.registers <= MOST
+            and type(self.shared) is int and 0 <= self.shared <= MOST
+            and type(self.threads) is int and 0 <= self.threads <= MOST
+            and type(self.resident) is int and 0 <= self.resident <= MOST
+        ):  # fmt: skip
+            self._convert()
+
+    def _convert(self) -> None:
+        """Take numbers of other types for what they are, and refuse what is none."""
         if self.kind is not None and not isinstance(self.kind, Kind):
             raise errors.ArgumentError(f"kind of a profile is {_shown(self.kind)}: give a Kind, or None", name="kind")
         for name, most in _AMOUNTS.items():
