@@ -11,6 +11,7 @@ from warpwell.testing.kv_ranks import Run, Step, steps_of
 pytest.importorskip("sklearn", reason="the digits come from scikit-learn")
 
 
+@pytest.mark.long
 def test_curves_are_equal_through_kills(tmp_path: Path) -> None:
     run = Run(str(tmp_path / "digits.kv"), str(tmp_path), batch=128, epochs=3, seed=5, every=3)
     results = kv_training.compare(tmp_path, run, worlds=(2, 1), kills=2)

@@ -33,7 +33,7 @@ def under_run(start: Start, *arguments: str, text: str = "a line\n", folder: Pat
 
 @pytest.mark.parametrize("arguments", [
     [str(PROGRAMS / "semantics.py"), "3", "-m", "--agents", "9"],
-    ["-m", "semantics", "0"],
+    pytest.param(["-m", "semantics", "0"], marks=pytest.mark.long),
     [str(PROGRAMS / "failing_program.py")],
 ], ids=["file", "module", "traceback"])  # fmt: skip
 def test_the_same_as_under_python(start: Start, arguments: list[str]) -> None:
