@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from ..targets.code_names import names_of
 from ..targets.cuda_source import CudaSource
 from ..targets.device import device as mark_device
 from ..targets.device import is_device
@@ -237,7 +238,7 @@ def _device_functions(function: Any) -> list[Any]:
             return
         if is_device(value):
             found[id(value)] = value
-        for name in _names(value.__code__):
+        for name in names_of(value.__code__):
             visit(value.__globals__.get(name))
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty cell
@@ -247,20 +248,12 @@ def _device_functions(function: Any) -> list[Any]:
     return list(found.values())
 
 
-def _names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
-
-
 def _culprit(function: Any) -> str | None:
     """Name the object that cannot be pickled."""
     if not isinstance(function, types.FunctionType):
         return None
     scope = function.__globals__
-    named = {name: scope[name] for name in sorted(_names(function.__code__)) if name in scope}
+    named = {name: scope[name] for name in sorted(names_of(function.__code__)) if name in scope}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
             named[name] = cell.cell_contents

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .code_names import attributes, names_of
+
 VERSIONED = {"warpwell", "numba", "numpy", "llvmlite", *sys.stdlib_module_names}
 """Packages whose versions are in the name of the cache's folder."""
 
@@ -80,7 +82,7 @@ class _Content:
             return self._cells(function, ())
         if not os.path.exists(code.co_filename):
             return False
-        names = _names(code)
+        names = names_of(code)
         defaults = function.__defaults__ or (), tuple((function.__kwdefaults__ or {}).items())
         return self._code(code) and self._globals(function, names) and self._cells(function, names) and all(
             self.take(each) for each in defaults
@@ -120,9 +122,9 @@ class _Content:
         self.put("module", module.__name__)
         if module.__name__.partition(".")[0] in VERSIONED:
             return True
-        for name in sorted(set(names).intersection({*vars(module), *dir(module)})):
+        for name, value in attributes(module, names).items():
             self.put("attribute", name)
-            if not self.take(getattr(module, name, None), names):
+            if not self.take(value, names):
                 return False
         return True
 
@@ -133,12 +135,3 @@ class _Content:
         if not issubclass(value, enum.Enum):
             return False  # whatever it may stand for
         return all(self.take((name, member.value)) for name, member in value.__members__.items())
-
-
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names that code says, of variables and of attributes, each once."""
-    found = dict.fromkeys(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found.update(dict.fromkeys(_names(constant)))
-    return tuple(found)

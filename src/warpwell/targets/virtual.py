@@ -16,6 +16,7 @@ from typing import Any
 from .. import errors
 from . import atomics, block
 from .cache_key import VERSIONED
+from .code_names import attributes, names_of
 from .device import device
 
 _VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
@@ -73,7 +74,7 @@ def _copy(value: Any, copies: dict[Any, Any]) -> Any:
     if is_primitive(value):
         return value
     _refuse_hardware(value)
-    names = set(_names(value.__code__))
+    names = set(names_of(value.__code__))
     scope = {n: value.__globals__[n] for n in names if n in value.__globals__}
     changed = {n: new for n, old in scope.items() if (new := _inner(old, names, copies)) is not old}
     cells = tuple(_cell(cell, names, copies) for cell in value.__closure__ or ())
@@ -96,7 +97,7 @@ def _inner(value: Any, names: set[str], copies: dict[Any, Any]) -> Any:
 def _module(module: types.ModuleType, names: set[str], copies: dict[Any, Any]) -> Any:
     """Return a module whose functions, and modules within, are what stands for them in the copy.
 
-    Only `names` are looked at, and by asking: a module may import them no sooner, as `warpwell` itself does.
+    Only `names` are looked at.
     """
     key = id(module), frozenset(names)
     if key in copies:
@@ -104,9 +105,9 @@ def _module(module: types.ModuleType, names: set[str], copies: dict[Any, Any]) -
     copies[key] = module  # one that names itself is, so far, its own copy
     if module.__name__.partition(".")[0] in VERSIONED - {_OWN}:
         return module  # these know nothing of blocks
-    said = {n: getattr(module, n, None) for n in names.intersection({*vars(module), *dir(module)})}
     kinds = types.FunctionType, types.ModuleType
-    changed = {n: new for n, v in said.items() if isinstance(v, kinds) and (new := _inner(v, names, copies)) is not v}
+    found = {n: v for n, v in attributes(module, names).items() if isinstance(v, kinds)}
+    changed = {n: new for n, v in found.items() if (new := _inner(v, names, copies)) is not v}
     if changed:
         copies[key] = types.ModuleType(module.__name__)
         vars(copies[key]).update({**vars(module), **changed})
@@ -126,13 +127,6 @@ def _bound(cell: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:

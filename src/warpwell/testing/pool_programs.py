@@ -139,7 +139,7 @@ class Program:
         for place in self._places:
             self._compare(place)
         for device in self._devices:
-            self._told(lambda device=device: device.synchronize(LIMIT))  # type: ignore[misc]
+            self._told(device.synchronize, LIMIT)
         for number, stream in enumerate(self._streams):
             if number not in self._last:
                 stream.close()
@@ -291,11 +291,11 @@ class Program:
             else:
                 raise AssertionError("a function that raises has a result")
 
-    def _told(self, call: Callable[[], Any]) -> Any:
+    def _told(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Synchronize, and note the failures that it raises."""
         while True:
             try:
-                return call()
+                return call(*arguments)
             except errors.RemoteError as error:
                 self._note(error)
 
@@ -368,10 +368,10 @@ class Program:
             elif way < 6:
                 self._streams[stream].wait(native)
             elif way == 6:
-                self._told(lambda: native.record().synchronize(LIMIT))  # noqa: B023
+                self._told(native.record().synchronize, LIMIT)
                 self._host_knows(other)
             else:
-                self._told(lambda: native.synchronize(LIMIT))  # noqa: B023
+                self._told(native.synchronize, LIMIT)
                 self._host_knows(other)
             self._merge(self._clocks[stream], self._clocks[other])
 
@@ -382,12 +382,12 @@ class Program:
         elif way < 6:
             self._streams[stream].wait(event)
         else:
-            self._told(lambda: event.synchronize(LIMIT))
+            self._told(event.synchronize, LIMIT)
             assert event.done
             self._host_knows(other)
 
     def _synchronize_device(self, index: int) -> None:
-        self._told(lambda: self._devices[index].synchronize(LIMIT))
+        self._told(self._devices[index].synchronize, LIMIT)
         for stream, of in enumerate(self._of):
             if of == index:
                 self._host_knows(stream)
@@ -421,7 +421,7 @@ class Program:
         stream = self._stream(place.device)
         self._use(stream, [place], [])
         into = pinned_empty(self._length, np.int64) if self._random.random() < 0.3 else None
-        found = self._told(lambda: place.buffer.copy_to_host(into, stream=self._streams[stream]))
+        found = self._told(place.buffer.copy_to_host, into, self._streams[stream])
         self._host_knows(stream)
         wrong = np.flatnonzero(found != place.expected)
         assert not wrong.size, (
