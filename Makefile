@@ -7,6 +7,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
+# Tests start hundreds of processes, each of which would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test thorough check lint types bench interleavings lock clean
 .DEFAULT_GOAL := test
 
