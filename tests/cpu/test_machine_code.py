@@ -53,7 +53,11 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
     assert {path.suffix for path in kept.parent.iterdir()} == {".o", ".lock"}
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0" * 5000, None], ids=["empty", "zeros", "half"])
+@pytest.mark.parametrize("damage", [
+    pytest.param(b"", marks=pytest.mark.long, id="empty"),
+    pytest.param(b"\0" * 5000, marks=pytest.mark.long, id="zeros"),
+    pytest.param(None, id="half"),
+])  # fmt: skip
 def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: bytes | None) -> None:
     assert said(start(tmp_path)) == "True"
     (kept,) = tmp_path.rglob("*.o")

@@ -12,8 +12,10 @@ from .conftest import TCP, TOLERANT, Job
 WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tolerance": ()}
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("way", ["shared memory", "tcp"])
+@pytest.mark.parametrize(("way", "ranks"), [
+    ("shared memory", 2), ("tcp", 3), ("shared memory", 4),
+    *[pytest.param(*case, marks=pytest.mark.long) for case in (("tcp", 2), ("shared memory", 3), ("tcp", 4))],
+])  # fmt: skip
 def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "native") -> None:
     ended = job(ranks, "checks.py", kind, options=WAYS[way], timeout=100)
     found = [json.loads(line) for line in ended.lines("check ")]

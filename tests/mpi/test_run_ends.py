@@ -120,7 +120,7 @@ def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signa
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize("native", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_an_agent_that_exits_is_told_of_at_once(start: Start, native: str) -> None:
     """The launcher sees its process end; to wait for its silence would take a minute here."""
     run = start("--agents", "3", str(PROGRAMS / "exiting.py"),
