@@ -12,6 +12,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.targets import run_cpu
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -367,3 +368,33 @@ def test_a_forked_process_launches_and_is_told_what_is_its_parents(tmp_path: Pat
         "4.0", "ForkError True", "ForkError True", "None", "ForkError True", "3", "999",
         "999 10.0 3 3",
     ]  # fmt: skip
+
+
+def test_nothing_is_served_while_a_kernel_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that look for commands would take time from the compiler."""
+
+    @ww.kernel
+    def double(a):
+        a[ww.grid(1)] *= 2
+
+    @ww.kernel
+    def wrong(a):
+        a[ww.grid(1)] = "text"
+
+    np.save(tmp_path / "a.npy", np.arange(9))
+    compile_for, in_flight = run_cpu.compile_for, []
+
+    def noting(*args: Any) -> None:
+        in_flight.append(a.cache._in_flight)
+        compile_for(*args)
+
+    with ww.open(tmp_path / "a.npy", "r+", device="cpu", cache="64KiB", tier="storage") as a:
+        monkeypatch.setattr(run_cpu, "compile_for", noting)
+        double[9](a)
+        double[9](a)
+        assert in_flight == [0]
+        with pytest.raises(errors.CompileError):
+            wrong[9](a)
+        assert in_flight == [0, 0] and a.cache._in_flight == 0
+        monkeypatch.undo()
+        assert a[:].tolist() == [4 * k for k in range(9)]

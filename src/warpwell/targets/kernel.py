@@ -169,10 +169,13 @@ class Launch:
         done: Callable[[], bool] | None = None
         begun: list[Any] = []
         try:
-            for argument in participants:
-                argument.launch_begins()
-                begun.append(argument)
-            values = [a.kernel_struct() if is_argument(a) else a for a in args]
+            values = _begin(participants, begun, args)
+            if total and target == "cpu" and not _compiled(self.kernel, values):
+                # threads that serve arguments rest meanwhile: awake, they take a fifth of a core from the compiler
+                ended, begun[:] = list(begun), []
+                finish(ended)
+                _compile(self.kernel, values)
+                values = _begin(participants, begun, args)
             if total and target == "interp":
                 _run_interp(self, values, participants, seed, services)
             elif total:
@@ -229,6 +232,26 @@ def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
 
 def _again(function: Callable[..., Any], max_registers: int | None, block: int | None) -> Kernel:
     return Kernel(function, max_registers=max_registers, block=block)
+
+
+def _begin(participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any]) -> list[Any]:
+    """Begin a launch; note whose has begun, and return what device code receives."""
+    for argument in participants:
+        argument.launch_begins()
+        begun.append(argument)
+    return [a.kernel_struct() if is_argument(a) else a for a in args]
+
+
+def _compiled(kernel: Kernel, values: Sequence[Any]) -> bool:
+    from .run_cpu import is_compiled
+
+    return is_compiled(kernel, values)
+
+
+def _compile(kernel: Kernel, values: Sequence[Any]) -> None:
+    from .run_cpu import compile_launch
+
+    compile_launch(kernel, values)
 
 
 def finish(participants: Sequence[KernelArgument]) -> None:

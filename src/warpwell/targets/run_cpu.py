@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,17 +88,15 @@ os.register_at_fork(
 
 
 def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
-    """Run a launch and wait for it. Ctrl-C aborts waits in device code, then is raised."""
-    driver = _driver(launch.kernel, len(values))
+    """Run a launch that is compiled, and wait for it. Ctrl-C aborts waits in device code, then is raised."""
+    driver = launch.kernel.compiled["cpu", len(values)]
     # small chunks balance the load, large ones spare the counter
     chunk = max(1, min(1024, total // (THREADS * 8)))
     threads = max(1, min(THREADS, -(-total // chunk)))
     counter = np.zeros(8, np.int64)
     contexts = np.zeros((threads, 8), np.int64)
     contexts[:, 1:4] = (*launch.shape, 1, 1)[:3]  # code divides by them
-    arguments = [np.asarray(v) if foreign(v) else v for v in values]
-    # here, not in the workers: one compilation, and a typing error is raised once
-    compile_for(launch.kernel, driver, (0, 0, 0, 0), arguments)
+    arguments = _arguments(values)
     done = threading.Semaphore(0)
     failures: list[BaseException] = []
     ended: list[int] = []
@@ -130,6 +128,33 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
         raise interrupted
     if failures:
         raise failures[0]
+
+
+_WORDS = 0, 0, 0, 0
+"""Types of a driver's own parameters."""
+
+
+def _arguments(values: Sequence[Any]) -> list[Any]:
+    return [np.asarray(v) if foreign(v) else v for v in values]
+
+
+def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:
+    """Tell whether a launch with these arguments needs no compiler."""
+    driver = kernel.compiled.get(("cpu", len(values)))
+    if driver is None:
+        return False
+    try:
+        return tuple(map(typeof, (*_WORDS, *_arguments(values)))) in driver.overloads
+    except (ValueError, NotImplementedError, NumbaError):
+        return False
+
+
+def compile_launch(kernel: Any, values: Sequence[Any]) -> None:
+    """Compile what a launch with these arguments runs; say what is wrong with them.
+
+    Not in the workers: one compilation, and a typing error is raised once.
+    """
+    compile_for(kernel, _driver(kernel, len(values)), _WORDS, _arguments(values))
 
 
 def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: list[Any]) -> None:
