@@ -17,6 +17,9 @@ SOURCE = "import warpwell as ww\n@ww.device\ndef twice(v):\n    return {} * v\n"
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    # files of the same size that are written in the same second look the same to Python's own cache
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
     def load(name: str, factor: int) -> Any:
         path = tmp_path / f"{name}.py"
         path.write_text(SOURCE.format(factor))
