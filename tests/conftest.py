@@ -60,7 +60,7 @@ def gpu_count() -> int:
 
 
 def place(item: pytest.Item) -> int:
-    compiles = item.name.endswith("-cpu]")
+    compiles = item.name.endswith(("[cpu]", "-cpu]"))
     return ORDER.index("cpu" if compiles else item.path.relative_to(HERE).parts[0])
 
 
