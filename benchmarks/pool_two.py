@@ -8,6 +8,7 @@ are independent; the subspace iteration multiplies half of a matrix on each GPU 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -69,19 +70,16 @@ def seconds(run: Callable[[], object], times: int = 5) -> float:
 
 
 def copies(devices: Any) -> list[list[Any]]:
-    """Return rates of copies from one GPU to the other, by size."""
+    """Return rates of copies from one GPU to the other, by size: from memory to memory, and by way of the host."""
     rows = []
     for size in (1 << 16, 1 << 20, 1 << 24, 1 << 28):
         one, two = devices[0].empty(size, np.uint8), devices[1].empty(size, np.uint8)
         one.fill(3)
         back = devices[0].empty(size, np.uint8)
 
-        def run(to: Any, source: Any) -> Callable[[], None]:
-            def copy() -> None:
-                to.copy_from(source)
-                to.device.synchronize()
-
-            return copy
+        def copy(one: Any = one, two: Any = two) -> None:
+            two.copy_from(one)
+            two.device.synchronize()
 
         def both(one: Any = one, two: Any = two, back: Any = back) -> None:
             two.copy_from(one)
@@ -89,30 +87,91 @@ def copies(devices: Any) -> list[list[Any]]:
             devices[0].synchronize()
             devices[1].synchronize()
 
-        agent, there_and_back = seconds(run(two, one)), seconds(both)
-        rows.append([f"{size >> 10} KiB", size / agent / 1e9, 2 * size / there_and_back / 1e9, peer(size)])
+        found: list[float] = []
+        for direct in (True, False):
+            for device in devices:
+                device.transfers.direct = direct
+            found += [size / seconds(copy) / 1e9, 2 * size / seconds(both) / 1e9]
+        for device in devices:
+            device.transfers.direct = True
+        rows.append([f"{size >> 10} KiB", *found, peer(size, False), peer(size, True)])
         print(*rows[-1], flush=True)
     return rows
 
 
-def peer(size: int) -> float:
-    """Return the rate of a peer copy in this process, GB/s; nan where it has not two GPUs."""
+def peer(size: int, access: bool) -> float:
+    """Return the rate of a peer copy in this process, GB/s; nan where it has not two GPUs.
+
+    Without peer access, which a program has to ask for, the driver copies by way of the host.
+    """
     try:
         import cupy
     except ImportError:
         return float("nan")
-    if cupy.cuda.runtime.getDeviceCount() < 2:
+    runtime = cupy.cuda.runtime
+    if runtime.getDeviceCount() < 2:
         return float("nan")
     with cupy.cuda.Device(0):
         one = cupy.ones(size, cupy.uint8)
     with cupy.cuda.Device(1):
         two = cupy.empty(size, cupy.uint8)
+    for k in (0, 1) if access else ():
+        with cupy.cuda.Device(k), contextlib.suppress(runtime.CUDARuntimeError):  # it may be enabled
+            runtime.deviceEnablePeerAccess(1 - k)
+    try:
 
         def run() -> None:
-            cupy.cuda.runtime.memcpyPeer(two.data.ptr, 1, one.data.ptr, 0, size)
-            cupy.cuda.runtime.deviceSynchronize()
+            runtime.memcpyPeer(two.data.ptr, 1, one.data.ptr, 0, size)
+            for k in (0, 1):
+                with cupy.cuda.Device(k):
+                    runtime.deviceSynchronize()
 
         return size / seconds(run) / 1e9
+    finally:
+        for k in (0, 1) if access else ():
+            with cupy.cuda.Device(k):
+                runtime.deviceDisablePeerAccess(1 - k)
+
+
+@ww.kernel
+def burn(x, rounds):
+    """Take a while."""
+    i = ww.grid(1)
+    v = x[i]
+    for _ in range(rounds):
+        v = v * 6364136223846793005 + 1442695040888963407
+    x[i] = v
+
+
+def beside(devices: Any) -> list[list[Any]]:
+    """Return times of a copy of 64 MiB between idle GPUs, and while a kernel fills one of them, in milliseconds."""
+    size = 1 << 26
+    one, two = devices[0].empty(size, np.uint8), devices[1].empty(size, np.uint8)
+    rows = []
+    for direct in (True, False):
+        devices[0].transfers.direct = devices[1].transfers.direct = direct
+        row = ["from memory to memory" if direct else "by way of the host"]
+        for busy in (None, devices[0], devices[1]):
+            if busy is not None:
+                x, stream = busy.zeros(1 << 22 if busy.target == "cuda" else 1 << 12, np.int64), busy.stream()
+                burn[x.size, stream](x, 10)
+                stream.synchronize()
+            found = []
+            for _ in range(5):
+                if busy is not None:
+                    burn[x.size, stream](x, 20_000)
+                    time.sleep(2e-3)
+                at = time.perf_counter()
+                two.copy_from(one)
+                two.device.default_stream.synchronize()
+                found.append(1e3 * (time.perf_counter() - at))
+                if busy is not None:
+                    stream.synchronize()
+                    kernel = 1e3 * (time.perf_counter() - at)
+            row.append(statistics.median(found))
+        rows.append([*row, kernel])
+    devices[0].transfers.direct = devices[1].transfers.direct = True
+    return rows
 
 
 def searches(devices: Any, scale: int, sources: int) -> list[list[Any]]:
@@ -132,8 +191,10 @@ def searches(devices: Any, scale: int, sources: int) -> list[list[Any]]:
         return [answers[k % count][k // count] for k in range(sources)]
 
     assert run(1) == run(2)
-    one, two = seconds(lambda: run(1), 3), seconds(lambda: run(2), 3)
-    return [[f"{sources} searches, {m:,} edges", 1e3 * one, 1e3 * two, one / two]]
+    times = [[seconds(lambda: run(1), 1), seconds(lambda: run(2), 1)] for _ in range(5)]  # in turn: hosts vary
+    print("searches:", *(f"{one / two:.2f}" for one, two in times), flush=True)
+    one, two = statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
+    return [[f"{sources} searches, {m:,} edges", 1e3 * one, 1e3 * two, statistics.median(a / b for a, b in times)]]
 
 
 def subspace(devices: Any, n: int, width: int, steps: int) -> list[list[Any]]:
@@ -177,8 +238,6 @@ def subspace(devices: Any, n: int, width: int, steps: int) -> list[list[Any]]:
     return [[name, 1e3 * times[1] / steps, 1e3 * times[2] / steps, times[1] / times[2]]]
 
 
-
-
 def _fill(matrix: Any, first: int) -> None:
     for i in range(0, matrix.shape[0], 128):
         stop = min(i + 128, matrix.shape[0])
@@ -201,7 +260,11 @@ def main() -> None:
     result: dict[str, Any] = machine(devices[0].target) | {"link": devices[0].link}
     print([(d.index, d.name, d.link) for d in devices], flush=True)
     result["copies"] = copies(devices)
-    table("GPU to GPU, GB/s", ["size", "agent to agent", "both ways", "peer copy of one process"], result["copies"])
+    names = ["size", "agent to agent", "both ways", "by the host", "both ways", "one process, no access", "with access"]
+    table("GPU to GPU, GB/s", names, result["copies"])
+    result["beside"] = beside(devices)
+    names = ["way", "both idle", "sender busy", "receiver busy", "that kernel at least"]
+    table("a copy of 64 MiB beside a kernel that fills a GPU, ms", names, result["beside"])
     result["jobs"] = searches(devices, options.scale, options.sources)
     print(*result["jobs"][-1], flush=True)
     result["jobs"] += subspace(devices, options.size, options.width, 10)

@@ -48,12 +48,13 @@ def devices() -> Iterator[Devices]:
     chunk=st.sampled_from([None, 4096, 65536, 1 << 20]),
     buffers=st.integers(1, 5),
     pipelined=st.booleans(),
+    direct=st.booleans(),
 )
 def test_every_plan_moves_every_byte(
-    devices: Devices, nbytes: int, chunk: int | None, buffers: int, pipelined: bool
+    devices: Devices, nbytes: int, chunk: int | None, buffers: int, pipelined: bool, direct: bool
 ) -> None:
     for device in devices:
-        device.transfers = Tuning(chunk, buffers, pipelined)
+        device.transfers = Tuning(chunk, buffers, pipelined, direct)
     data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     first = devices[0].to_device(data)
     second = devices[1].empty(nbytes, np.uint8)

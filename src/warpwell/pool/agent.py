@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import errors
-from . import agent_calls, copies, lent, transfer
+from . import agent_calls, copies, exchange, lent, transfer
 from .code import Loaded
 from .lane import Lane
 from .memory import Missing, View
@@ -21,6 +22,7 @@ from .milestone import Milestone
 from .outbox import Outbox
 from .protocol import Op, pack, pack_failure, unpack, unpack_dtype
 from .runtime import Runtime
+from .sharing import Sharing
 from .transport import Transport
 
 GRACE = 2.0
@@ -67,6 +69,8 @@ class Agent:
         self.signals: dict[int, Milestone] = {}
         self.halves: dict[int, copies.Half] = {}
         self.bulk: dict[int, copies.Half] = {}
+        self.over: collections.OrderedDict[int, None] = collections.OrderedDict()
+        self.sharing = Sharing(self)
         self.counts: dict[str, int] = {}
         self._lanes: dict[int, Lane] = {}
         self._helpers: list[Lane] = []
@@ -79,8 +83,9 @@ class Agent:
         own = getattr(self, f"_{name}", None)
         if own is not None:
             return own  # type: ignore[no-any-return]
-        where = lent if hasattr(lent, name) else agent_calls
-        return functools.partial(getattr(where, _NAMES.get(name, name)), self)
+        function = _NAMES.get(name, name)
+        where = next(module for module in (lent, exchange, agent_calls) if hasattr(module, function))
+        return functools.partial(getattr(where, function), self)
 
     def run(self) -> None:
         """Serve until the application says goodbye or is gone."""
@@ -164,6 +169,14 @@ class Agent:
 
         return check
 
+    def move(self, way: Callable[..., None], lane: Lane, view: View, peer: int, tag: int, plan: Any,
+             started: copies.Started) -> None:  # fmt: skip
+        """Have bulk data come or go (`copy_in`, `copy_out`), from a lane."""
+        address = view.address(self.runtime, lane.stream)
+        if view.nbytes:
+            way(self.transport, self.runtime, lane.stream, peer, tag, plan, view.memory.block, address, view.nbytes,
+                started)  # fmt: skip
+
     def later(self, call: Callable[[], None], mark: Any = None) -> None:
         """Have the outbox call something, once the device has come to `mark`."""
         self._outbox.put(call, mark)
@@ -227,6 +240,8 @@ class Agent:
             "buffers": len(self.handles),
             "calls": dict(self.counts),
             "lanes": lanes,
+            "shared": self.sharing.count(),
+            "halves": len(self.halves),
             "transport": self.transport.statistics(),
         }
 
@@ -253,21 +268,22 @@ class Agent:
         """Return what stands for an event of another agent here."""
         return self.signals.setdefault(number, Milestone())
 
-    def _from_agent(self, peer: int, op: int, number: int, failure: Any) -> None:
-        error = None if failure is None else errors.PoolError(f"rank {peer}: {failure[0]}")
+    def _from_agent(self, peer: int, op: int, number: int, *operands: Any) -> None:
         if op == Op.SIGNAL:
-            signal = self.signal(number)
-            signal.set() if error is None else signal.fail(error)
-        elif op == Op.GO:
-            half = self.half(number, peer)
-            half.go.set() if error is None else half.fail(error)
-        elif (ended := self.halves.get(number)) is not None:
-            ended.end.set() if error is None else ended.fail(error)
+            signal, failure = self.signal(number), operands[0]
+            signal.set() if failure is None else signal.fail(errors.PoolError(f"rank {peer}: {failure[0]}"))
+        elif op == Op.RELEASE:
+            self.sharing.release(peer, number)
+        elif op == Op.RELEASED:
+            self.sharing.released(peer, number)
+        else:
+            exchange.heard(self, peer, op, number, *operands)
 
     def _peer_lost(self, peer: int, reason: str) -> None:
         for half in list(self.halves.values()):
             if half.peer == peer:
                 half.fail(_lost(peer, reason))
+        self.sharing.lost(peer)
 
     def _end(self) -> None:
         until = time.monotonic() + GRACE

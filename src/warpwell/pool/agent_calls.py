@@ -83,7 +83,7 @@ def _bulk(agent: Agent, view: Any, way: Callable[..., None], reply: int, tag: in
     def run(lane: Lane) -> None:
         try:
             half.check()
-            _move(agent, lane, view, way, agent.application, tag, plan, half.started)
+            agent.move(way, lane, view, agent.application, tag, plan, half.started)
         finally:
             agent.bulk.pop(reply, None)
         agent.tell(Op.REPLY, reply, None)
@@ -100,75 +100,6 @@ def copy(agent: Agent, stream: int, sequence: int, destination: int, source: int
         runtime.copy(lane.stream, to.address(runtime, lane.stream), origin.address(runtime, lane.stream), to.nbytes)
 
     agent.lane(stream).put(sequence, "copy", 0, 0, run)
-
-
-def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
-         plan: Any) -> None:  # fmt: skip
-    """Copy to or from another agent, in the order of a stream of this one."""
-    view = agent.view(handle)
-    half = agent.half(number, peer)
-
-    def run(lane: Lane) -> None:
-        gone = False
-        try:
-            agent.alive(peer)()
-            view.memory.ready()
-            agent.tell(Op.GO, number, None, to=peer)
-            gone = True
-            _move(agent, lane, view, agent.copy_out if outgoing else agent.copy_in, peer, tag, plan, half.started)
-            if outgoing:
-                half.end.wait(f"rank {peer} to take a copy", agent.alive(peer))
-            else:
-                agent.runtime.synchronize(lane.stream)
-                agent.tell(Op.END, number, None, to=peer)
-        except BaseException as error:
-            if half.failure is not None:
-                raise half.failure from None
-            cause = error.cause if isinstance(error, SkippedError) else error
-            agent.tell(Op.END if gone else Op.GO, number, pack_failure(cause), to=peer)
-            raise
-        finally:
-            agent.halves.pop(number, None)
-
-    agent.lane(stream).put(sequence, "copy between devices", 0, 0, run)
-
-
-def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
-           plan: Any) -> None:  # fmt: skip
-    """Copy from or to another agent, when that one says so. What fails is told to it, and it tells the application."""
-    view = agent.view(handle)
-    half = agent.half(number, peer)
-
-    def run(lane: Lane) -> None:
-        try:
-            half.go.wait(f"rank {peer} to begin a copy", agent.alive(peer))
-            _move(agent, lane, view, agent.copy_out if outgoing else agent.copy_in, peer, tag, plan, half.started)
-            if outgoing and stream >= 0:
-                # the copy is in the order of both streams: what comes here later, comes after what came there before
-                half.end.wait(f"rank {peer} to take a copy", agent.alive(peer))
-        except BaseException as error:
-            if half.failure is None:
-                cause = error.cause if isinstance(error, SkippedError) else error
-                agent.tell(Op.END, number, pack_failure(cause), to=peer)
-        else:
-            if not outgoing:
-                agent.tell(Op.END, number, None, to=peer)
-        finally:
-            agent.halves.pop(number, None)
-
-    if stream >= 0:
-        agent.lane(stream).put(sequence, "copy between devices", 0, 0, run)
-    else:  # a thread only once there is something to do: there may be thousands of copies to come
-        half.go.when_set(lambda _: agent.helper().put(sequence, "copy between devices", 0, 0, run))
-
-
-def _move(agent: Agent, lane: Lane, view: View, how: Any, peer: int, tag: int, plan: Any, started: Any) -> None:
-    address = view.address(agent.runtime, lane.stream)
-    if view.nbytes:
-        how(agent.transport, agent.runtime, lane.stream, peer, tag, plan, view.memory.block, address, view.nbytes,
-            started)  # fmt: skip
-        if lane.number < 0:
-            agent.runtime.synchronize(lane.stream)  # no stream of this device will
 
 
 def launch(agent: Agent, stream: int, sequence: int, key: str, configuration: Any, packed: Any) -> None:

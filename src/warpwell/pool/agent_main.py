@@ -12,7 +12,7 @@ from ..errors import WarpwellError
 from .agent import Agent
 from .connecting import connect
 from .devices import runtime_for
-from .gpus import list_gpus
+from .gpus import list_gpus, visible
 from .lifeline import Lifeline
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     lifeline.watch()
     try:
         if chosen.get("target") == "cuda":
-            os.environ["CUDA_VISIBLE_DEVICES"] = chosen["uuid"]
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
         transport = connect(lifeline)
         agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
         # by the outbox: the lifeline's thread has entered no device

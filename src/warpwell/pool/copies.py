@@ -87,12 +87,25 @@ class Half:
     ----------
     peer : int
         The other side.
+
+    Attributes
+    ----------
+    go, end : Milestone
+        The leading half has begun, and what it offers; the receiving one is over.
+    room, answer : Milestone
+        What a following receiver offers; whether the sender has written there.
+    heard : bool
+        Whether a following half was told to go.
+    failure : BaseException or None
     """
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.go = Milestone()
         self.end = Milestone()
+        self.room = Milestone()
+        self.answer = Milestone()
+        self.heard = False
         self.failure: BaseException | None = None
         self._transfer: Transfer | None = None
 
@@ -109,8 +122,8 @@ class Half:
 
     def fail(self, failure: BaseException) -> None:
         """The other side failed, or is gone: nothing that this one waits for will come."""
-        self.failure = failure
-        self.go.fail(failure)
-        self.end.fail(failure)
+        self.failure = failure = self.failure or failure
+        for awaited in (self.go, self.end, self.room, self.answer):
+            awaited.fail(failure)
         if self._transfer is not None:
             self._transfer.cancel()

@@ -24,6 +24,7 @@ from .transport import Transfer
 
 if TYPE_CHECKING:
     from .buffer import Buffer
+    from .device import Device
     from .stream import Stream
 
 PRIVATE = 8 << 20
@@ -149,8 +150,9 @@ def _between_agents(destination: Buffer, source: Buffer, stream: Stream | None) 
     number = new_id()
     tag = leading.device.caller.tag(source.device.connection.rank, destination.device.connection.rank)
     plan = tuple(destination.device.transfers.plan(source.nbytes))
-    lead = (leading.handle, number, leading is source, second.rank, tag, plan)
-    follow = (following.handle, number, following is source, first.rank, tag, plan)
+    direct = _may_write(source.device, destination.device)
+    lead = (leading.handle, number, leading is source, second.rank, tag, plan, direct and following.device.process)
+    follow = (following.handle, number, following is source, first.rank, tag, plan, direct and leading.device.process)
     for room, connection in ((channel, first), (other, second)):
         if room is not None and room.full:
             room.wait_for_room(connection)
@@ -173,6 +175,15 @@ def _between_agents(destination: Buffer, source: Buffer, stream: Stream | None) 
             raise
         finally:
             first.pairing = second.pairing = False
+
+
+def _may_write(source: Device, destination: Device) -> bool:
+    """Tell whether one device's agent may try to write to another's memory, instead of sending."""
+    return (
+        destination.transfers.direct
+        and destination.connection.transport.lends
+        and (source.host, source.target) == (destination.host, destination.target)
+    )
 
 
 def in_order(one: Connection, other: Connection) -> tuple[Connection, Connection]:

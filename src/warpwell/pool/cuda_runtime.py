@@ -6,13 +6,17 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import errors
 from ..targets.arrays import to_host
+from ..targets.memory_pool import ImportedPool, MemoryPool
 from ..targets.pool_memory import PoolGpu, pin, pinned, unpin
+from .neighbour import Neighbour, blocks, this_process
 from .runtime import Runtime
 
 LARGEST_STAGING = 256 << 20
@@ -111,6 +115,23 @@ class CudaRuntime(Runtime):
         if nbytes:
             self.gpu.within(stream, to, source, nbytes)
 
+    def way(self) -> Any:
+        """See `Runtime`."""
+        return this_process(), self.gpu.ordinal, self.gpu.pool.name()
+
+    def offer(self, block: Any) -> Any:
+        """See `Runtime`."""
+        return blocks.add(block), self.gpu.pool.export(block.address) if self.gpu.pool.exportable else None
+
+    def neighbour(self, way: Any) -> Neighbour:
+        """See `Runtime`."""
+        process, ordinal, name = way
+        if process == this_process():
+            return _GpuInside(self.gpu, ordinal)
+        if name is None:
+            raise errors.PoolError("the other GPU's memory pool cannot be had")
+        return _GpuOutside(self.gpu, name)
+
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
         """See `Runtime`."""
         if count and item:
@@ -152,6 +173,42 @@ class CudaRuntime(Runtime):
     def synchronize(self, stream: Any) -> None:
         """See `Runtime`."""
         self.gpu.synchronize(stream)
+
+
+class _GpuInside(Neighbour):
+    """The memory of a GPU of this process."""
+
+    def __init__(self, gpu: PoolGpu, ordinal: int) -> None:
+        self._gpu = gpu
+        MemoryPool.of(gpu.driver, ordinal).allow(gpu.ordinal)
+
+    def open(self, block: Any) -> Any:
+        """See `Neighbour`."""
+        return blocks.get(block[0])
+
+    def close(self, opened: Any) -> None:
+        """See `Neighbour`."""
+
+    def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """See `Neighbour`."""
+        self._gpu.to_other(stream, to, source, nbytes)
+
+
+class _GpuOutside(_GpuInside):
+    """The memory of another process's GPU."""
+
+    def __init__(self, gpu: PoolGpu, name: str) -> None:
+        self._gpu = gpu
+        self._pool = ImportedPool(gpu.driver, gpu.ordinal, name)
+        self._closing = gpu.stream(0)
+
+    def open(self, block: Any) -> Any:
+        """See `Neighbour`."""
+        return SimpleNamespace(address=self._pool.open(block[1]))
+
+    def close(self, opened: Any) -> None:
+        """See `Neighbour`."""
+        self._pool.close(opened.address, self._closing.handle)
 
 
 @functools.cache

@@ -48,6 +48,8 @@ class Device:
     target : {"cpu", "cuda"}
     memory : int
         Bytes; `memory_info` tells how many are free.
+    process : int
+        Of its agent, on that host.
     compute_capability : (int, int) or None
     link : str
         What carries its calls.
@@ -67,6 +69,7 @@ class Device:
         self.uuid = str(info["uuid"])
         self.target = str(info["target"])
         self.memory = int(info["memory"])
+        self.process = int(info["pid"])
         capability = info["compute_capability"]
         self.compute_capability: tuple[int, int] | None = None if capability is None else (capability[0], capability[1])
         self.link = caller.transport.name

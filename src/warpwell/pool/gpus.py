@@ -36,6 +36,16 @@ def list_gpus() -> list[str]:
     return found
 
 
+def visible(own: str, gpus: Sequence[str]) -> str:
+    """Return what an agent's ``CUDA_VISIBLE_DEVICES`` says: its own GPU first, which is ordinal 0, and the others.
+
+    It uses none of those; but only of a GPU that it sees does the driver know the way there, and lets the copy engine
+    write to its memory. To others a kernel copies, which waits until multiprocessors are free (H200, driver 580).
+    A part of a GPU (MIG) stands alone: a process can use no other one.
+    """
+    return own if own.startswith("MIG") else ",".join([own, *(uuid for uuid in gpus if uuid != own)])
+
+
 def assign(
     agents: Sequence[int], gpus: Sequence[str], target: str, share: bool, host: str
 ) -> dict[int, Mapping[str, Any]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,26 @@ class SkippedError(Exception):
         self.cause = cause
 
 
+class Shared(NamedTuple):
+    """What others know of a memory.
+
+    Attributes
+    ----------
+    number : int
+    offer : object
+        What opens it.
+    peers : set of int
+        Who may have.
+    unused : callable
+        Called with this and the block when the last reference goes.
+    """
+
+    number: int
+    offer: Any
+    peers: set[int]
+    unused: Callable[[Shared, Any], None]
+
+
 class Memory:
     """Memory that is allocated when it is first used, in the order of some stream.
 
@@ -34,6 +55,11 @@ class Memory:
     ----------
     runtime : Runtime
     nbytes : int
+
+    Attributes
+    ----------
+    shared : Shared, optional
+        Once other agents write to it (`Sharing`).
     """
 
     def __init__(self, runtime: Runtime, nbytes: int) -> None:
@@ -42,6 +68,11 @@ class Memory:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self.block: Any = None
+        self.shared: Shared | None = None
+
+    def __del__(self) -> None:
+        if self.shared is not None:
+            self.shared.unused(self.shared, self.block)
 
     def allocate(self) -> None:
         """Allocate, once. It raises what went wrong, each time."""

@@ -27,7 +27,7 @@ class Outbox:
         self._agent = agent
         self._queue: TimedQueue[Any] = TimedQueue()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # finalizers put, too
 
     def put(self, call: Callable[[], None], mark: Any = None) -> None:
         """Have `call` called, after `mark` if there is one."""

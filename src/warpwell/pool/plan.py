@@ -46,9 +46,13 @@ class Tuning:
     buffers : int
     pipelined : bool
         False: receive everything, then copy it on.
+    direct : bool
+        Whether other devices of the same host write to it themselves; False: data come as from other hosts.
     """
 
-    def __init__(self, chunk: int | None = None, buffers: int = BUFFERS, pipelined: bool = True) -> None:
+    def __init__(
+        self, chunk: int | None = None, buffers: int = BUFFERS, pipelined: bool = True, direct: bool = True
+    ) -> None:
         if chunk is not None and not 4096 <= chunk <= MAX_CHUNK:
             raise errors.ArgumentError(f"chunk is {chunk} bytes: give 4096 to {MAX_CHUNK}", name="chunk")
         if not 1 <= buffers <= 1024:
@@ -56,11 +60,12 @@ class Tuning:
         self.chunk = chunk
         self.buffers = buffers
         self.pipelined = pipelined
+        self.direct = direct
 
     @classmethod
     def from_environment(cls) -> Tuning:
-        """Return what WARPWELL_POOL_CHUNK, WARPWELL_POOL_BUFFERS and WARPWELL_POOL_PIPELINE (0 or 1) say."""
-        numbers: dict[str, int | None] = {"CHUNK": None, "BUFFERS": BUFFERS, "PIPELINE": 1}
+        """Return what ``WARPWELL_POOL_CHUNK``, ``_BUFFERS``, ``_PIPELINE`` and ``_DIRECT`` (0 or 1) say."""
+        numbers: dict[str, int | None] = {"CHUNK": None, "BUFFERS": BUFFERS, "PIPELINE": 1, "DIRECT": 1}
         for name in numbers:
             text = os.environ.get(f"WARPWELL_POOL_{name}")
             if text:
@@ -70,7 +75,7 @@ class Tuning:
                     raise errors.ArgumentError(
                         f"WARPWELL_POOL_{name} is {text!r}: give a whole number", name=f"WARPWELL_POOL_{name}"
                     ) from None
-        return cls(numbers["CHUNK"], numbers["BUFFERS"] or 0, bool(numbers["PIPELINE"]))
+        return cls(numbers["CHUNK"], numbers["BUFFERS"] or 0, bool(numbers["PIPELINE"]), bool(numbers["DIRECT"]))
 
     def plan(self, nbytes: int) -> Plan:
         """Return the plan of a copy of so many bytes.

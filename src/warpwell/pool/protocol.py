@@ -12,9 +12,6 @@ import numpy as np
 
 from .. import errors
 
-PROTOCOL = 1
-"""Grows whenever a message changes its meaning; the handshake compares it."""
-
 INLINE = 64 << 10
 """Copies of at most so many bytes travel inside their message."""
 
@@ -43,8 +40,9 @@ class Op(enum.IntEnum):
     READ = 5  # buffer, reply
     READ_BULK = 6  # buffer, reply, tag, plan
     COPY = 7  # destination, source, on the same device
-    LEAD = 8  # buffer, copy, outgoing, peer, tag, plan: a half of a copy between agents, whose stream orders it
-    FOLLOW = 9  # buffer, copy, outgoing, peer, tag, plan: the other half
+    # a half of a copy between agents, whose stream orders it; a process where data may go from memory to memory:
+    LEAD = 8  # buffer, copy, outgoing, peer, tag, plan, the peer's process or 0
+    FOLLOW = 9  # buffer, copy, and so on: the other half
     LAUNCH = 10  # code, configuration, arguments
     CALL = 11  # code, reply, handles, pickled arguments
     CREATE = 12  # object, path, handles, pickled arguments
@@ -82,8 +80,15 @@ class Op(enum.IntEnum):
 
     # between agents
     SIGNAL = 96  # signal, failure or None
-    GO = 97  # copy, failure or None: the leading half has begun
-    END = 98  # copy, failure or None: the following half is over, or one of them failed
+    GO = 97  # copy, failure or None, offer or None: the leading half has begun
+    END = 98  # copy, failure or None: the receiving half is over, or one of them failed
+    ROOM = 99  # copy, offer or None: of the following half
+    FILLED = 100  # copy: its data are where they belong
+    BULK = 101  # copy: they cannot be put there
+    LEFT = 102  # copy: its sender, which has failed, writes no more
+    RELEASE = 103  # block: nobody has it any more
+    RELEASED = 104  # block: it is closed
+
 
 
 def pack(*message: Any) -> bytes:

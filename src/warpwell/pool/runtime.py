@@ -16,8 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..targets.memory import view_of
+from .neighbour import HostInside, HostOutside, Neighbour, blocks, this_process
 
 _ALIGNMENT = 4096
+
+_proof = np.frombuffer(os.urandom(16), np.uint8)
+"""Whoever can read it at its address has found this process's memory, and not another's."""
 
 SPIN = 200e-6
 """Seconds for which it is looked without a pause whether a stream has come to a mark,"""
@@ -99,6 +103,18 @@ class Runtime(ABC):
     @abstractmethod
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """Copy within the device. The parts do not overlap."""
+
+    def way(self) -> Any:
+        """Return what others on this host need for `neighbour`; None where nobody can reach this device's memory."""
+        return None
+
+    def offer(self, block: Any) -> Any:
+        """Return what they need besides to open a block."""
+        raise NotImplementedError
+
+    def neighbour(self, way: Any) -> Neighbour:
+        """Return the way from this device to another one's memory; raise what stands against it."""
+        raise NotImplementedError
 
     @abstractmethod
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
@@ -228,6 +244,19 @@ class CpuRuntime(Runtime):
         """See `Runtime`."""
         if nbytes:
             view_of(to, nbytes, np.uint8)[:] = view_of(source, nbytes, np.uint8)
+
+    def way(self) -> Any:
+        """See `Runtime`."""
+        return this_process(), os.getpid(), int(_proof.ctypes.data), _proof.tobytes()
+
+    def offer(self, block: Any) -> Any:
+        """See `Runtime`."""
+        return blocks.add(block)
+
+    def neighbour(self, way: Any) -> Neighbour:
+        """See `Runtime`."""
+        process, number, address, proof = way
+        return HostInside(self) if process == this_process() else HostOutside(number, address, proof)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
         """See `Runtime`."""

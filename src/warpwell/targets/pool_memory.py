@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .cuda_source import SourceLaunch
 from .kernel import Launch, has_cuda, is_argument
+from .memory_pool import MemoryPool
 from .run_cuda import start
 
 OOM_SECONDS = 2.0
@@ -44,7 +45,6 @@ class PoolGpu:
         self.driver = driver
         self._lock = threading.Lock()
         self._freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._pool: Any = None
         self.enter()
         share_fault_page()
         device = cuda.get_current_device()
@@ -54,14 +54,7 @@ class PoolGpu:
         _, self._least, self._greatest = self._check(driver.cuCtxGetStreamPriorityRange())
         self._allocating = self.stream(0)
         self._freeing = self.stream(0)
-        self._pool = self._check(driver.cuDeviceGetDefaultMemPool(ordinal))[1]
-        # so much stays with the pool when it is freed: the system is asked again for the rest
-        keep = driver.cuuint64_t(self.memory_info()[1] // 4)
-        attributes = driver.CUmemPool_attribute
-        self._check(driver.cuMemPoolSetAttribute(self._pool, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep))
-        # an allocation must not wait for a kernel that still uses memory which is being freed
-        waits = attributes.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
-        self._check(driver.cuMemPoolSetAttribute(self._pool, waits, 0))
+        self.pool = MemoryPool.of(driver, ordinal)
         threading.Thread(target=self._free, name="warpwell frees", daemon=True).start()
 
     def enter(self) -> None:
@@ -74,16 +67,7 @@ class PoolGpu:
     def memory_info(self) -> tuple[int, int]:
         """Return free and total bytes. Memory that was freed, and is kept for later allocations, is free."""
         _, free, total = self._check(self.driver.cuMemGetInfo())
-        if self._pool is None:
-            return int(free), int(total)
-        attributes = self.driver.CUmemPool_attribute
-        kept, used = (
-            int(self._check(self.driver.cuMemPoolGetAttribute(self._pool, attribute))[1])
-            for attribute in (
-                attributes.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
-            )
-        )  # fmt: skip
-        return int(free) + kept - used, int(total)
+        return int(free) + self.pool.reserved - self.pool.used, int(total)
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -91,7 +75,9 @@ class PoolGpu:
         """Return memory; wait a little for what is being freed where there is no room."""
         until = time.monotonic() + OOM_SECONDS
         while True:
-            status, address = self.driver.cuMemAllocAsync(max(16, nbytes), self._allocating.handle)
+            status, address = self.driver.cuMemAllocFromPoolAsync(
+                max(16, nbytes), self.pool.handle, self._allocating.handle
+            )
             if int(status) == 0:
                 self._check(self.driver.cuStreamSynchronize(self._allocating.handle))
                 return GpuBlock(self, int(address), nbytes)
@@ -102,7 +88,7 @@ class PoolGpu:
                 raise MemoryError(f"the GPU has no room for {nbytes} bytes: {free} of {total} are free")
             time.sleep(0.01)
             self._check(self.driver.cuStreamSynchronize(self._freeing.handle))
-            self._check(self.driver.cuMemPoolTrimTo(self._pool, 0))
+            self.pool.trim()
 
     def release(self, address: int, used: Sequence[GpuStream]) -> None:
         """Free memory behind the work of streams, from any thread and any finalizer."""
@@ -166,6 +152,10 @@ class PoolGpu:
     def within(self, stream: GpuStream, to: int, source: int, nbytes: int) -> None:
         """Copy within the GPU."""
         self._check(self.driver.cuMemcpyDtoDAsync(to, source, nbytes, stream.handle))
+
+    def to_other(self, stream: GpuStream, to: int, source: int, nbytes: int) -> None:
+        """Copy to the memory of another GPU, which was opened."""
+        self._check(self.driver.cuMemcpyAsync(to, source, nbytes, stream.handle))
 
     def fill(self, stream: GpuStream, to: int, item: bytes, count: int) -> None:
         """Write an item `count` times: as columns of words, or of bytes where its size is odd."""

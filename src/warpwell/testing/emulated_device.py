@@ -78,8 +78,7 @@ class EmulatedDevice(CpuRuntime):
 
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """See `Runtime`."""
-        self.synchronize(stream)
-        super().copy(stream, to, source, nbytes)
+        stream.put((view_of(to, nbytes, np.uint8), view_of(source, nbytes, np.uint8)) if nbytes else ())
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
         """See `Runtime`."""

@@ -220,6 +220,7 @@ class Program:
 
     def _copy(self, destination: _Place, source: _Place) -> None:
         part = self._part()
+        self._devices[destination.device].transfers.direct = self._random.random() < 0.7
         streams: list[int] = [3 * destination.device, 3 * source.device]
         chosen = None
         if self._random.random() < 0.6:

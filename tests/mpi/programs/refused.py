@@ -30,6 +30,8 @@ def nap() -> None:
 
 
 first, second = ww.devices()
+for device in (first, second):
+    device.transfers.direct = False
 source = first.empty(NBYTES, np.uint8)
 target = second.empty(NBYTES, np.uint8)
 second.call(no_room).get()

@@ -1,0 +1,186 @@
+"""`Sharing`: the memory of an agent that other agents of its host write to, and theirs that it writes to.
+
+A block is offered with each copy. The sender opens it when it first sees it, keeps it open, and closes it when the
+receiver says that nobody has it any more; then the receiver frees it. ::
+
+    receiver                        sender
+    GO or ROOM, with an offer
+                                    opens the block, if it is new; writes; FILLED
+    ...
+    the last reference goes: RELEASE
+                                    closes the block; RELEASED
+    frees it
+
+A sender that was lost may still be writing: what it could reach is freed when its process has ended, and not before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .memory import Memory, Shared, View
+from .protocol import Op
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .lane import Lane
+    from .neighbour import Neighbour
+
+_numbers = itertools.count(1)
+
+
+class _Peer:
+    """An agent to whose memory this one writes."""
+
+    def __init__(self, neighbour: Neighbour) -> None:
+        self.neighbour = neighbour
+        self.opened: dict[int, Any] = {}
+
+
+class Sharing:
+    """What an agent shares.
+
+    Parameters
+    ----------
+    agent : Agent
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = threading.RLock()
+        self._held: dict[int, tuple[int, Memory]] = {}
+        self._ending: dict[int, tuple[Any, set[int]]] = {}
+        self._processes: dict[int, int | None] = {}
+        self._dead: set[int] = set()
+        self._peers: dict[int, _Peer | Exception] = {}
+
+    # -- the receiver's side ---------------------------------------------------------------------------------------
+
+    def offer(self, copy: int, view: View, peer: int, process: int) -> Any:
+        """Return what the sender of a copy needs to write to a view; None where it cannot.
+
+        The memory is kept until the sender has said how the copy ended: `answered`.
+
+        Parameters
+        ----------
+        copy : int
+        view : View
+        peer : int
+            Rank of the sender,
+        process : int
+            and its process.
+        """
+        runtime = self._agent.runtime
+        way = runtime.way()
+        if way is None:
+            return None
+        memory = view.memory
+        block = memory.ready()
+        with self._lock:
+            if peer not in self._processes:
+                self._processes[peer] = _watch(process)
+            if memory.shared is None:
+                memory.shared = Shared(next(_numbers), runtime.offer(block), set(), self._unused)
+            memory.shared.peers.add(peer)
+            self._held[copy] = (peer, memory)
+        return way, memory.shared.number, memory.shared.offer, view.offset
+
+    def answered(self, copy: int) -> None:
+        """The sender of a copy writes no more."""
+        self._held.pop(copy, None)
+
+    def _unused(self, shared: Shared, block: Any) -> None:
+        """The last reference to a memory has gone; called by whatever thread that happened in."""
+        if not self._agent.stopped:
+            self._agent.later(lambda: self._release(shared.number, block, shared.peers))
+
+    def _release(self, number: int, block: Any, peers: set[int]) -> None:
+        with self._lock:
+            left = peers - self._dead
+            if left:
+                self._ending[number] = (block, left)
+        for peer in sorted(left):
+            self._agent.tell(Op.RELEASE, number, to=peer)
+
+    def released(self, peer: int, number: int) -> None:
+        """A sender has closed a block: it is freed when all have."""
+        with self._lock:
+            peers = self._ending.get(number, (None, set()))[1]
+            peers.discard(peer)
+            if not peers:
+                self._ending.pop(number, None)
+
+    def lost(self, peer: int) -> None:
+        """Another agent was lost: wait for the end of its process, in a thread, and then for nothing of it."""
+        process = self._processes.get(peer)
+        if process is None:
+            return
+
+        def wait(_lane: Lane) -> None:
+            end = select.poll()
+            end.register(process, select.POLLIN)
+            while not end.poll(100):
+                if self._agent.stopped:
+                    return
+            with self._lock:
+                self._dead.add(peer)
+                for copy in [c for c, (whose, _) in self._held.items() if whose == peer]:
+                    del self._held[copy]
+                for number in list(self._ending):
+                    self.released(peer, number)
+
+        self._agent.helper().put(0, "wait for the end of an agent", 0, 0, wait)
+
+    # -- the sender's side -----------------------------------------------------------------------------------------
+
+    def open(self, peer: int, offer: Any) -> tuple[Neighbour, int]:
+        """Return the way to a receiver's memory, and the address there. Raises what the way or its memory refuses."""
+        way, number, block, offset = offer
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is None:
+                try:
+                    known = _Peer(self._agent.runtime.neighbour(way))
+                except Exception as error:
+                    known = error.with_traceback(None)
+                self._peers[peer] = known
+            if isinstance(known, Exception):
+                raise known
+            opened = known.opened.get(number)
+            if opened is None:
+                opened = known.opened[number] = known.neighbour.open(block)
+            return known.neighbour, int(opened.address) + offset
+
+    def release(self, peer: int, number: int) -> None:
+        """Close a block that its owner is to free (in a thread: it may take long), and say so."""
+
+        def close(_lane: Lane) -> None:
+            with self._lock:
+                known = self._peers.get(peer)
+                opened = known.opened.pop(number, None) if isinstance(known, _Peer) else None
+                if opened is not None:
+                    known.neighbour.close(opened)  # type: ignore[union-attr]
+            self._agent.tell(Op.RELEASED, number, to=peer)
+
+        self._agent.helper().put(0, "end of another device's block", 0, 0, close)
+
+    # -- both ------------------------------------------------------------------------------------------------------
+
+    def count(self) -> dict[str, int]:
+        """Return how many blocks are held for copies, wait for senders to close them, and are open here."""
+        opened = [p.opened for p in list(self._peers.values()) if isinstance(p, _Peer)]
+        return {"held": len(self._held), "ending": len(self._ending), "open": sum(map(len, opened))}
+
+
+def _watch(process: int) -> int | None:
+    """Return a descriptor that tells when a process has ended; None for this one, and where there is no such thing."""
+    if process == os.getpid():
+        return None
+    try:
+        return os.pidfd_open(process)
+    except (OSError, AttributeError):
+        return None

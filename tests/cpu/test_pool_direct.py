@@ -1,0 +1,367 @@
+"""Copies between devices of one host go from memory to memory; memory stays until nobody can write to it any more."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.pool.agent import Agent, start
+from warpwell.pool.devices import Devices
+from warpwell.pool.ids import new_id
+from warpwell.pool.local_transport import local_transports
+from warpwell.pool.memory import Memory, View
+from warpwell.pool.neighbour import HostInside, HostOutside
+from warpwell.pool.protocol import Op
+from warpwell.pool.runtime import CpuRuntime
+from warpwell.pool.sharing import Sharing
+from warpwell.testing.emulated_device import EmulatedDevice
+from warpwell.testing.pool_programs import run
+
+Pool = tuple[Devices, list[Agent]]
+
+
+class Late(EmulatedDevice):
+    """A device that has not done anything when a call returns."""
+
+    synchronous = False
+
+    def way(self) -> Any:
+        return CpuRuntime.way(self)
+
+    def staging(self, nbytes: int) -> Any:
+        return np.empty(nbytes, np.uint8)
+
+
+@contextlib.contextmanager
+def pool(make: Callable[[int], Any], count: int = 2) -> Iterator[Pool]:
+    own, *others = local_transports(count + 1)
+    agents = [Agent(transport, make(k)) for k, transport in enumerate(others)]
+    threads = [start(agent, "agent") for agent in agents]
+    with Devices(own) as made:
+        yield made, agents
+    for thread, transport in zip(threads, others, strict=True):
+        thread.join(10)
+        assert not thread.is_alive()
+        transport.close()
+
+
+@pytest.fixture
+def agents() -> Iterator[Pool]:
+    with pool(lambda k: CpuRuntime()) as made:
+        yield made
+
+
+def settled(agents: list[Agent], seconds: float = 10.0) -> dict[str, int]:
+    """Wait until agents hold nothing for others; return what they do."""
+    end = time.monotonic() + seconds
+    while True:
+        gc.collect()
+        counts: dict[str, int] = {"halves": sum(len(a.halves) for a in agents)}
+        for agent in agents:
+            for name, count in agent.sharing.count().items():
+                counts[name] = counts.get(name, 0) + count
+        if not any(counts.values()) or time.monotonic() > end:
+            return counts
+        time.sleep(0.01)
+
+
+def transfers(agents: list[Agent]) -> int:
+    return sum(
+        agent.transport.statistics()[peer]["transfers"] for agent in agents for peer in agent.transport.peers if peer
+    )
+
+
+NOTHING = {"halves": 0, "held": 0, "ending": 0, "open": 0}
+
+
+@pytest.mark.parametrize("way", ["default", "of the source", "of the destination"])
+@pytest.mark.parametrize("items", [1, 3, 100_003])
+def test_nothing_is_sent(agents: Pool, way: str, items: int) -> None:
+    (one, two), both = agents
+    data = np.arange(items + 5)
+    a, b = one.to_device(data), two.zeros(items + 9, data.dtype)
+    streams = {"default": None, "of the source": one.stream(), "of the destination": two.stream()}
+    for device in (one, two):
+        device.synchronize(30)
+    two.copy(b[7 : 7 + items], a[2 : 2 + items], stream=streams[way])
+    for device in (one, two):
+        device.synchronize(30)
+    found = b.copy_to_host()
+    assert np.array_equal(found[7 : 7 + items], data[2 : 2 + items]) and not found[:7].any()
+    assert transfers(both) == 0
+    del a, b
+    assert settled(both) == NOTHING, "what others had opened is freed"
+
+
+def test_it_can_be_switched_off(agents: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, two), both = agents
+    a = one.to_device(np.arange(100_000))
+    two.transfers.direct = False
+    assert np.array_equal(two.to_device(a).copy_to_host(), np.arange(100_000))
+    assert transfers(both) == 2
+
+
+@pytest.mark.parametrize("refused", ["way", "neighbour", "open"])
+@pytest.mark.parametrize("leader", [0, 1])
+def test_data_are_sent_where_memory_cannot_be_reached(
+    agents: Pool, refused: str, leader: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, both = agents
+
+    def no(*_: object) -> None:
+        raise OSError("no way")
+
+    if refused == "way":
+        monkeypatch.setattr(CpuRuntime, "way", lambda self: None)
+    elif refused == "neighbour":
+        monkeypatch.setattr(CpuRuntime, "neighbour", no)
+    else:
+        monkeypatch.setattr(HostInside, "open", no)
+    stream = devices[leader].stream()
+    a, b = devices[0].to_device(np.arange(100_000)), devices[1].zeros(100_000, np.int64)
+    for device in devices:
+        device.synchronize(30)
+    for _ in range(3):
+        devices[1].copy(b, a, stream=stream)
+        stream.synchronize(30)
+    assert np.array_equal(b.copy_to_host(), np.arange(100_000))
+    assert transfers(both) == 6
+    del a, b
+    assert settled(both) == NOTHING
+
+
+@pytest.mark.parametrize("whose", [0, 1])
+@pytest.mark.parametrize("leader", [None, 0, 1])
+def test_a_side_without_memory_is_told_and_the_streams_go_on(
+    agents: Pool, whose: int, leader: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, both = agents
+    good = devices[1 - whose].to_device(np.arange(9000))
+    devices[1 - whose].synchronize(30)
+
+    def full(nbytes: int) -> None:
+        raise MemoryError("full")
+
+    monkeypatch.setattr(both[whose].runtime, "allocate", full)
+    bad = devices[whose].empty(9000, np.int64)
+    stream = None if leader is None else devices[leader].stream()
+    to, source = (bad, good) if whose else (good, bad)
+    devices[1].copy(to, source, stream=stream)
+    found = []
+    for device in devices:
+        try:
+            device.synchronize(30)
+        except errors.RemoteError as error:
+            found.append(str(error))
+    assert found and all("full" in said for said in found)
+    monkeypatch.undo()
+    assert settled(both)["halves"] == settled(both)["held"] == 0
+    x = devices[0].to_device(np.arange(9000))
+    y = devices[1].to_device(x)
+    assert np.array_equal(y.copy_to_host(), np.arange(9000))
+
+
+class Shuffled:
+    """A transport whose messages come in any order, but those of one sender in theirs."""
+
+    def __init__(self, transport: Any, seed: int) -> None:
+        self._transport = transport
+        self._random = random.Random(seed)
+        self._waiting: dict[int, deque[bytes]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def receive(self, timeout: float) -> Any:
+        got = self._transport.receive(timeout if not any(self._waiting.values()) else 0.0)
+        while got is not None:
+            self._waiting.setdefault(got[0], deque()).append(got[1])
+            got = self._transport.receive(self._random.choice([0.0, 1e-3]))
+        some = [peer for peer, waiting in self._waiting.items() if waiting]
+        if not some:
+            return None
+        peer = self._random.choice(some)
+        return peer, self._waiting[peer].popleft()
+
+
+@pytest.fixture
+def shuffled(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    count, seed, make = request.param
+    own, *others = local_transports(count + 1)
+    agents = [Agent(Shuffled(t, seed + k), make(k)) for k, t in enumerate(others)]  # type: ignore[arg-type]
+    threads = [start(agent, "agent") for agent in agents]
+    with Devices(own) as made:
+        yield made, agents
+    for thread, transport in zip(threads, others, strict=True):
+        thread.join(10)
+        transport.close()
+
+
+def late(k: int) -> Late:
+    return Late(5e9, jitter=1e-3, seed=k)
+
+
+@pytest.mark.parametrize("shuffled", [(3, 1, late), (2, 2, lambda k: CpuRuntime())], indirect=True, ids=["late", "cpu"])
+def test_random_programs_in_any_order_of_messages(shuffled: Pool) -> None:
+    devices, both = shuffled
+    run(list(devices), 6, 7)
+    assert settled(both) == NOTHING
+
+
+@pytest.mark.parametrize("shuffled", [(2, 3, late)], indirect=True)
+def test_copies_that_are_given_up_at_any_moment(shuffled: Pool) -> None:
+    """Whatever each half has heard and done by then, both streams go on, and no memory is kept."""
+    devices, both = shuffled
+    chance = random.Random(5)
+    streams: list[Any] = [None, devices[0].stream(), devices[1].stream()]
+    data = np.arange(20_000)
+    for _ in range(60):
+        a, b = devices[0].to_device(data), devices[1].empty(20_000, np.int64)
+        number = new_id()  # one less than the copy's
+        devices[1].copy(b, a, stream=chance.choice(streams))
+        time.sleep(chance.choice([0.0, 1e-4, 1e-3, 5e-3]))
+        for device in chance.sample(list(devices), 2):
+            device.connection.tell(Op.CANCEL, number + 1)
+        for device in devices:
+            with contextlib.suppress(errors.RemoteError):
+                device.synchronize(30)
+        del a, b
+    for stream in streams[1:]:
+        with contextlib.suppress(errors.RemoteError):
+            stream.synchronize(30)
+    assert settled(both) == NOTHING
+    assert np.array_equal(devices[1].to_device(devices[0].to_device(data)).copy_to_host(), data)
+
+
+def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> None:
+    with pool(late) as (devices, both):
+        a = devices[0].to_device(np.arange(50_000))
+        for _ in range(30):
+            b = devices[1].empty(50_000, np.int64)
+            devices[1].copy(b, a)
+            b.free()
+            c = devices[1].zeros(50_000, np.int64)  # it might get the memory
+            assert not c.copy_to_host().any()
+        del a, b, c
+        assert settled(both) == NOTHING
+
+
+class _Agent:
+    """What `Sharing` needs of an agent, without one."""
+
+    stopped = False
+
+    def __init__(self) -> None:
+        self.runtime = CpuRuntime()
+        self.told: list[tuple[Any, ...]] = []
+
+    def tell(self, op: Op, *operands: Any, to: int) -> None:
+        self.told.append((op, *operands, to))
+
+    def later(self, call: Callable[[], None]) -> None:
+        call()
+
+    def helper(self) -> Any:
+        class Helper:
+            def put(self, *given: Any) -> None:
+                threading.Thread(target=given[4], args=(None,), daemon=True).start()
+
+        return Helper()
+
+
+def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    try:
+        memory = Memory(agent.runtime, 100)
+        assert sharing.offer(17, View(memory, 0, np.dtype("u1"), (100,)), 2, process.pid)[3] == 0
+        del memory
+        process.send_signal(signal.SIGSTOP)
+        sharing.lost(2)
+        time.sleep(0.3)
+        assert sharing.count() == {"held": 1, "ending": 0, "open": 0}, "it may go on writing"
+        process.kill()
+        end = time.monotonic() + 10
+        while any(sharing.count().values()) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert sharing.count() == {"held": 0, "ending": 0, "open": 0}
+        assert agent.told == [], "nobody is there to be told"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    memory = Memory(agent.runtime, 100)
+    view = View(memory, 0, np.dtype("u1"), (100,))
+    for copy, peer in ((1, 2), (3, 4)):
+        _, number, _, _ = sharing.offer(copy, view, peer, os.getpid())
+        sharing.answered(copy)
+    del memory, view
+    gc.collect()
+    assert agent.told == [(Op.RELEASE, number, 2), (Op.RELEASE, number, 4)]
+    sharing.released(4, number)
+    assert sharing.count()["ending"] == 1
+    sharing.released(4, number)
+    assert sharing.count()["ending"] == 1
+    sharing.released(2, number)
+    assert sharing.count()["ending"] == 0
+
+
+CHILD = """
+import sys
+from warpwell.pool.runtime import CpuRuntime
+runtime = CpuRuntime()
+block = runtime.allocate(1 << 20)
+block.bytes[:] = 1
+print(*runtime.way()[1:3], runtime.way()[3].hex(), runtime.offer(block), flush=True)
+sys.stdin.readline()
+print(block.bytes[:3].tolist(), block.bytes[3:-5].tolist() == list(range(256)) * 4095 + list(range(248)),
+      block.bytes[-5:].tolist(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_memory_of_another_process() -> None:
+    command = [sys.executable, "-c", CHILD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            process, address, proof, block = child.stdout.readline().split()
+            way = int(process), int(address), bytes.fromhex(proof)
+            try:
+                neighbour = HostOutside(*way)
+            except PermissionError:
+                pytest.skip("the kernel allows no process to reach another's memory (kernel.yama.ptrace_scope)")
+            with pytest.raises(errors.PoolError, match="not the agent that was meant"):
+                HostOutside(way[0], way[1], bytes(16))
+            with pytest.raises(OSError, match="memory of process"):
+                HostOutside(way[0], 8, way[2])
+            source = np.tile(np.arange(256, dtype=np.uint8), 4096)
+            neighbour.put(None, neighbour.open(int(block)).address + 3, int(source.ctypes.data), (1 << 20) - 8)
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert child.stdout.readline().strip() == "[1, 1, 1] True [1, 1, 1, 1, 1]"
+            child.kill()
+            child.wait()
+            with pytest.raises(OSError, match="memory of process"):
+                neighbour.put(None, int(block), int(source.ctypes.data), 8)
+        finally:
+            child.kill()
