@@ -109,7 +109,7 @@ def launch(agent: Agent, stream: int, sequence: int, key: str, configuration: An
 
     def run(lane: Lane) -> None:
         native = lane.stream
-        values = [_value(agent, lane, v) for v in arguments]
+        values = [_value(agent, lane, v, kernel=True) for v in arguments]
         agent.runtime.launch(native, loaded.launch(configuration), values)
 
     agent.lane(stream).put(sequence, loaded, 0, 0, run)
@@ -207,9 +207,9 @@ def _values(agent: Agent, lane: Lane, objects: list[Any]) -> list[Any]:
     return [_value(agent, lane, thing) for thing in objects]
 
 
-def _value(agent: Agent, lane: Lane, thing: Any) -> Any:
+def _value(agent: Agent, lane: Lane, thing: Any, *, kernel: bool = False) -> Any:
     if isinstance(thing, View):
-        return thing.argument(agent.runtime, lane.stream)
+        return (thing.argument if kernel else thing.operand)(agent.runtime, lane.stream)
     return thing.value(agent) if isinstance(thing, Held | Missing) else thing
 
 

@@ -164,12 +164,9 @@ def _is_plain(value: Any, handle_of: Callable[[Any], int | None] | None) -> bool
 
 def loads(data: bytes, objects: Any = ()) -> Any:
     """Return what `dumps` was given, with ``objects[k]`` in place of the k-th handle."""
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: Any) -> Any:
-            return objects[pid]
-
-    return Unpickler(io.BytesIO(data)).load()
+    unpickler = pickle.Unpickler(io.BytesIO(data))
+    unpickler.persistent_load = objects.__getitem__  # type: ignore[method-assign]  # as above
+    return unpickler.load()
 
 
 def _serialize(thing: Any) -> bytes:

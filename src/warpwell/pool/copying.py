@@ -31,14 +31,19 @@ PRIVATE = 8 << 20
 """Arrays of at most so many bytes are copied first, so that the call need not wait until they are sent."""
 
 
+TINY = 4096
+"""Arrays of at most so many bytes are not lent: they are sent as fast."""
+
+
 def upload(buffer: Buffer, source: NDArray[Any], stream: Stream | None) -> None:
     """Copy an array to a buffer. It may change when this returns; if it is pinned, when the stream is there."""
     device = buffer.device
     connection, channel, handle = device.connection, device.channel(stream), buffer.handle
-    if buffer.nbytes <= INLINE:
+    lent = lent_to(device, source) if buffer.nbytes > TINY else None
+    if lent is None and buffer.nbytes <= INLINE:
         connection.post(channel, Op.WRITE, handle, source.tobytes(), cost=buffer.nbytes)
         return
-    if (lent := lent_to(device, source)) is not None:
+    if lent is not None:
         connection.post(channel, Op.WRITE_LENT, handle, *lent, nbytes=buffer.nbytes)
         return
     whole = np.ascontiguousarray(source)
@@ -68,13 +73,14 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
     device = buffer.device
     connection, channel, handle = device.connection, device.channel(stream), buffer.handle
     what = f"a copy from {connection.label}"
-    if buffer.nbytes <= INLINE:
+    lent = lent_to(device, out) if buffer.nbytes > TINY else None
+    if lent is None and buffer.nbytes <= INLINE:
         reply = connection.ask(channel, Op.READ, handle, Reply, nbytes=buffer.nbytes)
         reply.wait(what)
         channel.raise_kept()
         out[...] = np.frombuffer(reply.get(what), buffer.dtype).reshape(buffer.shape)
     else:
-        if (lent := lent_to(device, out)) is not None:
+        if lent is not None:
             reply = connection.ask(channel, Op.READ_LENT, handle, Reply, *lent, nbytes=buffer.nbytes)
             try:
                 reply.wait(what)

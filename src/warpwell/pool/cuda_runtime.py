@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..targets.arrays import to_host
 from ..targets.memory_pool import ImportedPool, MemoryPool
-from ..targets.pool_memory import PoolGpu, pin, pinned, unpin
+from ..targets.pool_memory import PoolGpu, pin, pinned
 from .neighbour import Neighbour, blocks, this_process
 from .runtime import Runtime
 
@@ -68,6 +68,14 @@ class CudaRuntime(Runtime):
         """See `Runtime`."""
         return self.gpu.array(block, offset, dtype, shape)
 
+    def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
+        """See `Runtime`: CuPy's arrays, if it knows the dtype; to make one anew takes longer than to use it."""
+        cupy = _cupy()
+        if cupy is None or dtype.kind not in "biufc" or not block.nbytes:
+            return super().operand(block, offset, dtype, shape)
+        memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self.gpu.ordinal)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset)).view  # type: ignore[no-any-return]
+
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """See `Runtime`; the memory is the calling thread's until it asks again."""
         kept: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
@@ -82,9 +90,9 @@ class CudaRuntime(Runtime):
         """See `Runtime`."""
         self._thread.staging = None
 
-    def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
+    def page_lock(self, address: int, nbytes: int) -> Callable[[], object] | None:
         """See `Runtime`."""
-        return functools.partial(unpin, address) if pin(address, nbytes) else None
+        return pin(address, nbytes)
 
     def stream(self, priority: int) -> Any:
         """See `Runtime`."""
@@ -149,7 +157,9 @@ class CudaRuntime(Runtime):
             result = function(*arguments, **options)
             self.gpu.synchronize_default()
             return _at_home(result)
-        with cupy.cuda.Device(self.gpu.ordinal), cupy.cuda.ExternalStream(int(stream.handle)):
+        if stream.cupy is None:
+            stream.cupy = cupy.cuda.ExternalStream(int(stream.handle))
+        with cupy.cuda.Device(self.gpu.ordinal), stream.cupy:
             given = [_as_cupy(cupy, a) for a in arguments]
             named = {name: _as_cupy(cupy, a) for name, a in options.items()}
             return _at_home(function(*given, **named))

@@ -116,6 +116,7 @@ class View:
         self.shape = shape
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._argument: Any = None
+        self._operand: Any = None
 
     def address(self, runtime: Runtime, stream: Any) -> int:
         """Return where it begins, for work in a stream."""
@@ -130,6 +131,14 @@ class View:
         if self._argument is None:
             self._argument = runtime.array(block, self.offset, self.dtype, self.shape)
         return self._argument
+
+    def operand(self, runtime: Runtime, stream: Any) -> Any:
+        """Return what a Python function receives in its place: an array of its own, on the same memory."""
+        block = self.memory.ready()
+        runtime.used(block, stream)
+        if self._operand is None:
+            self._operand = runtime.operand(block, self.offset, self.dtype, self.shape)
+        return self._operand()
 
 
 class Missing:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..targets.kernel import has_cuda
-from ..targets.pool_memory import pin, unpin
+from ..targets.pool_memory import pin
 from .ids import new_id
 
 
@@ -41,8 +41,7 @@ class Pinned:
             os.close(self._file)
             raise
         self.address = int(np.frombuffer(self.memory, np.uint8).ctypes.data)
-        self.locked = has_cuda() and pin(self.address, len(self.memory))
-        self._unpin = unpin
+        self._unpin = pin(self.address, len(self.memory)) if has_cuda() else None
         self._close = os.close
 
     @property
@@ -55,8 +54,8 @@ class Pinned:
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def __del__(self) -> None:
-        if getattr(self, "locked", False):
-            self._unpin(self.address)
+        if (unpin := getattr(self, "_unpin", None)) is not None:
+            unpin()
         if hasattr(self, "memory"):
             self._close(self._file)
         for connection, there in getattr(self, "reached", {}).items():

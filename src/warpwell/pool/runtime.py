@@ -68,6 +68,11 @@ class Runtime(ABC):
     def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """Return what kernels take for a part of a block."""
 
+    def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
+        """Return what makes the arrays that Python functions take for a part of a block, for each call another one."""
+        array = self.array(block, offset, dtype, shape)
+        return lambda: array
+
     @abstractmethod
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Return host memory from which the device copies fast; None where device memory is host memory."""
@@ -76,7 +81,7 @@ class Runtime(ABC):
     def drop_staging(self) -> None:
         """Do not return this thread's staging memory again: something may still write to it."""
 
-    def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
+    def page_lock(self, address: int, nbytes: int) -> Callable[[], object] | None:
         """Let the device copy fast from and to host memory; return what undoes that."""
         return None
 
@@ -214,6 +219,10 @@ class CpuRuntime(Runtime):
     def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """See `Runtime`."""
         return np.ndarray(shape, dtype, block.bytes, offset)
+
+    def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
+        """See `Runtime`."""
+        return self.array(block, offset, dtype, shape).view  # type: ignore[no-any-return]
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """See `Runtime`."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,7 @@ class GpuStream:
     def __init__(self, handle: Any, numba: Any) -> None:
         self.handle = handle
         self.numba = numba
+        self.cupy: Any = None
         self.open = True
 
 
@@ -269,17 +271,11 @@ def gpu_count() -> int:
     return len(cuda.gpus)
 
 
-def pin(address: int, nbytes: int) -> bool:
-    """Page-lock host memory, for all GPUs; return whether that worked."""
+def pin(address: int, nbytes: int) -> Callable[[], object] | None:
+    """Page-lock host memory, for all GPUs; return what undoes that, also at the end of the process, or None."""
     from cuda.bindings import driver
     from numba import cuda
 
     cuda.current_context()
-    return int(driver.cuMemHostRegister(address, nbytes, driver.CU_MEMHOSTREGISTER_PORTABLE)[0]) == 0
-
-
-def unpin(address: int) -> None:
-    """Undo `pin`."""
-    from cuda.bindings import driver
-
-    driver.cuMemHostUnregister(address)
+    status = driver.cuMemHostRegister(address, nbytes, driver.CU_MEMHOSTREGISTER_PORTABLE)[0]
+    return functools.partial(driver.cuMemHostUnregister, address) if int(status) == 0 else None
