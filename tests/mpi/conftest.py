@@ -29,9 +29,9 @@ def mpiexec() -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = None
     if importlib.util.find_spec("mpi4py") is None:
-        reason = "needs mpi4py: pip install 'warpwell[mpi]'"
+        reason = "needs mpi4py: pip install -e '.[mpi]'"
     elif mpiexec() is None:
-        reason = "needs mpiexec: pip install 'warpwell[mpi]'"
+        reason = "needs mpiexec: pip install -e '.[mpi]'"
     for item in items:
         if reason and HERE in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=reason))

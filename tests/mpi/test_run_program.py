@@ -178,4 +178,4 @@ def test_without_mpi(start: Start, tmp_path: Path) -> None:
     )
     run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
     assert run.end() == 2
-    assert "pip install 'warpwell[mpi]'" in run.errors
+    assert "pip install -e '.[mpi]'" in run.errors

@@ -311,7 +311,7 @@ def _cloudpickle() -> Any:
     try:
         import cloudpickle
     except ImportError:
-        raise errors.PoolError("devices of a pool take cloudpickle: pip install 'warpwell[mpi]'") from None
+        raise errors.PoolError(f"devices of a pool take cloudpickle: install {errors.general.extra('mpi')}") from None
     return cloudpickle
 
 

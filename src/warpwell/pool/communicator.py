@@ -16,7 +16,7 @@ def communicator() -> Any:
     Raises
     ------
     ImportError
-        mpi4py is not installed: ``pip install 'warpwell[mpi]'``.
+        mpi4py is not installed: install the extra ``mpi``.
     """
     from mpi4py import MPI
 

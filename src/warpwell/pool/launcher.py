@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AgentError
+from ..errors.general import extra
 from . import lifeline
 from .agent_output import FOLDER, AgentOutput
 from .children import Children, kill_all, state_of
@@ -125,7 +126,7 @@ class Launcher:
         """
         options = self._options
         if importlib.util.find_spec("mpi4py") is None:
-            raise AgentError("mpi4py is not installed: pip install 'warpwell[mpi]'")
+            raise AgentError(f"mpi4py is not installed: install {extra('mpi')}")
         self._mpiexec = Mpiexec.find(options.mpiexec)
         self._ft = options.ft and self._mpiexec.survives
         rank = 1

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import AgentError
+from ..errors.general import extra
 
 _VERSION_SECONDS = 20.0
 
 _NO_MPI = (
-    "there is no mpiexec next to {python} nor on PATH: pip install 'warpwell[mpi]' brings one, or put that of your "
-    "MPI on PATH"
+    f"there is no mpiexec next to {{python}} nor on PATH: install {extra('mpi')}, which brings one, or put that of your "
+    f"MPI on PATH"
 )
 _CARRIED = ("WARPWELL_", "NUMBA_", "PYTHON", "OMPI_MCA_", "UCX_")
 """Variables with these beginnings go to every host: Open MPI hands on none of its own accord."""
@@ -122,7 +123,7 @@ def _kind(said: str, path: str) -> str:
     first = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")
     raise AgentError(
         f"{path} is neither Open MPI's nor MPICH's (it says {first[:100]!r}): put one of those on PATH, or "
-        "pip install 'warpwell[mpi]'"
+        f"install {extra('mpi')}"
     )
 
 

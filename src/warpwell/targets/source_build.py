@@ -192,7 +192,7 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
         from cuda.bindings import nvrtc
     except ImportError as missing:
         raise errors.ArgumentError(
-            "CUDA C++ source needs NVRTC, which is not installed: pip install warpwell[cuda]"
+            f"CUDA C++ source needs NVRTC, which is not installed: install {errors.general.extra('cuda')}"
         ) from missing
 
     plain = registers is None
