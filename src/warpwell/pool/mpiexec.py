@@ -16,8 +16,8 @@ from ..errors.general import extra
 _VERSION_SECONDS = 20.0
 
 _NO_MPI = (
-    f"there is no mpiexec next to {{python}} nor on PATH: install {extra('mpi')}, which brings one, or put that of your "
-    f"MPI on PATH"
+    f"there is no mpiexec next to {{python}} nor on PATH: install {extra('mpi')}, which brings one, or put that of "
+    f"your MPI on PATH"
 )
 _CARRIED = ("WARPWELL_", "NUMBA_", "PYTHON", "OMPI_MCA_", "UCX_")
 """Variables with these beginnings go to every host: Open MPI hands on none of its own accord."""
