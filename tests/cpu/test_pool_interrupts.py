@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.pool.agent import Agent, start
+from warpwell.pool.agent import Agent
 from warpwell.pool.devices import Devices
-from warpwell.pool.local_transport import local_transports
 from warpwell.pool.pinned import pinned_empty
 from warpwell.pool.protocol import Op
 from warpwell.pool.reply import Reply
 from warpwell.pool.runtime import CpuRuntime
+from warpwell.testing.pool_agents import pool_of
 
 
 def nap(seconds: float) -> float:
@@ -32,14 +32,8 @@ def nap(seconds: float) -> float:
 
 @pytest.fixture
 def agents() -> Iterator[tuple[Devices, list[Agent]]]:
-    own, *others = local_transports(3)
-    agents = [Agent(transport, CpuRuntime()) for transport in others]
-    threads = [start(agent, "agent") for agent in agents]
-    with Devices(own) as made:
-        yield made, agents
-    for thread, transport in zip(threads, others, strict=True):
-        thread.join(10)
-        transport.close()
+    with pool_of(CpuRuntime() for _ in range(2)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -10,26 +10,20 @@ import numpy as np
 import pytest
 
 from warpwell.pool import lent
-from warpwell.pool.agent import Agent, start
+from warpwell.pool.agent import Agent
 from warpwell.pool.devices import Devices
 from warpwell.pool.lent import Mapping
-from warpwell.pool.local_transport import local_transports
 from warpwell.pool.pinned import memory_of, pinned_empty
 from warpwell.testing.emulated_device import EmulatedDevice
+from warpwell.testing.pool_agents import pool_of
 
 MANY = 300_000
 
 
 @pytest.fixture
 def agents() -> Iterator[tuple[Devices, list[Agent]]]:
-    own, *others = local_transports(3)
-    agents = [Agent(transport, EmulatedDevice(5e9)) for transport in others]
-    threads = [start(agent, "emulated") for agent in agents]
-    with Devices(own) as made:
-        yield made, agents
-    for thread, transport in zip(threads, others, strict=True):
-        thread.join(10)
-        transport.close()
+    with pool_of(EmulatedDevice(5e9) for _ in range(2)) as made:
+        yield made
 
 
 def until(true: Callable[[], bool]) -> None:

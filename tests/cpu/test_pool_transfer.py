@@ -14,27 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell import errors
-from warpwell.pool.agent import Agent, start
 from warpwell.pool.bulk import DONE, Transfer
 from warpwell.pool.copies import give_up
 from warpwell.pool.devices import Devices
-from warpwell.pool.local_transport import local_transports
 from warpwell.pool.plan import BUFFERS, CHUNK, LARGE, Plan, Tuning
 from warpwell.pool.region import Region
 from warpwell.testing.emulated_device import EmulatedDevice
+from warpwell.testing.pool_agents import pool_of
 from warpwell.testing.pool_programs import double, run
 
 
 @contextlib.contextmanager
 def pool(count: int = 2, bandwidth: float = 50e9) -> Iterator[Devices]:
-    own, *others = local_transports(count + 1)
-    threads = [start(Agent(transport, EmulatedDevice(bandwidth)), "emulated") for transport in others]
-    with Devices(own) as made:
+    with pool_of(EmulatedDevice(bandwidth) for _ in range(count)) as (made, _):
         yield made
-    for thread, transport in zip(threads, others, strict=True):
-        thread.join(10)
-        assert not thread.is_alive()
-        transport.close()
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +120,7 @@ def test_staging_memory_that_may_still_be_written_to_is_not_used_again() -> None
 
 
 def test_an_empty_copy_is_in_the_order_of_both_devices() -> None:
-    own, *others = local_transports(3)
-    threads = [start(Agent(transport, Late(5e9, jitter=0.2, seed=4)), "late") for transport in others]
-    with Devices(own) as made:
+    with pool_of(Late(5e9, jitter=0.2, seed=4) for _ in range(2)) as (made, _):
         a, b = (device.to_device(np.arange(8)) for device in made)
         for one, other in ((a, b), (b, a)):
             for to, origin in ((one, other), (other, one)):
@@ -139,17 +130,10 @@ def test_an_empty_copy_is_in_the_order_of_both_devices() -> None:
                 other.device.default_stream.record().synchronize(60)
                 assert before.done
         assert np.array_equal(a.copy_to_host(), 4 * np.arange(8))
-    for thread, transport in zip(threads, others, strict=True):
-        thread.join(10)
-        transport.close()
 
 
 def test_random_programs_where_kernels_copies_and_functions_come_late() -> None:
     """Streams overtake each other, as on a GPU that is shared, wherever calls do not order them."""
-    own, *others = local_transports(4)
-    threads = [start(Agent(transport, Late(5e9, jitter=2e-3, seed=k)), "late") for k, transport in enumerate(others)]
-    with Devices(own) as made, np.errstate(over="ignore"):
+    late = (Late(5e9, jitter=2e-3, seed=k) for k in range(3))
+    with pool_of(late) as (made, _), np.errstate(over="ignore"):
         run(made, 25, seed=12, steps=60)
-    for thread, transport in zip(threads, others, strict=True):
-        thread.join(10)
-        transport.close()
