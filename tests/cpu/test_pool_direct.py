@@ -247,6 +247,35 @@ def test_copies_that_are_given_up_at_any_moment(shuffled: Pool) -> None:
     assert np.array_equal(devices[1].to_device(devices[0].to_device(data)).copy_to_host(), data)
 
 
+@pytest.mark.parametrize("leader", [None, 1])
+def test_a_copy_that_is_given_up_writes_over_nothing_later(
+    agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, _ = agents
+    real, begun = HostInside.put, threading.Event()
+
+    def slow(*given: Any) -> None:
+        begun.set()
+        time.sleep(0.3)
+        real(*given)
+
+    monkeypatch.setattr(HostInside, "put", slow)
+    a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
+    stream = None if leader is None else devices[leader].stream()
+    for device in devices:
+        device.synchronize(30)
+    number = new_id() + 1
+    devices[1].copy(b, a, stream=stream)
+    assert begun.wait(10)
+    for device in devices:
+        device.connection.tell(Op.CANCEL, number)
+    b.fill(7, stream=stream)
+    with contextlib.suppress(errors.RemoteError):
+        (stream or devices[1].default_stream).synchronize(30)
+    time.sleep(0.5)
+    assert (b.copy_to_host(stream=stream) == 7).all()
+
+
 def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> None:
     with pool(late) as (devices, both):
         a = devices[0].to_device(np.arange(50_000))

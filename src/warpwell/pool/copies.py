@@ -94,8 +94,12 @@ class Half:
         The leading half has begun, and what it offers; the receiving one is over.
     room, answer : Milestone
         What a following receiver offers; whether the sender has written there.
+    silent : Milestone
+        The sender writes no more, whatever became of the copy.
     heard : bool
         Whether a following half was told to go.
+    offered : bool
+        Whether the sender may write.
     failure : BaseException or None
     """
 
@@ -105,7 +109,9 @@ class Half:
         self.end = Milestone()
         self.room = Milestone()
         self.answer = Milestone()
+        self.silent = Milestone()
         self.heard = False
+        self.offered = False
         self.failure: BaseException | None = None
         self._transfer: Transfer | None = None
 

@@ -9,7 +9,8 @@ devices of one host, the sender writes them where they belong::
     <--  FILLED                 <--  FILLED
 
 A sender that cannot reach the receiver's memory says BULK instead, and both go the other way. Every offer is answered:
-by FILLED, BULK, or LEFT where the copy failed; until then the receiver keeps the memory (`Sharing`).
+by FILLED, BULK, or LEFT where the copy failed; until then the receiver keeps the memory (`Sharing`), and a copy that
+was given up holds up the receiver's stream, or old data would come over what a later call writes there.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, out
                 half.check()
                 if not outgoing:
                     offer = agent.sharing.offer(number, view, peer, process)
+                    half.offered = offer is not None
             gone = True  # or nearly: whoever is told twice does not mind
             agent.tell(Op.GO, number, None, offer, to=peer)
             if outgoing and process:
@@ -83,6 +85,7 @@ def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, o
                 agent.runtime.synchronize(lane.stream)
                 if not outgoing:
                     offer = agent.sharing.offer(number, view, peer, process)
+                    half.offered = offer is not None
                     agent.tell(Op.ROOM, number, offer, to=peer)
             if not _directly(agent, lane, view, half, number, outgoing, offer):
                 _in_bulk(agent, lane, view, half, outgoing, tag, plan)
@@ -135,7 +138,13 @@ def _in_bulk(agent: Agent, lane: Lane, view: View, half: Half, outgoing: bool, t
 
 
 def _failed(agent: Agent, half: Half, number: int, error: BaseException, gone: bool, *, leaves: bool) -> None:
-    """Tell the other side of a failure that it does not know, and that this one writes no more."""
+    """Tell the other side of a failure that it does not know, and that this one writes no more.
+
+    A receiver that was told of one waits until the sender has said that, too.
+    """
+    if half.offered and half.failure is not None:
+        with contextlib.suppress(Exception):  # of one that is lost, or stands still, nothing is said
+            half.silent.wait(f"rank {half.peer} to end a copy", agent.alive(half.peer))
     if not half.heard:  # before it is forgotten, or a GO that comes now would make another half, which nobody ends
         agent.over[number] = None
         while len(agent.over) > FORGOTTEN:
@@ -153,9 +162,10 @@ def heard(agent: Agent, peer: int, op: int, number: int, *operands: Any) -> None
     if op in (Op.FILLED, Op.BULK, Op.LEFT):
         agent.sharing.answered(number)
     half = agent.halves.get(number)
+    if half is not None and op in (Op.FILLED, Op.BULK, Op.LEFT):
+        half.silent.set()
     if op == Op.GO:
-        if half is None and number in agent.over:
-            del agent.over[number]
+        if half is None and agent.over.pop(number, False) is None:
             _refuse(agent, peer, number, operands[1])
             return
         half = agent.half(number, peer)  # it may come before the application's message
