@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,11 +22,9 @@ from warpwell.pool.agent import Agent, start
 from warpwell.pool.devices import Devices
 from warpwell.pool.ids import new_id
 from warpwell.pool.local_transport import local_transports
-from warpwell.pool.memory import Memory, View
 from warpwell.pool.neighbour import HostInside, HostOutside
 from warpwell.pool.protocol import Op
 from warpwell.pool.runtime import CpuRuntime
-from warpwell.pool.sharing import Sharing
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_programs import run
 
@@ -289,69 +286,60 @@ def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> N
         assert settled(both) == NOTHING
 
 
-class _Agent:
-    """What `Sharing` needs of an agent, without one."""
-
-    stopped = False
-
-    def __init__(self) -> None:
-        self.runtime = CpuRuntime()
-        self.told: list[tuple[Any, ...]] = []
-
-    def tell(self, op: Op, *operands: Any, to: int) -> None:
-        self.told.append((op, *operands, to))
-
-    def later(self, call: Callable[[], None]) -> None:
-        call()
-
-    def helper(self) -> Any:
-        class Helper:
-            def put(self, *given: Any) -> None:
-                threading.Thread(target=given[4], args=(None,), daemon=True).start()
-
-        return Helper()
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
 
 
-def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> None:
-    agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-    try:
-        memory = Memory(agent.runtime, 100)
-        assert sharing.offer(17, View(memory, 0, np.dtype("u1"), (100,)), 2, process.pid)[3] == 0
-        del memory
-        process.send_signal(signal.SIGSTOP)
-        sharing.lost(2)
-        time.sleep(0.3)
-        assert sharing.count() == {"held": 1, "ending": 0, "open": 0}, "it may go on writing"
-        process.kill()
-        end = time.monotonic() + 10
-        while any(sharing.count().values()) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert sharing.count() == {"held": 0, "ending": 0, "open": 0}
-        assert agent.told == [], "nobody is there to be told"
-    finally:
-        process.kill()
-        process.wait()
+@pytest.mark.parametrize("what", ["way", "offer"])
+def test_data_are_sent_where_memory_cannot_be_offered(
+    agents: Pool, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, two), both = agents
+
+    def no(*_: object) -> None:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(CpuRuntime, what, no)
+    data = np.arange(100_000)
+    assert np.array_equal(two.to_device(one.to_device(data)).copy_to_host(), data)
+    assert transfers(both) == 2
 
 
-def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
-    agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
-    memory = Memory(agent.runtime, 100)
-    view = View(memory, 0, np.dtype("u1"), (100,))
-    for copy, peer in ((1, 2), (3, 4)):
-        _, number, _, _ = sharing.offer(copy, view, peer, os.getpid())
-        sharing.answered(copy)
-    del memory, view
-    gc.collect()
-    assert agent.told == [(Op.RELEASE, number, 2), (Op.RELEASE, number, 4)]
-    sharing.released(4, number)
-    assert sharing.count()["ending"] == 1
-    sharing.released(4, number)
-    assert sharing.count()["ending"] == 1
-    sharing.released(2, number)
-    assert sharing.count()["ending"] == 0
+def test_a_sender_without_a_way_keeps_nothing_of_its_copies(agents: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, two), both = agents
+
+    def no(*_: object) -> None:
+        raise OSError("no way")
+
+    monkeypatch.setattr(CpuRuntime, "neighbour", no)
+    sources = []
+    for _ in range(5):
+        a, b = one.to_device(np.arange(9000)), two.empty(9000, np.int64)
+        one.synchronize(30)
+        sources.append(weakref.ref(list(both[0].handles.values())[-1].memory))
+        two.copy(b, a)
+        two.synchronize(30)
+        del a, b
+    one.synchronize(30)
+    assert until(lambda: (gc.collect(), not any(source() for source in sources))[1])
+
+
+def test_many_blocks_are_closed_by_few_threads(agents: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, two), both = agents
+    a = one.to_device(np.arange(1000))
+    buffers = [two.to_device(a) for _ in range(500)]
+    for device in (one, two):
+        device.synchronize(60)
+    before, go = threading.active_count(), threading.Event()
+    monkeypatch.setattr(HostInside, "close", lambda self, opened: go.wait(10))
+    del buffers
+    assert until(lambda: both[0].counts.get("RELEASE", 0) == 500)
+    assert threading.active_count() <= before + 3
+    go.set()
+    assert settled(both) == NOTHING
 
 
 CHILD = """

@@ -132,8 +132,9 @@ class Agent:
         """Return a lane for one call that belongs to no stream of this device."""
         with contextlib.suppress(IndexError):
             return self.idle.pop()
-        self._helpers.append(Lane(self, -1))
-        return self._helpers[-1]
+        lane = Lane(self, -1)
+        self._helpers.append(lane)
+        return lane
 
     def view(self, handle: int) -> Any:
         """Return what a handle stands for: a `View` or another object, or what says that there is none."""

@@ -1,0 +1,181 @@
+"""What an agent keeps for others, and what it opened of theirs, ends when it can be of no use to anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.pool.copies import Half
+from warpwell.pool.memory import Memory, View
+from warpwell.pool.neighbour import HostInside
+from warpwell.pool.protocol import Op
+from warpwell.pool.runtime import CpuRuntime
+from warpwell.pool.sharing import Sharing
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+class _Agent:
+    """What `Sharing` needs of an agent, without one."""
+
+    stopped = False
+
+    def __init__(self) -> None:
+        self.runtime = CpuRuntime()
+        self.halves: dict[int, Half] = {}
+        self.told: list[tuple[Any, ...]] = []
+
+    def tell(self, op: Op, *operands: Any, to: int) -> None:
+        self.told.append((op, *operands, to))
+
+    def later(self, call: Callable[[], None]) -> None:
+        call()
+
+    def helper(self) -> Any:
+        class Helper:
+            def put(self, *given: Any) -> None:
+                threading.Thread(target=given[4], args=(None,), daemon=True).start()
+
+        return Helper()
+
+
+def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    try:
+        memory = Memory(agent.runtime, 100)
+        assert sharing.offer(17, View(memory, 0, np.dtype("u1"), (100,)), 2, process.pid)[3] == 0
+        del memory
+        process.send_signal(signal.SIGSTOP)
+        sharing.lost(2)
+        time.sleep(0.3)
+        assert sharing.count() == {"held": 1, "ending": 0, "open": 0}, "it may go on writing"
+        process.kill()
+        end = time.monotonic() + 10
+        while any(sharing.count().values()) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert sharing.count() == {"held": 0, "ending": 0, "open": 0}
+        assert agent.told == [], "nobody is there to be told"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    memory = Memory(agent.runtime, 100)
+    view = View(memory, 0, np.dtype("u1"), (100,))
+    for copy, peer in ((1, 2), (3, 4)):
+        _, number, _, _ = sharing.offer(copy, view, peer, os.getpid())
+        sharing.answered(copy)
+    del memory, view
+    gc.collect()
+    assert agent.told == [(Op.RELEASE, number, 2), (Op.RELEASE, number, 4)]
+    sharing.released(4, number)
+    assert sharing.count()["ending"] == 1
+    sharing.released(4, number)
+    assert sharing.count()["ending"] == 1
+    sharing.released(2, number)
+    assert sharing.count()["ending"] == 0
+
+
+def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy() -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert sharing.offer(1, view, 2, process.pid) is not None
+        sharing.answered(1)
+        process.kill()
+    sharing.lost(2)
+    assert until(lambda: 2 in sharing._dead)
+    assert sharing.offer(3, view, 2, process.pid) is None
+    sharing.lost(4)  # before it was offered anything
+    assert sharing.offer(5, view, 4, process.pid) is None
+    del view
+    gc.collect()
+    assert sharing.count() == {"held": 0, "ending": 0, "open": 0}
+
+
+def test_descriptors_of_lost_processes_are_closed() -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        sharing.offer(1, view, 2, process.pid)
+        process.kill()
+    descriptor = sharing._processes[2]
+    assert descriptor is not None and "pidfd" in os.readlink(f"/proc/self/fd/{descriptor}")
+    sharing.lost(2)
+    assert until(lambda: not sharing.count()["held"])
+    assert sharing._processes[2] is None
+    with contextlib.suppress(OSError):  # another thread may have the number by now
+        assert "pidfd" not in os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def test_blocks_of_a_lost_receiver_are_closed_when_no_copy_uses_them() -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    blocks = [agent.runtime.allocate(100) for _ in range(3)]
+    offers = [(agent.runtime.way(), n, agent.runtime.offer(block), 0) for n, block in enumerate(blocks)]
+    for offer in offers[:2]:
+        sharing.open(2, offer)
+    agent.halves[17] = Half(2)
+    sharing.lost(2)
+    time.sleep(0.3)
+    assert sharing.count()["open"] == 2
+    del agent.halves[17]
+    assert until(lambda: not sharing.count()["open"])
+    with pytest.raises(errors.PoolError, match="rank 2 is gone"):
+        sharing.open(2, offers[2])
+    assert sharing.count()["open"] == 0
+
+
+def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    block = agent.runtime.allocate(100)
+    offer = agent.runtime.way(), 1, agent.runtime.offer(block), 0
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(self: Any, block: Any) -> Any:
+        entered.set()
+        leave.wait(10)
+        return block
+
+    monkeypatch.setattr(HostInside, "open", slow)
+    opening = threading.Thread(target=_quietly, args=(sharing.open, 2, offer))
+    opening.start()
+    assert entered.wait(10)
+    told = threading.Thread(target=lambda: (sharing.released(2, 1), sharing.release(2, 1), sharing.lost(2)))
+    told.start()
+    told.join(5)
+    waits = told.is_alive()
+    leave.set()
+    opening.join()
+    told.join()
+    assert not waits
+
+
+def _quietly(call: Callable[..., Any], *given: Any) -> None:
+    with contextlib.suppress(Exception):
+        call(*given)
