@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from typing import Any, ClassVar
 
 from .. import errors
@@ -74,10 +75,13 @@ class MemoryPool:
         _, total = check(driver.cuMemGetInfo())[1:]
         self._keep = driver.cuuint64_t(int(total) // 4)
         if self.exportable:
-            self._set()
-            if not self._gives_back():
-                check((driver.cuMemPoolDestroy(self.handle)[0],))
+            try:
+                self._set()
+                self.exportable = self._gives_back()
+            except errors.PoolError:  # the GPU has no room for a probe: others use it, too
                 self.exportable = False
+            if not self.exportable:
+                check((driver.cuMemPoolDestroy(self.handle)[0],))
         if not self.exportable:
             self.handle = check(driver.cuDeviceGetDefaultMemPool(ordinal))[1]
             self._set()
@@ -202,7 +206,11 @@ def _user(way: socket.socket) -> int:
 
 def _serve(door: socket.socket, descriptor: int) -> None:
     while True:
-        way, _ = door.accept()
+        try:
+            way, _ = door.accept()
+        except OSError:  # no descriptor is left, for now
+            time.sleep(0.1)
+            continue
         with way:
             if _user(way) == os.getuid():
                 way.settimeout(TIMEOUT)
