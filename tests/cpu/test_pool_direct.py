@@ -273,6 +273,29 @@ def test_a_copy_that_is_given_up_writes_over_nothing_later(
     assert (b.copy_to_host(stream=stream) == 7).all()
 
 
+@pytest.mark.parametrize("leader", [None, 0, 1])
+def test_a_receiver_hears_of_a_sender_that_alone_was_told_to_give_up(agents: Pool, leader: int | None) -> None:
+    devices, both = agents
+    a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
+    streams = [device.default_stream if leader is None else device.stream() for device in devices]
+    for device in devices:
+        device.synchronize(30)
+    release = threading.Event()
+    for k in (0, 1) if leader is None else (leader,):  # until then, neither side comes to the copy
+        both[k].lane(streams[k].channel.number).put(0, "wait", 0, 0, lambda lane: release.wait(10))
+    number = new_id() + 1
+    devices[1].copy(b, a, stream=None if leader is None else streams[leader])
+    devices[0].connection.tell(Op.CANCEL, number)
+    time.sleep(0.1)
+    release.set()
+    for device, stream in zip(devices, streams, strict=True):
+        for each in (stream, device.default_stream):
+            with contextlib.suppress(errors.RemoteError):
+                each.synchronize(10)
+    del a, b
+    assert settled(both) == NOTHING
+
+
 def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> None:
     with pool(late) as (devices, both):
         a = devices[0].to_device(np.arange(50_000))
@@ -291,6 +314,17 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()
+
+
+def test_agents_that_end_leave_no_threads() -> None:
+    before = threading.active_count()
+    with pool(lambda k: CpuRuntime(), 3) as (devices, _):
+        a = devices[0].to_device(np.arange(1000))
+        copies = [device.to_device(a) for device in devices[1:]]
+        for device in devices:
+            device.synchronize(30)
+    del a, copies
+    assert until(lambda: threading.active_count() <= before)
 
 
 @pytest.mark.parametrize("what", ["way", "offer"])

@@ -175,6 +175,8 @@ def heard(agent: Agent, peer: int, op: int, number: int, *operands: Any) -> None
             _refuse(agent, peer, number, operands[0])
     elif op in (Op.GO, Op.END) and operands[0] is not None:
         half.fail(errors.PoolError(f"rank {peer}: {operands[0][0]}"))
+    elif op == Op.LEFT:  # where the sender alone was told to give the copy up, it says no more than this
+        half.fail(errors.PoolError(f"rank {peer} has given the copy up"))
     elif op == Op.GO:
         half.go.set(operands[1])
     elif op == Op.END:

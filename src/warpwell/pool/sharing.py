@@ -134,6 +134,8 @@ class Sharing:
         What is open of its memory is closed, behind the copies there; the dead process's GPU has it until then.
         """
         self._lost.add(peer)  # before these looks: `offer` and `open` do it in the other order
+        if self._agent.stopped:
+            return
         if self._processes.get(peer) is not None:
             self._agent.helper().put(0, "wait for the end of an agent", 0, 0, lambda _: self._wait_for_end(peer))
         if isinstance(self._peers.get(peer), _Peer):
