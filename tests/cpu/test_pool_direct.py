@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import random
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from warpwell import errors
+from warpwell.pool import neighbour
 from warpwell.pool.agent import Agent, start
+from warpwell.pool.copying import _may_write
 from warpwell.pool.devices import Devices
 from warpwell.pool.ids import new_id
 from warpwell.pool.local_transport import local_transports
-from warpwell.pool.neighbour import HostInside, HostOutside
+from warpwell.pool.neighbour import HostInside
 from warpwell.pool.protocol import Op
 from warpwell.pool.runtime import CpuRuntime
 from warpwell.testing.emulated_device import EmulatedDevice
@@ -296,6 +298,84 @@ def test_a_receiver_hears_of_a_sender_that_alone_was_told_to_give_up(agents: Poo
     assert settled(both) == NOTHING
 
 
+@pytest.mark.parametrize("leader", [None, 0])
+def test_nothing_is_written_once_a_copy_was_given_up(
+    agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, _ = agents
+    real, begun, go = HostInside.open, threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        go.wait(10)
+        return real(*given)
+
+    monkeypatch.setattr(HostInside, "open", slow)
+    a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
+    stream = None if leader is None else devices[leader].stream()
+    for device in devices:
+        device.synchronize(30)
+    number = new_id() + 1
+    devices[1].copy(b, a, stream=stream)
+    assert begun.wait(10)
+    for device in devices:
+        device.connection.tell(Op.CANCEL, number)
+        device.memory_info()  # it has heard that
+    go.set()
+    for each in (devices[0], devices[1], stream):
+        with contextlib.suppress(errors.RemoteError):
+            if each is not None:
+                each.synchronize(30)
+    assert not b.copy_to_host().any()
+
+
+def test_a_sender_that_fails_writes_no_more_when_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pool(lambda k: Late(jitter=0.5, seed=k)) as (devices, both):
+        a, b = devices[0].to_device(np.arange(1, 9000)), devices[1].zeros(8999, np.int64)
+        for device in devices:
+            device.synchronize(30)
+        monkeypatch.setattr(both[0].runtime, "reach", lambda mark, timeout: False)
+        monkeypatch.setattr(both[0].runtime.chance, "uniform", lambda least, most: most)
+        devices[1].copy(b, a)
+        with pytest.raises(errors.RemoteError, match="took"):
+            devices[1].synchronize(30)
+        b.fill(7)
+        devices[1].synchronize(30)
+        time.sleep(0.8)
+        assert (b.copy_to_host() == 7).all()
+        with contextlib.suppress(errors.RemoteError):
+            devices[0].synchronize(30)
+
+
+def test_who_may_write() -> None:
+    def device(**about: Any) -> Any:
+        connection = SimpleNamespace(transport=SimpleNamespace(lends=about.pop("lends", True)))
+        transfers = SimpleNamespace(direct=about.pop("direct", True))
+        return SimpleNamespace(**{"host": "a", "target": "cuda", **about}, connection=connection, transfers=transfers)
+
+    assert _may_write(device(), device())
+    others: list[dict[str, Any]] = [{"host": "b"}, {"target": "cpu"}, {"direct": False}, {"lends": False}]
+    assert not any(_may_write(device(), device(**other)) for other in others)
+
+
+def test_agents_hear_who_is_lost(agents: Pool) -> None:
+    (one, two), both = agents
+    b = two.to_device(one.to_device(np.arange(1000)))
+    two.synchronize(30)
+    one.synchronize(30)
+    assert both[0].sharing.count()["open"] == 1
+    both[0].transport.lose(2, "gone")
+    assert until(lambda: both[0].sharing.count()["open"] == 0)
+    assert np.array_equal(b.copy_to_host(), np.arange(1000))
+
+
+def test_a_process_that_was_forked_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = neighbour.this_process()
+    assert before == neighbour.this_process()
+    monkeypatch.setattr(os, "getpid", lambda: 17)
+    assert neighbour.this_process() != before
+
+
 def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> None:
     with pool(late) as (devices, both):
         a = devices[0].to_device(np.arange(50_000))
@@ -374,45 +454,3 @@ def test_many_blocks_are_closed_by_few_threads(agents: Pool, monkeypatch: pytest
     assert threading.active_count() <= before + 3
     go.set()
     assert settled(both) == NOTHING
-
-
-CHILD = """
-import sys
-from warpwell.pool.runtime import CpuRuntime
-runtime = CpuRuntime()
-block = runtime.allocate(1 << 20)
-block.bytes[:] = 1
-print(*runtime.way()[1:3], runtime.way()[3].hex(), runtime.offer(block), flush=True)
-sys.stdin.readline()
-print(block.bytes[:3].tolist(), block.bytes[3:-5].tolist() == list(range(256)) * 4095 + list(range(248)),
-      block.bytes[-5:].tolist(), flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_memory_of_another_process() -> None:
-    command = [sys.executable, "-c", CHILD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None and child.stdout is not None
-        try:
-            process, address, proof, block = child.stdout.readline().split()
-            way = int(process), int(address), bytes.fromhex(proof)
-            try:
-                neighbour = HostOutside(*way)
-            except PermissionError:
-                pytest.skip("the kernel allows no process to reach another's memory (kernel.yama.ptrace_scope)")
-            with pytest.raises(errors.PoolError, match="not the agent that was meant"):
-                HostOutside(way[0], way[1], bytes(16))
-            with pytest.raises(OSError, match="memory of process"):
-                HostOutside(way[0], 8, way[2])
-            source = np.tile(np.arange(256, dtype=np.uint8), 4096)
-            neighbour.put(None, neighbour.open(int(block)).address + 3, int(source.ctypes.data), (1 << 20) - 8)
-            child.stdin.write("\n")
-            child.stdin.flush()
-            assert child.stdout.readline().strip() == "[1, 1, 1] True [1, 1, 1, 1, 1]"
-            child.kill()
-            child.wait()
-            with pytest.raises(OSError, match="memory of process"):
-                neighbour.put(None, int(block), int(source.ctypes.data), 8)
-        finally:
-            child.kill()

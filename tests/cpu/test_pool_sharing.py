@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from warpwell import errors
+from warpwell.pool import neighbour
 from warpwell.pool.copies import Half
 from warpwell.pool.memory import Memory, View
-from warpwell.pool.neighbour import HostInside
+from warpwell.pool.neighbour import HostInside, HostOutside
 from warpwell.pool.protocol import Op
 from warpwell.pool.runtime import CpuRuntime
 from warpwell.pool.sharing import Sharing
@@ -63,16 +64,15 @@ def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> N
     try:
         memory = Memory(agent.runtime, 100)
         assert sharing.offer(17, View(memory, 0, np.dtype("u1"), (100,)), 2, process.pid)[3] == 0
+        other = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
+        sharing.offer(19, other, 3, os.getpid())
         del memory
         process.send_signal(signal.SIGSTOP)
         sharing.lost(2)
         time.sleep(0.3)
-        assert sharing.count() == {"held": 1, "ending": 0, "open": 0}, "it may go on writing"
+        assert sharing.count() == {"held": 2, "ending": 0, "open": 0}, "it may go on writing"
         process.kill()
-        end = time.monotonic() + 10
-        while any(sharing.count().values()) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert sharing.count() == {"held": 0, "ending": 0, "open": 0}
+        assert until(lambda: sharing.count() == {"held": 1, "ending": 0, "open": 0}), "as the other one may"
         assert agent.told == [], "nobody is there to be told"
     finally:
         process.kill()
@@ -114,6 +114,23 @@ def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy(
     del view
     gc.collect()
     assert sharing.count() == {"held": 0, "ending": 0, "open": 0}
+
+
+def test_blocks_that_only_a_lost_sender_has_open_are_freed_when_its_process_has_ended() -> None:
+    agent = _Agent()
+    sharing = Sharing(agent)  # type: ignore[arg-type]
+    view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        sharing.offer(1, view, 2, process.pid)
+        sharing.answered(1)
+        del view
+        gc.collect()
+        assert sharing.count() == {"held": 0, "ending": 1, "open": 0}
+        sharing.lost(2)
+        time.sleep(0.3)
+        assert sharing.count()["ending"] == 1
+        process.kill()
+    assert until(lambda: not sharing.count()["ending"])
 
 
 def test_descriptors_of_lost_processes_are_closed() -> None:
@@ -179,3 +196,47 @@ def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch
 def _quietly(call: Callable[..., Any], *given: Any) -> None:
     with contextlib.suppress(Exception):
         call(*given)
+
+
+CHILD = """
+import sys
+from warpwell.pool.runtime import CpuRuntime
+runtime = CpuRuntime()
+block = runtime.allocate(1 << 20)
+block.bytes[:] = 1
+print(*runtime.way()[1:3], runtime.way()[3].hex(), runtime.offer(block), flush=True)
+sys.stdin.readline()
+print(block.bytes[:3].tolist(), block.bytes[3:-5].tolist() == list(range(256)) * 4095 + list(range(248)),
+      block.bytes[-5:].tolist(), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("piece", [neighbour.PIECE, 100_000])
+def test_memory_of_another_process(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbour, "PIECE", piece)
+    command = [sys.executable, "-c", CHILD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            process, address, proof, block = child.stdout.readline().split()
+            way = int(process), int(address), bytes.fromhex(proof)
+            try:
+                other = HostOutside(*way)
+            except PermissionError:
+                pytest.skip("the kernel allows no process to reach another's memory (kernel.yama.ptrace_scope)")
+            with pytest.raises(errors.PoolError, match="not the agent that was meant"):
+                HostOutside(way[0], way[1], bytes(16))
+            with pytest.raises(OSError, match="memory of process"):
+                HostOutside(way[0], 8, way[2])
+            source = np.tile(np.arange(256, dtype=np.uint8), 4096)
+            other.put(None, other.open(int(block)).address + 3, int(source.ctypes.data), (1 << 20) - 8)
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert child.stdout.readline().strip() == "[1, 1, 1] True [1, 1, 1, 1, 1]"
+            child.kill()
+            child.wait()
+            with pytest.raises(OSError, match="memory of process"):
+                other.put(None, int(block), int(source.ctypes.data), 8)
+        finally:
+            child.kill()
