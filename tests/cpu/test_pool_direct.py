@@ -19,48 +19,26 @@ import pytest
 
 from warpwell import errors
 from warpwell.pool import neighbour
-from warpwell.pool.agent import Agent, start
+from warpwell.pool.agent import Agent
 from warpwell.pool.copying import _may_write
-from warpwell.pool.devices import Devices
 from warpwell.pool.ids import new_id
-from warpwell.pool.local_transport import local_transports
 from warpwell.pool.neighbour import HostInside
 from warpwell.pool.protocol import Op
 from warpwell.pool.runtime import CpuRuntime
+from warpwell.pool.sharing import Sharing
 from warpwell.testing.emulated_device import EmulatedDevice
+from warpwell.testing.pool_agents import Pool, pool_of
 from warpwell.testing.pool_programs import run
 
-Pool = tuple[Devices, list[Agent]]
 
-
-class Late(EmulatedDevice):
-    """A device that has not done anything when a call returns."""
-
-    synchronous = False
-
-    def way(self) -> Any:
-        return CpuRuntime.way(self)
-
-    def staging(self, nbytes: int) -> Any:
-        return np.empty(nbytes, np.uint8)
-
-
-@contextlib.contextmanager
-def pool(make: Callable[[int], Any], count: int = 2) -> Iterator[Pool]:
-    own, *others = local_transports(count + 1)
-    agents = [Agent(transport, make(k)) for k, transport in enumerate(others)]
-    threads = [start(agent, "agent") for agent in agents]
-    with Devices(own) as made:
-        yield made, agents
-    for thread, transport in zip(threads, others, strict=True):
-        thread.join(10)
-        assert not thread.is_alive()
-        transport.close()
+def late(k: int) -> EmulatedDevice:
+    """Return a device that has not done anything when a call returns."""
+    return EmulatedDevice(5e9, jitter=1e-3, seed=k)
 
 
 @pytest.fixture
 def agents() -> Iterator[Pool]:
-    with pool(lambda k: CpuRuntime()) as made:
+    with pool_of(CpuRuntime() for _ in range(2)) as made:
         yield made
 
 
@@ -130,6 +108,8 @@ def test_data_are_sent_where_memory_cannot_be_reached(
         monkeypatch.setattr(CpuRuntime, "neighbour", no)
     else:
         monkeypatch.setattr(HostInside, "open", no)
+    offer, offered = Sharing.offer, []
+    monkeypatch.setattr(Sharing, "offer", lambda *given: offered.append(offer(*given)) or offered[-1])
     stream = devices[leader].stream()
     a, b = devices[0].to_device(np.arange(100_000)), devices[1].zeros(100_000, np.int64)
     for device in devices:
@@ -139,6 +119,9 @@ def test_data_are_sent_where_memory_cannot_be_reached(
         stream.synchronize(30)
     assert np.array_equal(b.copy_to_host(), np.arange(100_000))
     assert transfers(both) == 6
+    times = {"way": 0, "neighbour": 1, "open": 3}[refused]
+    assert sum(made is not None for made in offered) == times, "where there is no way, nothing is offered again"
+    assert list(both[0].info()["unreachable"].values()) == ["no way"] * (refused == "neighbour")
     del a, b
     assert settled(both) == NOTHING
 
@@ -200,18 +183,8 @@ class Shuffled:
 @pytest.fixture
 def shuffled(request: pytest.FixtureRequest) -> Iterator[Pool]:
     count, seed, make = request.param
-    own, *others = local_transports(count + 1)
-    agents = [Agent(Shuffled(t, seed + k), make(k)) for k, t in enumerate(others)]  # type: ignore[arg-type]
-    threads = [start(agent, "agent") for agent in agents]
-    with Devices(own) as made:
-        yield made, agents
-    for thread, transport in zip(threads, others, strict=True):
-        thread.join(10)
-        transport.close()
-
-
-def late(k: int) -> Late:
-    return Late(5e9, jitter=1e-3, seed=k)
+    with pool_of(map(make, range(count)), lambda transport, k: Shuffled(transport, seed + k)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("shuffled", [(3, 1, late), (2, 2, lambda k: CpuRuntime())], indirect=True, ids=["late", "cpu"])
@@ -330,7 +303,7 @@ def test_nothing_is_written_once_a_copy_was_given_up(
 
 
 def test_a_sender_that_fails_writes_no_more_when_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pool(lambda k: Late(jitter=0.5, seed=k)) as (devices, both):
+    with pool_of(EmulatedDevice(jitter=0.5, seed=k) for k in range(2)) as (devices, both):
         a, b = devices[0].to_device(np.arange(1, 9000)), devices[1].zeros(8999, np.int64)
         for device in devices:
             device.synchronize(30)
@@ -377,7 +350,7 @@ def test_a_process_that_was_forked_is_another_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> None:
-    with pool(late) as (devices, both):
+    with pool_of(map(late, range(2))) as (devices, both):
         a = devices[0].to_device(np.arange(50_000))
         for _ in range(30):
             b = devices[1].empty(50_000, np.int64)
@@ -398,7 +371,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 def test_agents_that_end_leave_no_threads() -> None:
     before = threading.active_count()
-    with pool(lambda k: CpuRuntime(), 3) as (devices, _):
+    with pool_of(CpuRuntime() for _ in range(3)) as (devices, _):
         a = devices[0].to_device(np.arange(1000))
         copies = [device.to_device(a) for device in devices[1:]]
         for device in devices:

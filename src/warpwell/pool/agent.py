@@ -242,6 +242,7 @@ class Agent:
             "calls": dict(self.counts),
             "lanes": lanes,
             "shared": self.sharing.count(),
+            "unreachable": self.sharing.unreachable(),
             "halves": len(self.halves),
             "transport": self.transport.statistics(),
         }

@@ -114,7 +114,7 @@ def _directly(agent: Agent, lane: Lane, view: View, half: Half, number: int, out
     try:
         neighbour, to = agent.sharing.open(half.peer, offer)
     except Exception:  # whatever it is: no way from GPU to GPU, another user, memory that cannot be had by others
-        agent.tell(Op.BULK, number, to=half.peer)
+        agent.tell(Op.BULK, number, half.peer in agent.sharing.unreachable(), to=half.peer)
         return False
     runtime = agent.runtime
     half.check()
@@ -161,6 +161,8 @@ def heard(agent: Agent, peer: int, op: int, number: int, *operands: Any) -> None
     """Take what another agent says of a copy, in the main loop: it waits for nothing."""
     if op in (Op.FILLED, Op.BULK, Op.LEFT):
         agent.sharing.answered(number)
+    if op == Op.BULK and operands[0]:
+        agent.sharing.refused(peer)
     half = agent.halves.get(number)
     if half is not None and op in (Op.FILLED, Op.BULK, Op.LEFT):
         half.silent.set()

@@ -84,7 +84,7 @@ class Op(enum.IntEnum):
     END = 98  # copy, failure or None: the receiving half is over, or one of them failed
     ROOM = 99  # copy, offer or None: of the following half
     FILLED = 100  # copy: its data are where they belong
-    BULK = 101  # copy: they cannot be put there
+    BULK = 101  # copy, whether for ever: they cannot be put there
     LEFT = 102  # copy: its sender, which has failed, writes no more
     RELEASE = 103  # block: nobody has it any more
     RELEASED = 104  # block: it is closed

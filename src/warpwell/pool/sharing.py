@@ -62,6 +62,7 @@ class Sharing:
         self._processes: dict[int, int | None] = {}
         self._lost: set[int] = set()
         self._dead: set[int] = set()
+        self._refused: set[int] = set()
         self._peers: dict[int, _Peer | str] = {}
         self._closing: collections.deque[tuple[int, int]] = collections.deque()
         self._closes = False
@@ -89,7 +90,8 @@ class Sharing:
         with self._lock:
             if peer not in self._processes:
                 self._processes[peer] = _watch(process)
-            if peer in self._lost:  # nobody would answer, and `lost` does not see what is offered from now on
+            # nobody would answer, and `lost` does not see what is offered from now on; or nobody would take it
+            if peer in self._lost or peer in self._refused:
                 return None
             try:
                 way = runtime.way()
@@ -102,6 +104,10 @@ class Sharing:
             memory.shared.peers.add(peer)
             self._held[copy] = (peer, memory)
         return way, memory.shared.number, memory.shared.offer, view.offset
+
+    def refused(self, peer: int) -> None:
+        """A sender has no way here: nothing is offered to it any more."""
+        self._refused.add(peer)
 
     def answered(self, copy: int) -> None:
         """The sender of a copy writes no more."""
@@ -179,6 +185,10 @@ class Sharing:
             if opened is None:
                 opened = known.opened[number] = known.neighbour.open(block)
             return known.neighbour, int(opened.address) + offset
+
+    def unreachable(self) -> dict[int, str]:
+        """Return the agents to whose memory there is no way, and why."""
+        return {peer: known for peer, known in list(self._peers.items()) if isinstance(known, str)}
 
     def release(self, peer: int, number: int) -> None:
         """Close a block that its owner is to free, and say so; in one thread for all, because it may take long."""
