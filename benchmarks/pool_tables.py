@@ -108,8 +108,15 @@ class Rates:
     """Measured rates in bytes a second, and what a call takes that moves nothing."""
 
     def __init__(self, device: Any) -> None:
-        data, lent = np.ones(LARGE, np.uint8), lent_like(np.ones(LARGE, np.uint8))
-        there = device.empty(LARGE, np.uint8)
+        self._device = device
+        self._data, self._lent = np.ones(LARGE, np.uint8), lent_like(np.ones(LARGE, np.uint8))
+        self._there = device.empty(LARGE, np.uint8)
+        self._found: list[dict[str, tuple[float, float]]] = []
+        self.take()
+
+    def take(self, *, anew: bool = True) -> None:
+        """Measure; not `anew`: beside what was measured last, because rates of a host vary from second to second."""
+        device, data, lent, there = self._device, self._data, self._lent, self._there
 
         def into(a: Any) -> Callable[[], None]:
             def run() -> None:
@@ -118,13 +125,15 @@ class Rates:
 
             return run
 
-        times = {}
+        times: dict[str, tuple[float, float]] = {}
         device.transfers = Tuning(LARGE, pipelined=False)
-        times["in"] = seconds(into(data), 1), seconds(into(lent), 1)
-        times["out"] = seconds(lambda: there.copy_to_host(data), 1), seconds(lambda: there.copy_to_host(lent), 1)
+        times["in"] = seconds(into(data), 0.2), seconds(into(lent), 0.2)
+        times["out"] = seconds(lambda: there.copy_to_host(data), 0.2), seconds(lambda: there.copy_to_host(lent), 0.2)
+        self._found = [times] if anew else [*self._found, times]
         # one piece takes the time of the link and the device's; the lent way has the device's alone
-        self.device = {way: LARGE / lent for way, (_, lent) in times.items()}
-        self.link = {way: LARGE / (whole - lent) for way, (whole, lent) in times.items()}
+        whole, alone = ({way: statistics.mean(f[way][k] for f in self._found) for way in times} for k in (0, 1))
+        self.device = {way: LARGE / alone[way] for way in times}
+        self.link = {way: LARGE / (whole[way] - alone[way]) for way in times}
         self.call = seconds(device.synchronize, 0.2, 50)
 
     def pipeline(self, nbytes: int, way: str) -> float:
@@ -136,7 +145,7 @@ class Rates:
 
 def compare(device: Any, rates: Rates, name: str, here: Any, away: Any, inputs: Sequence[Any], out: Any,
             bound: float) -> list[Any]:  # fmt: skip
-    """Return times in every way, and how they relate."""
+    """Return times in every way, taken in turn, and how they relate; the model's rates are those before and after."""
     runs = {
         "local pinned": local(here, [pinned_like(a) for a in inputs], pinned_like(out)),
         "local pageable": local(here, inputs, out),
@@ -144,7 +153,19 @@ def compare(device: Any, rates: Rates, name: str, here: Any, away: Any, inputs: 
         "pipeline": pooled(device, away, inputs, out, PIPELINE),
         "one piece": pooled(device, away, inputs, out, Tuning(max(LARGE, out.nbytes), pipelined=False)),
     }
-    found = {way: seconds(run, bound) for way, run in runs.items()}
+    rates.take()
+    taken: dict[str, list[float]] = {way: [] for way in runs}
+    if bound:
+        for run in runs.values():
+            run()
+    begun = time.perf_counter()
+    for _ in range(15 if bound else 1):
+        for way, run in runs.items():
+            taken[way].append(seconds(run, 0.0))
+        if len(taken["lent"]) >= 3 and time.perf_counter() - begun > len(runs) * bound:
+            break
+    rates.take(anew=False)
+    found = {way: statistics.median(times) for way, times in taken.items()}
     on_device = [cupy.asarray(a) for a in (*inputs, out)]
 
     def computed() -> None:
