@@ -251,7 +251,7 @@ def _fill(matrix: Any, first: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=int, default=22, help="of the graph: 2^scale vertices")
-    parser.add_argument("--sources", type=int, default=32)
+    parser.add_argument("--sources", type=int, default=128)
     parser.add_argument("--size", type=int, default=32768, help="of the matrix")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--json", default=None, metavar="FILE")
