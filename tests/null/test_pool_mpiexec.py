@@ -79,7 +79,7 @@ def test_the_one_beside_python_comes_first(tmp_path: Path, monkeypatch: pytest.M
     assert Mpiexec.find(python=str(tmp_path / "venv" / "python")).path == str(tmp_path / "venv" / "mpiexec")
     assert Mpiexec.find(python=str(tmp_path / "other" / "python")).path == str(tmp_path / "path" / "mpiexec")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(AgentError, match=r"warpwell\[mpi\]"):
+    with pytest.raises(AgentError, match=r"extra \[mpi\]"):
         Mpiexec.find(python=str(tmp_path / "other" / "python"))
 
 
