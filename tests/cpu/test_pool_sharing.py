@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -33,6 +34,17 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return condition()
 
 
+def can_watch() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+watches = pytest.mark.skipif(not can_watch(), reason="the kernel has no pidfd_open")
+
+
 class _Agent:
     """What `Sharing` needs of an agent, without one."""
 
@@ -57,6 +69,7 @@ class _Agent:
         return Helper()
 
 
+@watches
 def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> None:
     agent = _Agent()
     sharing = Sharing(agent)  # type: ignore[arg-type]
@@ -116,6 +129,7 @@ def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy(
     assert sharing.count() == {"held": 0, "ending": 0, "open": 0}
 
 
+@watches
 def test_blocks_that_only_a_lost_sender_has_open_are_freed_when_its_process_has_ended() -> None:
     agent = _Agent()
     sharing = Sharing(agent)  # type: ignore[arg-type]
@@ -133,6 +147,7 @@ def test_blocks_that_only_a_lost_sender_has_open_are_freed_when_its_process_has_
     assert until(lambda: not sharing.count()["ending"])
 
 
+@watches
 def test_descriptors_of_lost_processes_are_closed() -> None:
     agent = _Agent()
     sharing = Sharing(agent)  # type: ignore[arg-type]
@@ -223,8 +238,10 @@ def test_memory_of_another_process(piece: int, monkeypatch: pytest.MonkeyPatch) 
             way = int(process), int(address), bytes.fromhex(proof)
             try:
                 other = HostOutside(*way)
-            except PermissionError:
-                pytest.skip("the kernel allows no process to reach another's memory (kernel.yama.ptrace_scope)")
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.ENOSYS):
+                    raise
+                pytest.skip("the kernel allows no process to reach another's memory (ptrace_scope, seccomp)")
             with pytest.raises(errors.PoolError, match="not the agent that was meant"):
                 HostOutside(way[0], way[1], bytes(16))
             with pytest.raises(OSError, match="memory of process"):
