@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 PRIVATE = 8 << 20
 """Arrays of at most so many bytes are copied first, so that the call need not wait until they are sent."""
 
-
 TINY = 4096
 """Arrays of at most so many bytes are not lent: they are sent as fast."""
 
