@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,7 @@ from warpwell.pool.sharing import Sharing
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import Pool, pool_of
 from warpwell.testing.pool_programs import run
+from warpwell.testing.until import until
 
 
 def late(k: int) -> EmulatedDevice:
@@ -360,13 +361,6 @@ def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> N
             assert not c.copy_to_host().any()
         del a, b, c
         assert settled(both) == NOTHING
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_agents_that_end_leave_no_threads() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from warpwell.pool.lent import Mapping
 from warpwell.pool.pinned import memory_of, pinned_empty
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import pool_of
+from warpwell.testing.until import until
 
 MANY = 300_000
 
@@ -24,13 +24,6 @@ MANY = 300_000
 def agents() -> Iterator[tuple[Devices, list[Agent]]]:
     with pool_of(EmulatedDevice(5e9) for _ in range(2)) as made:
         yield made
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def mappings(agent: Agent) -> int:
@@ -62,7 +55,7 @@ def test_arrays_that_are_dropped(agents: tuple[Devices, list[Agent]]) -> None:
         del source  # the copy may not have begun
     assert [float(b.copy_to_host()[-1]) for b in buffers] == [0, 1, 2, 3, 4]
     gc.collect()
-    until(lambda: mappings(first) == 0)
+    until(lambda: mappings(first) == 0, 30)
 
 
 def test_what_cannot_be_mapped_is_sent(agents: tuple[Devices, list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,7 @@ from warpwell.pool.neighbour import HostInside, HostOutside
 from warpwell.pool.protocol import Op
 from warpwell.pool.runtime import CpuRuntime
 from warpwell.pool.sharing import Sharing
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
+from warpwell.testing.until import until
 
 
 def can_watch() -> bool:
@@ -69,10 +63,15 @@ class _Agent:
         return Helper()
 
 
+def sharing_of(agent: Any) -> Sharing:
+    """Return the memory that a stand-in of an agent shares."""
+    return Sharing(agent)
+
+
 @watches
 def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> None:
     agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
+    sharing = sharing_of(agent)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
     try:
         memory = Memory(agent.runtime, 100)
@@ -94,7 +93,7 @@ def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> N
 
 def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
     agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
+    sharing = sharing_of(agent)
     memory = Memory(agent.runtime, 100)
     view = View(memory, 0, np.dtype("u1"), (100,))
     for copy, peer in ((1, 2), (3, 4)):
@@ -113,7 +112,7 @@ def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
 
 def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy() -> None:
     agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
+    sharing = sharing_of(agent)
     view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert sharing.offer(1, view, 2, process.pid) is not None
@@ -132,7 +131,7 @@ def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy(
 @watches
 def test_blocks_that_only_a_lost_sender_has_open_are_freed_when_its_process_has_ended() -> None:
     agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
+    sharing = sharing_of(agent)
     view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         sharing.offer(1, view, 2, process.pid)
@@ -150,7 +149,7 @@ def test_blocks_that_only_a_lost_sender_has_open_are_freed_when_its_process_has_
 @watches
 def test_descriptors_of_lost_processes_are_closed() -> None:
     agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
+    sharing = sharing_of(agent)
     view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         sharing.offer(1, view, 2, process.pid)
@@ -166,7 +165,7 @@ def test_descriptors_of_lost_processes_are_closed() -> None:
 
 def test_blocks_of_a_lost_receiver_are_closed_when_no_copy_uses_them() -> None:
     agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
+    sharing = sharing_of(agent)
     blocks = [agent.runtime.allocate(100) for _ in range(3)]
     offers = [(agent.runtime.way(), n, agent.runtime.offer(block), 0) for n, block in enumerate(blocks)]
     for offer in offers[:2]:
@@ -184,7 +183,7 @@ def test_blocks_of_a_lost_receiver_are_closed_when_no_copy_uses_them() -> None:
 
 def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = _Agent()
-    sharing = Sharing(agent)  # type: ignore[arg-type]
+    sharing = sharing_of(agent)
     block = agent.runtime.allocate(100)
     offer = agent.runtime.way(), 1, agent.runtime.offer(block), 0
     entered, leave = threading.Event(), threading.Event()

@@ -12,6 +12,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.pool.devices import Devices
+from warpwell.testing.until import until
 
 
 @ww.kernel
@@ -76,7 +77,7 @@ def test_a_stream_that_nobody_holds_ends(devices: Devices) -> None:
     assert len(device.ask()["lanes"]) == lanes + 1
     del stream
     gc.collect()
-    until(lambda: len(device.ask()["lanes"]) == lanes)
+    until(lambda: len(device.ask()["lanes"]) == lanes, 20)
     assert not x.copy_to_host().any()
 
 
@@ -86,18 +87,11 @@ def test_code_goes_when_nobody_has_it(devices: Devices) -> None:
         large = np.full(1000, k)
         assert devices[0].call(lambda: int(large.sum())).get(30) == 1000 * k
     gc.collect()
-    until(lambda: codes(devices) <= agent_codes + 1)
+    until(lambda: codes(devices) <= agent_codes + 1, 20)
 
 
 def codes(devices: Devices) -> int:
     return len(devices[0].connection._codes)
-
-
-def until(condition) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_calls_are_counted_with_bytes_and_waits(devices: Devices) -> None:

@@ -74,7 +74,8 @@ class CudaRuntime(Runtime):
         if cupy is None or dtype.kind not in "biufc" or not block.nbytes:
             return super().operand(block, offset, dtype, shape)
         memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self.gpu.ordinal)
-        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset)).view  # type: ignore[no-any-return]
+        make: Callable[[], Any] = cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset)).view
+        return make
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """See `Runtime`; the memory is the calling thread's until it asks again."""

@@ -48,8 +48,7 @@ def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, out
                 agent.runtime.synchronize(lane.stream)
                 half.check()
                 if not outgoing:
-                    offer = agent.sharing.offer(number, view, peer, process)
-                    half.offered = offer is not None
+                    offer = _offer(agent, half, number, view, process)
             gone = True  # or nearly: whoever is told twice does not mind
             agent.tell(Op.GO, number, None, offer, to=peer)
             if outgoing and process:
@@ -84,8 +83,7 @@ def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, o
                 view.memory.ready()
                 agent.runtime.synchronize(lane.stream)
                 if not outgoing:
-                    offer = agent.sharing.offer(number, view, peer, process)
-                    half.offered = offer is not None
+                    offer = _offer(agent, half, number, view, process)
                     agent.tell(Op.ROOM, number, offer, to=peer)
             if not _directly(agent, lane, view, half, number, outgoing, offer):
                 _in_bulk(agent, lane, view, half, outgoing, tag, plan)
@@ -102,6 +100,13 @@ def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, o
         agent.lane(stream).put(sequence, "copy between devices", 0, 0, run)
     else:  # a thread only once there is something to do: there may be thousands of copies to come
         half.go.when_set(lambda _: agent.helper().put(sequence, "copy between devices", 0, 0, run))
+
+
+def _offer(agent: Agent, half: Half, number: int, view: View, process: int) -> Any:
+    """Return what the sender needs to write to a view, if it may."""
+    offer = agent.sharing.offer(number, view, half.peer, process)
+    half.offered = offer is not None
+    return offer
 
 
 def _directly(agent: Agent, lane: Lane, view: View, half: Half, number: int, outgoing: bool, offer: Any) -> bool:

@@ -109,17 +109,17 @@ class Runtime(ABC):
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """Copy within the device. The parts do not overlap."""
 
+    @abstractmethod
     def way(self) -> Any:
         """Return what others on this host need for `neighbour`; None where nobody can reach this device's memory."""
-        return None
 
+    @abstractmethod
     def offer(self, block: Any) -> Any:
         """Return what they need besides to open a block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def neighbour(self, way: Any) -> Neighbour:
         """Return the way from this device to another one's memory; raise what stands against it."""
-        raise NotImplementedError
 
     @abstractmethod
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
@@ -222,7 +222,8 @@ class CpuRuntime(Runtime):
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
         """See `Runtime`."""
-        return self.array(block, offset, dtype, shape).view  # type: ignore[no-any-return]
+        array: NDArray[Any] = self.array(block, offset, dtype, shape)
+        return array.view
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """See `Runtime`."""
