@@ -16,8 +16,9 @@ from . import errors  # modules within import it from here, which must not wait 
 
 if TYPE_CHECKING:
     from . import cache, graph, kv, nvme, pool, scheduler, storage
-    from .array import Array, DeviceArray, atomic_add, create
-    from .array import open_array as open  # reads as ww.open, like io.open
+    from .array import Array, DeviceArray, atomic_add
+    from .array.front import create_placed as create
+    from .array.front import open_placed as open  # reads as ww.open, like io.open
     from .cache import Cache, Statistics
     from .pool.device import broadcast
     from .pool.devices import current_device, devices
@@ -77,8 +78,8 @@ __all__ = [
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
     "": "cache graph kv nvme pool scheduler storage",
-    "array": "Array DeviceArray atomic_add create",
-    "array.opening": "open=open_array",
+    "array": "Array DeviceArray atomic_add",
+    "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics",
     "pool.device": "broadcast",
     "pool.devices": "current_device devices",

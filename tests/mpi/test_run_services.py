@@ -11,6 +11,7 @@ from .runs import PROGRAMS, SOURCES, Start, start
 
 __all__ = ["start"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
+QUICK = ("services", "placing", "pool_matrix")
 
 
 def under_python(program: Path, folder: Path) -> str:
@@ -22,8 +23,8 @@ def under_python(program: Path, folder: Path) -> str:
 
 @pytest.mark.parametrize(
     "program", [
-        pytest.param(path, marks=[] if path.stem in ("services", "pool_matrix") else pytest.mark.long, id=path.stem)
-        for path in (PROGRAMS / "services.py", *sorted(EXAMPLES.glob("pool_*/*.py")))
+        pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.long, id=path.stem)
+        for path in (PROGRAMS / "services.py", PROGRAMS / "placing.py", *sorted(EXAMPLES.glob("pool_*/*.py")))
     ],
 )
 def test_the_same_as_under_python(start: Start, program: Path, tmp_path: Path) -> None:

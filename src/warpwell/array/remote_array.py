@@ -144,6 +144,7 @@ def _put(array: Array, index: Any, value: NDArray[Any]) -> None:
 
 
 services.register("open", "warpwell.array.opening:open_array", "warpwell.array.remote_array:RemoteArray", provided=True)
+services.register("create", "warpwell.array.opening:create", "warpwell.array.remote_array:RemoteArray", provided=True)
 services.register("cache", "warpwell.cache:Cache", provided=True)
 services.register(
     "array part", "warpwell.array.remote_array:part", "warpwell.array.remote_array:RemoteArray", provided=True

@@ -70,7 +70,7 @@ class Devices(Group):
             raise
         for device in self._devices:
             device.peers = tuple(d for d in self._devices if d is not device)
-        placement.install()
+        placement.install(_first_of_pool)
 
     def _start(self, targets: Sequence[str]) -> Transport:
         own, *others = local_transports(1 + len(targets))
@@ -161,9 +161,9 @@ class Devices(Group):
                     f"ask ww.devices() here (multiprocessing: use the spawn method), and move data as NumPy arrays"
                 )
                 connection.lock = threading.RLock()
-            for _, reply in list(caller.replies.values()):
+            for rank, reply in list(caller.replies.values()):
                 with contextlib.suppress(Exception):
-                    reply.come(None, errors.ForkError(str(connection.forked)))
+                    reply.come(None, errors.ForkError(str(caller.connections[rank].forked)))
         self._callers, self._closing = [], []
 
     def __enter__(self) -> Devices:
@@ -188,8 +188,7 @@ def _after_fork() -> None:
     _lock = threading.Lock()
     for found in list(_all):
         found.forked()
-    if _own:
-        _devices = None
+    _devices = None  # the child is a program of its own: it asks again, and finds this machine's
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -218,8 +217,22 @@ def joined() -> bool:
 
 
 def current_device() -> Device:
-    """Return the device of the innermost ``with device:`` of this thread, else the first one."""
+    """Return the device of the innermost ``with device:`` of this thread, else the first one.
+
+    What has no place of its own goes there: ``ww.to_device``, ``ww.empty`` and ``ww.zeros``, and under ``warpwell run``
+    launches with NumPy arrays and files that ``ww.open`` and ``ww.create`` are given. In a program of one process these
+    two take a device that was entered, else they stay in the process.
+    """
     return entered() or devices()[0]
+
+
+def chosen_device() -> Device | None:
+    """Return `current_device` if it was entered, or is one of a pool; None where all stays in this process."""
+    return entered() or _first_of_pool()
+
+
+def _first_of_pool() -> Device | None:
+    return _devices[0] if _devices is not None and not _own and len(_devices) else None
 
 
 def runtime_for(target: str) -> Runtime:

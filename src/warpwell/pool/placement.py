@@ -1,12 +1,18 @@
-"""`place`: takes launches over whose arguments, stream or block are of a device of the pool."""
+"""`place`: takes launches over that run on a device of the pool.
+
+A launch runs where its stream is, else where its arguments are: buffers on their device, arrays that this process has
+opened in this process. Where they say nothing (NumPy arrays, numbers), it runs on `current_device`; a program of
+one process that entered no device runs it itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import errors
-from ..targets.kernel import set_place
+from ..targets.kernel import is_argument, set_place
+from ..targets.struct import DeviceStruct
 from .device import Device, entered
 from .stream import Stream
 
@@ -39,14 +45,28 @@ def place(launch: Any, args: Sequence[Any], device: str | None) -> bool:
             f"out",
             name="device",
         )
-    if chosen is None and device is None:
-        chosen = entered()
+    if chosen is None and device is None and not any(_is_here(value) for value in args):
+        chosen = entered() or _first()
     if chosen is None:
         return False
     chosen.launch(launch, *args, stream=stream)
     return True
 
 
-def install() -> None:
-    """Let launches ask, from now on."""
+def _nowhere() -> Device | None:
+    return None
+
+
+_first: Callable[[], Device | None] = _nowhere
+
+
+def install(first: Callable[[], Device | None]) -> None:
+    """Let launches ask, from now on; `first` returns the device of threads that entered none, if that is a pool's."""
+    global _first
+    _first = first
     set_place(place)
+
+
+def _is_here(value: Any) -> bool:
+    """Tell whether an argument is of this process: opened in it, or in the memory of a GPU that it uses itself."""
+    return is_argument(value) or isinstance(value, DeviceStruct) or hasattr(value, "__cuda_array_interface__")

@@ -1,0 +1,43 @@
+"""`open_placed` and `create_placed`: ``ww.open`` and ``ww.create``, which follow the current device."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from .. import errors
+from ..cache import Cache
+from ..pool.devices import chosen_device
+from .opening import create, open_array
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _placed(service: str, here: F) -> F:
+    """Return `here`, but on the current device where that is entered or a pool's, so that its kernels find the array.
+
+    What is of this process stays in it: a medium, a `Cache`, and what ``device=`` is said for.
+    """
+
+    @functools.wraps(here)
+    def placed(path: Any, *args: Any, **options: Any) -> Any:
+        named = isinstance(path, str | os.PathLike) and options.get("device") is None
+        device = chosen_device() if named and not isinstance(options.get("cache"), Cache) else None
+        if device is None:
+            return here(path, *args, **options)
+        options.pop("device", None)
+        try:
+            return device.create(service, os.path.abspath(path), *args, device=device.target, **options)
+        except errors.RemoteError as error:
+            if not isinstance(error.__cause__, errors.WarpwellError):
+                raise
+            error.__cause__.add_note(f"on device {device.index} ({device.target} on {device.host})")
+            raise error.__cause__ from None  # what it raises in one process
+
+    return cast(F, placed)
+
+
+open_placed = _placed("open", open_array)
+create_placed = _placed("create", create)
