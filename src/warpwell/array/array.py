@@ -20,12 +20,13 @@ from ..targets import Block
 from ..targets.device import seam_for
 from . import bulk
 from .header import Header
+from .on_storage import OnStorage
 from .view import ArrayView, ViewStatic
 
 TIERS = ("storage", "host-cached", "host", "device")
 
 
-class Array:
+class Array(OnStorage):
     """An n-dimensional array on storage; make one with `warpwell.open` or `warpwell.create`.
 
     Kernels take it as an argument and subscript it (see `ArrayView`). The host reads ``a[3]``, ``a[10:20]``,
@@ -102,47 +103,21 @@ class Array:
 
     # -- shape ----------------------------------------------------------------------------------------------
 
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of items."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the items."""
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without dimensions")
-        return self.shape[0]
-
     def __repr__(self) -> str:
         state = "closed " if self._closed else ""
         return f"<{state}warpwell.Array {self.name!r} {self.shape} {self.dtype} on {self.device}, tier {self.tier}>"
 
-    def __eq__(self, other: object) -> bool:
-        """Compare by identity with other arrays, as collections need it; items are compared once they were read."""
-        if other is None or isinstance(other, Array):
-            return self is other
-        raise TypeError(f"items of array {self.name!r} are on storage: read them first, a[:] == {other!r:.20}")
-
-    __hash__ = object.__hash__
-
     def reshape(self, *shape: Any) -> Array:
         """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""
-        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        given = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        wanted = tuple(errors.checked_integer(n, "each extent of a shape", least=-1) for n in given)
         known = math.prod(n for n in wanted if n != -1)
         if wanted.count(-1) == 1 and known > 0:
             wanted = tuple(self.size // known if n == -1 else n for n in wanted)
-        if math.prod(wanted) != self.size or self._strides != _c_strides(self.shape, self.dtype.itemsize):
-            raise errors.ArgumentError(f"shape {self.shape} cannot become {wanted}")
-        return self._derive(tuple(wanted), self.dtype, _c_strides(tuple(wanted), self.dtype.itemsize), 0)
+        contiguous = self._strides == _c_strides(self.shape, self.dtype.itemsize)
+        if -1 in wanted or math.prod(wanted) != self.size or not contiguous:
+            raise errors.ArgumentError(f"shape {self.shape} cannot become {tuple(given)}")
+        return self._derive(wanted, self.dtype, _c_strides(wanted, self.dtype.itemsize), 0)
 
     def field(self, name: str) -> Array:
         """Return one field of a record array as an array of its own; it shares cache and file."""
@@ -249,11 +224,6 @@ class Array:
         if not self.writable:
             raise errors.ReadOnlyError(f'array {self.name!r} is read-only: open it with mode="r+"')
         bulk.put(self, index, value)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the whole array as a NumPy array (reads all of it)."""
-        out = np.asarray(self[:] if self.ndim else self[()])
-        return out if dtype is None else out.astype(dtype)
 
     # -- residency ------------------------------------------------------------------------------------------
 

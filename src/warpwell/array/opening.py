@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..cache import Cache
+from ..cache import Cache, parse_size
 from ..storage.file import FileMedium
 from ..storage.medium import Medium
 from ..targets import default_device, has_cuda
@@ -34,7 +34,7 @@ def open_array(
     device: str | None = None,
     tier: str = "storage",
     cache: int | str | Cache = "256MiB",
-    page_size: int | None = None,
+    page_size: int | str | None = None,
     stats: str | None = None,
     share: float | None = None,
     read_once: bool = False,
@@ -60,8 +60,8 @@ def open_array(
         host memory read directly, or all in device memory.
     cache : int, str or Cache
         Bytes of the array's own cache ("256MiB"), or a `Cache` to share.
-    page_size : int
-        Bytes of a page, a power of two of at least 512; 4096 by default (own cache only).
+    page_size : int or str
+        Bytes of a page ("4KiB" as well), a power of two of at least 512; 4096 by default (own cache only).
     stats : {"basic", "full"}
         "full" also counts hits and bytes wanted (own cache only).
     share : float, optional
@@ -95,7 +95,7 @@ def open_array(
     if isinstance(cache, Cache):
         own_stats = "full" if cache.full else "basic"
         for option, given, there in (
-            ("page_size", page_size, cache.page_size),
+            ("page_size", None if page_size is None else parse_size(page_size, "page_size"), cache.page_size),
             ("stats", stats, own_stats),
             ("timeout", timeout, cache.timeout),
             *((name, value, None) for name, value in options.items()),
@@ -159,12 +159,10 @@ def create(
     """
     target = pathlib.Path(path)
     checked = check_dtype(dtype, str(target))
-    extents = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    if any(int(n) < 0 for n in extents):
-        raise errors.ArgumentError(f"shape {extents} has a negative extent")
+    extents = _extents(shape)
     require_device(options.get("device") or default_device())
     header = {"descr": np.lib.format.dtype_to_descr(checked), "fortran_order": False,
-              "shape": tuple(int(n) for n in extents)}  # fmt: skip
+              "shape": extents}  # fmt: skip
     try:
         file = target.open("xb")
     except FileExistsError:
@@ -210,6 +208,12 @@ def _medium(
         if writable and not path.writable:
             raise errors.ReadOnlyError(f"medium {path.name!r} is read-only")
         return path, _raw_header(path.nbytes, dtype, shape, offset, path.name), name or path.name, lambda: None
+    if not isinstance(path, str | os.PathLike):
+        raise errors.ArgumentError(
+            f"{type(path).__name__} is not a path: pass the path of a file, or a Medium (kernels take NumPy arrays as "
+            "they are, without open())",
+            name="path",
+        )
     target = pathlib.Path(path)
     if not target.exists():
         raise errors.MissingFileError(f"{target} does not exist: check the path", path=str(target))
@@ -235,11 +239,24 @@ def _medium(
         raise
 
 
+def _extents(shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple; `shape` is an integer or a tuple or list of integers, none negative."""
+    if isinstance(shape, np.ndarray) and shape.ndim:
+        raise errors.ArgumentError(
+            f"shape is an integer or a tuple of integers, not an array of shape {shape.shape}: to keep its items, "
+            "np.save(path, items) and then open(path, \"r+\")",
+            name="shape",
+        )
+    given = shape if isinstance(shape, tuple | list) else (shape,)
+    return tuple(errors.checked_integer(n, "each extent of a shape", least=0) for n in given)
+
+
 def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> Header:
     if dtype is None:
         raise errors.ArgumentError(f"{name} is raw data: pass dtype= (and shape=)")
     checked = check_dtype(dtype, name)
-    if offset < 0 or offset > size:
+    errors.checked_integer(offset, "offset", least=0)
+    if offset > size:
         raise errors.ArgumentError(f"offset {offset} is outside of {name}, which has {size} bytes")
     if shape is None:
         if (size - offset) % checked.itemsize:
@@ -250,9 +267,7 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
             )
         extents: tuple[int, ...] = ((size - offset) // checked.itemsize,)
     else:
-        extents = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
-        if any(n < 0 for n in extents):
-            raise errors.ArgumentError(f"shape {extents} has a negative extent")
+        extents = _extents(shape)
     header = Header(checked, extents, offset)
     if offset + header.nbytes > size:
         raise errors.FormatError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +12,13 @@ from ..pool import services
 from ..pool.opened import Opened
 from ..targets.arrays import to_host
 from .array import Array
+from .on_storage import OnStorage
 
 if TYPE_CHECKING:
     from ..pool.device import Device
 
 
-class RemoteArray(Opened):
+class RemoteArray(OnStorage, Opened):
     """An `Array` on a device; ``device.open(path)`` makes it.
 
     Kernels of the device take it as an argument and read and write it where the device is: its data never come through
@@ -46,26 +46,6 @@ class RemoteArray(Opened):
         self.tier: str = about["tier"]
         self.writable: bool = about["writable"]
 
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of items."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the items."""
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without dimensions")
-        return self.shape[0]
-
     # -- items -------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
@@ -75,11 +55,6 @@ class RemoteArray(Opened):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.device.call(_put, self, index, np.asarray(value)).get()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the whole array as a NumPy array (all of it comes here)."""
-        out = np.asarray(self[:] if self.shape else self[()])
-        return out if dtype is None else out.astype(dtype)
 
     def field(self, name: str) -> RemoteArray:
         """Return one field of a record array as an array of its own; it shares cache and file."""

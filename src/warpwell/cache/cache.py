@@ -20,10 +20,10 @@ from ..storage.medium import Medium
 from ..targets import Block, default_device, memory_for
 from . import layout as at
 from . import maintenance
-from .latch import BLOCK, Latch, error_of
+from .latch import Latch, error_of
 from .plan import Plan, Space
 from .process import OpeningProcess
-from .sizes import parse_size
+from .sizes import parse_page_size, parse_size
 from .statistics import Statistics
 
 MAX_STAGING = 256 << 20
@@ -37,8 +37,8 @@ class Cache:
     ----------
     nbytes : int or str
         Budget in bytes for frames, page table and owner words; strings as "256MiB".
-    page_size : int
-        Bytes of a page: a power of two from 512.
+    page_size : int or str
+        Bytes of a page: a power of two from 512; "4KiB" as well.
     device : {"cpu", "cuda", "interp"}, optional
     stats : {"basic", "full"}
         "full" also counts hits and bytes wanted, which costs time on every access.
@@ -59,7 +59,7 @@ class Cache:
         self,
         nbytes: int | str,
         *,
-        page_size: int = 4096,
+        page_size: int | str = 4096,
         device: str | None = None,
         stats: str = "basic",
         timeout: float = 30.0,
@@ -72,7 +72,7 @@ class Cache:
         self.process = OpeningProcess()
         self.device = device or default_device()
         self.cache_bytes = parse_size(nbytes, "cache")
-        self.page_size = _page_size(page_size)
+        self.page_size = parse_page_size(page_size)
         if self.cache_bytes < self.page_size:
             raise errors.ArgumentError(
                 f"a cache of {self.cache_bytes} bytes is smaller than one page of {self.page_size}: "
@@ -80,12 +80,13 @@ class Cache:
             )
         if stats not in ("basic", "full"):
             raise errors.ArgumentError(f'stats is "basic" or "full", not {stats!r}')
-        if merge not in (1, 2, 4, MERGE_MAX):
+        if errors.checked_integer(merge, "merge") not in (1, 2, 4, MERGE_MAX):
             raise errors.ArgumentError(f"merge is 1, 2, 4 or {MERGE_MAX} pages, not {merge!r}")
-        if not timeout > 0:
-            raise errors.ArgumentError(f"timeout is a positive number of seconds, not {timeout!r}")
+        for option, given, most in (("queues", queues, 1024), ("depth", depth, 1 << 16), ("threads", threads, 256)):
+            if given is not None:
+                errors.checked_integer(given, option, most=most)
         self.full = stats == "full"
-        self.timeout = timeout
+        self.timeout = errors.checked_seconds(timeout, "timeout")
         self.merge = merge
         self.memory = memory_for(self.device)
         on_gpu = self.device == "cuda"
@@ -487,14 +488,3 @@ class Cache:
         offset = int(self._words[at.C_TABLE]) - self.core
         assert self._core is not None
         return self._core.read(offset, self.table_bytes).view(np.int64)
-
-
-def _page_size(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < BLOCK or value & (value - 1):
-        raise errors.ArgumentError(
-            f"page_size {value!r} is not a power of two of at least {BLOCK} bytes (the block size): "
-            "take 512, 4096 or 8192"
-        )
-    if value > 1 << 20:
-        raise errors.ArgumentError(f"page_size {value} is above 1 MiB: take a smaller one")
-    return int(value)

@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .sizes import format_size
 
-@dataclass(frozen=True)
+_NOUNS = (
+    ("hits", "hits"), ("misses", "misses"), ("evictions", "evictions"), ("writebacks", "pages written back"),
+    ("read_commands", "read commands"), ("write_commands", "write commands"), ("prefetched", "pages prefetched"),
+    ("prefetch_dropped", "prefetches dropped"), ("retries", "retries"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
 class Statistics:
     """What a cache did so far.
 
@@ -41,6 +49,17 @@ class Statistics:
         if not self.bytes_wanted:
             return None
         return self.bytes_read / self.bytes_wanted
+
+    def __str__(self) -> str:
+        """Return what was counted, without what is zero: "60 misses, 45 evictions, 240.0 KiB read"."""
+        told = [f"{getattr(self, name):,} {noun}" for name, noun in _NOUNS if getattr(self, name)]
+        for name, noun in (("bytes_read", "read"), ("bytes_written", "written"), ("bytes_wanted", "wanted")):
+            if getattr(self, name):
+                told.append(f"{format_size(getattr(self, name))} {noun}")
+        return ", ".join(told) or "nothing yet"
+
+    def __repr__(self) -> str:
+        return f"<Statistics: {self}>"
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures, `io_amplification` included."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import warnings
 
 from ..cache.sizes import parse_size
 from ..graph import convert, generate
@@ -15,18 +16,23 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output(arguments.json)
     memory = None if arguments.memory is None else parse_size(arguments.memory, "memory")
     started = time.perf_counter()
+    told: list[warnings.WarningMessage] = []
     with output.progress() as report:
         if arguments.command == "convert":
-            graph = convert(
-                arguments.edges, arguments.out, undirected=arguments.undirected, vertices=arguments.vertices,
-                memory_bytes=memory, progress=report, overwrite=arguments.overwrite,
-            )  # fmt: skip
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always", UserWarning)
+                graph = convert(
+                    arguments.edges, arguments.out, undirected=arguments.undirected, vertices=arguments.vertices,
+                    memory_bytes=memory, progress=report, overwrite=arguments.overwrite,
+                )  # fmt: skip
         else:
             graph = generate(
                 arguments.kind, arguments.scale, arguments.out, degree=arguments.degree, seed=arguments.seed,
                 undirected=not arguments.directed, memory_bytes=memory, progress=report,
                 overwrite=arguments.overwrite,
             )  # fmt: skip
+    for warning in told:
+        output.notes.print(f"note: {warning.message}")
     output.result(
         str(graph.path),
         {

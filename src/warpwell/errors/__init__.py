@@ -81,6 +81,7 @@ from .kernel import (
     PinError,
     StallError,
 )
+from .options import checked_integer, checked_seconds
 from .pool import (
     AgentError,
     CodeError,

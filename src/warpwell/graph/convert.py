@@ -1,6 +1,7 @@
 """Files of edges into graphs on disk: ``convert``."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def convert(
     """Convert a file of edges to a graph on disk.
 
     Reads SNAP edge lists, GAP ``.el`` and ``.wel``, MatrixMarket ``.mtx``, each also compressed with gzip,
-    xz, bzip2 or zstd, and sparse matrices that SciPy saved as ``.npz``. Weights and values are skipped. The
+    xz, bzip2 or zstd, and sparse matrices that SciPy saved as ``.npz``. A graph keeps no weights or values: a
+    warning says so where a ``.wel`` or ``.mtx`` file has them; those of ``.npz`` are skipped. The
     graph may exceed the memory, and `out` appears whole or not at all. A graph that does not fit into
     `memory_bytes` needs about twice its own size on the disk of `out` meanwhile.
 
@@ -79,6 +81,12 @@ def convert(
             progress(stage, done, total)
 
     with contextlib.closing(open_source(source, vertices)) as reader:
+        if reader.weighted:
+            warnings.warn(
+                f"{reader.path.name} has a weight beside each edge; the graph keeps the edges and drops the weights",
+                UserWarning,
+                stacklevel=2,
+            )
         return build(
             _reported(reader, progress),
             out,

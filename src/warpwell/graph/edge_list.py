@@ -45,7 +45,7 @@ class EdgeList:
             raise ArgumentError(f"vertices is {vertices}. Give a number from 1 to {VERTEX_LIMIT} (2**48).")
         self.path = Path(path)
         self.vertices = vertices
-        self._weighted = weighted
+        self.weighted = weighted
         self._reader = ByteReader(self.path)
         self.size = self._reader.size
 
@@ -57,14 +57,14 @@ class EdgeList:
             if self.vertices is None
             else f"The graph was said to have {limit} vertices: raise that number or leave it out."
         )
-        shape = "'source destination weight'" if self._weighted else "'source destination'"
+        shape = "'source destination weight'" if self.weighted else "'source destination'"
         rule = LineRule(
-            3 if self._weighted else 2,
+            3 if self.weighted else 2,
             range(limit),
             range(limit),
             shape,
             advice,
-            surplus="" if self._weighted else "A list with weights is one whose name ends in .wel.",
+            surplus="" if self.weighted else "A list with weights is one whose name ends in .wel.",
         )
         with self._reader:
             yield from PairReader(self._reader, rule)

@@ -63,7 +63,7 @@ class LoadedGraph:
         device: str | None = None,
         tier: str = "storage",
         cache: int | str | Cache = "256MiB",
-        page_size: int | None = None,
+        page_size: int | str | None = None,
         stats: str | None = None,
         **options: Any,
     ) -> None:

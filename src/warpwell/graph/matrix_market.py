@@ -111,6 +111,7 @@ class MatrixMarket:
                 f"{', '.join(_SYMMETRIES)}."
             )
         self._values = _VALUES[words[3]]
+        self.weighted = self._values > 0
         self.symmetric = words[4] != "general"
 
     def _read_size(self) -> None:

@@ -25,12 +25,15 @@ class EdgeSource(Protocol):
         Vertices of the graph where the file or the user says so; None where only the largest vertex tells.
     symmetric : bool
         The file declares that each edge stands for both directions; both are given.
+    weighted : bool
+        The file has a weight or value beside each edge, which readers skip.
     """
 
     path: Path
     size: int
     vertices: int | None
     symmetric: bool
+    weighted: bool
 
     def __iter__(self) -> Iterator[Edges]:
         """Yield chunks of edges: two int64 arrays of one length, sources and destinations, in file order."""

@@ -41,6 +41,7 @@ class SparseNpz:
     """
 
     symmetric = False
+    weighted = False  # SciPy saves values with every matrix, those of plain graphs too
 
     def __init__(self, path: str | Path, vertices: int | None = None) -> None:
         self.path = Path(path)

@@ -98,7 +98,7 @@ def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
         advice = getattr(type(value), "no_kernel_argument", None)
         if advice is not None:
             raise errors.ArgumentError(f"{what} is a {type(value).__name__}, which kernels cannot use so: {advice}")
-        if isinstance(value, list | dict | set | bytearray):
+        if isinstance(value, list | dict | set | bytearray | range) or _only_converts(value):
             raise errors.ArgumentError(
                 f"{what} is a {type(value).__name__}, which kernels do not take: make it an array, with numpy.array()"
             )
@@ -108,6 +108,14 @@ def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
                 f"{what} has items of {dtype.name if dtype.isnative else 'the other byte order'}, which kernels do not "
                 f"take: convert it first, with astype(...)"
             )
+
+
+def _only_converts(value: Any) -> bool:
+    """Return whether `value` is no array, but becomes one, as a pandas Series does."""
+    if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__array__"):
+        return False
+    taken = ("kernel_struct", "__dlpack__", "__cuda_array_interface__")
+    return not any(hasattr(value, name) for name in taken)
 
 
 def _compiles(dtype: np.dtype[Any]) -> bool:

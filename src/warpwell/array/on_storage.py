@@ -1,0 +1,137 @@
+"""What every array on storage has on the host: shape, iteration, and refusals that say what to write instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+ITERATION_BYTES = 1 << 20
+"""Bytes of rows that iteration reads at a time."""
+
+
+class OnStorage:
+    """Base of `Array` and `RemoteArray`: items stay on storage until the host subscripts the array.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    name : str
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    name: str
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of items."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the items."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without dimensions")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield row by row as NumPy arrays, or items of one dimension; reads about a MiB of rows at a time."""
+        if not self.shape:
+            raise TypeError(f"array {self.name!r} has no dimensions, so there is nothing to iterate over: read a[()]")
+        return self._rows()
+
+    def _rows(self) -> Iterator[Any]:
+        row = math.prod(self.shape[1:]) * self.dtype.itemsize
+        step = max(1, ITERATION_BYTES // max(row, 1))
+        for start in range(0, self.shape[0], step):
+            yield from np.asarray(self[start : start + step])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the whole array as a NumPy array (reads all of it).
+
+        Raises
+        ------
+        ValueError
+            ``copy=False``: items on storage are only to be had as a copy.
+        """
+        if copy is False:
+            raise ValueError(
+                f"items of array {self.name!r} are on storage, so NumPy gets a copy of them: leave copy=False out"
+            )
+        out = np.asarray(self[:] if self.shape else self[()])
+        return out if dtype is None else out.astype(dtype)
+
+    # -- what NumPy arrays do and these do not ------------------------------------------------------------------
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by identity with other arrays, as collections need it; items are compared once they were read."""
+        if other is None or isinstance(other, OnStorage):
+            return self is other
+        self._refuse(f"a[:] == {other!r:.20}")
+
+    def __ne__(self, other: object) -> bool:
+        if other is None or isinstance(other, OnStorage):
+            return self is not other
+        self._refuse(f"a[:] != {other!r:.20}")
+
+    def __contains__(self, value: object) -> bool:
+        self._refuse(f"{value!r:.20} in a[:]")
+
+    def _refuse(self, instead: str) -> NoReturn:
+        raise TypeError(
+            f"items of array {self.name!r} are on storage: read them first, {instead}, or use a kernel if they are many"
+        )
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(
+            f"array {self.name!r} is an open file and cannot be copied: a[:] reads its items, reshape() and field() "
+            f"share them, and another open() has a cache of its own"
+        )
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"array {self.name!r} is an open file and cannot be pickled: send its path, and open it again over there"
+        )
+
+
+def _operator(name: str, instead: str) -> Callable[..., Any]:
+    def refuse(self: OnStorage, *other: object) -> NoReturn:
+        self._refuse(instead.format(*(f"{o!r:.20}" for o in other[:1])))
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+_BINARY = {"add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+           "lshift": "<<", "rshift": ">>", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_UNARY = {"neg": "-", "pos": "+", "invert": "~"}
+
+for _name, _sign in {**_BINARY, **_ORDER}.items():
+    setattr(OnStorage, f"__{_name}__", _operator(f"__{_name}__", f"a[:] {_sign} {{}}"))
+for _name, _sign in _BINARY.items():
+    setattr(OnStorage, f"__r{_name}__", _operator(f"__r{_name}__", f"{{}} {_sign} a[:]"))
+for _name, _sign in _UNARY.items():
+    setattr(OnStorage, f"__{_name}__", _operator(f"__{_name}__", f"{_sign}a[:]"))
+OnStorage.__abs__ = _operator("__abs__", "abs(a[:])")  # type: ignore[attr-defined]

@@ -1,0 +1,155 @@
+"""What somebody who knows NumPy tries first on an array on storage: each works, or says what to write instead."""
+
+import copy
+import operator
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.array.on_storage import ITERATION_BYTES
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> Iterator[Any]:
+    np.save(tmp_path / "a.npy", np.arange(10_000.0).reshape(1000, 10))
+    with ww.open(tmp_path / "a.npy", device="cpu", cache="64KiB", page_size="4KiB") as a:
+        yield a
+
+
+def test_iteration_yields_the_rows(array: Any) -> None:
+    rows = list(array)
+    assert len(rows) == 1000 and np.array_equal(rows, np.arange(10_000.0).reshape(1000, 10))
+    assert max(array.reshape(-1)) == 9999.0
+
+
+def test_iteration_reads_many_rows_at_a_time_and_never_all(tmp_path: Path) -> None:
+    rows = 16 * ITERATION_BYTES // 8 + 5
+    np.save(tmp_path / "a.npy", np.arange(rows))
+    with ww.open(tmp_path / "a.npy", device="cpu", cache="64KiB") as a:
+        each = iter(a)
+        assert next(each) == 0
+        assert ITERATION_BYTES <= a.stats.bytes_read < 8 * ITERATION_BYTES  # a cache this small reads pages twice
+        assert sum(1 for _ in each) == rows - 1
+
+
+def test_an_array_without_dimensions_has_nothing_to_iterate_over(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.float64(3))
+    with ww.open(tmp_path / "a.npy", device="cpu", cache="64KiB") as a, pytest.raises(TypeError, match=r"a\[\(\)\]"):
+        iter(a)
+
+
+def test_numpy_gets_a_copy_and_never_without_being_told(array: Any) -> None:
+    assert np.asarray(array).shape == (1000, 10) and np.array(array, copy=True).dtype == np.float64
+    with pytest.raises(ValueError, match="leave copy=False out"):
+        np.asarray(array, copy=False)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "says"),
+    [
+        (lambda a: a > 3, r"a\[:\] > 3"),
+        (lambda a: a == 3, r"a\[:\] == 3"),
+        (lambda a: a != 3, r"a\[:\] != 3"),
+        (lambda a: a + 1, r"a\[:\] \+ 1"),
+        (lambda a: 2 * a, r"2 \* a\[:\]"),
+        (lambda a: operator.iadd(a, 1), r"a\[:\] \+ 1"),
+        (lambda a: -a, r"-a\[:\]"),
+        (lambda a: abs(a), r"abs\(a\[:\]\)"),
+        (lambda a: 5.0 in a, r"5.0 in a\[:\]"),
+        (copy.copy, "cannot be copied"),
+        (copy.deepcopy, "cannot be copied"),
+        (pickle.dumps, "cannot be pickled: send its path"),
+    ],
+)
+def test_what_needs_the_items_says_how_to_get_them(array: Any, attempt: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        attempt(array)
+    assert array[0, 1] == 1.0  # and leaves the array open
+
+
+def test_arrays_are_equal_to_themselves_alone(array: Any) -> None:
+    assert array == array and not array != array and array != None and array in [array]  # noqa: E711
+
+
+def test_statistics_read_like_a_sentence(array: Any) -> None:
+    before = array.stats
+    array[0]
+    assert repr(array.stats - before) == "<Statistics: 1 misses, 1 read commands, 4.0 KiB read>"
+    assert repr(before - before) == "<Statistics: nothing yet>"
+
+
+@pytest.mark.parametrize("shape", [np.arange(10.0), np.arange(3)])
+def test_create_takes_no_array_for_a_shape(tmp_path: Path, shape: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"np\.save"):
+        ww.create(tmp_path / "new.npy", shape)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shape", [2.5, (2.5, 3), "12", (-1,), True])
+def test_a_shape_is_integers(tmp_path: Path, shape: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="extent"):
+        ww.create(tmp_path / "new.npy", shape)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shape", [(-2, -3), (-1, -1), (10, 2.0), (-1, 7)])
+def test_reshape_refuses_what_cannot_be(array: Any, shape: tuple[Any, ...]) -> None:
+    with pytest.raises(errors.ArgumentError):
+        array.reshape(*shape)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queues": 2.5}, {"queues": 0}, {"queues": True}, {"depth": 0}, {"depth": 8.0}, {"threads": 0},
+        {"threads": "2"}, {"merge": 2.0}, {"timeout": float("inf")}, {"timeout": float("nan")}, {"timeout": 0},
+        {"timeout": "3"}, {"page_size": 4096.0}, {"page_size": "3KiB"}, {"cache": 65536.5},
+        {"offset": 1.5, "dtype": "u1"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_cannot_be_are_named(tmp_path: Path, options: dict[str, Any]) -> None:
+    np.save(tmp_path / "a.npy", np.arange(100))
+    with pytest.raises(errors.ArgumentError, match=next(iter(options))):
+        ww.open(tmp_path / "a.npy", device="cpu", **options)
+
+
+def test_a_shared_cache_takes_the_page_size_it_has(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(100))
+    with ww.Cache("64KiB", page_size="8KiB", device="cpu") as cache:
+        ww.open(tmp_path / "a.npy", cache=cache, page_size="8KiB").close()
+        with pytest.raises(errors.ArgumentError, match="belongs to the shared Cache"):
+            ww.open(tmp_path / "a.npy", cache=cache, page_size="4KiB")
+
+
+@pytest.mark.parametrize("path", [None, 3, np.ones(3)], ids=["None", "3", "array"])
+def test_open_says_what_is_no_path(path: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="is not a path"):
+        ww.open(path)
+
+
+class Series:
+    """What kernels see of a pandas Series: something that NumPy can convert."""
+
+    dtype = np.dtype(np.float64)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.zeros(3)
+
+
+@ww.kernel
+def double(x, y):
+    i = ww.grid(1)
+    y[i] = 2 * x[i]
+
+
+@pytest.mark.parametrize("value", [Series(), range(3)], ids=["Series", "range"])
+def test_a_kernel_says_how_a_container_becomes_an_array(value: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"argument 'x' of kernel 'double' is a .*numpy\.array\(\)"):
+        double[3](value, np.zeros(3))
