@@ -25,7 +25,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     serve.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     serve.add_argument("--policy", default="warpwell", metavar="NAME", help="default warpwell")
     serve.add_argument("--limit", type=int, metavar="N", help="kernels that run at the same time (default 2)")
-    serve.add_argument("--tenants", metavar="FILE.json", help="weights and quotas: {name: {weight, share, memory, ..}}")
+    serve.add_argument("--tenants", metavar="FILE.json", help="who may submit: {name: {weight, share, memory, ..}}")
     serve.add_argument("--stuck-after", type=float, metavar="SECONDS", help="in which a kernel must end a block")
     serve.add_argument("--log", metavar="FILE", help="append every event, for sched explain")
     serve.add_argument("--metrics", metavar="FILE", help=f"write metrics for Prometheus, each {_EVERY:g} s")
@@ -34,7 +34,8 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     group = serve.add_argument_group("for other users", "Kernels are code that runs as you: docs/scheduler.md, Trust.")
     group.add_argument("--group", metavar="NAME", help="open the socket to this group; users are tenants")
     group.add_argument("--users", metavar="FILE.json", help="tenant of each user: {user: tenant}; no others get in")
-    group.add_argument("--allow", action="append", default=[], metavar="MODULE", help="whose kernels they may launch")
+    group.add_argument("--allow", action="append", default=[], metavar="MODULE",
+                       help="whose kernels they may launch; PACKAGE.*: of all modules below it")  # fmt: skip
     group.add_argument("--trust-group", action="store_true", help="take any kernel: they can do whatever you can")
     json_option(serve)
 

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TextIO
 
@@ -50,7 +50,8 @@ class Broker:
     settings : dict
         What an owner is told first (see `warpwell.scheduler.owner`).
     allow, trust : sequence of str, bool
-        Modules whose kernels others than the owner's user may launch; whether they may launch any.
+        Modules whose kernels others than the owner's user may launch (``pkg.*``: those below a package); whether they
+        may launch any.
     max_message, max_held : int
         Bytes of a message; bytes of input and of arrays on the device that a tenant may have here.
     log : path, optional
@@ -70,7 +71,8 @@ class Broker:
         command: Sequence[str] = COMMAND,
     ) -> None:
         self.policy = str(settings.get("policy"))
-        self._allow, self._trust, self._max_held = tuple(allow), trust, max_held
+        self._named = frozenset(settings.get("tenants") or ())
+        self._allow, self._trust, self._max_held = references.checked_patterns(allow), trust, max_held
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self.sessions: dict[int, Session] = {}
@@ -186,12 +188,17 @@ class Broker:
         if session.own or self._trust or references.allowed(named, self._allow):
             return
         may = f"those of {', '.join(self._allow)} may" if self._allow else "none may"
+        above = [p for p in self._allow if named.get("module", "").startswith(p + ".")]
+        if above:
+            may += f" ({above[0]} is that module alone; --allow '{above[0]}.*' is for those below it)"
         raise errors.ServiceError(
             f"kernel {references.told(named)} may not be launched by other users than the service's: {may}. Kernels "
             "are code that runs as that user; ask for --allow"
         )
 
     def _admit(self, session: Session, nbytes: int) -> None:
+        if self._named and session.tenant not in self._named:
+            raise errors.QuotaError(not_named(session.tenant, self._named), name="tenant")
         of = {s.number for s in self.sessions.values() if s.tenant == session.tenant}
         held = self._ledger.held_bytes(lambda client: client in of)
         if held + nbytes > self._max_held:
@@ -426,3 +433,11 @@ class Broker:
             self._settled.set()
             for session in self.sessions.values():
                 session.refuse(f"the process that owns the device does not start any more: {reason}")
+
+
+def not_named(tenant: str, named: Iterable[str]) -> str:
+    """Return what somebody is told whose tenant has no setting, where others have one."""
+    return (
+        f"tenant {tenant!r} is in no setting of this service: connect(tenant=...) as one of "
+        f"{', '.join(sorted(named))}, or ask for it in --tenants"
+    )

@@ -87,7 +87,7 @@ class Ledger:
         self._unsent: dict[Held, None] = {}
         self._pieces: dict[int, tuple[Held, Piece]] = {}
         self._dropped: dict[int, Gone] = {}
-        self._suspects: list[Held] = []
+        self._suspects: dict[Held, None] = {}  # in the order in which they are tried
         self.alone: Held | None = None
         self._launches = 0
         self._numbers = 0
@@ -116,8 +116,8 @@ class Ledger:
         if self.alone is not None:
             return []
         if self._suspects:
-            self.alone = self._before(self._suspects[0])
-            self._suspects = [h for h in self._suspects if h is not self.alone]
+            self.alone = self._before(next(iter(self._suspects)))
+            self._suspects.pop(self.alone, None)
             found = [self.alone]
         else:
             found = list(self._unsent)
@@ -128,6 +128,8 @@ class Ledger:
 
     def _before(self, held: Held) -> Held:
         """Return what a request comes after and is to be sent first, or itself."""
+        if not held.options.get("after"):
+            return held
         first, earlier = held, False
         for other in reversed(self._unsent):
             if earlier and first.follows(other):
@@ -226,10 +228,10 @@ class Ledger:
             What happened, for people.
         """
         gone, self._dropped = list(self._dropped.values()), {}
-        again: list[Held] = []
+        again: dict[Held, None] = {}
         sent = [h for h in self.requests if h.sent]
-        suspects = [h for h in sent if h.taking or h.launched] or sent
-        suspects = sorted(suspects, key=lambda h: (-h.taking, -h.launched))
+        found = [h for h in sent if h.taking or h.launched] or sent
+        suspects = dict.fromkeys(sorted(found, key=lambda h: (-h.taking, -h.launched)))
         culprit = self._pieces[guilty][0] if guilty in self._pieces else None
         if guilty is None and self.alone is not None and (sent == [self.alone] or self.alone.taking):
             culprit = self.alone
@@ -261,9 +263,9 @@ class Ledger:
                         f"task {_name(held)!r} was on the device when its owner died, {held.deaths} times: {reason}",
                         task=_name(held)))  # fmt: skip
                 else:
-                    again.append(held)
+                    again[held] = None
         # those that were still to be looked at come after
-        self._suspects = again + [h for h in self._suspects if h not in again]
+        self._suspects = again | self._suspects
         self._unsent = {h: None for h in self.requests if not h.sent}
         for held in [h for h in self.requests if h.buffers]:
             gone += self._give_up(held, errors.TaskLostError(
@@ -287,7 +289,7 @@ class Ledger:
         self._unsent.pop(held, None)
         for piece in held.pieces:
             self._pieces.pop(piece.number, None)
-        self._suspects = [h for h in self._suspects if h is not held]
+        self._suspects.pop(held, None)
         if self.alone is held:
             self.alone = None
 

@@ -97,10 +97,34 @@ def check(named: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def allowed(named: dict[str, str], modules: Iterable[str]) -> bool:
-    """Tell whether a reference names a kernel of these modules, or of modules in these packages."""
+def checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return what may be launched by others: modules (``pkg.mod``), and ``pkg.*`` for all modules below a package.
+
+    Raises
+    ------
+    ArgumentError
+        One is neither.
+    """
+    found = tuple(patterns)
+    for pattern in found:
+        if not _MODULE.fullmatch(pattern.removesuffix(".*")):
+            raise errors.ArgumentError(
+                f"allow={pattern!r} names no module: give pkg.mod for one module, and pkg.* for those below pkg",
+                name="allow",
+            )
+    return found
+
+
+def allowed(named: dict[str, str], patterns: Iterable[str]) -> bool:
+    """Tell whether a reference names a kernel of one of these modules; of ``pkg.*``, modules below `pkg`.
+
+    A ``__main__`` must be named itself: importing it runs a program.
+    """
     module = named.get("module")
-    return module is not None and any(module == m or module.startswith(m + ".") for m in modules)
+    if module is None:
+        return False
+    below = [p[:-1] for p in patterns if p.endswith(".*") and module.rpartition(".")[2] != "__main__"]
+    return module in patterns or any(module.startswith(prefix) for prefix in below)
 
 
 def told(named: dict[str, str]) -> str:
@@ -133,6 +157,9 @@ class Kernels:
         """
         module = self._module(named) if "module" in named else self._file(named)
         kernel = getattr(module, named["name"], None)
+        if isinstance(kernel, Kernel) and named.get("module") not in (None, kernel.function.__module__):
+            # what an allowed module imports from another one is not allowed by that
+            kernel = None
         if not isinstance(kernel, Kernel):
             raise errors.SchedulerError(
                 f"{told(named)} is no kernel for the service's owner: decorate the function with @ww.kernel, at the "

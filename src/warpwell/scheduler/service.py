@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import errors
 from . import address, protocol
-from .broker import MAX_HELD, Broker
+from .broker import MAX_HELD, Broker, not_named
 from .owner_process import COMMAND, SILENCE
 from .session import Session
 
@@ -35,14 +35,14 @@ class Service:
     path : path, optional
         Of the socket; `warpwell.scheduler.address.default_path` by default.
     device, policy, limit, tenants
-        As for `Scheduler`.
+        As for `Scheduler`. Where `tenants` names any, nobody else gets in.
     group : str, optional
         Name or number of a group that the socket is opened to as well. Then a user is a tenant, and cannot choose.
     users : mapping, optional
         Tenant of each user, by name or number. Without it, a user's tenant is his login name; with it, other users than
         those it names do not get in.
     allow : sequence of str
-        Modules and packages whose kernels other users may launch.
+        Modules whose kernels other users may launch: ``pkg.mod`` that one alone, ``pkg.*`` all below a package.
     trust_group : bool
         Take any kernel from them: each of them can then do whatever this user can.
     log : path, optional
@@ -78,6 +78,13 @@ class Service:
         self.path = address.checked_path(path)
         self._group = None if group is None else address.group_id(str(group))
         self._users = None if users is None else {address.user_id(str(name)): t for name, t in users.items()}
+        self._named = frozenset(tenants or ())
+        unnamed = sorted(set((users or {}).values()) - self._named)
+        if self._named and unnamed:
+            raise errors.ArgumentError(
+                f"users are tenants {', '.join(unnamed)}, of which tenants= has no setting: name them there, too",
+                name="users",
+            )
         self._max_message, self._patience = max_message, patience
         self._settings: dict[str, Any] = {
             "device": device, "policy": policy, "limit": limit, "tenants": dict(tenants) if tenants else None,
@@ -237,6 +244,13 @@ class Service:
         """
         if wanted is not None and not (0 < len(wanted) <= 64 and wanted.isprintable()):
             raise errors.ServiceError("a tenant's name has 1 to 64 printable letters")
+        tenant = self._tenant_of(peer, wanted)
+        looks_on = wanted is None and peer.uid == os.getuid()  # `sched status` may come in, and submits nothing
+        if self._named and tenant not in self._named and not looks_on:
+            raise errors.ServiceError(not_named(tenant, self._named))
+        return tenant
+
+    def _tenant_of(self, peer: protocol.Peer, wanted: str | None) -> str:
         own = peer.uid == os.getuid()
         if self._group is None and not own:
             raise errors.ServiceError(
