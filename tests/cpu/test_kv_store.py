@@ -1,5 +1,6 @@
 """Stores: any sequence of calls against a dict, and every bad input with what it leaves behind."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -16,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.kv.files import Files
 from warpwell.testing.kv_model import KvModel
 
 KEYS = st.sampled_from([b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, 0, 1, -1, 2**62, "é", "key"])
@@ -111,8 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        self.store.compact(threshold=0.3)
-        self.committed = dict(self.model)
+        self.store.compact(threshold=0.3)  # commits nothing
 
     @rule()
     def reopen(self) -> None:
@@ -430,3 +431,88 @@ def test_a_key_moves_only_to_a_new_shard() -> None:
     before, after = places(4), places(5)
     assert (before[before != after] != 4).all() and (after[before != after] == 4).all()
     assert 3500 < (after == 4).sum() < 4500
+
+
+# -- what commits, and what does not --------------------------------------------------------------------------
+
+
+def test_compact_leaves_a_group_to_its_caller(tmp_path):
+    with ww.kv.create(tmp_path / "a.kv", segment_bytes="64KiB") as w:
+        for k in range(40):
+            w.put_many(np.arange(30), [b"%d" % k * 900] * 30)
+        w.commit()
+        w.put("half", b"of a group")
+        w.put(3, b"newer")
+        w.delete(4)
+        report = w.compact(threshold=0.1)
+        assert report.moved
+        with ww.kv.open(tmp_path / "a.kv") as r:
+            assert "half" not in r and r[3] == r[4] == b"39" * 900
+        shutil.copytree(tmp_path / "a.kv", tmp_path / "killed.kv")  # as a kill would leave it
+        segments = w.stats.segments
+        w.commit()
+        assert w.stats.segments < segments and w.verify().sound
+        with ww.kv.open(tmp_path / "a.kv") as r:
+            assert r["half"] == b"of a group" and r[3] == b"newer" and 4 not in r
+    with ww.kv.open(tmp_path / "killed.kv", "r+") as w:
+        assert dict(w.items()) == {k.to_bytes(8, "little"): b"39" * 900 for k in range(30)} and w.verify().sound
+
+
+def test_an_exception_undoes_what_was_put_before_a_compaction(tmp_path):
+    with ww.kv.create(tmp_path / "a.kv", segment_bytes="64KiB") as w:
+        for k in range(40):
+            w.put_many(np.arange(30), [b"%d" % k * 900] * 30)
+    with pytest.raises(ZeroDivisionError), ww.kv.open(tmp_path / "a.kv", "r+") as w:
+        w.put(3, b"newer")
+        assert w.compact(threshold=0.1).segments
+        raise ZeroDivisionError
+    with ww.kv.open(tmp_path / "a.kv", "r+") as w:
+        assert w[3] == b"39" * 900 and w.verify().sound
+        assert w.compact(threshold=0.1).segments  # nothing was in the way, so they go now
+        assert w.verify().sound and len(w) == 30
+
+
+def test_a_commit_stands_where_its_snapshot_fails(tmp_path, monkeypatch):
+    create = Files.create
+
+    def full(self, path):
+        if path.endswith(".snap"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(self, path)
+
+    monkeypatch.setattr(Files, "create", full)
+    path = tmp_path / "a.kv"
+    w = ww.kv.create(path)
+    w.put_many(np.arange(70_000), np.ones((70_000, 16), np.uint8))
+    with pytest.warns(RuntimeWarning, match=r"the commit is durable.*No space left.*tries again later"):
+        assert w.commit() == 70_000
+    for k in range(3):  # said once, and not tried for each commit
+        w.put(k, b"after")
+        assert w.commit() == 70_001 + k
+    with ww.kv.open(path) as r:
+        assert r[2] == b"after" and len(r) == 70_000
+    w.put_many(np.arange(5000), [b"more"] * 5000)
+    w.commit()
+    assert not list(path.glob("*.snap"))
+    monkeypatch.setattr(Files, "create", create)
+    w.put_many(np.arange(5000), [b"last"] * 5000)
+    w.commit()
+    assert len(list(path.glob("*.snap"))) == 1
+    w.close()
+    with ww.kv.open(path) as r:
+        assert r[2] == b"last" and len(r) == 70_000 and r.verify().sound
+
+
+def test_a_commit_stands_where_its_snapshot_breaks_the_store(tmp_path, monkeypatch):
+    w = ww.kv.create(tmp_path / "a.kv")
+    w.put_many(np.arange(70_000), np.ones((70_000, 16), np.uint8))
+    rename = Files.rename
+    monkeypatch.setattr(Files, "rename", lambda *args: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    with pytest.warns(RuntimeWarning, match=r"the commit is durable.*Input/output.*takes no more writes"):
+        w.commit()
+    monkeypatch.setattr(Files, "rename", rename)
+    with pytest.raises(errors.StoreFailedError):
+        w.put(1, b"x")
+    w.close()
+    with ww.kv.open(tmp_path / "a.kv", "r+") as w:
+        assert len(w) == 70_000 and w.verify().sound

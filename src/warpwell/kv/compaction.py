@@ -55,8 +55,10 @@ def compact(
 ) -> CompactionReport:
     """Give the space of dead values back while readers and the writer go on.
 
-    Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. The
-    callbacks run with `Log.lock` held, but for `drained` and `progress`.
+    Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. Where a
+    caller has appended what it has not committed, the copies join its group, which stays its own to commit, and the
+    segments go with the first snapshot after that (see `Log.emptied`): the journal may name their values until then.
+    The callbacks run with `Log.lock` held, but for `drained` and `progress`.
 
     Parameters
     ----------
@@ -84,7 +86,6 @@ def compact(
         As `Log.append`.
     """
     with log.lock:
-        log.commit()
         victims, slots = _victims(log, live(), threshold)
     if not victims:
         return CompactionReport((), 0, 0, 0)
@@ -96,9 +97,10 @@ def compact(
         if progress is not None:
             progress(done, total)
     with log.lock:
-        log.commit()
         freed = sum(_size(log, segment) for segment in victims) - done
-        log.snapshot(*live(), drop=victims)
+        log.emptied(victims)
+        if not log.group_open:
+            log.snapshot(*live())
     if drained is not None:
         drained()
         log.release(victims)
@@ -110,7 +112,7 @@ def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArr
     slots = join(*index)
     used = np.bincount(segment_of(slots[:, 2]), footprint(size_of(slots[:, 3])), max(log.segments()) + 1)
     victims = []
-    for segment in sorted(set(log.segments()) - set(log.retired())):
+    for segment in sorted(set(log.segments()) - log.to_be_dropped()):
         total = _size(log, segment)
         dead = total - int(used[segment])
         if dead > 0 and dead >= threshold * total:

@@ -149,6 +149,8 @@ class Pending:
 
     pieces: list[Any] = field(default_factory=list)
     count: int = 0
+    moved: int = 0
+    """Records of the group that are copies of a compaction, those that were written already included."""
 
     def add(self, records: NDArray[Any]) -> None:
         """Append records."""
@@ -171,6 +173,7 @@ class Pending:
     def clear(self, keep: int = 0) -> None:
         """Forget all but the last `keep`, of what `take` returned."""
         left = self.pieces[0][len(self.pieces[0]) - keep :].copy() if keep else None
+        self.moved = self.moved if keep else 0
         self.pieces = [] if left is None else [left]
         self.count = keep
 

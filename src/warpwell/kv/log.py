@@ -17,7 +17,6 @@ import os
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -48,21 +47,11 @@ from .log_opening import Opened, create_writable, open_writable
 from .manifest import Manifest
 from .recovery import Loaded, Recovered, join, live, split
 from .segments import Segments, Values
+from .statistics import LogStatistics
 
 _SPILL = 1 << 18
 """Records of one group that are kept in memory."""
 _PACKED = struct.Struct("<IBBHq16sqqIIII")
-
-
-@dataclass(frozen=True)
-class LogStatistics:
-    """Sizes of a log: `segments` files with `value_bytes` in all, and `journal_records` since the snapshot."""
-
-    segments: int
-    value_bytes: int
-    journal_records: int
-    seq: int
-    durable_seq: int
 
 
 class Log:
@@ -99,6 +88,7 @@ class Log:
         self._pending = Pending()
         self._spilled = 0
         self._unsynced = False  # the journal has records that may not be durable
+        self._emptied: set[int] = set()
         self._retired: set[int] = set()
         self._pid = os.getpid()
         self._closed = False
@@ -218,6 +208,7 @@ class Log:
                 records = new_records(PUT, keys, key_lens, MOVED if moved else 0)
                 records["loc"] = locs
                 self._pending.add(records)
+                self._pending.moved += len(records) if moved else 0
             self._always()
             return locs
 
@@ -291,17 +282,29 @@ class Log:
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether opening would take notably longer without a new snapshot."""
+        """Whether opening would take notably longer without a new snapshot, or one would give space back."""
         records = self._journal.position.seq - self._start_seq
-        return records > max(65_536, self._live // 2)
+        return records > max(65_536, self._live // 2) or bool(self._emptied and not self.group_open)
+
+    @property
+    def group_open(self) -> bool:
+        """Whether a caller has appended something that it has not committed yet."""
+        return self._pending.count + self._spilled > self._pending.moved
+
+    def emptied(self, segments: Sequence[int]) -> None:
+        """Note segments that the index does not name any more: the manifest forgets them with the next snapshot."""
+        with self.lock:
+            self._emptied |= set(segments)
+
+    def to_be_dropped(self) -> set[int]:
+        """Return segments that are still open but hold nothing that the index names: see `emptied` and `retired`."""
+        return self._emptied | self._retired
 
     def snapshot(
         self,
         keys: NDArray[np.uint8],
         key_lens: NDArray[np.uint8],
         locs: NDArray[np.int64],
-        *,
-        drop: Sequence[int] = (),
     ) -> None:
         """Commit, and write all live records to one file, from which a new journal goes on.
 
@@ -309,13 +312,11 @@ class Log:
         ----------
         keys, key_lens, locs
             The index: every live record. The caller holds `lock` since it took them.
-        drop : sequence of int
-            Segments that no location names any more: the manifest forgets them (see `retired`).
         """
         with self.lock:
             self._check_writable()
             self.commit()
-            slots = join(keys, key_lens, locs)
+            slots, drop = join(keys, key_lens, locs), sorted(self._emptied)
             wrong = set(np.unique(segment_of(slots[:, 2])).tolist()) - (set(self._manifest.segments) - set(drop))
             if wrong or self._segments.head in drop:
                 raise errors.ArgumentError(
@@ -329,7 +330,8 @@ class Log:
                 self._manifest = self._catalog.manifest
                 self._journal.close()
                 self._journal, self._start_seq, self._live = journal, journal.position.seq, len(slots)
-                self._retired |= set(drop)
+                self._retired |= self._emptied
+                self._emptied = set()
 
     def retired(self) -> list[int]:
         """Return segments that no location names any more, but whose descriptors are still open."""
@@ -395,6 +397,11 @@ class Log:
             return LogStatistics(
                 len(self._segments.ids()), nbytes, position.seq - self._start_seq, position.seq + pending, position.seq
             )
+
+    @property
+    def seq(self) -> int:
+        """The last record that is committed."""
+        return self._journal.position.seq
 
     @property
     def head(self) -> int:

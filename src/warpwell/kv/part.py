@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import errors
 from ..storage.medium import NativeMedium
 from .compaction import CompactionReport, compact
 from .index import Index
@@ -23,6 +25,9 @@ from .verify import VerifyReport, verify
 from .writes import Writes
 
 Progress = Callable[[int, int], object]
+
+_RETRY = 4096
+"""Records between attempts at a snapshot that does not fit on the disk: each writes all keys."""
 
 
 class Part:
@@ -44,6 +49,7 @@ class Part:
         self.lock = log.lock
         self._compacting = threading.Lock()
         self._writes: Writes | None = None
+        self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
         self.state = StoreState()
         recovered, log.recovered = log.recovered, None
         assert recovered is not None
@@ -111,8 +117,7 @@ class Part:
         """Make all changes durable; return their sequence number."""
         with self.lock:
             sequence = self.log.commit()
-            if self.log.snapshot_due:
-                self._snapshot()
+            self._snapshot_if_due()
             return sequence
 
     def refresh(self) -> int:
@@ -137,8 +142,7 @@ class Part:
                     self.log._pending = Pending()  # or the log would commit it when it is closed
                 elif self.log.writable and not self.log.failed:
                     self.log.commit()
-                    if self.log.snapshot_due:
-                        self._snapshot()
+                    self._snapshot_if_due()
             finally:
                 self.reader.close()
                 self.log.close()
@@ -146,6 +150,28 @@ class Part:
     def _snapshot(self) -> None:
         keys, locations = self.index.entries()
         self.log.snapshot(*keys.padded(), locations)
+
+    def _snapshot_if_due(self) -> None:
+        """Write the snapshot that a commit leaves due. The commit stands without: what fails here is a warning."""
+        if not self.log.snapshot_due or self.log.seq < self._retry_at:
+            return
+        try:
+            self._snapshot()
+        except (errors.StorageFullError, errors.StoreFailedError) as error:
+            if self.log.failed and self.log.durability == "none":
+                raise  # a sync of what was committed may be what failed
+            first, self._retry_at = self._retry_at == 0, self.log.seq + _RETRY
+            if first or self.log.failed:
+                then = "takes no more writes: close it and open it again" if self.log.failed else "tries again later"
+                warnings.warn(
+                    f"{self.path}: the commit is durable, but the snapshot after it failed"
+                    f" ({error.__cause__ or error}). The store {then}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        else:
+            self._retry_at = 0
+            self._release()
 
     def _release(self) -> None:
         """Let go of segments that no location names any more, once no reader is inside."""

@@ -52,3 +52,14 @@ class StoreStatistics:
     shards: int
     durability: str
     python_served: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LogStatistics:
+    """Sizes of a log: `segments` files with `value_bytes` in all, and `journal_records` since the snapshot."""
+
+    segments: int
+    value_bytes: int
+    journal_records: int
+    seq: int
+    durable_seq: int

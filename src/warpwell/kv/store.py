@@ -335,9 +335,10 @@ class Store(MutableMapping[Any, Any]):
     def compact(
         self, *, threshold: float = 0.5, progress: Callable[[int, int], object] | None = None
     ) -> CompactionReport:
-        """Copy live values out of segments that are mostly dead, and delete those. Commits.
+        """Copy live values out of segments that are mostly dead, and delete those.
 
-        Other threads may read and write meanwhile.
+        Other threads may read and write meanwhile. What was put and not committed stays so; the segments are deleted
+        with the next `commit` then.
 
         Parameters
         ----------

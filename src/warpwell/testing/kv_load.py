@@ -29,7 +29,8 @@ class Script:
     ----------
     steps : list of tuple
         ``("put", {key: value})``, ``("one", key, value)``, ``("delete", [keys])``, and those that commit:
-        ``("commit",)``, ``("snapshot",)``, ``("compact",)``, ``("reopen",)``. With durability "always" all commit.
+        ``("commit",)``, ``("snapshot",)``, ``("reopen",)``; and ``("compact",)``, which leaves what is not committed
+        so. With durability "always" all commit.
     states : list of dict
         ``states[k]`` is what the store holds when `k` steps that commit are done.
     durability : str
@@ -41,7 +42,7 @@ class Script:
 
     def commits(self, step: tuple[Any, ...]) -> bool:
         """Tell whether a step commits."""
-        return self.durability == "always" or step[0] not in ("put", "one", "delete")
+        return self.durability == "always" or step[0] not in ("put", "one", "delete", "compact")
 
     def versions(self) -> set[tuple[bytes, bytes]]:
         """Return every key with every value that was ever put."""
@@ -149,6 +150,10 @@ class Run:
             log.append_deletes(*padded(step[1]))
             for key in step[1]:
                 self.locations.pop(key, None)
+        elif step[0] == "compact":
+            compact(
+                log, live=self._index, lookup=self._lookup, relocate=self._relocate, drained=lambda: None, threshold=0.3
+            )
         else:
             self._committing(step[0], log)
         self.done += 1
@@ -167,12 +172,11 @@ class Run:
     def _committing(self, kind: str, log: Log) -> None:
         if kind == "commit":
             log.commit()
+            if log.snapshot_due:
+                log.snapshot(*self._index())
+                log.release(log.retired())
         elif kind == "snapshot":
             log.snapshot(*self._index())
-        elif kind == "compact":
-            compact(
-                log, live=self._index, lookup=self._lookup, relocate=self._relocate, drained=lambda: None, threshold=0.3
-            )
         else:
             log.commit()
             self.log = None

@@ -190,7 +190,6 @@ class KvModel:
 
     def _compact(self) -> None:
         self.store.compact(threshold=self.random.choice((0.2, 0.5, 0.9)))
-        self.committed = dict(self.model)
         self._compare()
 
     def _follow(self) -> None:
