@@ -236,7 +236,7 @@ def test_values_of_any_size(place: Place) -> None:
     assert place.reader.get(b"absent") is None
     keys = as_keys([b"k7", b"absent", b"k1000", b"k0", b"k1048576"])
     values, stale = place.reader.values(keys, place.index.lookup(keys))
-    assert not stale
+    assert not stale.size
     assert [None if v is None else len(v) for v in values] == [7, None, 1000, 0, 1 << 20]
     assert values[2] == place.reader.get(b"k1000")
     rows, found = place.reader.rows(as_keys([b"k64", b"absent"]), 64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,12 +28,13 @@ class Dataset:
     KeyMissingError
         On access: the store does not have a key any more.
     ForkError
-        On access in a forked process, where the store is open for writing or on a GPU, and on pickling such a one.
+        On access in a forked process, where the store is open for writing; on pickling, where it is open for writing or
+        on a GPU.
 
     Notes
     -----
-    A dataset of a store on the CPU that was opened with mode ``"r"`` opens it again, at the first access, in a worker
-    that was forked or spawned.
+    In a worker that was forked, the store goes on as it was at the fork. One that is sent to a worker (spawn and
+    forkserver) opens it again there, at the first access.
     """
 
     def __init__(self, store: Any, keys: Any = None) -> None:
@@ -42,14 +42,12 @@ class Dataset:
         self._keys: Keys = as_keys(store.keys_array() if keys is None else keys)
         self._path = store.path
         self._reopens = not store.writable and getattr(store, "device", None) in (None, "cpu")
-        self._pid = os.getpid()
 
     @property
     def store(self) -> Any:
         """The store, in this process."""
-        if self._store is None or (self._reopens and self._pid != os.getpid()):
+        if self._store is None:
             self._store = open_store(self._path, mode="r")
-            self._pid = os.getpid()
         return self._store
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .. import errors
 from ..storage.medium import NativeMedium
 from . import requests as at
 from .engine import Engine, Options
@@ -77,6 +78,8 @@ class DeviceStore(Store):
 
     def refresh(self) -> int:
         """See `Store.refresh`. Batches and launches that are in flight end before, and device caches are emptied."""
+        if self._engine.forked:
+            return super().refresh()  # the device is the parent's
         if self._beside is not None:
             self._beside.refresh()  # its index is what this store's device reads
             return super().refresh()
@@ -92,6 +95,17 @@ class DeviceStore(Store):
                 for engine in caches:
                     engine.forget()
         return changes
+
+    def _reopening(self) -> tuple[Any, ...]:
+        if self.device == "cuda" or self._beside is not None or self._drives:
+            raise errors.ForkError(
+                f"{self.path} cannot be sent to another process, as it is on a GPU, beside another store, or on an"
+                " emulated drive: open it there",
+                path=self.path,
+            )
+        from .opening import reopen
+
+        return reopen, (self.path, self.options)
 
     def _close(self, *, commit: bool) -> None:
         if self.closed:

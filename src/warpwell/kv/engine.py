@@ -200,11 +200,16 @@ class Engine:
             self.controller.end(self.pairs)
             self._idle.notify_all()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that opened the store: nobody serves its queues here."""
+        return self._process != os.getpid()
+
     def check(self) -> None:
         """Raise where the device cannot be used."""
         if self._closed:
             raise errors.ClosedError(f"the store {self.name} is closed: open it again")
-        if self._process != os.getpid():
+        if self.forked:
             raise errors.ForkError(
                 f"{self.name} was opened on a device in the process that this one ({os.getpid()}) was forked from: open"
                 " it again here (multiprocessing: use the spawn method, or open it in the worker)",

@@ -7,7 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from .. import errors
+
 _pools: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
+"""One, of this process."""
+os.register_at_fork(after_in_child=_pools.clear)  # its threads are the parent's
 
 
 class HostFuture:
@@ -20,12 +24,11 @@ class HostFuture:
     """
 
     def __init__(self, read: Callable[[], Any]) -> None:
-        # by process: threads do not survive a fork
-        pid = os.getpid()
-        if pid not in _pools:
-            _pools.clear()
-            _pools[pid] = concurrent.futures.ThreadPoolExecutor(4, "warpwell-kv")
-        self._future = _pools[pid].submit(read)
+        self._pid = os.getpid()
+        pool = _pools.get(0)
+        if pool is None:  # of threads that come here at once, one makes the pool that all use; none starts a thread yet
+            pool = _pools.setdefault(0, concurrent.futures.ThreadPoolExecutor(4, "warpwell-kv"))
+        self._future = pool.submit(read)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the result and return it; may be called again.
@@ -34,9 +37,16 @@ class HostFuture:
         ------
         TimeoutError
             It took longer than `timeout` seconds.
+        ForkError
+            This process was forked from the one that began to read.
         """
+        if self._pid != os.getpid():
+            raise errors.ForkError(
+                f"this read was begun in process {self._pid}, which this one ({os.getpid()}) was forked from: begin it"
+                " again here"
+            )
         return self._future.result(timeout)
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self._future.done()
+        return self._pid != os.getpid() or self._future.done()

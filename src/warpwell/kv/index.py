@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..targets.memory import private_memory
 from .keys import Keys
 from .layout import (
     LENGTH_SHIFT,
@@ -122,16 +123,20 @@ class Index:
         if used + more <= _FULL * self.capacity:
             return
         # Tombstones are left behind, so the new table need not be larger than the old one.
-        old, self._table = self._table, _Table(_slots_for(2 * len(self) + more))
-        compiled(rehash)(old.address, self._table.address)
-        self._publish()
-        self._state.retire(old.free)
+        table = _Table(_slots_for(2 * len(self) + more))
+        compiled(rehash)(self._table.address, table.address)
+        self._take(table)
 
     def replace(self, keys: Keys, locations: NDArray[np.int64]) -> None:
         """Forget all keys and take these; readers see either all of the old ones or all of the new ones."""
         locations = np.ascontiguousarray(locations, np.int64)
-        old, self._table = self._table, _Table(_slots_for(keys.size))
-        compiled(put_many)(self._table.address, *_addresses(keys), keys.size, locations.ctypes.data, 0)
+        table = _Table(_slots_for(keys.size))
+        compiled(put_many)(table.address, *_addresses(keys), keys.size, locations.ctypes.data, 0)
+        self._take(table)
+
+    def _take(self, table: _Table) -> None:
+        """Go on with another table, which is filled."""
+        old, self._table = self._table, table
         self._publish()
         self._state.retire(old.free)
 
@@ -144,7 +149,7 @@ class _Table:
 
     def __init__(self, slots: int) -> None:
         self.nbytes = TABLE_HEADER + SLOT * slots
-        self._raw: Any = mmap.mmap(-1, self.nbytes)
+        self._raw: Any = private_memory(self.nbytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._raw.madvise(mmap.MADV_HUGEPAGE)
         self._hold: Any = ctypes.c_char.from_buffer(self._raw)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
-from ..targets import SYSTEM, device, fetch_add, load_acquire, memory_for, store_release
+from ..targets import SYSTEM, device, fetch_add, load_acquire, store_release
+from ..targets.memory import private_block
 
 # -- state block, in 64-bit words ------------------------------------------------------------------------------
 S_TABLE = 0
@@ -137,37 +139,45 @@ class StoreState:
     """
 
     def __init__(self) -> None:
-        self._block = memory_for("cpu").allocate(8 * STATE_WORDS)
-        self._scratch = memory_for("cpu").allocate(SCRATCHES * (64 + SCRATCH_BYTES))
+        self._block = private_block(8 * STATE_WORDS)
+        self._scratch = private_block(SCRATCHES * (64 + SCRATCH_BYTES))
         self.address = self._block.address
         self.words = self._block.words
         self.words[S_SCRATCH] = self._scratch.address
-        self._lock = threading.Lock()
-        self._next: list[Callable[[], None]] = []
+        # Only tried, never waited for: a signal handler or a finalizer may come while its own thread has it.
+        self._collecting = threading.Lock()
+        self._next: deque[Callable[[], None]] = deque()
         self._waiting: list[Callable[[], None]] = []
         self._epoch = 0
 
     def retire(self, give_back: Callable[[], None]) -> None:
         """Call `give_back` once every reader that is inside now has left; it is no longer reachable for new ones."""
-        with self._lock:
-            self._next.append(give_back)
+        self._next.append(give_back)
         self.collect()
 
     def collect(self) -> bool:
-        """Give back what no reader holds any more; return whether nothing waits. Never blocks."""
+        """Give back what no reader holds any more; return whether nothing waits. Never blocks.
+
+        Where another thread does so, or this one where it was interrupted, that is left to it.
+        """
         from .native import compiled
 
         flip, count = compiled(next_epoch), compiled(readers_in)
-        with self._lock:
+        if not self._collecting.acquire(blocking=False):
+            return False
+        try:
             for _ in range(2):
                 if self._waiting and count(self.address, self._epoch) == 0:
                     done, self._waiting = self._waiting, []
                     for give_back in done:
                         give_back()
                 if not self._waiting and self._next:
-                    self._waiting, self._next = self._next, []
+                    number = len(self._next)  # what is retired from here on waits for the next epoch
                     self._epoch = int(flip(self.address))
+                    self._waiting = [self._next.popleft() for _ in range(number)]
             return not self._waiting and not self._next
+        finally:
+            self._collecting.release()
 
     def drain(self, seconds: float = 5.0) -> bool:
         """Wait until everything that was retired is given back; return False where readers stay inside."""
@@ -179,6 +189,12 @@ class StoreState:
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
         return True
+
+    def forked(self) -> None:
+        """Forget the readers that were inside when this process was forked: their threads are the parent's."""
+        self._collecting = threading.Lock()
+        self.words[S_STRIPES:].reshape(STRIPES, STRIPE_WORDS)[:, C_READERS : C_READERS + 2] = 0
+        self._scratch.words[:: (64 + SCRATCH_BYTES) // 8] = 0  # the buffers' locks
 
     def counters(self) -> dict[str, int]:
         """Return the sums of the stripes: gets, hits, bytes, errors."""

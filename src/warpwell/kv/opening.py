@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from .. import errors
@@ -170,8 +170,8 @@ def open_store(
             raise errors.FormatError(
                 f"{log.path} is shard {meta['shard']} of the store {meta.get('store')}: open that one", path=log.path
             )
-        fields = meta.get("schema")
-        schema = None if fields is None else Schema.from_json(fields)
+        described = meta.get("schema")
+        schema = None if described is None else Schema.from_json(described)
         parts: Parts
         if meta.get("shards"):
             parts = Shards(log, _open_shards(log, meta["shards"], opened))
@@ -189,6 +189,12 @@ def open_store(
         with contextlib.suppress(Exception):
             close_all(opened)
         raise
+
+
+def reopen(path: Path, options: Options) -> Store:
+    """Open a store for reading on a device, as another process had it."""
+    given = {field.name: getattr(options, field.name) for field in fields(options)}
+    return open_store(path, cache=given.pop("cache_bytes") or None, **given)
 
 
 def _device(name: str) -> str:

@@ -15,16 +15,19 @@ from numpy.typing import NDArray
 from .. import errors
 from ..storage.medium import NativeMedium
 from .compaction import CompactionReport, compact
+from .fetch import STALE
 from .index import Index
 from .journal import Pending
 from .keys import Keys
 from .layout import SIZE_MASK, StoreState
 from .log import Log
-from .reader import Reader
+from .reader import Reader, read_error
 from .verify import VerifyReport, verify
 from .writes import Writes
 
 Progress = Callable[[int, int], object]
+_ATTEMPTS = 100
+"""Times that values are looked up again because segments go; each time took a whole refresh or compaction."""
 
 _RETRY = 4096
 """Records between attempts at a snapshot that does not fit on the disk: each writes all keys."""
@@ -50,6 +53,7 @@ class Part:
         self._compacting = threading.Lock()
         self._writes: Writes | None = None
         self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
+        self._changing = False
         self.state = StoreState()
         recovered, log.recovered = log.recovered, None
         assert recovered is not None
@@ -77,10 +81,18 @@ class Part:
 
     def values(self, keys: Keys) -> list[bytes | None]:
         """Return values of any size, None for absent keys."""
-        while True:
-            values, stale = self.reader.values(keys, self.index.lookup(keys))
-            if not stale:
+        before: NDArray[np.int64] | None = None
+        for _ in range(_ATTEMPTS):
+            locations = self.index.lookup(keys)
+            values, stale = self.reader.values(keys, locations)
+            if not stale.size:
                 return values
+            # A segment that went between the look-up and the read has moved its keys. One that is not open though keys
+            # are in it will not be open at the next attempt either: the store was closed, or is damaged.
+            if before is not None and (locations[stale, 0] == before[stale, 0]).any():
+                break
+            before = locations
+        raise read_error(self.path, keys.row(int(stale[0])), STALE)
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
         """Tell which keys are there."""
@@ -123,14 +135,18 @@ class Part:
     def refresh(self) -> int:
         """Follow the writer of a store that is open for reading; return how many records changed."""
         with self.lock:
-            changes = self.log.refresh()
-            keys = _keys(changes.keys, changes.key_lens)
-            if changes.reset:
-                self.index.replace(keys, changes.locs)
-            elif keys.size:
-                self.index.put(keys, changes.locs)
-            self._release()
-            return keys.size
+            self._changing = True
+            try:
+                changes = self.log.refresh()
+                keys = _keys(changes.keys, changes.key_lens)
+                if changes.reset:
+                    self.index.replace(keys, changes.locs)
+                elif keys.size:
+                    self.index.put(keys, changes.locs)
+                self._release()
+                return keys.size
+            finally:
+                self._changing = False
 
     def close(self, *, commit: bool = True) -> None:
         """Commit, and give everything back. What a failed write left unsure is not committed."""
@@ -202,6 +218,32 @@ class Part:
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Read everything that is committed and check it."""
         return verify(self.path, progress=progress)
+
+    # -- forks (see `lifetime`) -----------------------------------------------------------------------------
+
+    def folders(self) -> list[Part]:
+        """Return the parts of a store of one folder."""
+        return [self]
+
+    def hold(self, seconds: float) -> bool:
+        """Keep refreshes out until `let_go`; return False, and hold nothing, where one does not end in time."""
+        if not self.lock.acquire(timeout=seconds):
+            return False
+        if self._changing:  # by this thread: it forks in a signal handler that came in the middle of it
+            self.lock.release()
+            return False
+        return True
+
+    def let_go(self) -> None:
+        """Undo `hold`."""
+        self.lock.release()
+
+    def forked(self) -> None:
+        """Go on in a forked child, without the parent's threads."""
+        self.lock = self.log.lock = threading.RLock()
+        self._compacting = threading.Lock()
+        self.state.forked()
+        self.reader.forked()
 
     # -- kernels --------------------------------------------------------------------------------------------
 

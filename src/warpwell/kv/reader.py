@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..targets.memory import private_memory, view_of
 from .fetch import (
     BAD_CRC,
     FAILED,
@@ -55,6 +56,9 @@ _FILLS = (
     and ctypes.string_at(id(b"contents") + _CONTENTS, 9) == b"contents\0"
     and bytes(1) is not bytes(1)  # no small object is shared (the empty one may be)
 )
+BLOCK_BYTES = 32
+"""Of the words that `get_one` takes."""
+_NO_ROWS = np.empty(0, np.intp)
 _LOOK = 255
 """A batch of so many looks whether a segment can be mapped by now."""
 
@@ -80,8 +84,9 @@ class Reader:
         self._address = state.address
         self._path = path
         self._table = _SegmentTable(16)
-        self._lock = threading.Lock()
-        self._local = threading.local()
+        self._lock = threading.RLock()
+        self.get = _getter(state.address, path)
+        """Return one value, None for an absent key. An int of 64 bits (OverflowError for others) is its 8 bytes."""
         self._publish()
 
     # -- segments -------------------------------------------------------------------------------------------
@@ -119,6 +124,10 @@ class Reader:
                 segment = int(candidates[self._looked % candidates.size])
                 self._map(segment, int(fds[segment]) - 1)
 
+    def forked(self) -> None:
+        """Go on in a forked child; the thread that had the lock is the parent's."""
+        self._lock = threading.RLock()
+
     def close(self) -> None:
         """Read nothing from now on, and wait for readers that are inside."""
         with self._lock:
@@ -145,59 +154,11 @@ class Reader:
 
     # -- values ---------------------------------------------------------------------------------------------
 
-    def get(self, key: Any) -> bytes | None:
-        """Return one value, None for an absent key.
-
-        Parameters
-        ----------
-        key : int or bytes
-            An int of 64 bits (OverflowError for others) is its 8 bytes.
-        """
-        # One record at a time is where Python costs more than the store: this is written for speed.
-        try:
-            call, block, buffer = self._local.ready
-        except AttributeError:
-            call, block, buffer = self._prepare()
-        if type(key) is int:
-            size = call(block, key)
-        elif len(key) == 8:
-            size = call(block, int.from_bytes(key, "little", signed=True))
-        else:
-            size = compiled(get_one)(block, *words_of(as_key(key)), len(key))
-        if size >= 0:
-            return buffer[:size]  # type: ignore[no-any-return]
-        if size == -_ERROR:
-            return None
-        return self._get_hard(as_key(key), int(size))
-
     def contains(self, key: bytes | int) -> bool:
         """Tell whether a key is there."""
         key0, key1 = (key, 0) if isinstance(key, int) else words_of(key)
         length = 8 if isinstance(key, int) else len(key)
         return bool(compiled(has_one)(self._address, threading.get_ident() >> 12, key0, key1, length))
-
-    def _prepare(self) -> Any:
-        """Make the calling thread's buffer and the words that `get_one` takes."""
-        raw = mmap.mmap(-1, SCRATCH_BYTES)
-        address = np.frombuffer(raw, np.uint8).ctypes.data
-        block = np.array([self._address, address >> 12, address, SCRATCH_BYTES], np.int64)
-        self._local.block = block
-        # a slice of an mmap object is bytes, made in one step
-        self._local.ready = (compiled(get_int), int(block.ctypes.data), raw)
-        return self._local.ready
-
-    def _get_hard(self, key: bytes, size: int) -> bytes | None:
-        """A value that is larger than the thread's buffer, or a read that went wrong."""
-        while -_ERROR < size < 0:
-            out = np.empty(-1 - size, np.uint8)
-            address = out.ctypes.data
-            block = np.array([self._address, address >> 12, address, out.nbytes], np.int64)
-            size = int(compiled(get_one)(block.ctypes.data, *words_of(key), len(key)))
-            if size >= 0:
-                return out[:size].tobytes()
-        if size == -_ERROR:
-            return None
-        raise self.error(key, -size - _ERROR)
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
@@ -237,8 +198,8 @@ class Reader:
             self._raise_first(keys, found.view(np.uint8), locations, row_bytes)
         return out, found
 
-    def values(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[list[bytes | None], bool]:
-        """Read the values at locations that were looked up; the flag tells that a segment went meanwhile."""
+    def values(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[list[bytes | None], NDArray[np.intp]]:
+        """Read the values at locations that were looked up; return them, and the rows whose segment is not open."""
         self._calls += 1
         if self._calls & _LOOK == 0:
             self.look_again()
@@ -270,16 +231,17 @@ class Reader:
         base: int,
         starts: NDArray[np.int64],
         found: NDArray[np.uint8],
-    ) -> bool:
-        """Read values to ``base + starts``; return whether a segment went meanwhile."""
+    ) -> NDArray[np.intp]:
+        """Read values to ``base + starts``; return the rows whose segment is not open."""
         wrong = compiled(read_many)(
             self._address, found.ctypes.data >> 12, locations.ctypes.data, keys.size, base, starts.ctypes.data,
             found.ctypes.data,
         )  # fmt: skip
         if not wrong:
-            return False
-        if (found == STALE).any():
-            return True
+            return _NO_ROWS
+        stale = np.flatnonzero(found == STALE)
+        if stale.size:
+            return stale
         self._raise_first(keys, found, locations, 0)
 
     # -- errors ---------------------------------------------------------------------------------------------
@@ -295,33 +257,87 @@ class Reader:
                 name="out",
                 nbytes=size,
             )
-        raise self.error(keys.row(k), int(found[k]), int(locations[k, 0]) >> SEGMENT_SHIFT)
+        raise read_error(self._path, keys.row(k), int(found[k]), int(locations[k, 0]) >> SEGMENT_SHIFT)
 
-    def error(self, key: bytes, status: int, segment: int | None = None) -> Exception:
-        """Return the error for what went wrong with a key."""
-        where = self._path if segment is None else f"{self._path}, segment {segment}"
-        if status == BAD_CRC:
-            return errors.CorruptionError(
-                f"{where}: the value of key {key!r} is damaged (its CRC-32C is wrong): run `warpwell kv verify`, and"
-                " put the key again from its source",
-                path=self._path,
-            )
-        if status == SHORT:
-            return errors.CorruptionError(
-                f"{where}: the file ends before the value of key {key!r}: it was cut, restore it from a copy",
-                path=self._path,
-            )
-        if status == STALE:
-            return errors.CorruptionError(
-                f"{where}: the value of key {key!r} lies in a segment that is not open: open the store again",
-                path=self._path,
-            )
-        code = status - FAILED
-        with contextlib.suppress(ValueError):
-            return errors.MediumError(
-                f"{where}: reading the value of key {key!r} failed ({os.strerror(code)}): check the drive", status=0x281
-            )
-        raise AssertionError(status)
+
+def _getter(state: int, path: str) -> Callable[[Any], bytes | None]:
+    """Return `Reader.get`: one record at a time is where Python costs more than the store, so it is made for speed."""
+    # Buffers that nobody uses. A call takes one, so that whoever reads in the middle of it gets another: other threads,
+    # and signal handlers and finalizers in this one.
+    unused: list[tuple[Any, int, Any]] = []
+    take, give = unused.pop, unused.append
+
+    def get(key: Any) -> bytes | None:
+        try:
+            buffer = take()
+        except IndexError:
+            buffer = _buffer(state)
+        call, block, contents = buffer
+        if type(key) is int:
+            size = call(block, key)
+        elif len(key) == 8:
+            size = call(block, int.from_bytes(key, "little", signed=True))
+        else:
+            size = compiled(get_one)(block, *words_of(as_key(key)), len(key))
+        if size >= 0:
+            value: bytes = contents[:size]
+            give(buffer)
+            return value
+        give(buffer)
+        return None if size == -_ERROR else _get_hard(state, path, as_key(key), int(size))
+
+    return get
+
+
+def _buffer(state: int) -> tuple[Any, int, Any]:
+    """Return what reads an int key, the words that it takes, and the memory that it reads a value to."""
+    raw = private_memory(SCRATCH_BYTES + BLOCK_BYTES)
+    address = int(np.frombuffer(raw, np.uint8).ctypes.data)
+    block = address + SCRATCH_BYTES
+    view_of(block, BLOCK_BYTES, np.int64)[:] = state, address >> 12, address, SCRATCH_BYTES
+    # a slice of an mmap object is bytes, made in one step
+    return compiled(get_int), block, raw
+
+
+def _get_hard(state: int, path: str, key: bytes, size: int) -> bytes | None:
+    """A value that is larger than a buffer, or a read that went wrong."""
+    while -_ERROR < size < 0:
+        out = np.empty(-1 - size, np.uint8)
+        address = out.ctypes.data
+        block = np.array([state, address >> 12, address, out.nbytes], np.int64)
+        size = int(compiled(get_one)(block.ctypes.data, *words_of(key), len(key)))
+        if size >= 0:
+            return out[:size].tobytes()
+    if size == -_ERROR:
+        return None
+    raise read_error(path, key, -size - _ERROR)
+
+
+def read_error(path: str, key: bytes, status: int, segment: int | None = None) -> Exception:
+    """Return the error for what went wrong with a key."""
+    where = path if segment is None else f"{path}, segment {segment}"
+    if status == BAD_CRC:
+        return errors.CorruptionError(
+            f"{where}: the value of key {key!r} is damaged (its CRC-32C is wrong): run `warpwell kv verify`, and"
+            " put the key again from its source",
+            path=path,
+        )
+    if status == SHORT:
+        return errors.CorruptionError(
+            f"{where}: the file ends before the value of key {key!r}: it was cut, restore it from a copy",
+            path=path,
+        )
+    if status == STALE:
+        return errors.CorruptionError(
+            f"{where}: the value of key {key!r} lies in a segment that is not open: open the store again",
+            path=path,
+        )
+    code = status - FAILED
+    with contextlib.suppress(ValueError):
+        return errors.MediumError(
+            f"{where}: reading the value of key {key!r} failed ({os.strerror(code)}): check the drive", status=0x281
+        )
+    raise AssertionError(status)
 
 
 class _SegmentTable:

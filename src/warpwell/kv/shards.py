@@ -189,6 +189,10 @@ class Shards:
         closings: list[Callable[[], None]] = [lambda part=part: part.close(commit=commit) for part in self.parts]  # type: ignore[misc]
         close_all([*closings, self.main.close])
 
+    def folders(self) -> list[Part]:
+        """Return all parts."""
+        return self.parts
+
     # -- kernels and figures --------------------------------------------------------------------------------
 
     def serve(self, value_bytes: int | None = None) -> list[NativeMedium]:

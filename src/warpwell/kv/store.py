@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
 from ..storage.medium import NativeMedium
+from . import lifetime
 from .compaction import CompactionReport
 from .host_future import HostFuture
 from .keys import Key, Keys, as_key, as_keys
@@ -22,9 +22,10 @@ from .sorting import sorted_keys, with_prefix
 from .statistics import StoreStatistics
 from .values import many_values, one_value, row_bytes_of
 from .verify import VerifyReport
+from .views import Items, Values
 
-_BATCH = 1024
-"""Records that iteration reads at once."""
+if TYPE_CHECKING:
+    from .part import Part
 
 
 class Parts(Protocol):
@@ -48,6 +49,7 @@ class Parts(Protocol):
     def verify(self, *, progress: Any = None) -> VerifyReport: ...
     def compact(self, *, threshold: float = 0.5, progress: Any = None) -> CompactionReport: ...
     def close(self, *, commit: bool = True) -> None: ...
+    def folders(self) -> Sequence[Part]: ...
     def serve(self, value_bytes: int | None = None) -> list[NativeMedium]: ...
     def figures(self) -> dict[str, Any]: ...
 
@@ -59,7 +61,9 @@ class Store(MutableMapping[Any, Any]):
     ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys (as bytes), ``items`` and
     the rest. As a context manager it commits and closes; after an exception it closes without a commit.
 
-    Any number of threads may read. Changes take a lock.
+    Any number of threads may read. Changes take a lock. A process that is forked goes on reading what was there at the
+    fork, until it refreshes, and a store that is open for reading can be pickled: it is opened again where it arrives.
+    One that is open for writing stays in its process.
 
     Attributes
     ----------
@@ -82,7 +86,7 @@ class Store(MutableMapping[Any, Any]):
         self._unusable: Any = None
         self._counts = {"puts": 0, "deletes": 0, "commits": 0}
         self._lock = threading.RLock()
-        _open.add(self)
+        lifetime.opened(self)
 
     # -- one record -----------------------------------------------------------------------------------------
 
@@ -249,11 +253,11 @@ class Store(MutableMapping[Any, Any]):
 
     def items(self) -> Any:
         """Return the records, as an iterable that reads them in batches."""
-        return _Items(self)
+        return Items(self)
 
     def values(self) -> Any:
         """Return the values, as an iterable that reads them in batches."""
-        return _Values(self)
+        return Values(self)
 
     def list(self, prefix: bytes | str = b"", start: Key | None = None, limit: int | None = None) -> list[bytes]:
         """Return keys in the order of their bytes.
@@ -379,7 +383,7 @@ class Store(MutableMapping[Any, Any]):
             if self._unusable is not None:
                 return
             self._unusable = self._closed_error
-        _open.discard(self)
+        lifetime.closed(self)
         self._parts.close(commit=commit)
 
     @property
@@ -409,6 +413,35 @@ class Store(MutableMapping[Any, Any]):
         self._check()
         return self._parts.serve(None if self.schema is None else self.schema.nbytes)
 
+    # -- other processes (see `lifetime`) -------------------------------------------------------------------
+
+    def folders(self) -> Sequence[Part]:
+        """Return what holds the records of each folder."""
+        return self._parts.folders()
+
+    def forked(self, *, busy: bool) -> None:
+        """Go on in a forked child; `busy` tells that another thread's refresh is cut in the middle here."""
+        self._lock = threading.RLock()
+        if self.writable:
+            self._unusable = self._forked_error
+        elif busy:
+            self._unusable = self._busy_error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check()
+        if self.writable:
+            raise errors.ForkError(
+                f"{self.path} cannot be sent to another process, as it is open for writing: open it with mode='r', or"
+                " send its path",
+                path=self.path,
+            )
+        return self._reopening()
+
+    def _reopening(self) -> tuple[Any, ...]:
+        from .opening import open_store
+
+        return open_store, (self.path,)
+
     # -- checks ---------------------------------------------------------------------------------------------
 
     def _reading(self, function: Any, *args: Any) -> Any:
@@ -437,43 +470,12 @@ class Store(MutableMapping[Any, Any]):
             path=self.path,
         )
 
+    def _busy_error(self) -> Exception:
+        return errors.ForkError(
+            f"{self.path} was being refreshed when this process ({os.getpid()}) was forked: open it again here, or fork"
+            " when no refresh() is under way",
+            path=self.path,
+        )
 
-class _Items:
-    """The records of a store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    def __iter__(self) -> Iterator[tuple[bytes, Any]]:
-        store = self._store
-        keys, _ = store._parts.entries()
-        for first in range(0, keys.size, _BATCH):
-            some = keys.take(slice(first, first + _BATCH))
-            batch, found = store.get_many(some)
-            for k, key in enumerate(some.to_list()):
-                if found[k]:  # else it was deleted meanwhile
-                    yield key, batch[k] if store.schema is None else {n: a[k] for n, a in batch.items()}
-
-
-class _Values(_Items):
-    """The values of a store."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return (value for _, value in super().__iter__())
-
-
-_open: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_open):
-        if store.writable:
-            store._unusable = store._forked_error
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 __all__ = ["Store"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import signal
-import threading
+from collections import deque
 
 import numpy as np
 
@@ -23,7 +23,7 @@ CAPACITY = 1 << 16
 
 # -- table, in words -----------------------------------------------------------------------------------------
 W_COUNT = 0
-"""Ranges that were ever used; then `CAPACITY` pairs of start and end, start 0 where free."""
+"""Ranges to look at; then `CAPACITY` pairs of start and end, start 0 where free."""
 W_MMAP = 1
 W_SIGACTION = 2
 W_PREVIOUS = 3
@@ -77,7 +77,6 @@ def on_bus_error(number: int, info: int, context: int, a: int, b: int, c: int) -
     return 0
 
 
-_lock = threading.Lock()
 _libc = ctypes.CDLL(None)
 _libc.sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 _previous = _Action()
@@ -85,30 +84,35 @@ TABLE = (ctypes.c_int64 * (W_RANGES + 2 * CAPACITY))()
 """At one place for the life of the process; compiled code finds it by its symbol."""
 
 
+# No lock: finalizers come here in the middle of anything, also of these functions, and forked children. Each step below
+# is one that no other interrupts.
+_free = deque(range(CAPACITY))
+_places: dict[int, int] = {}
+
+
 def guard(address: int, nbytes: int) -> bool:
     """Guard a mapped range from now on; return False where it is not possible (then do not read it).
 
     `release` it before it is unmapped.
     """
-    with _lock:
-        if not _installed():
-            return False
-        free = next((k for k in range(TABLE[W_COUNT]) if TABLE[W_RANGES + 2 * k] == 0), int(TABLE[W_COUNT]))
-        if free == CAPACITY:
-            return False
-        TABLE[W_RANGES + 2 * free + 1] = address + nbytes
-        TABLE[W_RANGES + 2 * free] = address
-        TABLE[W_COUNT] = max(int(TABLE[W_COUNT]), free + 1)
-        return True
+    if not _installed():
+        return False
+    try:
+        place = _free.popleft()
+    except IndexError:
+        return False
+    TABLE[W_RANGES + 2 * place + 1] = address + nbytes
+    TABLE[W_RANGES + 2 * place] = address
+    _places[address] = place
+    return True
 
 
 def release(address: int) -> None:
     """Guard a range no more."""
-    with _lock:
-        for k in range(TABLE[W_COUNT]):
-            if TABLE[W_RANGES + 2 * k] == address:
-                TABLE[W_RANGES + 2 * k] = 0
-                return
+    place = _places.pop(address, None)
+    if place is not None:
+        TABLE[W_RANGES + 2 * place] = 0
+        _free.appendleft(place)
 
 
 def _installed() -> bool:
@@ -120,6 +124,7 @@ def _installed() -> bool:
     if now.handler == handler:
         return True
     ctypes.memmove(ctypes.byref(_previous), ctypes.byref(now), ctypes.sizeof(now))
+    TABLE[W_COUNT] = CAPACITY
     TABLE[W_PREVIOUS] = ctypes.addressof(_previous)
     TABLE[W_MMAP] = ctypes.cast(_libc.mmap, ctypes.c_void_p).value or 0
     TABLE[W_SIGACTION] = ctypes.cast(_libc.sigaction, ctypes.c_void_p).value or 0

@@ -19,6 +19,22 @@ def view_of(address: int, nbytes: int, dtype: Any) -> NDArray[Any]:
     return np.frombuffer(raw, dtype, nbytes // np.dtype(dtype).itemsize)
 
 
+def private_memory(nbytes: int) -> mmap.mmap:
+    """Return zeroed memory of which a forked child gets a copy.
+
+    ``mmap.mmap(-1, nbytes)`` alone is shared with children: what one process writes there, the other reads. Memory that
+    O_DIRECT transfers write to has to be shared all the same (`HostMemory`): a fork in the middle of a transfer to
+    private memory may leave the data in the child alone (open(2)).
+    """
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def private_block(nbytes: int) -> Block:
+    """Return zeroed host memory of which a forked child gets a copy."""
+    raw = private_memory(-(-nbytes // ALIGNMENT) * ALIGNMENT)
+    return Block(ctypes.addressof(ctypes.c_char.from_buffer(raw)), nbytes, raw, host=True)
+
+
 class Memory(ABC):
     """Allocator of one device. Blocks are freed when their owner drops them or by `Block.free`."""
 
@@ -84,7 +100,10 @@ class Block:
 
 
 class HostMemory(Memory):
-    """Memory of the `cpu` and `interp` targets: all of it is host memory."""
+    """Memory of the `cpu` and `interp` targets: all of it is host memory.
+
+    It is shared with forked children, for the sake of O_DIRECT; see `private_memory`.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = device

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numba import typeof
-from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 
 from .. import errors
@@ -78,13 +77,9 @@ _workers = _Workers()
 def _after_fork() -> None:
     global _workers
     _workers = _Workers()  # the others' threads are the parent's
-    global_compiler_lock.release()
 
 
-# a fork waits for compilations of other threads, which would end in the parent alone and keep the lock in the child
-os.register_at_fork(
-    before=global_compiler_lock.acquire, after_in_parent=global_compiler_lock.release, after_in_child=_after_fork
-)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
