@@ -394,6 +394,22 @@ def test_a_forked_writer_refuses_and_the_parent_goes_on(store: ww.kv.Store) -> N
     assert store["after"] == b"1"
 
 
+def test_keys_that_are_changed_after_the_call(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "s.kv", schema={"y": ("int64", ())}) as store:
+        store.put_many(np.arange(50_000), {"y": np.arange(50_000)})
+    for device in (None, "cpu"):
+        with ww.kv.open(tmp_path / "s.kv", device=device) as store:
+            keys = np.arange(50_000)
+            future = store.get_async(keys)
+            keys[:] = 7
+            batch, found = future.wait()
+            assert found.all() and np.array_equal(batch["y"], np.arange(50_000))
+            keys = np.array([5, 9, 2])
+            loader, dataset = ww.kv.DataLoader(store, 3, shuffle=False, keys=keys), ww.kv.Dataset(store, keys)
+            keys[:] = 7
+            assert next(iter(loader))["y"].tolist() == [5, 9, 2] == [dataset[k]["y"] for k in range(3)]
+
+
 # -- shards -------------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ class Dataset:
 
     def __init__(self, store: Any, keys: Any = None) -> None:
         self._store: Any = store
-        self._keys: Keys = as_keys(store.keys_array() if keys is None else keys)
+        self._keys: Keys = as_keys(store.keys_array()) if keys is None else as_keys(keys).copied()
         self._path = store.path
         self._reopens = not store.writable and getattr(store, "device", None) in (None, "cpu")
 

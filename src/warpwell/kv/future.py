@@ -112,7 +112,7 @@ class DeviceFuture:
                 ' with device="cuda"',
                 name="keys",
             )
-        self._keys: Keys | None = None if on_gpu else as_keys(keys)
+        self._keys: Keys | None = None if on_gpu else as_keys(keys).copied()
         interface = _checked(keys) if on_gpu else None
         self.count = int(interface["shape"][0]) if interface is not None else self._keys.size  # type: ignore[union-attr]
         self.room = engine.options.value_bytes

@@ -49,6 +49,10 @@ class Keys(NamedTuple):
         """Return the keys of some rows (indices, a mask or a slice)."""
         return Keys(np.ascontiguousarray(self.words[rows]), None if self.lengths is None else self.lengths[rows])
 
+    def copied(self) -> Keys:
+        """Return keys in memory of their own: the caller may use its array again."""
+        return Keys(self.words.copy(), None if self.lengths is None else self.lengths.copy())
+
     def row(self, k: int) -> bytes:
         """Return one key as bytes."""
         if self.lengths is None:

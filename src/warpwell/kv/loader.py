@@ -99,7 +99,7 @@ class DataLoader:
                 name="rank",
             )
         self.drop_last = bool(drop_last)
-        self._keys = _keys_of(store.keys_array() if keys is None else keys)
+        self._keys = _keys_of(store.keys_array()) if keys is None else _keys_of(keys, given=True)
         self._crc: int | None = None
         self._place = _Place(0, 0)
 
@@ -354,7 +354,8 @@ class _KeyRange:
         return Keys(self._first + self._step * rows, None)
 
 
-def _keys_of(keys: Any) -> Keys | _KeyRange:
+def _keys_of(keys: Any, *, given: bool = False) -> Keys | _KeyRange:
+    """Return keys in the form that takes least memory; those that somebody gave may change later, and are copied."""
     if isinstance(keys, range) and len(keys) > 2:
         as_keys([keys[0], keys[-1]])  # they have 64 bits, or an error says so
         return _KeyRange(keys)
@@ -363,7 +364,7 @@ def _keys_of(keys: Any) -> Keys | _KeyRange:
         first, last = int(checked.words[0]), int(checked.words[-1])
         if last - first == checked.size - 1 and (np.diff(checked.words) == 1).all():
             return _KeyRange(range(first, last + 1))
-    return checked
+    return checked.copied() if given else checked
 
 
 def _whole(name: str, value: Any, least: int | None) -> int:

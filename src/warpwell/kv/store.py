@@ -198,7 +198,7 @@ class Store(MutableMapping[Any, Any]):
     def get_async(self, keys: Any) -> HostFuture:
         """Begin to read the values of many keys; ``wait()`` of what it returns gives what `get_many` would."""
         self._check()
-        checked = as_keys(keys)
+        checked = as_keys(keys).copied()
         return HostFuture(lambda: self.get_many(checked))
 
     def put_many(self, keys: Any, values: Any) -> None:
