@@ -407,3 +407,16 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_service_keeps_what_its_kernels_took(tmp_path: Path) -> None:
+    script = tmp_path / "kept_kernels.py"
+    name = f"once_{time.time_ns()}"  # of which no other history knows
+    script.write_text(f"import warpwell as ww\n@ww.kernel\ndef {name}(x):\n    x[ww.grid(1)] += {time.time_ns()}\n")
+    kernel = getattr(imported("kept_kernels", script), name)
+    rules = []
+    for number in range(2):
+        with Service(tmp_path / f"run{number}" / "s.sock", device="cpu") as made, connect(made.path) as client:
+            client.submit(kernel[1000], np.zeros(1000, np.int64)).result(BOUND)
+            rules += [e.why["rule"] for e in client.log() if e.kind == "launch"]
+    assert rules == ["unknown", "alone"], "the second service has read what the first one saved"

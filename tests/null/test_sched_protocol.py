@@ -28,13 +28,11 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import address, broker, protocol, references, wire
 from warpwell.scheduler.client import Client, connect
-from warpwell.scheduler.events import Event
-from warpwell.scheduler.learner import Learner
 from warpwell.scheduler.ledger import MAX_DEATHS, Held, Ledger, Piece
 from warpwell.scheduler.owner_process import TRIES
 from warpwell.scheduler.protocol import MAGIC, Connection, Peer
 from warpwell.scheduler.service import MAX_CLIENTS, Service
-from warpwell.scheduler.task import Kind, Profile, Task
+from warpwell.scheduler.task import Kind, Profile
 
 Pair = tuple[Connection, Connection]
 
@@ -406,25 +404,6 @@ def test_profiles_travel() -> None:
     for wrong in ({"kind": "neither"}, {"seconds": -1.0}, {"miss_rate": 2}, {"unknown": 1}):
         with pytest.raises(errors.ServiceError, match="the profile of a request is none"):
             wire.profile_of(wrong)
-
-
-def test_a_learner_is_taught_when_the_device_is_idle() -> None:
-    class Analyzer:
-        taught: list[tuple[list[str], list[int]]] = []  # noqa: RUF012
-
-        def __call__(self, task: Task) -> Profile:
-            return Profile(seconds=float(len(self.taught)))
-
-        def learn(self, events: list[Event], tasks: dict[int, Task]) -> None:
-            self.taught.append(([e.kind for e in events], sorted(tasks)))
-
-    learner, analyzer = Learner(Analyzer()), Analyzer()
-    tasks = {n: Task(f"k{n}", 1) for n in range(3)}
-    story = [("launch", 0), ("launch", 1), ("end", 0), ("stop", 1), ("launch", 2), ("end", 2)]
-    for time_, (kind, number) in enumerate(story):
-        learner.see(Event(float(time_), kind, number, "k"), tasks[number])
-    assert analyzer.taught == [(["launch", "launch", "end", "stop"], [0, 1]), (["launch", "end"], [2])]
-    assert learner(tasks[0]).seconds == 2
 
 
 def test_errors_come_back_as_what_they_were() -> None:

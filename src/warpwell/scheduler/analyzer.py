@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..targets import KernelArgument, Launch
+from ..targets import Launch
 from ..targets.run_cuda import MAX_REGISTERS
 from .counting import Counts, count
 from .events import Event
 from .executor import Capacity
 from .history import History
+from .identity import default_size, footprint, identity
 from .predictor import COLD, Prediction, Predictor
 from .roofline import Estimate, Machine, estimate
 from .sample import MEASURED, Sample, kind_of, sized
 from .task import Profile, Task
+
+REMEMBERED = 1024
+"""Launches whose counts are remembered."""
 
 _REGISTER_UNIT = 8
 
@@ -37,12 +42,13 @@ class Analyzer:
     capacity : Capacity, optional
     machine : Machine, optional
     counter : callable, optional
-        ``counter(launch, arguments) -> Counts``, `count` by default. An error of it makes the answer cold.
+        ``counter(launch, arguments) -> Counts``, `count` by default. An error of it makes the answer cold, and so does
+        None, until the kernel was measured: then its class is told by how fast it went through its arrays.
 
     Attributes
     ----------
     failures : dict
-        Kernels that could not be counted, and why.
+        Kernels that could not be counted, and why; the last ones.
     """
 
     def __init__(
@@ -52,7 +58,7 @@ class Analyzer:
         *,
         capacity: Capacity | None = None,
         machine: Machine | None = None,
-        counter: Callable[[Launch, Sequence[Any]], Counts] = count,
+        counter: Callable[[Launch, Sequence[Any]], Counts] | None = count,
     ) -> None:
         self.history = history if history is not None else History()
         self.predictor = predictor if predictor is not None else Predictor(self.history.samples)
@@ -77,10 +83,13 @@ class Analyzer:
             ``kernel[shape]``.
         arguments : sequence
         size : mapping, optional
-            Features of the input's size; by default the launch's shape and the integers among the arguments.
+            Features of the input's size, `default_size` by default.
         """
         found = self.estimate(launch, arguments)
-        sample = _sample(launch, arguments, size, found)
+        return self.profile(launch, found, _sample(launch, arguments, size, found))
+
+    def profile(self, launch: Launch, found: Estimate | None, sample: Sample) -> Profile:
+        """Return what is believed of a launch with this static estimate; `sample` is what it is measured as."""
         predicted, measured = self.predictor.predict(sample), self.history.find(sample)
         source, figures = ("static" if predicted.how == COLD else "predicted"), _figures(predicted)
         if measured is not None and measured.seconds is not None:
@@ -96,6 +105,13 @@ class Analyzer:
             need=1.0 if found is None else found.need, source=source if figures else "cold",
         )  # fmt: skip
 
+    def measured(self, believed: Profile, launch: Launch, sample: Sample) -> Profile:
+        """Return what is believed of a launch after it was measured; what was not measured is as before."""
+        figures: dict[str, Any] = dict(_figures(sample))
+        kind = sample.kind or believed.kind
+        registers, _, resident = self._room(launch)
+        return replace(believed, kind=kind, registers=registers, resident=resident, source="measured", **figures)
+
     def predict(self, launch: Launch, arguments: Sequence[Any], size: Mapping[str, Any] | None = None) -> Prediction:
         """Return what the predictor says of a launch, whatever was measured of this very size."""
         return self.predictor.predict(self.sample(launch, arguments, size))
@@ -103,6 +119,16 @@ class Analyzer:
     def sample(self, launch: Launch, arguments: Sequence[Any], size: Mapping[str, Any] | None = None) -> Sample:
         """Return a launch as a sample in which nothing is measured."""
         return _sample(launch, arguments, size, self.estimate(launch, arguments))
+
+    @staticmethod
+    def key(launch: Launch, arguments: Sequence[Any], size: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        """Return what tells launches apart that are not measured as one: the kernel's `identity`, then its size."""
+        return identity(launch, arguments), *(sized(size) if size else default_size(launch, arguments)).items()
+
+    @staticmethod
+    def sample_of(key: tuple[Any, ...], launch: Launch, found: Estimate | None) -> Sample:
+        """Return a launch with this key as a sample in which nothing is measured."""
+        return _sample_of(key[0], dict(key[1:]), launch, found)
 
     def observe(
         self,
@@ -114,47 +140,47 @@ class Analyzer:
         instructions: float | None = None,
     ) -> Sample:
         """Learn what a launch took alone on the whole device, in seconds; return the average that it is part of."""
-        sample = self.sample(launch, arguments, size)
-        sample.seconds, sample.instructions = seconds, instructions
-        sample.__post_init__()  # which refuses times that cannot be
-        known = self.history.record(sample)
-        self.predictor.add(known)
-        return known
+        return self.took(self.sample(launch, arguments, size), seconds, footprint(arguments), instructions)
 
-    def learn(self, events: Iterable[Event], tasks: Mapping[int, Task]) -> int:
-        """Learn the times of tasks that a log shows to have run from launch to end with nothing beside them.
+    def took(self, sample: Sample, seconds: float, nbytes: int, instructions: float | None = None) -> Sample:
+        """Learn what a launch took alone; return the average that it is part of.
 
         Parameters
         ----------
-        events : iterable of Event
-            A log.
-        tasks : mapping
-            Tasks by number.
-
-        Returns
-        -------
-        int
-            Times learnt.
+        sample : Sample
+            What it is measured as.
+        seconds : float
+        nbytes : int
+            Of its arrays. What was not counted is taken to have moved each of them once.
+        instructions : float, optional
         """
-        learnt = 0
-        for number, seconds in alone_times(events):
-            task = tasks.get(number)
-            if task is not None and task.launch is not None and seconds > 0:
-                self.observe(task.launch, task.arguments, task.size or None, seconds=seconds)
-                learnt += 1
-        return learnt
+        share: dict[str, Any] = {}
+        if not sample.static and math.isfinite(seconds) and seconds > 0:
+            moved = min(1.0, nbytes / seconds / self.machine.bandwidth)
+            share = {"bandwidth": moved, "compute": 1.0 - moved}
+        known = self.history.record(replace(sample, seconds=seconds, instructions=instructions, times=1, **share))
+        self.predictor.add(known)
+        return known
 
     def estimate(self, launch: Launch, arguments: Sequence[Any]) -> Estimate | None:
         """Return the static estimate of a launch; None where it cannot be counted (`failures` says why)."""
         key = launch.kernel.function, launch.shape, tuple(_outline(a) for a in arguments)
         if key not in self._estimates:
-            self._estimates[key] = self._count(launch, arguments)
-        return self._estimates[key]
+            found = self._count(launch, arguments)
+            if len(self._estimates) >= REMEMBERED:
+                self._estimates.pop(next(iter(self._estimates)), None)  # another thread may have been there
+            self._estimates[key] = found
+            return found
+        return self._estimates.get(key)
 
     def _count(self, launch: Launch, arguments: Sequence[Any]) -> Estimate | None:
+        if self._counter is None:
+            return None
         try:
             counts = self._counter(launch, arguments)
         except Exception as error:  # whatever a compiler raises: without counts there is still an answer
+            if len(self.failures) >= REMEMBERED:
+                self.failures.pop(next(iter(self.failures)), None)
             self.failures[_name(launch)] = f"{type(error).__name__}: {error}"
             return None
         blocks, _ = launch.configuration()
@@ -183,34 +209,14 @@ def _name(launch: Launch) -> str:
 def _sample(
     launch: Launch, arguments: Sequence[Any], size: Mapping[str, Any] | None, found: Estimate | None
 ) -> Sample:
+    known = sized(size) if size else default_size(launch, arguments)
+    return _sample_of(identity(launch, arguments), known, launch, found)
+
+
+def _sample_of(kernel: str, size: dict[str, float], launch: Launch, found: Estimate | None) -> Sample:
     blocks, threads = launch.configuration()
     warps = max(1, math.prod(blocks) * -(-math.prod(threads) // 32))
-    known = sized(size) if size else default_size(launch, arguments)
-    return Sample(_name(launch), known, warps, {} if found is None else dict(found.features))
-
-
-def default_size(launch: Launch, arguments: Sequence[Any]) -> dict[str, float]:
-    """Return features of a launch's size for which none were given: its shape, and the integers it is called with."""
-    size = {f"extent{k}": float(n) for k, n in enumerate(launch.shape)}
-    for k, value in enumerate(arguments):
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            size[f"argument{k}"] = float(value)
-    return size
-
-
-def footprint(arguments: Sequence[Any]) -> int:
-    """Return the bytes of device memory that the arrays among a launch's arguments hold.
-
-    An array on storage holds what its cache holds. An array that is passed twice counts once.
-    """
-    found: dict[int, int] = {}
-    for value in arguments:
-        cache = getattr(value, "cache", None)
-        if isinstance(value, KernelArgument) and cache is not None:
-            found[id(cache)] = int(getattr(cache, "cache_bytes", 0))
-        elif hasattr(value, "nbytes") and getattr(value, "ndim", False):
-            found[id(value)] = int(value.nbytes)
-    return sum(found.values())
+    return Sample(kernel, size, warps, {} if found is None else dict(found.features))
 
 
 def registers_of(launch: Launch) -> int:
@@ -223,22 +229,11 @@ def registers_of(launch: Launch) -> int:
 
 
 def alone_times(events: Iterable[Event]) -> list[tuple[int, float]]:
-    """Return number and seconds of each task of a log that nothing ran beside, from its launch to its end."""
-    running: dict[int, float] = {}
-    shared: set[int] = set()
-    found = []
-    for event in events:
-        if event.kind == "launch":
-            running[event.task] = event.time
-            if len(running) > 1:
-                shared |= set(running)
-        elif event.kind in ("preempt", "resize"):
-            shared.add(event.task)
-        elif event.kind in ("stop", "end", "fail", "cancel", "lost") and event.task in running:
-            seconds = event.time - running.pop(event.task)
-            if event.kind == "end" and event.task not in shared:
-                found.append((event.task, seconds))
-    return found
+    """Return number and seconds of each task of a log that had the whole device for itself from its launch to its end.
+
+    The seconds are the kernel's own, as the executor measured them: without compiling, and without copies.
+    """
+    return [(event.task, event.why["alone"]) for event in events if event.kind == "end" and "alone" in event.why]
 
 
 def _outline(value: Any) -> Any:

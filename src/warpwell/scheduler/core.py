@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from .events import Event, Log
@@ -14,6 +14,9 @@ from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
 from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State
 from .tenants import Account, Tenant, Tenants
 from .waiting import Waiting
+
+if TYPE_CHECKING:
+    from .learner import Learner
 
 
 class Core:
@@ -42,6 +45,8 @@ class Core:
         How many tasks may be admitted past one that does not fit the memory, before memory is kept free for it.
     keep : bool
         Whether `jobs` keeps those that have ended.
+    learner : Learner, optional
+        Who is told what kernels took that had the whole device to themselves.
 
     Attributes
     ----------
@@ -64,6 +69,7 @@ class Core:
         log: Log | None = None,
         patience: int = 64,
         keep: bool = True,
+        learner: Learner | None = None,
     ) -> None:
         if limit < 1:
             raise errors.ArgumentError(f"limit is {limit}: at least one kernel must be able to run", name="limit")
@@ -84,6 +90,7 @@ class Core:
         self.free_memory = executor.capacity.memory
         self._patience = patience
         self._keep = keep
+        self._learner = learner
         self._jobs: dict[int, Job] = {}
         self._number = 0
         self._arrivals: list[tuple[float, int, Job]] = []
@@ -234,6 +241,8 @@ class Core:
         self.executor.prepare(job)
         job.since = job.arrival
         task = job.task
+        if task.known is not None:
+            task.profile = task.known.profile  # what was measured since it was submitted
         self.tenants.wants(self._accounts[task.tenant])
         self._queue.add(job)
         if "arrive" in self.log.kinds:
@@ -263,7 +272,20 @@ class Core:
             self._finish(job, time, State.FAILED, event.error, {"error": repr(event.error)})
         else:
             job.done = job.task.blocks
-            self._finish(job, time, DONE, None, {"ran": job.ran, "preemptions": job.preemptions})
+            figures: dict[str, Any] = {"ran": job.ran, "preemptions": job.preemptions}
+            if event.seconds is not None and job.alone:
+                figures["alone"] = event.seconds
+                if self._learner is not None and self._learner.learn(job.task, event.seconds):
+                    self._renew(job.task.known, time)
+            self._finish(job, time, DONE, None, figures)
+
+    def _renew(self, known: Any, now: float) -> None:
+        """Let those that wait and are alike be seen as what has just been measured."""
+        for job in self._queue.all_of(known):
+            self._queue.remove(job)
+            self.policy.ended(job, now)
+            job.task.profile = known.profile
+            self._queue.add(job)
 
     def _finish(self, job: Job, time: float, state: State, error: BaseException | None, why: dict[str, Any]) -> None:
         """End a job that is in no list any more; go on with its request, or end that too."""
@@ -369,6 +391,11 @@ class Core:
         if job.started is None:
             job.started = now
         account.running += 1
+        if task.known is not None:
+            whole = placement.workers is None and placement.partition is None
+            job.alone = whole and not self.running and not job.preemptions
+        for other in self.running:
+            other.alone = False
         self.running.append(job)
         self._write(now, "launch", job, why)
         return True
@@ -405,6 +432,7 @@ class Core:
             return
         if placement.workers == decision.workers:
             return
+        job.alone = False
         job.placement = Placement(decision.workers, placement.partition, placement.priority, placement.plain)
         self._write(now, "resize", job, {**decision.why, "workers": decision.workers})
         self.executor.resize(job, decision.workers)

@@ -40,6 +40,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .. import errors
 from ..targets.blocks import STOP, TARGET
@@ -47,6 +48,9 @@ from .cpu_run import Phase, Run
 from .executor import Capacity, Ended, Executor, Stopped
 from .task import Job, Placement
 from .threads import Threads
+
+if TYPE_CHECKING:
+    from .roofline import Machine
 
 THREADS_PER_CORE = 4
 """Workers of a task, a core, by default: more than one, because a thread that waits for storage costs nothing."""
@@ -192,6 +196,12 @@ class CpuExecutor(Executor):
             self._woken = True
             self._changed.notify_all()
 
+    def machine(self) -> Machine:
+        """See `Executor`. The memory's bandwidth is measured, once a process."""
+        from .roofline import host_machine
+
+        return host_machine()
+
     def discard(self, job: Job) -> None:
         """See `Executor`."""
         with self._lock:
@@ -306,7 +316,7 @@ class CpuExecutor(Executor):
             self._leaving.discard(run)
             self._changed.notify_all()
             if run.phase is Phase.ENDING:
-                self._say(Ended(run.job, self.now(), error))
+                self._say(Ended(run.job, self.now(), error, run.seconds if error is None else None))
 
     # -- under the lock; what returns a bool says whether the caller must call _end ------------------------------------
 
@@ -374,6 +384,8 @@ class CpuExecutor(Executor):
         return False
 
     def _ending(self, run: Run) -> bool:
+        if run.phase is Phase.RUNNING:
+            run.seconds = self.now() - run.since
         run.phase = Phase.ENDING
         run.inside = True
         return True

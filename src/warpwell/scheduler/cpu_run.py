@@ -45,6 +45,10 @@ class Run:
         Whether the scheduler knows that it has stopped.
     error : BaseException or None
         The first failure.
+    since : float
+        When its blocks were last let go.
+    seconds : float or None
+        What its blocks took since then, where they ran to the end.
     """
 
     def __init__(self, job: Job, blocks: BlockLaunch, quota: int, whole: bool) -> None:
@@ -60,7 +64,8 @@ class Run:
         self._control = blocks.new_control()
         self._words = self._control.words
         self._whole = whole
-        self._since = 0.0
+        self.since = 0.0
+        self.seconds: float | None = None
         self._done_then = 0
 
     @property
@@ -99,18 +104,18 @@ class Run:
 
     def mark(self, now: float) -> None:
         """Note that it is launched now (for `block_seconds`)."""
-        self._since = now
+        self.since = now
         self._done_then = self.done
 
     def block_seconds(self, now: float) -> float:
         """Return how long a block takes, from what ended since the launch; before that, the time since then."""
-        ran = max(now - self._since, 0.0)
+        ran = max(now - self.since, 0.0)
         ended = self.done - self._done_then
         return ran if ended == 0 else ran * max(len(self.slots), 1) / ended
 
     def rest(self, now: float) -> float:
         """Return how long a task that runs whole will go on: of a time that nobody knows, as much as has gone."""
-        ran = max(now - self._since, 0.0)
+        ran = max(now - self.since, 0.0)
         whole = self.job.task.profile.seconds
         return ran if whole is None else max(whole - ran, 0.0)
 

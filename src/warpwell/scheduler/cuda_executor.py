@@ -34,6 +34,7 @@ from .cuda_ahead import Ahead, Pace
 from .cuda_order import Order
 from .cuda_run import EVERY, CudaRun, Phase, lost_with
 from .executor import Capacity, Ended, Executor, Stopped
+from .roofline import Machine, machine_for
 from .task import Job, Placement
 from .threads import Threads
 
@@ -230,7 +231,7 @@ class CudaExecutor(Executor):
             if self._runs.get(run.job) is run and (fault is None or failure is None):
                 self._give_record(run)
                 run.done = run.blocks.blocks if run.blocks and failure is None else run.done
-                self._events.append(Ended(run.job, self._pace.freed(self.now()), failure))
+                self._events.append(Ended(run.job, self._pace.freed(self.now()), failure, run.seconds))
         if fault is not None:
             self._lose(fault)
 
@@ -243,7 +244,7 @@ class CudaExecutor(Executor):
         self._enter()
         began = self.now()
         while not self._woken.is_set():
-            if self._prepared or self._finished or any(self._arrived(run) for run in self._runs.values()):
+            if self._prepared or self._finished or any(run.arrived(self._gpu) for run in self._runs.values()):
                 self._advance()
             now = self.now()
             if self._events or (until is not None and now >= until) or (until is None and not self._runs):
@@ -282,6 +283,10 @@ class CudaExecutor(Executor):
         self._helpers.close()
         if self._lost is None:
             self._gpu.close()
+
+    def machine(self) -> Machine:
+        """See `Executor`."""
+        return machine_for(self._gpu.name, self._gpu.bandwidth, self._gpu.cache)
 
     def resources(self, job: Job) -> dict[str, int]:
         """Return registers, shared and local bytes, threads and resident blocks of a launched job's form."""
@@ -355,14 +360,16 @@ class CudaExecutor(Executor):
         run.stream = self._gpu.stream(placement.priority, placement.partition)
         self._order.keep(run, self.now())
         if run.form == "plain":
+            run.begins(self._gpu)
             run.forms.start_plain(run.stream)
-            run.events = [self._gpu.mark(run.stream)]
+            run.events = [run.mark(self._gpu)]
             return
         seconds = run.block_seconds
         if run.form == "slices":
             wave = min(run.most(self._gpu), blocks.blocks)
             run.quota = wave * max(1, int(SLICE / seconds)) if seconds else wave
             run.next = run.done
+            run.begins(self._gpu)
             self._slices(run)
             return
         run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
@@ -371,8 +378,9 @@ class CudaExecutor(Executor):
         fresh = [0] * (CONTROL_WORDS - 3) if run.top == 0 else []
         self._gpu.set_words(run.stream, run.control, [0, EVERY, run.done, *fresh])
         run.launched, run.floor = 0, run.top
+        run.begins(self._gpu)
         run.start_workers(min(run.quota, -(-(blocks.blocks - run.done) // run.chunk)), run.stream)
-        run.events = [self._gpu.mark(run.stream)]
+        run.events = [run.mark(self._gpu)]
 
     def _look(self, run: CudaRun) -> None:
         """See what became of a run."""
@@ -401,7 +409,7 @@ class CudaExecutor(Executor):
 
     def _look_at_slices(self, run: CudaRun) -> None:
         while run.events and self._gpu.done(run.events[0][0]):
-            run.done = run.events.pop(0)[1]
+            run.last, run.done = run.events.pop(0)
         assert run.blocks is not None
         if run.phase is Phase.RUNNING:
             self._slices(run)
@@ -417,7 +425,7 @@ class CudaExecutor(Executor):
             count = min(run.quota, run.blocks.blocks - run.next)
             run.forms.start_slice(run.next, count, run.stream)
             run.next += count
-            run.events.append((self._gpu.mark(run.stream), run.next))
+            run.events.append((run.mark(self._gpu), run.next))
 
     def _grow(self, run: CudaRun) -> None:
         """Launch the workers that a larger quota wants, once those that were to leave have left."""
@@ -443,6 +451,7 @@ class CudaExecutor(Executor):
         self._events.append(Stopped(run.job, self._pace.freed(self.now()), run.done))
 
     def _finish(self, run: CudaRun) -> None:
+        run.ends(self._gpu)
         self._release(run)
         run.phase = Phase.ENDING
         if run.blocks is not None and run.blocks.ends_at_once:
@@ -475,20 +484,6 @@ class CudaExecutor(Executor):
         if run.control:
             self._records.append(run.control)
             run.control = 0
-
-    def _arrived(self, run: CudaRun) -> bool:
-        """Tell whether `_advance` would find something of a run."""
-        if not run.runs or not run.events:
-            return False
-        if run.form == "slices":
-            return self._quietly_done(run.events[0][0])
-        return run.quota > run.target > 0 or all(self._quietly_done(event) for event in run.events)
-
-    def _quietly_done(self, event: Any) -> bool:
-        try:
-            return self._gpu.done(event)
-        except errors.DeviceNotFoundError:
-            return True  # `poll` says so
 
     def _lose(self, error: BaseException) -> None:
         """Give everything up: after a fault nothing runs in this process any more."""

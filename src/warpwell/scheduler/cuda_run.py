@@ -41,6 +41,12 @@ class CudaRun:
         """Address of its control record, 0 before it has one."""
         self.stream: Any = None
         self.events: list[Any] = []
+        self.timer: Any = None
+        """An event before its first block, where somebody wants to know what the kernel takes."""
+        self.last: Any = None
+        """The last of `events` that was reached."""
+        self.seconds: float | None = None
+        """What the kernel took by `timer`."""
         self.side: Any = None
         """A second stream: the first is busy until all workers that were launched there have left."""
         self.launched = 0
@@ -80,6 +86,33 @@ class CudaRun:
         """Whether it is expected to be over before it could be preempted."""
         seconds = self.job.task.profile.seconds
         return seconds is not None and seconds < WHOLE
+
+    def begins(self, gpu: Any) -> None:
+        """Note when its first block begins, if its analyzer wants to know what it takes. It costs an event."""
+        known = self.job.task.known
+        self.timer = gpu.mark(self.stream, True) if known is not None and known.wants and not self.done else None
+
+    def mark(self, gpu: Any) -> Any:
+        """Return an event behind what its stream was given so far."""
+        return gpu.mark(self.stream, self.timer is not None)
+
+    def ends(self, gpu: Any) -> None:
+        """Note what the kernel took, without copies, where its beginning was noted."""
+        if self.timer is not None and self.failed is None:
+            # one that grew has events of two streams, and was not alone from its beginning
+            last = self.last if not self.events else self.events[0] if len(self.events) == 1 else None
+            self.seconds = None if last is None else gpu.elapsed(self.timer, last)
+
+    def arrived(self, gpu: Any) -> bool:
+        """Tell whether the executor would find something new of it."""
+        if not self.runs or not self.events:
+            return False
+        try:
+            if self.form == "slices":
+                return bool(gpu.done(self.events[0][0]))
+            return self.quota > self.target > 0 or all(gpu.done(event) for event in self.events)
+        except errors.DeviceNotFoundError:
+            return True  # `poll` says so
 
     def start_workers(self, count: int, stream: Any) -> None:
         """Launch so many more workers."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .. import errors
 from .task import Job, Placement, Profile, Task
+
+if TYPE_CHECKING:
+    from .roofline import Machine
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,15 @@ class Capacity:
 
 @dataclass(slots=True)
 class Ended:
-    """All blocks of a task have ended, or (`error`) it failed."""
+    """All blocks of a task have ended, or (`error`) it failed.
+
+    `seconds` is what the kernel took since its last launch, without compiling and copies; None where nobody measured.
+    """
 
     job: Job
     time: float
     error: BaseException | None = None
+    seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -139,6 +147,10 @@ class Executor(ABC):
 
         It also returns, perhaps a little later, after `wake`.
         """
+
+    def machine(self) -> Machine | None:
+        """Return the device's peaks, for who analyzes kernels; None where they are not known."""
+        return None
 
     def wake(self) -> None:  # noqa: B027 - virtual time does not wait
         """Make `wait` return soon, now or when it is next called. Any thread may call it."""

@@ -79,7 +79,7 @@ _LAUNCH_RULES = {
     "best pair": "of what waits, these two have the largest sum of normalized IPC together",
     "best sum": "of what waits, it makes the largest sum of normalized IPC",
     "alone": "nothing that waits would gain by running beside it",
-    "unknown": "its class is not known, so it runs alone (an analyzer can measure it then; a profile= says it)",
+    "unknown": "its class is not known, so it runs alone and is measured (a profile= says it)",
     "priority": "it has the highest priority",
     "shortest": "it has the shortest rest",
     "memory first": "the memory-intensive one is to be resident first",

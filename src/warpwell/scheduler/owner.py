@@ -10,6 +10,7 @@ the order in which it happened; the third one says each second that all is well,
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -41,6 +42,9 @@ BEAT = 1.0
 
 FAULT = 70
 """Exit status of an owner that ends because of its device."""
+
+SAVING = 30.0
+"""Seconds between two savings of what was learnt."""
 
 LOADING = 120.0
 """Seconds that importing a file of kernels may take."""
@@ -118,8 +122,8 @@ class Owner:
         if stuck is not None:
             options["stuck_after"] = float(stuck)
         device = settings.get("device", (str, type(None))) or default_device()
-        # static counts are of GPU code; without a class or a time a task runs alone under policies that pair
-        self._learner = Learner() if device == "cuda" else None
+        self._learner = Learner(saves=True)
+        self._saving = threading.Lock()  # whoever ends the process first waits for what is being written
         self._scheduler = Scheduler(
             device, settings.get("policy", str), analyzer=self._learner,
             limit=settings.get("limit", (int, type(None))), tenants=settings.get("tenants", (dict, type(None))),
@@ -285,8 +289,6 @@ class Owner:
         told = []
         for event in (e for e in items if isinstance(e, Event)):
             number = self._numbers.get(event.task, -1) if event.kind != "reject" else -1
-            if self._learner is not None and event.kind != "reject":
-                self._learner.see(event, self._tasks[number][0].task if number in self._tasks else None)
             if event.kind == "lost":
                 self._fault(self._stuck, str(event.why.get("error", "the device failed")))
             if event.kind in ("launch", "stop"):  # at once: if the device dies, these are suspects
@@ -344,9 +346,10 @@ class Owner:
         try:
             self._connection.send(header, arrays)
         except errors.ServiceError:
-            os._exit(0)  # the service is gone
+            self.close()  # the service is gone
 
     def _beat(self) -> None:
+        saving = time.monotonic() + SAVING
         while True:
             time.sleep(BEAT)
             loading, failure = self._loading, self._scheduler.failure
@@ -355,10 +358,18 @@ class Owner:
             if loading is not None and time.monotonic() - loading[0] > LOADING:
                 self._fault(loading[1], f"importing its file of kernels took over {LOADING:g} s")
             self._send({"type": "beat"})
+            if time.monotonic() >= saving:
+                saving = time.monotonic() + SAVING
+                self._save()
+
+    def _save(self) -> None:
+        with contextlib.suppress(Exception), self._saving:  # a full disk, or whatever it may be, is no reason to stop
+            self._learner.save()
 
     def close(self) -> None:
-        """End, without waiting for what runs."""
+        """End, without waiting for what runs. The service waits for it for two seconds."""
         self._connection.interrupt()
+        self._save()
         os._exit(0)
 
 

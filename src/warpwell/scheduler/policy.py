@@ -148,4 +148,4 @@ class Policy(ABC):
         """
 
     def ended(self, job: Job, now: float) -> None:  # noqa: B027 - most keep nothing
-        """Learn that a job has ended."""
+        """Learn that a job has ended, or, where it waits, that its profile has changed: forget what was made of it."""

@@ -74,9 +74,17 @@ class Predictor:
     trees : bool
         Whether to use scikit-learn's forests where it is installed. Without them an unseen kernel gets the median ratio
         of all kernels.
+    sizes : int, optional
+        Measurements that are kept of a kernel, the last ones; all by default.
+    kernels : int, optional
+        Kernels that are kept, those measured last; all by default.
     """
 
-    def __init__(self, samples: Iterable[Sample] = (), *, trees: bool = True) -> None:
+    def __init__(
+        self, samples: Iterable[Sample] = (), *, trees: bool = True, sizes: int | None = None,
+        kernels: int | None = None,
+    ) -> None:  # fmt: skip
+        self._sizes, self._most = sizes, kernels
         self.trees = trees and importlib.util.find_spec("sklearn") is not None
         self._by_kernel: dict[str, list[Sample]] = {}
         self._regressions: dict[tuple[str, str], _Local | None] = {}
@@ -96,9 +104,20 @@ class Predictor:
         """Learn from a measurement; one of the same kernel and size is replaced."""
         rows = self._by_kernel.setdefault(sample.kernel, [])
         rows[:] = [row for row in rows if row.key != sample.key] + [sample]
-        for key in [key for key in self._regressions if key[0] == sample.kernel]:
-            del self._regressions[key]
+        self._changed(sample.kernel)
+        if self._sizes is not None:
+            del rows[: -self._sizes]
+        if self._most is not None:
+            self._by_kernel[sample.kernel] = self._by_kernel.pop(sample.kernel)  # the last one now
+            if len(self._by_kernel) > self._most:
+                oldest = next(iter(self._by_kernel))
+                del self._by_kernel[oldest]
+                self._changed(oldest)
         self._across.clear()
+
+    def _changed(self, kernel: str) -> None:
+        for field in _FIELDS:
+            self._regressions.pop((kernel, field), None)
 
     def predict(self, query: Sample) -> Prediction:
         """Predict a launch from its kernel, size, warps and static estimate."""
@@ -117,6 +136,8 @@ class Predictor:
         return Prediction(COLD, query.static.get("instructions"), query.static.get("seconds"))
 
     def _local(self, kernel: str, field: str) -> _Local | None:
+        if kernel not in self._by_kernel:
+            return None  # nothing is kept of what was only asked for
         key = kernel, field
         if key not in self._regressions:
             rows = [row for row in self._by_kernel.get(kernel, ()) if _measured(row, field) is not None]
@@ -192,12 +213,19 @@ class _Local:
         self.scale = np.where(scale > 1e-9, scale, 1.0)
         self.z = (self.x - self.center) / self.scale
         self.y = np.array([_target(row, field) for row in rows])
-        left = np.array([self._at(z, skip=k) - self.y[k] for k, z in enumerate(self.z)]) if len(rows) > 2 else None
         self.forest: Any = None
-        if trees and left is not None and len(rows) >= ENOUGH:
-            left = self._grow(left)
-        inner = None if left is None else np.abs(np.expm1(np.abs(left)) if field in _POSITIVE else left)
-        self.spread = None if inner is None else float(np.quantile(inner, 0.9))
+        self._left = self._grow(self._residuals()) if trees and len(rows) >= ENOUGH else None
+
+    def _residuals(self) -> Vector:
+        return np.array([self._at(z, skip=k) - self.y[k] for k, z in enumerate(self.z)])
+
+    @functools.cached_property
+    def spread(self) -> float | None:
+        """How far off nine of ten predictions stay for sizes that it has not seen."""
+        if len(self.y) < 3:
+            return None
+        left = self._residuals() if self._left is None else self._left
+        return float(np.quantile(np.abs(np.expm1(np.abs(left)) if self.field in _POSITIVE else left), 0.9))
 
     def _logarithms(self, sample: Sample) -> list[float]:
         return [math.log(max(sample.size[name], 1e-12)) for name in self.names]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from dataclasses import dataclass
+import platform
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from .counting import Counts
 from .executor import Capacity
@@ -31,6 +37,8 @@ class Machine:
         Cycles between two instructions of a warp that has its scheduler for itself.
     start : float
         Seconds from the launch of an empty kernel to its end.
+    name : str
+        The device's.
     """
 
     bandwidth: float = 3.35e12
@@ -40,7 +48,10 @@ class Machine:
     moved: float = 0.9
     gap: float = 6.0
     start: float = 2e-6
+    name: str = field(default="unknown", compare=False)
 
+
+_COPIED = 32 << 20
 
 _MACHINES = {
     "H200": Machine(bandwidth=4.8e12, cache=60 << 20),
@@ -48,9 +59,41 @@ _MACHINES = {
 }
 
 
-def machine_for(device: str) -> Machine:
-    """Return the peaks of a device by its name; of one that is not known, an H100's."""
-    return next((machine for name, machine in _MACHINES.items() if name in device.upper()), Machine())
+def machine_for(device: str, bandwidth: float = 0.0, cache: int = 0) -> Machine:
+    """Return the peaks of a device by its name.
+
+    Parameters
+    ----------
+    device : str
+    bandwidth : float
+        Bytes a second, of a device whose name is not known; 0: an H100's.
+    cache : int
+        Bytes of its second-level cache; 0: an H100's.
+    """
+    known = next((machine for name, machine in _MACHINES.items() if name in device.upper()), None)
+    usual = Machine()
+    known = known or Machine(bandwidth=bandwidth or usual.bandwidth, cache=cache or usual.cache)
+    return replace(known, name=device)
+
+
+@functools.cache
+def host_machine() -> Machine:
+    """Return the peaks of this machine's memory: a copy is measured, once a process (tens of milliseconds)."""
+    there, here = np.ones(_COPIED, np.uint8), np.ones(_COPIED, np.uint8)
+    best = math.inf
+    for _ in range(3):
+        began = time.perf_counter()
+        np.copyto(here, there)
+        best = min(best, time.perf_counter() - began)
+    return Machine(bandwidth=2 * _COPIED / best, cache=0, name=f"cpu {_processor()}")
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 @dataclass(frozen=True)

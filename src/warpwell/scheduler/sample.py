@@ -93,7 +93,11 @@ class Sample:
         if not isinstance(entry, dict) or not set(entry) <= names or not {"kernel", "size", "warps"} <= set(entry):
             raise errors.FormatError(f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}")
         try:
+            if not isinstance(entry["kernel"], str) or type(entry.get("times", 1)) is not int:
+                raise TypeError("kernel must be a text, and times a whole number")
             numbers = {k: {n: float(v) for n, v in entry.get(k, {}).items()} for k in ("size", "static")}
+            if not all(math.isfinite(v) for values in numbers.values() for v in values.values()):
+                raise ValueError("a size or an estimate is not finite")
             return cls(**{**entry, **numbers})
         except (TypeError, ValueError, AttributeError) as error:
             raise errors.FormatError(f"{place} is damaged: {error}") from error

@@ -17,6 +17,7 @@ from .dispatcher import Dispatcher
 from .events import Log
 from .executor import Executor
 from .handle import Handle
+from .learner import Learner
 from .policy import Policy, Rates
 from .task import Profile, Request, Task, require_profile
 from .tenants import Tenant
@@ -45,7 +46,9 @@ class Scheduler:
     tenants : mapping or iterable of Tenant, optional
         Weights and quotas; see `warpwell.scheduler.tenants`.
     analyzer : callable, optional
-        ``analyzer(task)`` returns the `Profile` of a task that was submitted without one.
+        ``analyzer(task)`` returns the `Profile` of a task that was submitted without one. By default a `Learner`: on a
+        GPU it counts what the compiled code does, and everywhere it measures what ran alone. A kernel of which it can
+        say nothing yet runs alone once.
     executor : Executor or callable, optional
         In place of the device's: an executor, or what makes one in the scheduler's thread. The scheduler closes it.
     stuck_after : float or None
@@ -106,20 +109,25 @@ class Scheduler:
         if self.device not in ("cpu", "cuda"):
             raise errors.ArgumentError(f"device {self.device!r} has no scheduler: choose cpu or cuda", name="device")
         self.log = Log() if log is None else log
-        self._analyzer = analyzer
+        self._analyzer: Callable[[Task], Profile] | None = Learner() if analyzer is None else analyzer
+        learner = self._analyzer if isinstance(self._analyzer, Learner) else None
         made = executor if executor is not None else _executor_of(self.device)
 
         def make(feed: Log) -> Core:
             running = made if isinstance(made, Executor) else made()
             try:
                 most = 2 if limit is None else limit
-                return Core(running, policy, limit=most, rates=rates, tenants=tenants, log=feed, keep=False)
+                return Core(
+                    running, policy, limit=most, rates=rates, tenants=tenants, log=feed, keep=False, learner=learner
+                )
             except BaseException:
                 running.close()
                 raise
 
         self._dispatcher = Dispatcher(make, self.log, Watchdog(stuck_after))
-        self._capacity = self.inspect(lambda core: core.executor.capacity)
+        if learner is not None:
+            executing = self.inspect(lambda core: core.executor)
+            learner.meets(self.device, executing.capacity, executing.machine)
         weakref.finalize(self, self._dispatcher.retire).atexit = False
 
     def submit(
@@ -243,9 +251,6 @@ class Scheduler:
         )  # fmt: skip
         if profile is None and self._analyzer is not None:
             profile = self._analyzer(task)
-        if profile is None:
-            most = self._capacity.processors * self._capacity.blocks
-            profile = Profile(threads=blocks.threads, resident=min(most, blocks.blocks))
         task.profile = require_profile(profile, title)
         return task
 

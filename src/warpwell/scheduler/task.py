@@ -141,6 +141,8 @@ class Task:
         be preempted, and the log has this text (``why["whole"]`` of its "launch").
     number : int
         Given by the scheduler, in order of submission.
+    known : Known or None
+        What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.learner`).
     """
 
     name: str
@@ -156,6 +158,7 @@ class Task:
     size: dict[str, float] = field(default_factory=dict)
     whole: str = ""
     number: int = -1
+    known: Any = None
 
     def __post_init__(self) -> None:
         # What cannot be has to be found here: in the scheduler's thread it would end all tasks. A simulation makes a
@@ -247,6 +250,8 @@ class Job:
         When it last entered its state.
     done : int
         Blocks that have ended, as the executor last said.
+    alone : bool
+        Whether it has had the whole device since its launch, so that its time says what it takes alone.
     ran : float
         Seconds in which it was resident, up to `since`.
     preemptions : int
@@ -269,6 +274,7 @@ class Job:
     placement: Placement | None = None
     error: BaseException | None = None
     number: int = -1
+    alone: bool = False
 
     @property
     def waits(self) -> bool:

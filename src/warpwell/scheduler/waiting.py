@@ -92,6 +92,10 @@ class Waiting:
             return line.entries[line.start][2] if self._places else None
         return self._order.first(self.allowed)
 
+    def all_of(self, known: Any) -> list[Job]:
+        """Return those whose tasks an analyzer knows as `known`, in order of submission."""
+        return [job for job in self._places if job.task.known is known]
+
     def heads(self) -> list[Job]:
         """Return the first of each bucket that may be launched."""
         if self.unrestricted:

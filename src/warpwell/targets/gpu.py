@@ -39,6 +39,8 @@ class Gpu:
 
     Attributes
     ----------
+    bandwidth, cache : float, int
+        Bytes a second of its memory, and bytes of its second-level cache; 0 where the driver does not say.
     partitions : dict
         Name and multiprocessors: ``"a32"`` and ``"b32"`` for the pair that was asked for with 32.
     """
@@ -73,11 +75,22 @@ class Gpu:
             self.threads = int(device.MAX_THREADS_PER_MULTIPROCESSOR)
             self.clock = 1e3 * float(device.CLOCK_RATE)
             self.memory = int(cuda.current_context().get_memory_info().total)
+            # of double data rate; 0 where the driver does not say
+            self.bandwidth = 2e3 * self._attribute("MEMORY_CLOCK_RATE") * self._attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
+            self.cache = self._attribute("L2_CACHE_SIZE")
             _, self._least, self._greatest = self._check(driver.cuCtxGetStreamPriorityRange())
             self._control = self.stream(priority=8)
             self._mirror = memory_for("cuda").allocate_shared(8 * MIRROR_WORDS)
             for count in pairs:
                 self._split(count)
+
+    def _attribute(self, name: str) -> int:
+        """Return an attribute of the device, 0 where the driver does not have it."""
+        wanted = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if wanted is None:
+            return 0
+        status, value = self._driver.cuDeviceGetAttribute(wanted, self.ordinal)
+        return int(value) if int(status) == 0 else 0
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Make this the current GPU of the calling thread for a block."""
@@ -158,6 +171,12 @@ class Gpu:
             return False
         self._check((result,))
         return True
+
+    def elapsed(self, first: Any, last: Any) -> float:
+        """Return the seconds between two events that were marked with `timing` and reached."""
+        from numba import cuda
+
+        return 1e-3 * float(cuda.event_elapsed_time(first, last))
 
     def after(self, stream: Any, event: Any) -> None:
         """Let what the stream is given from now on wait for an event."""

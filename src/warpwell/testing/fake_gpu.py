@@ -31,6 +31,16 @@ class _Stream:
             operation()
 
 
+class _Mark(threading.Event):
+    """An event that knows when it was reached."""
+
+    time = 0.0
+
+    def set(self) -> None:
+        self.time = time.perf_counter()
+        super().set()
+
+
 class FakeForms:
     """Stands for `Forms`: a launch's blocks, run by threads."""
 
@@ -102,6 +112,7 @@ class FakeGpu:
     device = "cpu"
     processors, registers, shared, threads = 4, 1 << 18, 1 << 17, 2048
     clock = 1e9
+    name, bandwidth, cache = "stand-in", 1e10, 0
 
     def __init__(self, resident: int = 4) -> None:
         self.partitions = {"a2": 2, "b2": 2}
@@ -141,15 +152,19 @@ class FakeGpu:
         """See `Gpu`."""
         self._idle.append(stream)
 
-    def mark(self, stream: _Stream, timing: bool = False) -> threading.Event:
+    def mark(self, stream: _Stream, timing: bool = False) -> _Mark:
         """See `Gpu`."""
-        event = threading.Event()
+        event = _Mark()
         stream.operations.put(event.set)
         return event
 
-    def done(self, event: threading.Event) -> bool:
+    def done(self, event: _Mark) -> bool:
         """See `Gpu`."""
         return event.is_set()
+
+    def elapsed(self, first: _Mark, last: _Mark) -> float:
+        """See `Gpu`."""
+        return last.time - first.time
 
     def synchronize(self, stream: _Stream) -> None:
         """See `Gpu`."""

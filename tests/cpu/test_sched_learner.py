@@ -1,0 +1,309 @@
+"""What a scheduler knows of kernels that came without a profile: the default analyzer, and what it learns from."""
+
+import importlib.util
+import json
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Request, Scheduler, Task
+from warpwell.scheduler.analyzer import Analyzer, alone_times
+from warpwell.scheduler.core import Core
+from warpwell.scheduler.cpu_executor import CpuExecutor
+from warpwell.scheduler.executor import Capacity, Ended, Executor
+from warpwell.scheduler.history import History
+from warpwell.scheduler.identity import identity, lasts
+from warpwell.scheduler.learner import ALWAYS, KERNELS, RARELY, Learner
+from warpwell.scheduler.predictor import Predictor
+from warpwell.scheduler.roofline import Machine
+from warpwell.testing.fake_gpu import fake_executor
+
+STEP = """
+import warpwell as ww
+@ww.kernel
+def step(x):
+    i = ww.grid(1)
+    if i < x.size:
+        {body}
+"""
+
+
+@ww.kernel
+def add(x):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] += 1
+
+
+def load(folder, name, body):
+    path = folder / f"{name}.py"
+    path.write_text(STEP.format(body=body))
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.step
+
+
+def most_together(log):
+    now = most = 0
+    for event in log.events:
+        now += (event.kind == "launch") - (event.kind in ("end", "stop"))
+        most = max(most, now)
+    return most
+
+
+# -- what tells kernels apart ---------------------------------------------------------------------------------
+
+
+def test_kernels_of_one_name_differ_by_their_code(tmp_path):
+    x = np.zeros(8)
+    one, other = load(tmp_path, "one", "x[i] += 1"), load(tmp_path, "other", "x[i] *= 2")
+    assert identity(one[8], (x,)).split("@")[0] == identity(other[8], (x,)).split("@")[0] == "step"
+    assert identity(one[8], (x,)) != identity(other[8], (x,))
+    assert identity(one[8], (x,)) == identity(one[16], (x,)) and lasts(identity(one[8], (x,)))
+    assert identity(one[8], (x,)) != identity(one[8], (np.zeros(8, np.int64),)), "types count"
+
+
+def test_a_constant_that_the_code_names_counts(tmp_path):
+    def made(times):
+        path = tmp_path / f"constant{times}.py"
+        path.write_text(f"TIMES = {times}\n" + STEP.format(body="x[i] += TIMES"))
+        spec = importlib.util.spec_from_file_location("constant", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.step
+
+    x = np.zeros(8)
+    assert identity(made(1)[8], (x,)) != identity(made(2)[8], (x,))
+
+
+def test_code_without_a_file_is_itself_alone():
+    x, made = np.zeros(8), []
+    for _ in range(2):
+        scope = {"ww": ww}
+        exec(compile("def step(x):\n    x[0] = 1\n", "<nowhere>", "exec"), scope)
+        made.append(ww.kernel(scope["step"]))
+    names = [identity(k[8], (x,)) for k in made]
+    assert names[0] != names[1] and not any(lasts(n) for n in names)
+
+
+# -- the default ----------------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_as_in_the_how_to_runs_kernels_together():
+    with Scheduler("cpu", executor=fake_executor()) as scheduler:
+        arrays = [np.zeros(256 * 40) for _ in range(12)]
+        handles = [scheduler.submit(add[x.size], x) for x in arrays]
+        for handle in handles:
+            handle.result(60)
+    assert all((x == 1).all() for x in arrays)
+    rules = [e.why["rule"] for e in scheduler.log if e.kind == "launch"]
+    assert rules[0] == "unknown" and "unknown" not in rules[1:], "the first one is measured, then all are known"
+    assert most_together(scheduler.log) == 2
+    assert {h.task.profile.source for h in handles[1:]} == {"measured"}
+
+
+def test_the_cpu_measures_what_runs_alone_without_compiling_it(tmp_path):
+    kernel = load(tmp_path, "fresh", f"x[i] += {time.time_ns()}")  # nobody has compiled it
+    with Scheduler("cpu") as scheduler:
+        began = time.perf_counter()
+        scheduler.submit(kernel[1000], np.zeros(1000)).result(60)
+        whole = time.perf_counter() - began
+        ((_, seconds),) = alone_times(scheduler.log)
+        task = scheduler.task(kernel[1000], np.zeros(1000))
+    assert task.profile.source == "measured" and task.profile.kind in Kind
+    assert 0 < seconds < whole / 4, "compiling took most of it"
+    assert task.profile.seconds == pytest.approx(seconds)
+
+
+def test_two_tenants_kernels_of_one_name_are_two(tmp_path):
+    quick, slow = load(tmp_path, "quick", "x[i] += 1"), load(tmp_path, "slow", "x[i] = x[i] * 0.5")
+    with Scheduler("cpu") as scheduler:
+        scheduler.submit(quick[1000], np.zeros(1000), tenant="a").result(60)
+        assert scheduler.task(quick[1000], np.zeros(1000), tenant="a").profile.source == "measured"
+        assert scheduler.task(slow[1000], np.zeros(1000), tenant="b").profile.source == "cold"
+
+
+def test_a_profile_that_was_given_is_kept():
+    given = Profile(kind=Kind.COMPUTE, seconds=1.0)
+    with Scheduler("cpu") as scheduler:
+        task = scheduler.task(add[8], np.zeros(8), profile=given)
+        assert task.profile is given and task.known is None
+
+
+def test_a_learner_without_a_scheduler_says_so():
+    with pytest.raises(errors.ArgumentError, match="give it to a scheduler"):
+        Learner()(Task("k", 1, launch=add[8], arguments=(np.zeros(8),)))
+    nothing = Task("k", 1)
+    assert Learner()(nothing) is nothing.profile
+
+
+# -- learning -------------------------------------------------------------------------------------------------
+
+
+def learner():
+    predictor = Predictor(trees=False, sizes=8, kernels=4)
+    return Learner(Analyzer(History("d", "unused"), predictor, counter=None, machine=Machine(bandwidth=1e9)))
+
+
+def task_of(learner, n=1000, **options):
+    task = Task("add", 4, launch=add[n], arguments=(np.zeros(n),), **options)
+    task.profile = learner(task)
+    return task
+
+
+def test_what_was_not_counted_gets_its_class_from_how_fast_it_went_through_its_arrays():
+    learns = learner()
+    task = task_of(learns)
+    assert (task.profile.source, task.profile.kind) == ("cold", None)
+    assert learns.learn(task, 10e-6)  # 8000 bytes: 0.8 of the bandwidth
+    assert learns(task).kind is Kind.MEMORY and learns(task).seconds == 10e-6
+    other = task_of(learns, 100_000)
+    assert other.profile.source == "predicted", "another size"
+    assert learns.learn(other, 8e-3) and learns(other).kind is Kind.COMPUTE  # a tenth of it
+
+
+def test_a_profile_changes_only_where_the_time_does():
+    learns = learner()
+    task = task_of(learns)
+    assert learns.learn(task, 1e-3)
+    profile = learns(task)
+    assert not learns.learn(task, 1.05e-3) and learns(task) is profile
+    assert learns.learn(task, 0.5e-3) and learns(task).seconds < 0.7e-3
+
+
+def test_measuring_gets_rare():
+    learns = learner()
+    task = task_of(learns)
+    wanted = []
+    for _ in range(3 * RARELY):
+        wanted.append(task.known.wants)
+        learns.learn(task, 1e-3)
+    assert all(wanted[:ALWAYS]) and sum(wanted) <= ALWAYS + 3
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_cannot_be_teach_nothing(seconds):
+    learns = learner()
+    task = task_of(learns)
+    assert not learns.learn(task, seconds) and task.known.sample.seconds is None
+
+
+def test_a_learner_is_bounded():
+    learns = learner()
+    for number in range(KERNELS + 50):
+        learns.learn(task_of(learns, size={"n": number + 1}), 1e-3)
+    assert len(learns._known) <= KERNELS
+    assert len(learns._analyzer.predictor) == 8
+
+
+class Hand(Executor):
+    """Runs nothing: the test says when a task has ended, and that its kernel took half a second."""
+
+    capacity = Capacity(processors=4)
+
+    def __init__(self):
+        self.time, self.said, self.running = 0.0, [], []
+
+    def launch(self, job, placement):
+        self.running.append(job)
+
+    def end(self):
+        self.time += 1
+        self.said.append(Ended(self.running.pop(0), self.time, None, 0.5))
+
+    def preempt(self, job, mode="drain"):
+        pass
+
+    def resize(self, job, workers):
+        pass
+
+    def progress(self, job):
+        return 0
+
+    def cost(self, victim, stays):
+        return 1.0
+
+    def poll(self):
+        said, self.said = self.said, []
+        return said
+
+    def now(self):
+        return self.time
+
+    def wait(self, until):
+        pass
+
+
+class Plan(Policy):
+    """Launches all that waits, with a placement that the test chooses."""
+
+    name = "plan"
+    placement = Placement()
+
+    def decide(self, view):
+        return [Launch(job, self.placement) for job in list(view.waiting)[: view.limit - len(view.running)]]
+
+
+@pytest.mark.parametrize(
+    "placement, sizes, measured",
+    [(Placement(), [1000], True), (Placement(), [1000, 100_000], False), (Placement(workers=2), [1000], False),
+     (Placement(partition="a"), [1000], False), (Placement(plain=True), [1000], True)],
+)  # fmt: skip
+def test_only_what_has_the_whole_device_for_itself_is_measured(placement, sizes, measured):
+    executor, learns, plan = Hand(), learner(), Plan()
+    plan.placement = placement
+    core = Core(executor, plan, log=Log(), learner=learns)
+    tasks = [task_of(learns, n) for n in sizes]
+    for task in tasks:
+        core.submit(Request("r", [task], executor.now()))
+        core.step()
+    for _ in tasks:
+        executor.end()
+        core.step()
+    assert [task.known.sample.seconds for task in tasks] == [0.5 if measured else None] * len(sizes)
+    assert alone_times(core.log) == ([(0, 0.5)] if measured else [])
+
+
+def test_many_threads_ask_while_one_teaches():
+    learns, failures = learner(), []
+
+    def ask():
+        try:
+            for n in range(200):
+                learns.learn(task_of(learns, 2 ** (n % 12)), 1e-3)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures and not any(t.is_alive() for t in threads)
+
+
+# -- what is kept ---------------------------------------------------------------------------------------------
+
+
+def test_a_learner_that_saves_begins_with_what_was_measured_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    first = Learner(saves=True)
+    with Scheduler("cpu", executor=CpuExecutor, analyzer=first) as scheduler:
+        scheduler.submit(add[1000], np.zeros(1000)).result(60)
+    first.save()
+    (path,) = (tmp_path / "warpwell" / "scheduler").iterdir()
+    assert [s["kernel"].split("@")[0] for s in json.loads(path.read_text())["samples"]] == ["add"]
+    written = path.stat().st_mtime_ns
+    first.save()
+    assert path.stat().st_mtime_ns == written, "nothing new"
+    with Scheduler("cpu", analyzer=Learner(saves=True)) as scheduler:
+        assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "measured"
+    path.write_text("{")
+    with Scheduler("cpu", analyzer=Learner(saves=True)) as scheduler:
+        assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "cold"
