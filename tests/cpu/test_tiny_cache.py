@@ -1,5 +1,6 @@
 """Caches of one frame, of two and of few: 64 OS threads come to the end, and the result is NumPy's."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,9 @@ import pytest
 
 import warpwell as ww
 from warpwell import storage
+from warpwell.cache.access import access
+from warpwell.targets.compiled import compile_native
+from warpwell.targets.device import seam_for
 from warpwell.targets.run_cpu import THREADS
 
 PAGE = 512
@@ -149,3 +153,13 @@ def test_a_cache_as_large_as_its_data_comes_to_rest(tier):
         stroll[THREADS](a, index, np.zeros(THREADS, np.int64))
         assert a.stats.misses == before.misses
         assert a.stats.evictions == before.evictions
+
+
+def test_who_stores_under_a_pin_acquires_the_word_then_executes_one_fence() -> None:
+    """In the code that the compiler made of it: on x86 only the compiler could move the store."""
+    seam_for("cpu")
+    text = str(compile_native(access)._library._get_module_for_linking())  # LLVM's, also where it was kept on disk
+    body = re.search(r"^define [^\n]*cache6access6access.*?^}", text, re.M | re.S)[0]
+    steps = re.findall(r"load atomic i64, [^\n]* acquire|fence acq_rel|store atomic|atomicrmw f?add", body)
+    kinds = [step.split(",")[0] for step in steps]
+    assert kinds == ["load atomic i64", "fence acq_rel", *["store atomic"] * 4, *["atomicrmw add"] * 2]

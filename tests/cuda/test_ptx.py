@@ -131,7 +131,9 @@ def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(
         if reload is None:
             continue
         items = [k for k, _, other in acquires if at < k < reload and other != address]
-        assert len(items) == 1, "exactly the item is acquired between the word and its reload"
+        # a hashed table's owner too: loaded relaxed it would order nothing before the reload
+        assert len(items) == 1 + hashed, "exactly the item is acquired between the word and its reload"
+        assert not any(at < k < reload for k, *_ in relaxed)
         between = lines[at + 1 : reload]
         assert not any(line.startswith(("call", "st.", "atom")) for line in between)
         hits += 1
@@ -173,3 +175,28 @@ def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
         assert lines[before].startswith("bar.warp.sync")
     # a host page, a page of a command, a prefetched page: each copy into a frame has its fence
     assert fills == 3
+
+
+def test_who_stores_under_a_pin_acquires_the_word_then_executes_one_fence():
+    seam_for("cuda")
+    from warpwell.targets._cuda import CudaSeam
+
+    access = next(f for f in linked_functions() if f.__name__ == "access")
+    with run_cuda.without_gpu((9, 0)):
+        text = CudaSeam.ptx_of(access, (9, 0))
+    # its own body comes first; the functions that it calls come after it
+    text = text[re.search(r"\.visible \.func .*\n?.*warpwell_cache_access_access\(\n", text).end() :]
+    lines = [line.strip() for line in text[: text.index("\n}")].splitlines()]
+    (fence,) = (k for k, line in enumerate(lines) if line.startswith("fence."))
+    assert lines[fence] == "fence.acq_rel.gpu;"
+    (acquire,) = (k for k, line in enumerate(lines) if line.startswith("ld.acquire.gpu.global.u64"))
+    changes = [k for k, line in enumerate(lines) if re.match(r"(st|atom)\.relaxed\.gpu", line)]
+    assert len(changes) == 8 and acquire < fence < min(changes)  # items of 1, 2, 4 and 8 bytes; four additions
+    between = lines[acquire + 1 : fence]
+    assert not any(line.startswith(("call", "st.", "atom", "bar")) for line in between)
+    # only loads leave the fence out: the branch before it goes to the line behind it
+    branches = [line for line in between if " bra" in line]
+    assert len(branches) == 1 and re.search(r"bra \t?(\$L\w+);", branches[0])[1] + ":" in lines[fence + 1 : fence + 5]
+    # the acquired word is the one that the pin is given back on
+    word = re.search(r"\[(%\w+)\]", lines[acquire])[1]
+    assert any(line.startswith("atom.acq_rel.gpu.global.cas.b64") and f"[{word}]" in line for line in lines)

@@ -10,6 +10,7 @@ import pytest
 from warpwell.cache import word
 from warpwell.testing.cache_model import CacheModel
 from warpwell.testing.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
+from warpwell.testing.frame_model import FrameModel
 from warpwell.testing.interleavings import FAULT_RUNS, explore, find, interleave, main
 from warpwell.testing.key_value_model import KeyValueModel
 from warpwell.testing.kv_device_model import StoreModel
@@ -20,7 +21,7 @@ RUNS = 100
 
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, CHUNKS))])
-@pytest.mark.parametrize("scenario", ["queue", "cache", "key-value", "store"])
+@pytest.mark.parametrize("scenario", ["queue", "cache", "frame", "key-value", "store"])
 def test_no_violation(scenario: str, chunk: int) -> None:
     seeds = range(chunk * RUNS, (chunk + 1) * RUNS)
     violations = [o for o in explore(scenario, seeds) if o.violation is not None]
@@ -38,7 +39,7 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
     assert find(fault, runs=60).violation is None
 
 
-@pytest.mark.parametrize("model", [QueueModel, CacheModel, KeyValueModel, StoreModel])
+@pytest.mark.parametrize("model", [QueueModel, CacheModel, FrameModel, KeyValueModel, StoreModel])
 def test_a_seed_replays(model: type) -> None:
     def run(seed: int) -> tuple:
         made = model(seed)
@@ -67,6 +68,7 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(r["scenario"], r["first_seed"], r["runs"], r["violations"]) for r in results] == [
         ("queue", 7, 3, []),
         ("cache", 7, 3, []),
+        ("frame", 7, 3, []),
         ("key-value", 7, 3, []),
         ("store", 7, 3, []),
     ]

@@ -179,7 +179,8 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
             seen = load_acquire(word, DEVICE)
             if seen & READABLE != 0:
                 frame = (seen >> FRAME_SHIFT) & FRAME_MAX
-                owner = load_relaxed(view.owners + 8 * frame, DEVICE)
+                # acquired: who sees a later page's owner also sees, below, that the word has changed
+                owner = load_acquire(view.owners + 8 * frame, DEVICE)
                 item = load_acquire_as(view.frames + (frame << view.shift) + inside, dtype)
                 if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
                     if seen & REF == 0 and view.once == 0:

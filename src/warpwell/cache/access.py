@@ -17,6 +17,7 @@ from warpwell.targets import (
     bits_as,
     call_cold,
     device,
+    fence,
     fetch_add,
     fetch_add_as,
     ffs,
@@ -106,6 +107,9 @@ def access(space, page, item, bits):
             open_ = False
             if frame >= 0:
                 load_acquire(word, DEVICE)
+                if operation != LOAD:
+                    # who reads the new item as one of the page that lived here before also sees that page's new word
+                    fence(DEVICE)
                 out = apply(frame_address(core, frame) + offset, bits, size, operation)
         changed = ballot(mask, mine and operation != LOAD)
         syncwarp(mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..targets import FAULT_PAGE, Block
@@ -11,6 +11,13 @@ from ..targets.interp import Interpreter
 from ..targets.scheduler import Thread
 
 Watch = Callable[[int], None]
+
+LONG = (6000, 12000, 24000)
+"""Steps in which others turn the generations of a page."""
+MIDDLE = (500, 1500, 3000)
+"""Steps in which a page goes, and others write to the next one in its frame."""
+SHORT = (10, 30, 90)
+"""Steps in which a page or two come and go."""
 
 
 class Violation(AssertionError):
@@ -31,8 +38,9 @@ class Adversary(Interpreter):
     trace : int
         As for `Interpreter`.
     nappers : int
-        So many of the first threads nap in every seed, long, and often after a watched word was read; the
-        others never.
+        So many of the first threads nap in every seed, and often after a watched word was read; the others never.
+    naps : sequence of int
+        How many steps those naps last, about; one is chosen for each.
 
     Attributes
     ----------
@@ -40,16 +48,18 @@ class Adversary(Interpreter):
         Called with the new value after each store to that word by a 64-bit access.
     """
 
-    def __init__(self, seed: int, *, max_steps: int, trace: int = 0, nappers: int = 0) -> None:
+    def __init__(
+        self, seed: int, *, max_steps: int, trace: int = 0, nappers: int = 0, naps: Sequence[int] = LONG
+    ) -> None:
         super().__init__(seed, max_steps=max_steps, coarse_copies=True, trace=trace)
         self.watched: dict[int, Watch] = {}
         self._every = self.random.choice((0, 0, 200, 1000))
         self._after_load = self.random.choice((0.0, 0.01, 0.05))
-        self._lengths = (50, 500, 3000)
+        self._lengths: Sequence[int] = (50, 500, 3000)
         self._nappers = nappers
         if nappers:
-            # only they sleep, and long: the others turn the generations meanwhile
-            self._every, self._after_load, self._lengths = 0, 0.2, (6000, 12000, 24000)
+            # only they sleep: the others turn the generations meanwhile
+            self._every, self._after_load, self._lengths = 0, 0.2, naps
         self._nap_at = self._next_nap() if self._every else 1 << 62
 
     def announce_blocks(self, *blocks: Block) -> None:

@@ -8,6 +8,7 @@ the sum of all additions.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -52,8 +53,10 @@ class Focus:
     hashed: bool | None = None
     readers: bool | None = None
     """Some threads only read one page while the others make the frames change hands."""
-    naps: bool = False
-    """See `Adversary`."""
+    naps: Sequence[int] = ()
+    """How long the readers nap, see `Adversary`."""
+    writers: bool = False
+    """The others also write, to pages that those readers do not read; all read the places of the written items."""
 
 
 def base_value(page: int, item: int) -> int:
@@ -76,7 +79,7 @@ class CacheModel:
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
         focus = focus or Focus()
         random = Random(seed * 2 + 1)
-        self.seed, self.trace, self.naps = seed, trace, focus.naps
+        self.seed, self.trace, self.naps, self.writers = seed, trace, focus.naps, focus.writers
         self.random = random
         many = random.random() < 0.2
         many = many if focus.hashed is None else focus.hashed
@@ -120,7 +123,8 @@ class CacheModel:
     # -- threads --------------------------------------------------------------------------------------------
 
     def _interpreter(self, seed: int) -> Adversary:
-        run = Adversary(seed, max_steps=MAX_STEPS, trace=self.trace, nappers=self.readers if self.naps else 0)
+        nappers = self.readers if self.naps else 0
+        run = Adversary(seed, max_steps=MAX_STEPS, trace=self.trace, nappers=nappers, naps=self.naps)
         cache = self.cache
         assert cache._core is not None
         run.announce_blocks(
@@ -156,9 +160,15 @@ class CacheModel:
         seen: dict[tuple[int, int], int] = defaultdict(int)
         if self.readers:
             # one page is read again and again while reads of all pages make the frames change hands
-            pages = self.pages[:1] if thread < self.readers else self.pages
+            reader = thread < self.readers
+            pages = self.pages[:1] if reader else self.pages
             for _ in range(random.randint(20, 60)):
-                self._read(thread, random.choice(pages), random.randrange(OWNED), seen)
+                if self.writers and not reader and random.random() < 0.7:
+                    self._write(thread, random.choice(self.pages[1:]), seen)
+                page, item = random.choice(pages), random.randrange(OWNED)
+                if self.writers:
+                    item = OWNED + self.readers + item % (self.threads - self.readers)
+                self._read(thread, page, item, seen)
             return
         for _ in range(random.randint(4, 12)):
             page = random.choice(self.pages)
@@ -168,10 +178,7 @@ class CacheModel:
                     kinds = (random.randrange(OWNED), OWNED + random.randrange(self.threads), COUNTERS)
                     self._read(thread, page, random.choice(kinds), seen)
             elif action < 0.65:
-                item = OWNED + thread
-                self.begun[page, item] += 1
-                seen[page, item] = self.begun[page, item]
-                view[page * ITEMS + item] = base_value(page, item) + seen[page, item]
+                self._write(thread, page, seen)
             elif action < 0.8:
                 self._add(page, COUNTERS, seen)
             elif action < 0.86:
@@ -193,6 +200,12 @@ class CacheModel:
                 f"version {value & 0xFFFFFFFF}, not a version from {least} to {most}"
             )
         seen[page, item] = version
+
+    def _write(self, thread: int, page: int, seen: dict[tuple[int, int], int]) -> None:
+        item = OWNED + thread
+        self.begun[page, item] += 1
+        seen[page, item] = self.begun[page, item]
+        self.view[page * ITEMS + item] = base_value(page, item) + seen[page, item]
 
     def _add(self, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
         self.begun[page, item] += 1

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
+from .adversary import LONG, MIDDLE
 from .cache_model import Focus
 
 
@@ -130,6 +131,9 @@ _GIVEN = """                give_place(queue, cid)
 _POSTED = """    store_release(entry + 8, completion_word1("""
 _STORE = """            if frame >= 0:
                 load_acquire(word, DEVICE)
+                if operation != LOAD:
+                    # who reads the new item as one of the page that lived here before also sees that page's new word
+                    fence(DEVICE)
                 out = apply(frame_address(core, frame) + offset, bits, size, operation)
 """
 _UNPIN = """            dirty = 0
@@ -163,6 +167,18 @@ FAULTS = (
         (Edit("cache.transfer", "fill", "    syncwarp(mask)\n    fence(DEVICE)\n", "    syncwarp(mask)\n"),),
         Focus(frames=1, pages=2, hashed=False, readers=True),
         seed=80,
+    ),
+    Fault(
+        "store-fence-removed", "cache", "nothing orders the old page's INVALID before a store under a pin",
+        (Edit("cache.access", "access", "                    fence(DEVICE)\n", "                    pass\n"),),
+        Focus(frames=1, pages=2, hashed=False, readers=True, naps=MIDDLE, writers=True),
+        seed=25,
+    ),
+    Fault(
+        "owner-relaxed", "frame", "who sees the owner of a later page need not see that the word has changed",
+        (Edit("array.elements", "_hit", "owner = load_acquire(", "owner = load_relaxed("),),
+        Focus(hashed=True),
+        seed=240,
     ),
     Fault(
         "mark-cleared-early", "queue", "the mover clears the mark after the tail's before its turn has come",
@@ -213,7 +229,7 @@ FAULTS = (
     Fault(
         "generation-of-2-bits", "cache", "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
-        Focus(frames=1, pages=2, hashed=False, readers=True, naps=True),
+        Focus(frames=1, pages=2, hashed=False, readers=True, naps=LONG),
     ),
     Fault(
         "result-before-phase", "key-value", "dw0 is read before the phase word says that it is new",

@@ -17,12 +17,14 @@ from typing import Any
 
 from .cache_model import CacheModel, Focus
 from .faults_planted import FAULTS, Fault, planted
+from .frame_model import FrameModel
 from .key_value_model import KeyValueModel
 from .kv_device_model import StoreModel
 from .queue_model import QueueModel
 
-SCENARIOS = ("queue", "cache", "key-value", "store")
+SCENARIOS = ("queue", "cache", "frame", "key-value", "store")
 FAULT_RUNS = 1000
+_CACHE: dict[str, Any] = {"cache": CacheModel, "frame": FrameModel}
 _MODELS: dict[str, Any] = {"queue": QueueModel, "key-value": KeyValueModel, "store": StoreModel}
 _CHUNK = 50
 
@@ -54,14 +56,15 @@ def interleave(scenario: str, seed: int, *, trace: int = 0, focus: Focus | None 
 
     Parameters
     ----------
-    scenario : {"queue", "cache", "key-value", "store"}
+    scenario : {"queue", "cache", "frame", "key-value", "store"}
     seed : int
     trace : int
         Last accesses to add to the text of a violation.
     focus : Focus, optional
-        What to narrow the cache scenario to.
+        What to narrow a scenario of the cache to.
     """
-    model = CacheModel(seed, trace, focus) if scenario == "cache" else _MODELS[scenario](seed, trace)
+    cached = _CACHE.get(scenario)
+    model = cached(seed, trace, focus) if cached else _MODELS[scenario](seed, trace)
     try:
         return Outcome(scenario, seed, model.check(), None)
     except Exception as error:

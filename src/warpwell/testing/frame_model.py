@@ -1,0 +1,77 @@
+"""Frame scenario: one frame changes hands between two pages while readers look, and nothing else happens.
+
+The mover runs the functions that evict, fill and publish one after the other, without commands between them. So a
+reader that sleeps wakes beside its page's next owner far more often than in the cache scenario, and many more
+interleavings of the few accesses that matter are run.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from ..cache.core import hashed, owner_address, word_address
+from ..cache.layout import C_FAILED, HELD_FRAME
+from ..cache.transfer import fill, publish
+from ..cache.word import BUSY, evicted, with_state
+from ..targets import DEVICE, compare_exchange, load_relaxed, store_relaxed
+from .adversary import SHORT, Violation
+from .cache_model import ITEMS, CacheModel, Focus, base_value
+
+
+class FrameModel(CacheModel):
+    """One run of the frame scenario; `seed` and `trace` as for `CacheModel`."""
+
+    def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
+        shared = Random(seed).random() < 0.5 if focus is None or focus.hashed is None else focus.hashed
+        super().__init__(seed, trace, Focus(frames=1, pages=2, hashed=shared, readers=True, naps=SHORT))
+
+    def _choose_pages(self, total: int, many: bool, number: int) -> list[int]:
+        if not many:
+            return super()._choose_pages(total, many, number)
+        first = self.random.randrange(64)
+        return [page for page in range(total) if hashed(page, 63) == hashed(first, 63)][:2]  # two of one word
+
+    def _look(self, seed: int) -> None:
+        random, page = Random(seed), self.pages[0]
+        for _ in range(80):
+            item = random.randrange(4)
+            value = self.view[page * ITEMS + item]
+            if value not in (0, base_value(page, item)):  # 0: not there
+                raise Violation(f"page {page}, item {item}: read {value:#x}, which is page {(value >> 40) - 1}'s")
+
+    def _move(self, turns: int) -> None:
+        core = self.cache.core
+        for turn in range(turns):
+            page, before = self.pages[turn & 1], self.pages[1 - turn & 1]
+            if turn:
+                word = word_address(core, before)
+                old = load_relaxed(word, DEVICE)
+                while (seen := compare_exchange(word, old, evicted(old), DEVICE)) != old:
+                    old = seen
+                store_relaxed(owner_address(core, 0), HELD_FRAME, DEVICE)
+            word = word_address(core, page)
+            old = load_relaxed(word, DEVICE)
+            compare_exchange(word, old, with_state(old, BUSY), DEVICE)
+            fill(core, 0, self.sources[turn & 1].ctypes.data, 1, 0)
+            publish(core, page, 0, 0)
+
+    def check(self) -> int:
+        """Run the interleaving; return its steps. Raises `Violation`."""
+        run, cache = self.run, self.cache
+        try:
+            self.sources = [np.array([base_value(p, k) for k in range(ITEMS)], np.int64) for p in self.pages]
+            for source in self.sources:
+                run.announce(source.ctypes.data, source.nbytes)
+            assert cache._core is not None
+            cache._core.write(8 * C_FAILED, np.ones(1, np.int64))  # a miss is answered by 0, and brings nothing in
+            for reader in range(self.readers):
+                run.spawn(self._look, self.random.getrandbits(32), name=f"reader-{reader}")
+            run.spawn(self._move, 60, name="mover")
+            cache.begin()
+            run.run()
+            cache.end()
+        finally:
+            self._discard()
+        return run.steps
