@@ -296,22 +296,6 @@ def test_devices_that_are_not_there() -> None:
         ww.devices()[300]
 
 
-def test_an_array_that_is_dropped_with_changes_warns(tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    np.save(path, np.arange(24))
-    a = ww.open(path, "r+", device="cpu", cache="16KiB")
-    a[3] = 7
-    a.flush()
-    del a  # nothing is lost
-    a = ww.open(path, "r+", device="cpu", cache="16KiB")
-    assert a[3] == 7
-    del a  # only read
-    a = ww.open(path, "r+", device="cpu", cache="16KiB")
-    a[3] = 8
-    with pytest.warns(ResourceWarning, match=r"'a.npy' was dropped with changes that were not flushed"):
-        del a
-
-
 # -- forks ------------------------------------------------------------------------------------------------------------
 
 FORK = """

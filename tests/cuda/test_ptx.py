@@ -84,7 +84,7 @@ WORD = np.int64(0)
         (histogram, (view(), OUT), 1),
         (maintenance.flush_frames, (WORD,) * 5, 1),
         (maintenance.settle_queues, (WORD,), 1),
-        (maintenance.prefetch_pages, (WORD,) * 3, 1),
+        (maintenance.prefetch_pages, (WORD,) * 4, 1),
         (maintenance.load_pages, (WORD,) * 5, 1),
         (maintenance.unpin_pages, (WORD,) * 5, 1),
         (maintenance.evict_pages, (WORD,) * 4, 1),

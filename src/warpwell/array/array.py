@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .. import errors
 from ..cache import Cache, Statistics
-from ..cache.word import DIRTY
 from ..storage.medium import Medium
-from ..targets import Block
 from ..targets.device import seam_for
 from . import bulk
+from .attachment import Attachment, hand_over
 from .header import Header
 from .on_storage import OnStorage
 from .view import ArrayView, ViewStatic
@@ -59,7 +53,6 @@ class Array(OnStorage):
         read_once: bool = False,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        self._closed = True
         self.shape = header.shape
         self.dtype = header.dtype
         self.tier = tier
@@ -69,42 +62,21 @@ class Array(OnStorage):
         self.device = cache.device
         self.read_once = read_once
         self.medium = medium
-        self._header = header
-        self._owns_cache = owns_cache
-        self._on_close = on_close or (lambda: None)
         self._strides = _c_strides(header.shape, header.dtype.itemsize)
         self._origin = header.origin
-        self._data: Block | None = None
         self._base: Array | None = None
-        self._changed = False
-        host = 0
-        if tier != "storage":
-            self._data = self._load(tier)
-            host = self._data.address if tier == "host-cached" else 0
-        if tier in ("storage", "host-cached"):
-            self._nsid = cache.attach(medium, self, name=name, share=share, host=host)
-        else:
-            self._nsid = cache.attach(_Nothing(medium), self, name=name, host=self._data.address)  # type: ignore[union-attr]
-        owned, writes = cache if owns_cache else None, writable and tier in ("storage", "host-cached")
-        self._finalizer = weakref.finalize(
-            self, _finalize, owned, medium, self._on_close, os.getpid(), name if writes else None
-        )
-        self._closed = False
-
-    def _load(self, tier: str) -> Block:
-        """Read the whole file into host or device memory, padded to whole pages."""
-        nbytes = -(-max(self.medium.nbytes, 1) // self.cache.page_size) * self.cache.page_size
-        memory = self.cache.memory
-        block = memory.allocate(nbytes) if tier == "device" else memory.allocate_shared(nbytes)
-        step = 64 << 20
-        for offset in range(0, self.medium.nbytes, step):
-            block.write(offset, self.medium.read(offset, min(step, self.medium.nbytes - offset)))
-        return block
+        self._part = Attachment(
+            medium, header, cache=cache, owns_cache=owns_cache, tier=tier, writable=writable, name=name, share=share,
+            on_close=on_close or (lambda: None),
+        )  # fmt: skip
+        self._nsid = self._part.nsid
+        self._finalizer = weakref.finalize(self, hand_over, self._part)
+        self._finalizer.atexit = False  # what is open then is closed by the end of the program itself
 
     # -- shape ----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        state = "closed " if self._closed else ""
+        state = "closed " if self._part.closed else ""
         return f"<{state}warpwell.Array {self.name!r} {self.shape} {self.dtype} on {self.device}, tier {self.tier}>"
 
     def reshape(self, *shape: Any) -> Array:
@@ -135,14 +107,9 @@ class Array(OnStorage):
         other.__dict__.update(self.__dict__)
         other.shape, other.dtype, other._strides = shape, dtype, strides
         other._origin = self._origin + offset
-        # the root, not an array between: closing, pins and the note of changes are the root's
-        other._base = self._root
+        # the root, not an array between; and not `or`: an array of length 0 counts as false
+        other._base = self if self._base is None else self._base
         return other
-
-    @property
-    def _root(self) -> Array:
-        # not `or`: an array of length 0 counts as false, one without dimensions as an error
-        return self if self._base is None else self._base
 
     # -- kernels --------------------------------------------------------------------------------------------
 
@@ -181,7 +148,7 @@ class Array(OnStorage):
             values |= constants
             values |= {"origin": self._origin, "once": int(self.read_once)}
         else:
-            values["data"] = self._data.address + self._origin  # type: ignore[union-attr]
+            values["data"] = self._part.block.address + self._origin  # type: ignore[union-attr]
         return ArrayView(static, values)
 
     def active(self) -> _Active:
@@ -190,17 +157,17 @@ class Array(OnStorage):
 
     def launch_begins(self) -> None:
         """See `warpwell.targets.KernelArgument`."""
-        self._require_open()
-        self.cache.begin()
-        if self.writable:
-            self._root._changed = True
+        with self._part.launch(self.writable):
+            self.cache.begin()
 
     def launch_ended(self) -> None:
         """See `warpwell.targets.KernelArgument`."""
+        self._part.launch_ended()
         self.cache.end()
 
     def launch_continues(self, done: Callable[[], bool]) -> None:
         """See `warpwell.targets.KernelArgument`."""
+        self._part.launch_continues(done)
         self.cache.continues(done)
 
     def abort(self) -> None:
@@ -242,7 +209,8 @@ class Array(OnStorage):
         """Start to bring rows [start, stop) in; as many pages as the array's frames hold."""
         first, end = self._residency(start, stop)
         if end > first:
-            self.cache.prefetch(self._nsid, first, end)
+            with self._part.in_use():
+                self.cache.prefetch(self._nsid, first, end)
 
     def pin(self, start: int | None = None, stop: int | None = None) -> None:
         """Bring rows [start, stop) in and keep their pages in the cache until `unpin`.
@@ -254,13 +222,16 @@ class Array(OnStorage):
             small for its data), in which pinned pages would block others.
         """
         first, end = self._residency(start, stop)
-        if end <= first:
-            return
+        if end > first:
+            with self._part.in_use():
+                self._pin(first, end)
+
+    def _pin(self, first: int, end: int) -> None:
         if self.cache.hashed:
             raise errors.PinError(
                 f"array {self.name!r} is too large for its cache to pin pages: enlarge cache or page_size"
             )
-        held = self._root.__dict__.setdefault("_pinned", {})
+        held = self._part.pins
         # pins of kernels and of arrays that share the frames count, those on pages held here do not
         others = self.cache.pinned(self._nsid) - sum(held.values())
         room = self.cache.pool_frames(self._nsid) - 1 - others - len(held)
@@ -284,7 +255,11 @@ class Array(OnStorage):
     def unpin(self, start: int | None = None, stop: int | None = None) -> None:
         """Give back what `pin` with the same rows holds; rows that are not pinned are an error."""
         first, end = self._residency(start, stop)
-        held = self._root.__dict__.setdefault("_pinned", {})
+        with self._part.in_use():
+            self._unpin(first, end)
+
+    def _unpin(self, first: int, end: int) -> None:
+        held = self._part.pins
         missing = [p for p in range(first, end) if p not in held]
         if missing:
             raise errors.PinError(f"page {missing[0]} of array {self.name!r} is not pinned")
@@ -299,7 +274,8 @@ class Array(OnStorage):
         """Write rows [start, stop) back where dirty and drop their pages from the cache."""
         first, end = self._residency(start, stop)
         if end > first:
-            self.cache.evict(self._nsid, first, end)
+            with self._part.in_use():
+                self.cache.evict(self._nsid, first, end)
 
     def _residency(self, start: int | None, stop: int | None) -> tuple[int, int]:
         self._require_open()
@@ -318,55 +294,37 @@ class Array(OnStorage):
     def flush(self) -> None:
         """Write what kernels and host changed to storage and make it durable (fdatasync).
 
+        What a launch changes that runs meanwhile may be written or not; the next flush, or close, writes it.
+
         Raises
         ------
         MediumError
             A write failed; the pages stay in the cache, and flush may be called again.
         """
         self._require_open()
-        if not self.writable:
-            return
-        if self.tier in ("storage", "host-cached"):
-            self.cache.flush(self._nsid)
-        root = self._root
-        if self.tier != "storage" and root._changed and self._data is not None:
-            step = 64 << 20
-            end = self._header.origin + self._header.nbytes
-            # the header never changes, so it is never written
-            for offset in range(self._header.origin, end, step):
-                self.medium.write(offset, self._data.read(offset, min(step, end - offset)))
-            self.medium.sync()
-            root._changed = False
+        self._part.flush()
 
     def close(self) -> None:
-        """Flush and release everything (idempotent). A derived array closes nothing."""
-        if self._closed or self._base is not None:
+        """Flush and release everything (idempotent). A derived array closes nothing.
+
+        An array that is dropped is closed soon after, by a thread of its own, and one that is open still when the
+        program ends is closed then; what cannot be written there is told on stderr.
+
+        Raises
+        ------
+        SharingError
+            A launch uses the array: wait for it.
+        """
+        if self._base is not None:
             return
-        if self.cache.process.forked:
-            self._closed = True  # all of this is the parent's
-            self._finalizer.detach()
-            return
-        if self._owns_cache:
-            self.cache.require_ended("close the array")
-        try:
-            if not self.cache._closed:
-                self.flush()
-        finally:
-            self._closed = True
-            self._finalizer.detach()
-            try:
-                if self._owns_cache:
-                    self.cache.close()
-                else:
-                    self.cache.detach(self._nsid)
-            finally:
-                self.medium.close()
-                self._on_close()
+        if self._part.forked:
+            self._part.closed = True
+        else:
+            self._part.close()
+        self._finalizer.detach()
 
     def _require_open(self) -> None:
-        if self._closed or (self._base is not None and self._base._closed):
-            raise errors.ClosedError(f"array {self.name!r} is closed: open it again")
-        self.cache.process.require(f"array {self.name!r}")
+        self._part.require_open()
 
     def __enter__(self) -> Array:
         return self
@@ -389,55 +347,6 @@ class _Active:
 
             synchronize([self._array])
         self._array.launch_ended()
-
-
-class _Nothing(Medium):
-    """The namespace of an array that lives in memory: no pages, no commands."""
-
-    def __init__(self, behind: Medium) -> None:
-        self.nbytes = 0
-        self.writable = False
-        self.name = behind.name
-        self.emulated = False
-        self.description = behind.description
-
-    def native(self) -> Any:
-        """Say that there is nothing to serve."""
-        return None
-
-    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return zeros."""
-        return np.zeros(nbytes, np.uint8)
-
-    def write(self, offset: int, data: NDArray[np.uint8]) -> None:
-        """Write nothing: nothing is ever asked to."""
-
-    def sync(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def _finalize(
-    cache: Cache | None, medium: Medium, on_close: Callable[[], None], process: int, name: str | None
-) -> None:
-    # an array that was dropped without close: threads stop; what was not flushed is lost, as documented
-    if process != os.getpid():
-        return  # all of this is the parent's
-    lost = False
-    if cache is not None:
-        # not on a GPU: a finalizer may run anywhere, in the middle of the driver, too
-        lost = name is not None and cache.device != "cuda" and bool((cache.words() & DIRTY).any())
-        cache.controller.close()
-        medium.close()  # else the shared cache does, when it next forgets the array
-    on_close()
-    if lost:  # told last: a warning may be an error
-        warnings.warn(
-            f"array {name!r} was dropped with changes that were not flushed, and are lost: close() it, or use `with`",
-            ResourceWarning,
-            stacklevel=2,
-        )
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

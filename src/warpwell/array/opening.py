@@ -6,7 +6,6 @@ import errno
 import math
 import os
 import pathlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +15,15 @@ from .. import errors
 from ..cache import Cache, parse_size
 from ..storage.file import FileMedium
 from ..storage.medium import Medium
-from ..targets import default_device, has_cuda
+from ..targets import closing, default_device, has_cuda
 from .array import TIERS, Array
 from .header import Header, check_dtype, is_npy, read_npy
 
-_writers: dict[tuple[int, int], str] = {}
-_writers_lock = threading.Lock()
+_writers: dict[tuple[int, int], list[str]] = {}
+"""Files that are open for writing, each with its path in a list of its own, by which its writer knows it."""
+
+_SETTLE_SECONDS = 10.0
+"""Longest wait for arrays that were dropped before: one of them may hold the file."""
 
 
 def open_array(
@@ -106,6 +108,7 @@ def open_array(
     if unknown:
         raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")
     writable = mode == "r+"
+    closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     medium, header, label, release = _medium(path, writable, dtype, shape, offset, name)
     own: Cache | None = None
     try:
@@ -277,27 +280,25 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
 
 
 def _claim(target: pathlib.Path) -> Callable[[], None]:
-    """Note that this process writes to a file; return what undoes it."""
+    """Note that this process writes to a file; return what undoes it.
+
+    Without a lock: whoever held one could be interrupted by a finalizer that closes an array.
+    """
     status = target.stat()
     key = (status.st_dev, status.st_ino)
-    with _writers_lock:
-        if key in _writers:
-            raise errors.SharingError(
-                f"{target} is open for writing in this process already (as {_writers[key]}): use that array or close it"
-            )
-        _writers[key] = str(target)
+    mine = [str(target)]
+    holder = _writers.setdefault(key, mine)
+    if holder is not mine:
+        raise errors.SharingError(
+            f"{target} is open for writing in this process already (as {holder[0]}): use that array or close it"
+        )
 
     def release() -> None:
-        with _writers_lock:
-            _writers.pop(key, None)
+        if _writers.get(key) is mine:
+            del _writers[key]
 
     return release
 
 
-def _after_fork() -> None:
-    global _writers_lock
-    _writers_lock = threading.Lock()
-    _writers.clear()  # they are the parent's
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# they are the parent's
+os.register_at_fork(after_in_child=_writers.clear)

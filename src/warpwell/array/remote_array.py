@@ -25,8 +25,8 @@ class RemoteArray(OnStorage, Opened):
     the application, but for what is asked of the array here, ``a[3]``, ``a[10:20]``, ``a[rows]``. Methods wait for what
     was launched before in the device's default stream, and raise what failed there or in the agent as `RemoteError`.
 
-    A context manager, which closes the array. One that is dropped without is released on the device, and what was not
-    flushed is lost, as with `Array`.
+    A context manager, which closes the array. One that is dropped without is written and released on the device
+    soon after, as with `Array`.
 
     Attributes
     ----------

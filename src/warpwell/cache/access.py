@@ -31,9 +31,9 @@ from warpwell.targets import (
     syncwarp,
 )
 
-from .core import failed_before, word_address
+from .core import count, failed_before, word_address
 from .frames import pool_of
-from .layout import C_HASH_MASK, F_COUNT, F_PINNED, S_BASE, S_CORE
+from .layout import C_HASH_MASK, F_COUNT, F_PINNED, N_PREFETCH_DROPPED, S_BASE, S_CORE
 from .paging import pin_page, prefetch_page, unpin
 from .transfer import frame_address
 from .word import DIRTY, READABLE, pins_of, state_of
@@ -227,6 +227,8 @@ def prefetch(space, page):
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
         home = shfl(mask, space, leader)
-        call_cold(prefetch_page, field(home, S_CORE), home, current, mask, lane, leader)
+        core = field(home, S_CORE)
+        if not call_cold(prefetch_page, core, home, current, mask, lane, leader) and lane == leader:
+            count(core, N_PREFETCH_DROPPED, 1)
         if page == current and space == home:
             open_ = False

@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +16,20 @@ from ..queues import QueuePairs
 from ..queues.layout import MERGE_MAX
 from ..storage.controller import Controller, service_threads
 from ..storage.medium import Medium
-from ..targets import Block, default_device, memory_for
+from ..targets import Block, closing, default_device, memory_for
 from . import layout as at
-from . import maintenance
 from .latch import Latch, error_of
 from .plan import Plan, Space
 from .process import OpeningProcess
 from .sizes import parse_page_size, parse_size
 from .statistics import Statistics
+from .upkeep import Upkeep
 
 MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
 
 
-class Cache:
+class Cache(Upkeep):
     """A page cache that arrays share.
 
     Parameters
@@ -103,7 +102,6 @@ class Cache:
             self.pairs, threads=self._threads, spin=on_gpu, interpreted=self.device == "interp"
         )
         self._spaces: dict[int, Space] = {}
-        self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._latch = Latch(self.memory)
         self._count = self.memory.allocate(64)
         self._stats = self.memory.allocate(8 * at.STATS_WORDS)
@@ -115,6 +113,9 @@ class Cache:
         self.hashed = False
         self.frames = 0
         self._closed = False
+        closing.ready()
+        self._finalizer = weakref.finalize(self, _dropped, self.controller, self.process)
+        self._finalizer.atexit = False
 
     def _staging_bytes(self, merge: int) -> int:
         return self._queues * (self._depth // 2) * self.page_size * merge
@@ -124,11 +125,11 @@ class Cache:
     def attach(
         self,
         medium: Medium,
-        owner: Any,
         *,
         name: str,
         share: float | None = None,
         host: int = 0,
+        writable: bool = False,
     ) -> int:
         """Give a medium a part of the page numbers; return its namespace id. Empties the cache.
 
@@ -139,13 +140,6 @@ class Cache:
             self.require_open()
             if share is not None and not 0 < share <= 1:
                 raise errors.ArgumentError(f"share is a fraction above 0 and up to 1, not {share!r}")
-            # arrays that were dropped without close have lost what they had not flushed, and their share
-            dropped = [k for k in self._spaces if self._owners.get(k) is None]
-            if dropped and not self._in_flight and self._drain():
-                for gone in dropped:
-                    medium_of_gone = self.controller.medium(gone)
-                    self._forget(gone)
-                    medium_of_gone.close()
             total = (share or 0.0) + sum(s.share or 0.0 for s in self._spaces.values())
             if total > 1:
                 raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
@@ -157,8 +151,7 @@ class Cache:
                 raise self._silence("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
             pages = -(-medium.nbytes // self.page_size)
-            self._spaces[nsid] = Space(name, nsid, pages, medium.nbytes, share, host)
-            self._owners[nsid] = owner
+            self._spaces[nsid] = Space(name, nsid, pages, medium.nbytes, share, host, writable)
             try:
                 self._lay_out()
             except BaseException:
@@ -190,26 +183,6 @@ class Cache:
         del self._spaces[nsid]
         self.controller.detach(nsid)
 
-    def _drain(self) -> bool:
-        """Wait until no command is in flight; return False where the medium does not answer in time.
-
-        Commands name frames: whatever lays the frames out anew comes after.
-        """
-        deadline = None
-        while self._core is not None and self.pairs.in_use():
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            self.settle()
-            deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
-            time.sleep(1e-3)
-        return True
-
-    def _silence(self, what: str) -> errors.StallError:
-        return errors.StallError(
-            f"{what}: {self.pairs.in_use()} commands had no answer for {self.timeout:g} s: the medium does not answer",
-            seconds=self.timeout,
-        )
-
     def space(self, nsid: int) -> Space:
         """Return an array's part."""
         return self._spaces[nsid]
@@ -236,13 +209,6 @@ class Cache:
         self._order = [space.nsid for space in plan.spaces]
 
     # -- what views are made of -----------------------------------------------------------------------------
-
-    @property
-    def core(self) -> int:
-        """Address of the core record."""
-        if self._core is None:
-            raise errors.ClosedError("the cache is closed: open the array again")
-        return self._core.address
 
     def constants(self, nsid: int) -> dict[str, int]:
         """Return the members of a view that the cache knows."""
@@ -312,18 +278,6 @@ class Cache:
         """Make every wait of device code on this cache end soon."""
         self._latch.abort()
 
-    def run(self, kernel: Any, threads: int, *args: int) -> None:
-        """Run a maintenance kernel: `threads` warps of work."""
-        if threads <= 0:
-            return
-        width = 32 if self.device == "cuda" else 1
-        self.begin()
-        try:
-            launch = kernel[threads * width]
-            launch(*args, device=self.device, services=self.controller.services(), aborts=(self,))
-        finally:
-            self.end()
-
     def raise_latched(self) -> None:
         """Raise the error that device code latched, and clear the latch."""
         if self._latch.kind == at.CLEAR:
@@ -335,91 +289,17 @@ class Cache:
             return  # whoever aborted raises by itself
         raise error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
 
-    # -- maintenance ----------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------
 
-    def flush(self, nsid: int | None = None) -> None:
-        """Write dirty pages back (of one array, or all) and make them durable."""
-        with self._lock:
-            self.require_open()
-            for space in [s for s in self._spaces.values() if nsid is None or s.nsid == nsid]:
-                owner = self._owners.get(space.nsid)
-                if owner is None or not getattr(owner, "writable", False):
-                    continue
-                self._until_none(
-                    maintenance.flush_frames,
-                    self.frames,
-                    lambda left, s=space: (
-                        self.core, s.base, s.base + s.pages, int(self._in_flight == 0), left),
-                    f"flushing {space.name!r}",
-                )  # fmt: skip
-                if not space.host:
-                    self.controller.medium(space.nsid).sync()
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
-    def evict(self, nsid: int, first: int, end: int) -> None:
-        """Write back and evict pages [first, end) of an array; pinned pages are an error."""
-        constants = self.constants(nsid)
-        self._until_none(
-            maintenance.evict_pages,
-            end - first,
-            lambda left: (self.core, constants["space"], constants["base"] + first, left),
-            f"evicting pages of {self._spaces[nsid].name!r}",
-        )
-
-    def prefetch(self, nsid: int, first: int, end: int) -> None:
-        """Start to bring pages [first, end) in."""
-        constants = self.constants(nsid)
-        end = min(end, first + self.pool_frames(nsid))
-        self.run(maintenance.prefetch_pages, end - first, self.core, constants["space"], constants["base"] + first)
-        self.settle()
-
-    def load(self, nsid: int, first: int, end: int, *, keep: bool) -> int:
-        """Bring pages [first, end) in and wait; keep them pinned where `keep` is set. Returns the number."""
-        constants = self.constants(nsid)
-        return self._counted(
-            maintenance.load_pages,
-            end - first,
-            lambda done: (self.core, constants["space"], constants["base"] + first, int(keep), done),
-        )
-
-    def unpin(self, nsid: int, first: int, end: int) -> int:
-        """Give back one long-held pin of each page in [first, end); return how many had one."""
-        constants = self.constants(nsid)
-        width = 32 if self.device == "cuda" else 1
-        return self._counted(
-            maintenance.unpin_pages,
-            -(-(end - first) // width),
-            lambda done: (self.core, constants["space"], constants["base"] + first, constants["base"] + end, done),
-        )
-
-    def settle(self) -> None:
-        """Publish prefetched pages whose data has come, and release what late completions held."""
-        self.run(maintenance.settle_queues, self.pairs.count, self.core)
-
-    def _until_none(self, kernel: Any, threads: int, args: Any, what: str) -> None:
-        """Run a kernel until it counts nothing left, a bounded number of times."""
-        left = 0
-        attempts = 0
-        deadline = None
-        while attempts < 64:
-            left = self._counted(kernel, threads, args)
-            if left == 0:
-                return
-            deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
-            if not self.pairs.in_use():
-                attempts += 1
-                continue
-            # prefetched pages, and pages of commands that were given up, may be among them
-            if time.monotonic() > deadline:
-                raise self._silence(what)
-            self.settle()
-            time.sleep(1e-3)
-        raise errors.PinError(f"{what}: {left} pages are pinned or in use; unpin them first")
-
-    def _counted(self, kernel: Any, threads: int, args: Any) -> int:
-        """Run a kernel that counts in a word of device memory; return the count."""
-        self._count.write(0, np.zeros(1, np.int64))
-        self.run(kernel, threads, *args(self._count.address))
-        return int(self._count.read(0, 8).view(np.int64)[0])
+    @property
+    def lock(self) -> threading.RLock:
+        """Held while launches begin and end, and while frames move."""
+        return self._lock
 
     @property
     def stats(self) -> Statistics:
@@ -473,6 +353,7 @@ class Cache:
                     self.flush()
             finally:
                 self._closed = True
+                self._finalizer.detach()
                 self.controller.close()
                 if self.pairs.outstanding() == 0:
                     self._core = None
@@ -488,3 +369,9 @@ class Cache:
         offset = int(self._words[at.C_TABLE]) - self.core
         assert self._core is not None
         return self._core.read(offset, self.table_bytes).view(np.int64)
+
+
+def _dropped(controller: Controller, process: OpeningProcess) -> None:
+    # a finalizer: it takes no lock, and closing waits for threads. No array is left, so nothing is unwritten
+    if not process.forked:
+        closing.hand_over(controller.close)

@@ -57,11 +57,14 @@ def settle_queues(core):
 
 
 @kernel
-def prefetch_pages(core, space, first_page):
-    """Start to bring one page a warp in."""
+def prefetch_pages(core, space, first_page, dropped):
+    """Start to bring one page a warp in; count in ``[dropped]`` those for which there was no id or frame."""
     mask = activemask()
+    lane = lane_id()
+    leader = ffs(mask) - 1
     page = first_page + div(grid(1), warp_size())
-    prefetch_page(core, space, page, mask, lane_id(), ffs(mask) - 1)
+    if not prefetch_page(core, space, page, mask, lane, leader) and lane == leader:
+        fetch_add(dropped, 1, DEVICE)
 
 
 @kernel

@@ -40,7 +40,6 @@ from .layout import (
     N_EVICTIONS,
     N_MISSES,
     N_PAGES_READ,
-    N_PREFETCH_DROPPED,
     N_PREFETCHED,
     N_RETRIES,
     READ_ERROR,
@@ -291,7 +290,7 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
 
 @device
 def prefetch_page(core, space, page, mask, lane, leader):
-    """Start to bring a page in and return; dropped where ids or frames are short (all lanes of `mask`).
+    """Start to bring a page in and return; False where ids or frames are short (all lanes of `mask`).
 
     Whoever drains the completion publishes the page.
     """
@@ -302,7 +301,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
     if lane == leader and state_of(load_relaxed(word, DEVICE)) == INVALID:
         absent = 1
     if shfl(mask, absent, leader) == 0:
-        return
+        return True
     source = host_page(space, page, field(core, C_PAGE_SHIFT))
     frame = -1
     cid = -1
@@ -316,18 +315,16 @@ def prefetch_page(core, space, page, mask, lane, leader):
                 frame = -1
             if frame < 0 and cid >= 0:
                 release_id(queue, cid)
-        if frame < 0:
-            count(core, N_PREFETCH_DROPPED, 1)
     frame = shfl(mask, frame, leader)
     if frame < 0:
-        return
+        return False
     if source != 0:
         fill(core, frame, source, mask, lane)
         if lane == leader:
             publish(core, page, frame, 0)
             count(core, N_PAGES_READ, 1)
             count(core, N_PREFETCHED, 1)
-        return
+        return True
     if lane == leader:
         record = id_record(queue, cid)
         store_relaxed(record + 8 * ID_FRAMES, frame, DEVICE)
@@ -338,6 +335,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
             abandon(core, page, frame)
             release_id(queue, cid)
     syncwarp(mask)
+    return True
 
 
 @device

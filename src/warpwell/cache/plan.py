@@ -28,6 +28,8 @@ class Space:
         Fraction of the frames that is the array's own; None for the common rest.
     host : int
         Address of the data in shared memory ("host-cached" tier), or 0.
+    writable : bool
+        Whether it has pages to write back.
     base : int
         First page number of the array.
     pool : int
@@ -40,6 +42,7 @@ class Space:
     nbytes: int
     share: float | None
     host: int
+    writable: bool = False
     base: int = 0
     pool: int = 0
 

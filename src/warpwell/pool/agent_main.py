@@ -9,6 +9,7 @@ import threading
 import traceback
 
 from ..errors import WarpwellError
+from ..targets import closing
 from .agent import Agent
 from .connecting import connect
 from .devices import runtime_for
@@ -38,6 +39,7 @@ def main() -> int:
         lifeline.on("ask", lambda said: agent.later(lambda: lifeline.tell(reply=said["ask"], info=agent.info())))
         lifeline.tell(ready=True)
         agent.run()
+        closing.finish()  # this process ends without the interpreter's own handlers
         transport.close()
         if chosen.get("stay"):
             threading.Event().wait()  # mpiexec would end the application, too; the lifeline ends this process

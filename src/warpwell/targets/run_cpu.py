@@ -53,12 +53,20 @@ class _Workers:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._idle = 0
+        self._started = False
         self._lock = threading.Lock()
 
     def submit(self, jobs: list[Callable[[], None]]) -> None:
         with self._lock:
             for _ in range(max(0, len(jobs) - self._idle)):
-                threading.Thread(target=self._work, name="warpwell-cpu", daemon=True).start()
+                try:
+                    threading.Thread(target=self._work, name="warpwell-cpu", daemon=True).start()
+                except RuntimeError:
+                    # none can be started where the interpreter ends: those that are there take one job after another
+                    if not self._started:
+                        raise
+                    break
+                self._started = True
                 self._idle += 1
             self._idle -= len(jobs)
         for job in jobs:

@@ -29,7 +29,7 @@ from ..cache.transfer import serve
 from ..cache.word import DIRTY, INVALID, PINS, READABLE, VALID, frame_of, pins_of, state_of
 from ..queues.layout import Q_IN_USE
 from ..storage.serve import serve_media
-from ..targets import DEVICE, backoff, load_acquire
+from ..targets import DEVICE, backoff, closing, load_acquire
 from .adversary import Adversary, Violation
 from .scripted_medium import ScriptedMedium
 
@@ -341,6 +341,7 @@ class CacheModel:
         """Forget array and cache without the flush that closing would do."""
         self.cache._latch.block.words[: at.LATCH_WORDS] = 0
         self.array._finalizer.detach()
-        self.array._closed = self.cache._closed = True
+        self.array._part.closed = self.cache._closed = True
+        closing.forget(self.array._part)
         self.cache.controller.close()
         self.medium.close()

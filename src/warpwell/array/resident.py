@@ -1,0 +1,129 @@
+"""`Resident`: the bytes of a file in host or device memory, and which of them storage does not have yet."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..storage.medium import Medium
+from ..targets import Block, Memory
+
+_STEP = 16 << 20
+"""Bytes that are moved at a time."""
+_LEAST = 1 << 20
+"""Bytes below which a second thread does not pay."""
+_DIGEST = 16
+"""Bytes of a digest: the chance that a change is overlooked is 2^-128."""
+
+
+class Resident:
+    """All of a file in memory (tiers "host-cached", "host" and "device").
+
+    Kernels write to this memory with nothing in between, so what they changed is found by comparing: a digest is kept
+    of each page as storage has it. Pages that differ are written and no others, so that what another writer put
+    elsewhere in the file stays.
+
+    Parameters
+    ----------
+    medium : Medium
+    memory : Memory
+    tier : {"host-cached", "host", "device"}
+    page_size : int
+        Bytes of a page, of which the memory is a whole number.
+    start, end : int
+        Bytes of the file that kernels may write; others (the header) never change.
+    writable : bool
+
+    Attributes
+    ----------
+    block : Block
+    """
+
+    def __init__(
+        self, medium: Medium, memory: Memory, *, tier: str, page_size: int, start: int, end: int, writable: bool
+    ) -> None:
+        self._medium = medium
+        self._page_size = page_size
+        self._start, self._end = start, end
+        nbytes = -(-max(medium.nbytes, 1) // page_size) * page_size
+        self.block: Block = memory.allocate(nbytes) if tier == "device" else memory.allocate_shared(nbytes)
+        pages = -(-end // page_size)
+        self._digests = np.zeros((pages if writable else 0, _DIGEST), np.uint8)
+        self._load(writable)
+
+    def _load(self, writable: bool) -> None:
+        step = max(_STEP, self._page_size)
+        for offset in range(0, self._medium.nbytes, step):
+            data = self._medium.read(offset, min(step, self._medium.nbytes - offset))
+            self.block.write(offset, data)
+            if writable:
+                digests = self._digests[offset // self._page_size :]
+                now = self._digests_of(offset, data)[: len(digests)]
+                digests[: len(now)] = now
+
+    def _digests_of(self, offset: int, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the digests of the pages of `data`, which lies at byte `offset`; only what may change counts."""
+        pages = -(-len(data) // self._page_size)
+        out = np.empty((pages, _DIGEST), np.uint8)
+        each = max(_LEAST // self._page_size, -(-pages // min(4, os.cpu_count() or 1)))
+        helpers = []
+        for first in range(each, pages, each):
+            part = (offset, data, out, first, min(first + each, pages))
+            helper = threading.Thread(target=self._digest, args=part, daemon=True)
+            try:
+                helper.start()
+                helpers.append(helper)
+            except RuntimeError:  # none can be started where the interpreter ends
+                self._digest(*part)
+        self._digest(offset, data, out, 0, min(each, pages))
+        for helper in helpers:
+            helper.join()
+        return out
+
+    def _digest(
+        self, offset: int, data: NDArray[np.uint8], out: NDArray[np.uint8], first: int, end: int
+    ) -> None:
+        size, raw = self._page_size, data.data
+        for page in range(first, end):
+            low = max(page * size, self._start - offset)
+            high = min((page + 1) * size, self._end - offset)
+            digest = hashlib.sha256(raw[low:high] if low < high else b"", usedforsecurity=False).digest()
+            out[page] = memoryview(digest)[:_DIGEST]
+
+    def write_back(self) -> None:
+        """Write the pages that differ from what storage has, and make them durable.
+
+        Kernels may go on writing: the bytes that are compared are those that are written, and what changes after them
+        differs from them the next time. Where a write fails, all pages count as unwritten.
+
+        Raises
+        ------
+        MediumError, StorageFullError, FormatError
+        """
+        size = self._page_size
+        step = max(_STEP, size)
+        written: list[tuple[int, NDArray[np.uint8]]] = []
+        for offset in range(self._start // size * size, self._end, step):
+            data = self.block.read(offset, min(step, self._end - offset))
+            now = self._digests_of(offset, data)
+            first = offset // size
+            changed = np.flatnonzero((now != self._digests[first : first + len(now)]).any(1))
+            for run in _runs(changed):
+                low = max(run[0] * size, self._start - offset)
+                high = min((run[-1] + 1) * size, len(data))
+                self._medium.write(offset + int(low), data[low:high])
+                written.append((first + int(run[0]), now[run]))
+        if written:
+            self._medium.sync()
+        for first, digests in written:
+            self._digests[first : first + len(digests)] = digests
+
+
+def _runs(pages: NDArray[Any]) -> list[NDArray[Any]]:
+    """Split ascending page numbers into runs of neighbours."""
+    return [run for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1) if len(run)]

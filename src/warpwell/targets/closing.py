@@ -1,0 +1,121 @@
+"""What its owner did not close: dropped objects are closed by a thread, and the rest is written at the program's end.
+
+A finalizer runs in any thread between any two lines, in the middle of whoever holds a lock. So it takes none and waits
+for nothing: it hands over what is to be closed, by the one call that Python documents as safe there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+_END_SECONDS = 120.0
+"""Longest wait for dropped objects at the end of the program; each is bounded by its own time-outs, too."""
+
+
+class Unfinished(Protocol):
+    """Something with changes that are not written by themselves."""
+
+    def finish(self) -> None:
+        """Write what was changed, and stay open."""
+
+
+_dropped: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_thread: threading.Thread | None = None
+_starting = threading.Lock()
+_unfinished: dict[int, tuple[Unfinished, str]] = {}
+_registered = False
+
+
+def keep(thing: Unfinished, name: str) -> None:
+    """Have `thing` finished at the end of the program, unless `forget` is called before; `name` is for messages."""
+    _unfinished[id(thing)] = thing, name
+
+
+def forget(thing: Unfinished) -> None:
+    """Undo `keep`."""
+    _unfinished.pop(id(thing), None)
+
+
+def ready() -> None:
+    """Start the thread that closes dropped objects, unless it runs; call it where such an object is made."""
+    global _thread, _registered
+    with _starting:
+        if not _registered:
+            _register()
+            _registered = True
+        if _thread is None:
+            _thread = threading.Thread(target=_close_dropped, args=(_dropped,), name="warpwell-closing", daemon=True)
+            _thread.start()
+
+
+def hand_over(close: Callable[[], None]) -> None:
+    """Have `close` called in the closing thread (for finalizers). Where it raises, the error goes to stderr."""
+    _dropped.put(close)
+
+
+def settle(seconds: float) -> bool:
+    """Wait until everything handed over so far is closed; return False where that takes longer."""
+    if _thread is None or _thread is threading.current_thread() or not _thread.is_alive():
+        return True
+    done = threading.Event()
+    _dropped.put(done.set)
+    return done.wait(seconds)
+
+
+def say(name: str, error: BaseException) -> None:
+    """Tell on stderr that changes of `name` are lost: nobody is left who could catch an exception."""
+    kind = type(error).__name__
+    text = f"warpwell: changes of {name} may be lost: {kind}: {error}"
+    if sys.stderr is not None:  # there is none in a program without a console
+        print(text, file=sys.stderr, flush=True)
+
+
+def _close_dropped(handed: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        close = handed.get()
+        try:
+            close()
+        except Exception as error:  # the next one is closed all the same
+            say("an object that was dropped", error)
+        del close  # what it closed is freed now, and not when the next one comes
+
+
+def finish() -> None:
+    """Write what is open still (at the end of the program). Threads that are daemons may be running."""
+    if not settle(_END_SECONDS):
+        say("objects that were dropped", TimeoutError(f"closing them takes more than {_END_SECONDS:g} s"))
+    for thing, name in list(_unfinished.values()):
+        try:
+            thing.finish()
+        except Exception as error:  # the others are written all the same
+            say(name, error)
+        except KeyboardInterrupt as error:
+            say(name, error)
+            raise
+
+
+def _register() -> None:
+    atexit.register(finish)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        # such a process ends without the interpreter's own handlers
+        from multiprocessing.util import Finalize
+
+        Finalize(None, finish, exitpriority=0)
+
+
+def _after_fork() -> None:
+    global _dropped, _thread, _starting, _registered
+    _dropped, _thread, _starting = queue.SimpleQueue(), None, threading.Lock()
+    _registered = False
+    _unfinished.clear()  # they are the parent's
+    atexit.unregister(finish)
+
+
+os.register_at_fork(after_in_child=_after_fork)
