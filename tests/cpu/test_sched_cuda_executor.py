@@ -17,6 +17,7 @@ from warpwell.scheduler import (
     Ended,
     Executor,
     Job,
+    Kind,
     Placement,
     Profile,
     Request,
@@ -26,6 +27,7 @@ from warpwell.scheduler import (
     cuda_order,
 )
 from warpwell.scheduler.cuda_ahead import Ahead
+from warpwell.scheduler.cuda_executor import CudaExecutor
 from warpwell.scheduler.task import State
 from warpwell.scheduler.watchdog import Watchdog
 from warpwell.testing.executors import ExecutorConformance
@@ -55,7 +57,7 @@ class TestCudaExecutorWithoutGpu(ExecutorConformance):
         """It runs whole, because it was to be over before it could be preempted: so it shows no progress."""
         executor = fake_executor()
         x = np.zeros(2, np.int64)
-        task = Task("endless", 1, Profile(seconds=1e-6), endless[1], (x,))
+        task = Task("endless", 1, Profile(seconds=1e-6, source="predicted"), endless[1], (x,))
         job = Job(task, Request("endless", [task]), 0.0)
         executor.launch(job, Placement())
         watchdog, until = Watchdog(0.3), time.monotonic() + 30
@@ -213,3 +215,68 @@ def test_tasks_that_were_cancelled_before_their_launch_are_not_kept() -> None:
     del first, each
     ahead.note(job())
     assert gone() is None and ahead.take(third, Placement()).job is third
+
+
+@ww.kernel
+def add(x):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] += 1
+
+
+@ww.kernel
+def spin(x, rounds):
+    i = ww.grid(1)
+    v = x[i]
+    for _ in range(rounds):
+        v = v * 6364136223846793005 + 1442695040888963407
+    x[i] = v
+
+
+class Full(FakeGpu):
+    """A GPU whose memory holds the arguments of its tasks already (here: they are NumPy's), and little is free."""
+
+    def free_memory(self) -> int:
+        return 100
+
+
+def test_memory_of_arrays_counts_for_their_tenant_and_where_it_is_once() -> None:
+    x = np.zeros(1000)
+    with Scheduler("cpu", executor=CudaExecutor(gpu=FakeGpu()), tenants={"a": {"memory": 8000}, "b": 1}) as scheduler:
+        for memory in (None, 0, 5):  # what is said to be less is not believed
+            scheduler.submit(add[1000], x, tenant="a", memory=memory).result(20)
+            with pytest.raises(errors.TaskMemoryError, match="its tenant may hold 8000"):
+                scheduler.submit(add[1000], np.zeros(1001), tenant="a", memory=memory)
+        with pytest.raises(errors.TaskMemoryError, match="8001 bytes"):
+            scheduler.submit(add[1000], x, tenant="a", memory=8001)
+    y = np.zeros((4, 1000))
+    with Scheduler("cpu", "left-over", executor=CudaExecutor(gpu=Full())) as scheduler:
+        first = scheduler.submit(spin[4000], y[0:].reshape(-1), 2000)
+        handles = [scheduler.submit(add[1000], x) for _ in range(5)]
+        for handle in (first, *handles):
+            handle.result(20)
+        kinds = [(e.kind, e.task) for e in scheduler.log.events if e.kind in ("launch", "end")]
+        assert kinds.index(("launch", 1)) < kinds.index(("end", 0))  # together, on a device that has room for neither
+    assert (x == 8).all()
+
+
+@pytest.mark.alone
+def test_a_task_that_is_said_to_be_short_leaves_for_a_higher_priority() -> None:
+    options: Any = {"kind": Kind.COMPUTE, "resident": 4}
+    with Scheduler("cpu", executor=fake_executor(), tenants={"a": 1, "b": 1}) as scheduler:
+        for n in (256, 2):
+            scheduler.submit(spin[n], np.zeros(256, np.int64), 1, tenant="a").result(20)  # compiled
+        n = 256 * 4000
+        long = [
+            scheduler.submit(spin[n], np.zeros(n, np.int64), 4000, tenant="b", profile=Profile(seconds=1e-6, **options))
+            for _ in range(2)
+        ]
+        until = time.monotonic() + 20
+        while not all(h.running() for h in long) and time.monotonic() < until:
+            time.sleep(1e-3)
+        short = scheduler.submit(spin[256], np.zeros(256, np.int64), 10, tenant="a", priority=100,
+                                 profile=Profile(seconds=1e-3, **options))  # fmt: skip
+        short.result(20)
+        assert not any(h.done() for h in long)
+        for handle in long:
+            handle.cancel()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
+from .admission import Admission
 from .events import Event, Log
 from .executor import Ended, Executor, Stopped
 from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
 from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State
-from .tenants import Account, Tenant, Tenants
+from .tenants import Tenant, Tenants
 from .waiting import Waiting
 
 if TYPE_CHECKING:
     from .learner import Learner
+
+WHOLE = Placement()
 
 
 class Core:
@@ -54,8 +57,8 @@ class Core:
         In the order of residency.
     log : Log
     tenants : Tenants
-    free_memory : int
-        Bytes that admitted tasks leave.
+    admission : Admission
+        Which tasks may have memory now.
     """
 
     def __init__(
@@ -87,8 +90,7 @@ class Core:
         self.log = Log() if log is None else log
         self.tenants = Tenants(executor.capacity, tenants)
         self.running: list[Job] = []
-        self.free_memory = executor.capacity.memory
-        self._patience = patience
+        self.admission = Admission(executor.capacity.memory, self.tenants, patience)
         self._keep = keep
         self._learner = learner
         self._jobs: dict[int, Job] = {}
@@ -96,18 +98,21 @@ class Core:
         self._arrivals: list[tuple[float, int, Job]] = []
         self._next: dict[Job, Job] = {}
         self._cancelling: set[Job] = set()
-        self._admitted: set[Job] = set()
-        self._crowded: dict[Job, int] = {}
-        self._barred: frozenset[str] = frozenset()
         self._held: tuple[int, ...] = ()
+        self._launches = 0
+        self._look_again: float | None = None
         self._accounts = self.tenants.accounts
-        self._memory = False
         policy.meets(rates)
-        self._queue = Waiting(policy.bucket, policy.key, self._allowed)
+        self._queue = Waiting(policy.bucket, policy.key, self.admission.allowed)
         self._view = View(
             executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
-            self.free_memory, self._accounts, executor.truth,
+            self.admission.free, self._accounts, executor.truth,
         )  # fmt: skip
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes that admitted tasks and arrays that stay on the device leave."""
+        return self.admission.free
 
     @property
     def waiting(self) -> list[Job]:
@@ -148,22 +153,25 @@ class Core:
             account = self.tenants.account(task.tenant)
             if not task.memory:
                 continue
-            bounds = ((self.executor.capacity.memory, "the device has"), (account.memory, "its tenant may hold"))
-            for bytes_, whose in bounds:
-                if bytes_ is not None and task.memory > bytes_:
-                    why = {"rule": "memory", "bytes": task.memory, "most": bytes_}
+            needs, memory = task.memory - task.there, self.executor.capacity.memory
+            bounds = ((needs, memory, "the device has"), (task.memory, account.memory, "its tenant may hold"))
+            for its, bytes_, whose in bounds:
+                if bytes_ is not None and its > bytes_:
+                    why = {"rule": "memory", "bytes": its, "most": bytes_}
                     self.log.add(Event(self.executor.now(), "reject", self._number, task.name, task.tenant, why))
                     raise errors.TaskMemoryError(
-                        f"task {task.name!r} needs {task.memory} bytes and {whose} {bytes_}: make it smaller, or "
-                        "split it",
+                        f"task {task.name!r} needs {its} bytes and {whose} {bytes_}: make it smaller, or split it",
                         task=task.name,
                     )
         jobs: list[Job] = []
         for task in request.tasks:
-            job = Job(task, request, request.arrival, number=self._number)
+            most, its = self._accounts[task.tenant].tenant.ceiling, task.priority
+            if its:
+                its = max(-most, min(its, most))
+            job = Job(task, request, request.arrival, number=self._number, priority=its)
             task.number = self._number
             if task.memory:
-                self._memory = True
+                self.admission.counts = True
                 self._queue.unrestricted = False
             self._jobs[self._number] = job
             self._number += 1
@@ -182,10 +190,11 @@ class Core:
             The time at which to call again although nothing happened; None: at the next event.
         """
         executor, arrivals = self.executor, self._arrivals
-        for event in executor.poll():
+        events = executor.poll()
+        for event in events:
             if arrivals and arrivals[0][0] <= event.time:
                 self._arrive_until(event.time)
-            self._happened(event)
+            self._happened(event, events)
         now = executor.now()
         if arrivals and arrivals[0][0] <= now:
             self._arrive_until(now)
@@ -196,7 +205,9 @@ class Core:
         if self._queue.count:
             if self.policy.period is not None:
                 until = now + self.policy.period if until is None else min(until, now + self.policy.period)
-            if self._barred:
+            if self._look_again is not None:
+                until = self._look_again if until is None else min(until, self._look_again)
+            if self.admission.barred:
                 wake = self.tenants.wake(now)
                 if wake is not None:
                     until = wake if until is None else min(until, wake)
@@ -248,10 +259,15 @@ class Core:
         if "arrive" in self.log.kinds:
             self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant))
 
-    def _happened(self, event: Ended | Stopped) -> None:
+    def _happened(self, event: Ended | Stopped, events: Sequence[Ended | Stopped]) -> None:
         job, time = event.job, event.time
         self.tenants.charge(self.running, time)
+        if self.tenants.behind:
+            gone = {e.job for e in events}
+            self.tenants.leaves(job, event, lambda j: j.done if j in gone else self.executor.progress(j))
         self.running.remove(job)
+        if len(self.running) > 1:
+            self._look_for_room()
         account = self._accounts[job.task.tenant]
         account.running -= 1
         job.ran += time - job.since
@@ -294,11 +310,7 @@ class Core:
         job.error = error
         task = job.task
         if task.memory:
-            if job in self._admitted:
-                self._admitted.remove(job)
-                self.free_memory += task.memory
-                self._accounts[task.tenant].held -= task.memory
-            self._crowded.pop(job, None)
+            self.admission.gone(job)
         if self._cancelling:
             self._cancelling.discard(job)
         if not self._keep:
@@ -333,16 +345,18 @@ class Core:
 
     # -- what is decided -----------------------------------------------------------------------------------
     def _decide(self, now: float) -> None:
-        view, policy = self._view, self.policy
+        view, policy, admission = self._view, self.policy, self.admission
         view.now = now
+        before = self._launches
         if policy.watches:
             for job in self.running:
                 job.done = self.executor.progress(job)
         again, spare = True, False
+        self._look_again = None
         while again:
-            view.free_memory = self.free_memory
-            self._barred = self.tenants.barred(spare)
-            self._queue.unrestricted = not (self._barred or self._memory)
+            view.free_memory = admission.free
+            admission.barred = self.tenants.barred(spare)
+            self._queue.unrestricted = not (admission.barred or admission.counts)
             again = False
             for decision in policy.decide(view):
                 if isinstance(decision, Launch):
@@ -355,9 +369,26 @@ class Core:
                     self._hold(decision, now)
             if not self._queue.count:
                 break
-            if not again and not spare and self._barred and len(self.running) < self.limit:
+            if not again and not spare and admission.barred and len(self.running) < self.limit:
                 # Places that nobody within a quota takes go to those who may burst.
                 again = spare = True
+        if self._launches != before:
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """See which kernels were launched behind others: their tenants are not charged before they have room."""
+        running = self.running
+        behind: dict[Job, Job] = {}
+        if len(running) > 1 and len(self._accounts) > 1:
+            placements = [job.placement or WHOLE for job in running]
+            if all([place.partition is None for place in placements]):
+                rates = self._view.rates.together(running, placements)
+                most = max(rates)
+                if min(rates) < 0.1 * most:
+                    first = running[rates.index(most)]
+                    behind = {j: first for j, rate in zip(running, rates, strict=True) if rate < 0.1 * most}
+        if behind or self.tenants.behind:
+            self.tenants.wait_behind(behind)
 
     def _launch(self, decision: Launch, now: float) -> bool:
         job, placement = decision.job, decision.placement
@@ -365,14 +396,14 @@ class Core:
             raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
         if len(self.running) >= self.limit:
             raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
-        if not (self._queue.unrestricted or self._allowed(job)):
+        if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         task = job.task
         self._queue.launched(job)
         account = self._accounts[task.tenant]
         account.waiting -= 1
-        if job not in self._admitted and task.memory:
-            self._admit(job, account)
+        if task.memory:
+            self.admission.admit(job)
         why = decision.why
         if task.whole:
             placement = replace(placement, plain=True, workers=None)
@@ -396,6 +427,7 @@ class Core:
             job.alone = whole and not self.running and not job.preemptions
         for other in self.running:
             other.alone = False
+        self._launches += 1
         self.running.append(job)
         self._write(now, "launch", job, why)
         return True
@@ -434,53 +466,20 @@ class Core:
             return
         job.alone = False
         job.placement = Placement(decision.workers, placement.partition, placement.priority, placement.plain)
+        self._launches += 1
         self._write(now, "resize", job, {**decision.why, "workers": decision.workers})
         self.executor.resize(job, decision.workers)
 
     def _hold(self, decision: Hold, now: float) -> None:
         """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""
+        if decision.again is not None:
+            self._look_again = now + decision.again
         key = (decision.job.number, *(job.number for job in self.running))
         if key != self._held:
             self._held = key
             self._write(now, "hold", decision.job, decision.why)
 
-    # -- memory and quotas ---------------------------------------------------------------------------------
-    def _allowed(self, job: Job) -> bool:
-        """Whether a job may be launched now: its tenant is within its quota, and its memory is there."""
-        task = job.task
-        if self._barred and task.tenant in self._barred:
-            return False
-        if not task.memory or job in self._admitted:
-            return True
-        account = self._accounts[task.tenant]
-        most = account.memory
-        if task.memory > self.free_memory or (most is not None and account.held + task.memory > most):
-            self._crowded.setdefault(job, 0)
-            return False
-        # One that others were admitted past too often gets the next memory: nobody new is admitted before it.
-        for other, passed in self._crowded.items():
-            if passed >= self._patience and other is not job and self._stands_in_the_way(job, other):
-                return False
-        return True
-
-    def _stands_in_the_way(self, job: Job, other: Job) -> bool:
-        """Whether admitting a job takes memory that an older one needs: of its tenant's quota, or of the device."""
-        if (other.arrival, other.number) > (job.arrival, job.number):
-            return False
-        account = self._accounts[other.task.tenant]
-        if account.memory is not None and account.held + other.task.memory > account.memory:
-            return job.task.tenant == other.task.tenant
-        return True
-
-    def _admit(self, job: Job, account: Account) -> None:
-        self._admitted.add(job)
-        self.free_memory -= job.task.memory
-        account.held += job.task.memory
-        self._crowded.pop(job, None)
-        for other in self._crowded:
-            if self._stands_in_the_way(job, other):
-                self._crowded[other] += 1
-
+    # -- the log -------------------------------------------------------------------------------------------
     def _write(self, time: float, kind: str, job: Job, why: dict[str, Any]) -> None:
         if kind in self.log.kinds:
             self.log.add(Event(time, kind, job.number, job.task.name, job.task.tenant, why))

@@ -40,7 +40,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from ..targets.blocks import STOP, TARGET
@@ -67,7 +67,8 @@ class CpuExecutor(Executor):
     threads : int, optional
         Workers of a task without a quota; 4 a core by default.
     memory : int, optional
-        Bytes that tasks may hold together; by default the machine's memory.
+        Bytes that tasks may hold together, with their arrays; by default the machine's memory, in which these are
+        already.
     patience : float
         Seconds that `close` waits for blocks that run.
     """
@@ -85,6 +86,7 @@ class CpuExecutor(Executor):
             blocks=-(-self.threads // processors),
             memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if memory is None else memory,
         )
+        self._counts_arrays = memory is not None
         self._patience = patience
         self._began = time.perf_counter()
         self._pool = Threads("warpwell-block")
@@ -97,6 +99,10 @@ class CpuExecutor(Executor):
         self._changed = threading.Condition(self._lock)
 
     # -- what the scheduler calls --------------------------------------------------------------------------------
+
+    def keeps(self, array: Any) -> bool:
+        """See `Executor`."""
+        return not self._counts_arrays
 
     @property
     def capacity(self) -> Capacity:

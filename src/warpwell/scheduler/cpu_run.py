@@ -114,10 +114,10 @@ class Run:
         return ran if ended == 0 else ran * max(len(self.slots), 1) / ended
 
     def rest(self, now: float) -> float:
-        """Return how long a task that runs whole will go on: of a time that nobody knows, as much as has gone."""
+        """Return how long a task that runs whole will go on; where nobody knows, or it should be over, as it has."""
         ran = max(now - self.since, 0.0)
         whole = self.job.task.profile.seconds
-        return ran if whole is None else max(whole - ran, 0.0)
+        return ran if whole is None or ran > whole else whole - ran
 
     def begin(self) -> None:
         """Begin the arguments and compile; what raises has begun nothing."""

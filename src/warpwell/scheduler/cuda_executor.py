@@ -47,9 +47,6 @@ SLICES = 2
 SHORT = 20e-6
 """Seconds: blocks that are shorter are claimed several at a time, so that a claim costs little (FLEP's L)."""
 
-SLICE = 200e-6
-"""Seconds that a slice should take at least; it has whole waves."""
-
 FLAG = 20e-6
 """Seconds from setting the flag to the last worker seeing it between two blocks (H200, median)."""
 
@@ -105,6 +102,10 @@ class CudaExecutor(Executor):
         self._ahead = Ahead(gpu, self._begin)
         self._pace = Pace()
         self._order = Order(gpu)
+
+    def keeps(self, array: Any) -> bool:
+        """See `Executor`."""
+        return hasattr(array, "__cuda_array_interface__") or self._gpu.device != "cuda"
 
     @property
     def capacity(self) -> Capacity:
@@ -366,9 +367,7 @@ class CudaExecutor(Executor):
             return
         seconds = run.block_seconds
         if run.form == "slices":
-            wave = min(run.most(self._gpu), blocks.blocks)
-            run.quota = wave * max(1, int(SLICE / seconds)) if seconds else wave
-            run.next = run.done
+            run.begin_slices(self._gpu, self.now())
             run.begins(self._gpu)
             self._slices(run)
             return
@@ -410,6 +409,7 @@ class CudaExecutor(Executor):
     def _look_at_slices(self, run: CudaRun) -> None:
         while run.events and self._gpu.done(run.events[0][0]):
             run.last, run.done = run.events.pop(0)
+            run.slice_ended(self.now())
         assert run.blocks is not None
         if run.phase is Phase.RUNNING:
             self._slices(run)

@@ -11,6 +11,9 @@ from ..targets.blocks import BlockLaunch
 from .executor import Ended, Stopped
 from .task import Job, Placement
 
+SLICE = 200e-6
+"""Seconds that a slice should take at least; it has whole waves."""
+
 WHOLE = 100e-6
 """Seconds: a kernel that is shorter runs untransformed, because it is over before a flag and a launch would be."""
 
@@ -62,6 +65,10 @@ class CudaRun:
         """Number of the next worker."""
         self.next = 0
         """First block of the next slice."""
+        self.widest = 0
+        """Blocks of a slice at most."""
+        self.since = 0.0
+        """When the last slice ended, or the first was launched."""
         self.chunk = 1
         self.done = 0
         self.leave = False
@@ -85,7 +92,28 @@ class CudaRun:
     def short(self) -> bool:
         """Whether it is expected to be over before it could be preempted."""
         seconds = self.job.task.profile.seconds
-        return seconds is not None and seconds < WHOLE
+        # what runs whole cannot be asked to leave, should it not be over
+        return seconds is not None and seconds < WHOLE and not self.said
+
+    @property
+    def said(self) -> bool:
+        """Whether its times are what somebody said, and nobody has measured or predicted."""
+        return self.job.task.profile.source == "given"
+
+    def begin_slices(self, gpu: Any, now: float) -> None:
+        """Choose how many blocks a slice has: as many as take some time; what was only said of it has to show."""
+        assert self.blocks is not None
+        wave = min(self.most(gpu), self.blocks.blocks)
+        seconds = self.block_seconds
+        self.widest = wave * max(1, int(SLICE / seconds)) if seconds else wave
+        self.quota = wave if self.said else self.widest
+        self.next, self.since = self.done, now
+
+    def slice_ended(self, now: float) -> None:
+        """Make slices larger that were over soon."""
+        if now - self.since < SLICE:
+            self.quota = min(2 * self.quota, self.widest)
+        self.since = now
 
     def begins(self, gpu: Any) -> None:
         """Note when its first block begins, if its analyzer wants to know what it takes. It costs an event."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from .task import Job, Placement, Profile, Task
@@ -74,7 +74,7 @@ class Executor(ABC):
     A job is launched when it is new or has stopped, and never while it runs (`SchedulerError`). Each launch ends with
     exactly one `Ended` or `Stopped`; one that was asked to leave while its last blocks ran has `Ended`. A quota has at
     least one worker (`ArgumentError`: preempt a task that is to have none). Only the thread of the scheduler calls
-    these methods, but for `wake`. `ExecutorConformance` in `warpwell.testing` checks all of it.
+    these methods, but for `wake` and `keeps`. `ExecutorConformance` in `warpwell.testing` checks all of it.
     """
 
     @property
@@ -109,6 +109,10 @@ class Executor(ABC):
         The watchdog asks: a job with a block in hand that begins none and ends none for a long time is stuck.
         """
         return self.progress(job)
+
+    def keeps(self, array: Any) -> bool:
+        """Tell whether an argument is in the device's memory already, so that a task needs no more of it."""
+        return False
 
     def prepare(self, job: Job) -> None:  # noqa: B027 - most have nothing to do
         """Learn that a job waits: what can be done before its launch may be done while nothing else is."""

@@ -90,10 +90,11 @@ class Resize:
 
 @dataclass(slots=True)
 class Hold:
-    """Leave things as they are, although a preemption was weighed (for the log)."""
+    """Leave things as they are, although a preemption was weighed (for the log); look again after some seconds."""
 
     job: Job
     why: dict[str, Any] = field(default_factory=dict)
+    again: float | None = None
 
 
 Decision = Launch | Preempt | Resize | Hold

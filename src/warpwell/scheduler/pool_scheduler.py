@@ -124,9 +124,10 @@ class PoolScheduler(Scheduler):
         each = BLOCK_INDICES if getattr(kernel, "block", 1) is None else 1
         task = Task(
             title, -(-total // each), launch=launch, arguments=_kept(args),
-            memory=_nbytes(args) if memory is None else memory, idempotent=idempotent, size=size or {},
+            memory=0 if memory is None else memory, idempotent=idempotent, size=size or {},
             profile=Profile(source="unknown") if profile is None else profile, **options,
         )  # fmt: skip
+        task.memory = max(task.memory, _nbytes(args))
         if profile is None and self._analyzer is not None:
             task.profile = require_profile(self._analyzer(task), title)
         return task

@@ -125,9 +125,9 @@ class Scheduler:
                 raise
 
         self._dispatcher = Dispatcher(make, self.log, Watchdog(stuck_after))
+        self._executor = self.inspect(lambda core: core.executor)
         if learner is not None:
-            executing = self.inspect(lambda core: core.executor)
-            learner.meets(self.device, executing.capacity, executing.machine)
+            learner.meets(self.device, self._executor.capacity, self._executor.machine)
         weakref.finalize(self, self._dispatcher.retire).atexit = False
 
     def submit(
@@ -159,7 +159,7 @@ class Scheduler:
         name : str, optional
             By default the kernel's.
         memory : int, optional
-            Bytes of the device's memory that it holds; by default those of its arrays.
+            Bytes of the device's memory that it holds, where these are more than its arrays.
         idempotent : bool
             Whether a block may be run again from its start after a part of it has run.
         profile : Profile, optional
@@ -245,10 +245,14 @@ class Scheduler:
                 f"task {title!r} uses a storage-backed array or store, so it is not idempotent", name="idempotent"
             )
         runs_whole = blocks.reason if not (blocks.preemptible or blocks.sliceable) else None
+        arrays = _arrays(args)
         task = Task(
             title, blocks.blocks, launch=launch, arguments=args, idempotent=idempotent, size=size or {},
-            memory=_nbytes(args) if memory is None else memory, whole=str(runs_whole or ""), **options,
+            memory=0 if memory is None else memory, whole=str(runs_whole or ""), **options,
         )  # fmt: skip
+        keeps = self._executor.keeps
+        task.there = sum([int(a.nbytes) for a in arrays if keeps(a)])
+        task.memory = max(task.memory, sum([int(a.nbytes) for a in arrays]))
         if profile is None and self._analyzer is not None:
             profile = self._analyzer(task)
         task.profile = require_profile(profile, title)
@@ -297,11 +301,10 @@ def _executor_of(device: str) -> Callable[[], Executor]:
     return CudaExecutor
 
 
-def _nbytes(args: Sequence[Any]) -> int:
-    """Return the bytes of the arrays among arguments, each counted once, without what is in files or on storage."""
-    arrays = {
-        id(a): int(a.nbytes)
+def _arrays(args: Sequence[Any]) -> list[Any]:
+    """Return the arrays among arguments, each once, without what is in files or on storage."""
+    return list({
+        id(a): a
         for a in args
         if hasattr(a, "nbytes") and hasattr(a, "dtype") and not isinstance(a, KernelArgument | np.memmap | np.generic)
-    }
-    return sum(arrays.values())
+    }.values())  # fmt: skip

@@ -126,11 +126,14 @@ class Task:
         ``kernel[n]`` and what it is called with; None in a simulation.
     tenant : str
     priority : int
-        Larger is sooner. 0 by default. Of 64 bits, as all whole numbers here.
+        Larger is sooner. 0 by default. Of 64 bits, as all whole numbers here; it counts as far as the ceiling of its
+        tenant (see `Tenant`), which is 8 unless a setting says otherwise.
     deadline : float or None
         Seconds after arrival, up to 1e9.
     memory : int
         Bytes of device memory that it holds from admission to its end, preempted or not.
+    there : int
+        Of these, bytes that are in the device's memory already: they count for its tenant, and need no free memory.
     idempotent : bool
         Whether blocks may be run once more from their start (flush). Never true where storage-backed arrays or stores
         are among the arguments.
@@ -154,6 +157,7 @@ class Task:
     priority: int = 0
     deadline: float | None = None
     memory: int = 0
+    there: int = 0
     idempotent: bool = False
     size: dict[str, float] = field(default_factory=dict)
     whole: str = ""
@@ -244,6 +248,8 @@ class Job:
 
     Attributes
     ----------
+    priority : int
+        That of its task, as far as it counts (`Tenant.ceiling`).
     arrival : float
         When it could first have been launched: the request's arrival, or the end of the task before it.
     since : float
@@ -275,6 +281,12 @@ class Job:
     error: BaseException | None = None
     number: int = -1
     alone: bool = False
+    priority: int = 0
+
+    @property
+    def needs(self) -> int:
+        """Bytes of free memory that it is to have."""
+        return self.task.memory - self.task.there
 
     @property
     def waits(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import errors
-from .executor import Capacity
-from .task import Job
+from .executor import Capacity, Ended, Stopped
+from .residency import resident_alone
+from .task import MOST, Job
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Tenant:
         Whether it may go over `share` while nobody who is within a quota waits.
     priority : int
         Added to the priority of its tasks.
+    ceiling : int
+        Priorities that its tasks are submitted with count up to this, and down to as much below 0: what is said beyond
+        would let others wait for as long as somebody likes.
     window : float
         Seconds that unused quota is kept for.
     """
@@ -43,6 +47,7 @@ class Tenant:
     burst: bool = True
     priority: int = 0
     window: float = 1.0
+    ceiling: int = 8
 
     def __post_init__(self) -> None:
         if not (self.weight > 0 and math.isfinite(self.weight)):
@@ -63,6 +68,14 @@ class Tenant:
             raise errors.ArgumentError(
                 f"window of tenant {self.name!r} is {self.window} s: give more than 0", name="window"
             )
+        for name in ("priority", "ceiling"):
+            value = getattr(self, name)
+            if type(value) is not int or not (-MOST if name == "priority" else 0) <= value <= MOST:
+                raise errors.ArgumentError(
+                    f"{name} of tenant {self.name!r} is {value!r:.40}: give a whole number"
+                    f"{', 0 or more' if name == 'ceiling' else ''}",
+                    name=name,
+                )
 
 
 class Account:
@@ -74,7 +87,9 @@ class Account:
     used : float
         SM-seconds so far. Kernels that share multiprocessors share their time equally.
     held : int
-        Bytes of admitted tasks.
+        Bytes of admitted tasks, and those that are reserved.
+    reserved : int
+        Bytes of arrays that stay on the device.
     memory : int or None
         Quota of bytes.
     credit : float
@@ -90,6 +105,7 @@ class Account:
         self.tenant = tenant
         self.used = 0.0
         self.held = 0
+        self.reserved = 0
         self.waiting = 0
         self.running = 0
         self.clock = 0.0
@@ -136,6 +152,8 @@ class Tenants(Mapping[str, Account]):
         self._accounts: dict[str, Account] = {}
         self._named = settings is not None
         self._time = 0.0
+        self.behind: dict[Job, Job] = {}
+        self._owed: dict[Job, tuple[float, int]] = {}
         for tenant in _read(settings):
             if tenant.name in self._accounts:
                 raise errors.ArgumentError(f"tenant {tenant.name!r} has two settings: keep one", name="tenants")
@@ -188,15 +206,22 @@ class Tenants(Mapping[str, Account]):
         return found
 
     def wants(self, account: Account) -> None:
-        """Note that a task of a tenant begins to wait. One that wanted nothing does not catch up on what it left."""
+        """Note that a task of a tenant begins to wait. One that wanted nothing does not catch up on what it left.
+
+        Where nobody wants anything, all begin anew: who used an idle device owes nobody for it.
+        """
         if not (account.waiting or account.running):
             busy = [a.clock for a in self._accounts.values() if a.waiting or a.running]
-            if busy:
-                account.clock = max(account.clock, min(busy))
+            clocks = busy or [max(a.clock for a in self._accounts.values())]
+            account.clock = max(account.clock, min(clocks))
         account.waiting += 1
 
     def charge(self, running: Sequence[Job], now: float) -> None:
-        """Charge what runs for the time since the last call."""
+        """Charge what runs for the time since the last call.
+
+        What waits for room behind another kernel (`behind`) is not charged: the one that has the room is. As what has
+        room is told by what clients say of their kernels, it is kept in mind, and `settle` may charge it after all.
+        """
         seconds = now - self._time
         if seconds <= 0:
             return
@@ -212,12 +237,13 @@ class Tenants(Mapping[str, Account]):
             if job.placement is not None and job.placement.partition is not None:
                 break
         else:
-            each = whole / len(running) * seconds
-            for job in running:
-                account = self._accounts[job.task.tenant]
-                account.used += each
-                account.credit -= each
-                account.clock += each / account.weight
+            users = [job for job in running if job not in self.behind] if self.behind else running
+            each = whole / len(users) * seconds
+            for job in users:
+                self._use(self._accounts[job.task.tenant], each)
+            for job in self.behind:
+                owed, done = self._owed[job]
+                self._owed[job] = owed + whole / len(running) * seconds, done
             return
         partitions = self._capacity.partitions or {}
         parts = [0] * len(running)
@@ -227,11 +253,51 @@ class Tenants(Mapping[str, Account]):
         shared = parts.count(0)
         rest = max(0, whole - sum(parts)) or whole
         for job, part in zip(running, parts, strict=True):
-            account = self._accounts[job.task.tenant]
-            used = (part or rest / shared) * seconds
-            account.used += used
-            account.credit -= used
-            account.clock += used / account.weight
+            self._use(self._accounts[job.task.tenant], (part or rest / shared) * seconds)
+
+    @staticmethod
+    def _use(account: Account, used: float) -> None:
+        account.used += used
+        account.credit -= used
+        account.clock += used / account.weight
+
+    def wait_behind(self, behind: dict[Job, Job]) -> None:
+        """Learn which running kernels have no room yet, and behind which one each of them waits for it."""
+        for job in [j for j in self.behind if self.behind[j] is not behind.get(j)]:
+            self.settle(job, False)
+        for job, first in behind.items():
+            if job not in self.behind:
+                self.behind[job] = first
+                self._owed[job] = 0.0, job.done
+
+    def leaves(self, leaver: Job, event: Ended | Stopped, progress: Callable[[Job], int]) -> None:
+        """Settle what was not charged, when a kernel leaves the device.
+
+        What ends while the one that it waited for is still there had room, whatever was said of it; and so had what
+        did more blocks than are resident at a time by then. (The first ones begin where the last ones of the other
+        kernel leave.)
+
+        Parameters
+        ----------
+        leaver : Job
+        event : Ended or Stopped
+            That of its leaving.
+        progress : callable
+            ``progress(job)``: blocks that have ended.
+        """
+        for job, first in list(self.behind.items()):
+            if job is leaver:
+                self.settle(job, isinstance(event, Ended) or event.done > self._owed[job][1])
+            elif first is leaver:
+                at_a_time = resident_alone(job.task.profile, job.task.blocks, self._capacity)
+                self.settle(job, progress(job) - self._owed[job][1] > at_a_time)
+
+    def settle(self, job: Job, had_room: bool) -> None:
+        """Forget that a kernel waited for room; where it had it, charge it in place of the one that it waited for."""
+        first, (owed, _) = self.behind.pop(job), self._owed.pop(job)
+        if had_room:
+            self._use(self._accounts[job.task.tenant], owed)
+            self._use(self._accounts[first.task.tenant], -owed)
 
     def barred(self, spare: bool = False) -> frozenset[str]:
         """Return the tenants whose tasks may not be launched now: those over their quota.
@@ -256,8 +322,6 @@ class Tenants(Mapping[str, Account]):
         return min(times, default=None)
 
 
-
-
 def _read(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[Tenant]:
     if settings is None:
         return []
@@ -274,7 +338,8 @@ def _read(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[Tenant]
                 found.append(Tenant(name, **value))
             except TypeError as error:
                 raise errors.ArgumentError(
-                    f"setting of tenant {name!r}: {error}; it takes weight, share, memory, burst, priority, window",
+                    f"setting of tenant {name!r}: {error}; it takes weight, share, memory, burst, priority, "
+                    "window, ceiling",
                     name="tenants",
                 ) from error
     return found

@@ -220,7 +220,7 @@ def profile_of(fields: dict[str, Any] | None) -> Profile | None:
         return None
     try:
         kind = None if fields.get("kind") is None else Kind(fields["kind"])
-        return Profile(**{**fields, "kind": kind})
+        return Profile(**{**fields, "kind": kind, "source": "given"})  # whatever the peer says that it is
     except (TypeError, ValueError) as error:
         raise errors.ServiceError(f"the profile of a request is none: {error}") from None
 

@@ -207,6 +207,15 @@ class PolicyConformance:
         self.drive(core, stop=RIVALS - 20)
         return victim
 
+    @pytest.mark.usefixtures("fair")
+    def test_no_priority_makes_others_wait_for_ever(self) -> None:
+        core = self.core(mode="drain")
+        for number in range(CEILING_RIVALS):
+            core.submit(Request("rival", [task(Kind.COMPUTE, 0.3, "rival", priority=2**62)], number * 1e-4))
+        victim = core.submit(Request("victim", [task(Kind.COMPUTE, 0.3, "victim", priority=-(2**62))], 5e-4))[0]
+        self.drive(core, stop=CEILING_RIVALS - 20)
+        assert victim.started is not None, f"it waits after {CEILING_RIVALS - 20} others have ended"
+
     def test_a_task_that_fails_frees_its_place_and_others_go_on(self) -> None:
         core = self.core(fails={"bad"}, tenants={"a": 1.0, "b": 1.0})
         bad = [task(Kind.MEMORY, name="bad", tenant="a", memory=600), task(name="after", tenant="a")]
@@ -274,6 +283,9 @@ class PolicyConformance:
         # One window of unused quota may be spent at the start, and one kernel may run over it.
         assert 0.1 < share < 0.25 * (25 + 4) / 25 + 2 * 1.1 / 25, share
 
+
+CEILING_RIVALS = 640
+"""More than the patience of a policy (32) for each of 17 priorities: those that a tenant has without a setting."""
 
 RIVALS = 240
 """More than a task may be passed by: twice the patience of a policy (32) for one priority, and what waits before it."""

@@ -41,7 +41,7 @@ class Chimera(Policy):
 
     def bucket(self, job: Job) -> Hashable:
         """By what gives priority, and preempted or new."""
-        return job.task.priority, job.task.tenant, job.state is PREEMPTED
+        return job.priority, job.task.tenant, job.state is PREEMPTED
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the highest, or make room for it."""

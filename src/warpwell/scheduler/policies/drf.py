@@ -36,7 +36,7 @@ class SmkDrf(Policy):
 
     def bucket(self, job: Job) -> Hashable:
         """By what gives priority."""
-        return job.task.priority, job.task.tenant
+        return job.priority, job.task.tenant
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the oldest of the highest, and divide anew."""

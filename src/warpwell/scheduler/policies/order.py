@@ -68,7 +68,7 @@ class StreamPriority(Policy):
 
     def bucket(self, job: Job) -> Hashable:
         """By what gives priority."""
-        return job.task.priority, job.task.tenant, job.task.profile.kind is self.favours
+        return job.priority, job.task.tenant, job.task.profile.kind is self.favours
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the highest."""

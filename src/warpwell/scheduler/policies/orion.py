@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from ..policy import Decision, Launch, Policy, View
 from ..task import Job, Placement
 from .order import at_least_one
-from .sharing import age, level
+from .sharing import age, level, standing
 
 
 class Orion(Policy):
@@ -40,7 +40,7 @@ class Orion(Policy):
 
     def bucket(self, job: Job) -> Hashable:
         """By what gives priority, and by class."""
-        return job.task.priority, job.task.tenant, job.task.profile.kind
+        return job.priority, job.task.tenant, job.task.profile.kind
 
     def decide(self, view: View) -> list[Decision]:
         """Launch what is high, then best effort that does not disturb it."""
@@ -55,7 +55,7 @@ class Orion(Policy):
             return [self._launch(jobs[0][1], 1, "first")]
         ranks = [job.placement.priority if job.placement is not None else 0 for job in running]
         high = [job for job, its in zip(running, ranks, strict=True) if its > 0] or running[:1]
-        above = max(job.task.priority for job in high)
+        above = max(standing(view, job) for job in high)
         for its, job in jobs:
             if its > above:
                 return [self._launch(job, 1, "high priority")]

@@ -114,8 +114,8 @@ def age(job: Job) -> tuple[float, int]:
 
 
 def standing(view: View, job: Job) -> int:
-    """Return a job's priority with its tenant's."""
-    priority: int = job.task.priority + view.tenants[job.task.tenant].tenant.priority
+    """Return a job's priority, as far as it counts, with its tenant's."""
+    priority: int = job.priority + view.tenants[job.task.tenant].tenant.priority
     return priority
 
 
@@ -196,10 +196,15 @@ def grow(view: View) -> list[Decision]:
 
 
 class Sight:
-    """Jobs as a policy sees them: as predicted, or (`perfect`) as they really are."""
+    """Jobs as a policy sees them: as predicted, or (`perfect`) as they really are.
 
-    def __init__(self, perfect: bool) -> None:
+    With `observes`, a prediction is believed until it is over: of what has been on the device for longer, what it has
+    done by then tells how long the rest takes; where it has done nothing, as long again.
+    """
+
+    def __init__(self, perfect: bool, observes: bool = False) -> None:
         self.perfect = perfect
+        self.observes = observes and not perfect
         self._seen: dict[Job, Job] = {}
 
     def profile(self, view: View, job: Job) -> Profile:
@@ -211,7 +216,14 @@ class Sight:
     def rest(self, view: View, job: Job) -> float | None:
         """Return the seconds that a job would still take alone, None where that is not known."""
         seconds = self.profile(view, job).seconds
-        return None if seconds is None else seconds * job.left
+        if seconds is None:
+            return None
+        left = job.left
+        if self.observes:
+            been = job.ran if job.placement is None else job.ran + view.now - job.since
+            if been > seconds:
+                return been * left / (1.0 - left) if left < 1.0 else been
+        return seconds * left
 
     def jobs(self, view: View, jobs: Sequence[Job]) -> Sequence[Job]:
         """Return what estimates of rates are to be asked with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,10 +12,17 @@ from ..policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, Vie
 from ..task import COMPUTE, PREEMPTED, Job
 from .arrangement import Arrangement, Arranger
 from .order import at_least_one
-from .sharing import Sight, age, grow, preemptible, ranked, share, standing, stopping
+from .sharing import Sight, age, grow, preemptible, ranked, share, stopping
 
 NAMES = 8
 """Kernels that are told apart by name while they wait, where the rates table knows names; of others only the class."""
+
+FAR = 10
+"""Leads by which a tenant is ahead for other reasons than priority and aging: its kernels age again, or those who
+could not run for long would shut it out for as long."""
+
+SOONEST = 1e-3
+"""Seconds after which it is looked again whether what was to be over before it could leave is over, at the least."""
 
 LOOKS = 3
 """Preemptions that are weighed at most; those that promise most by what is remembered."""
@@ -42,7 +50,9 @@ class Plan(NamedTuple):
 class Warpwell(Policy):
     """Who runs is decided in this order.
 
-    1. Priority of task and tenant, and one more for each `patience` others that passed (aging).
+    1. Priority of task and tenant, and one more for each `patience` others that passed (aging). What tasks say of
+       themselves (priorities above 0, deadlines) and aging get a tenant at most `lead` ahead of the use that is its
+       due: then they count no more until others have caught up.
     2. Tenants by their use over their weight, as far as they differ by more than `slack`.
     3. The sum of normalized IPC that the rates table predicts for the combination, each in its best arrangement: order
        of residency, and turns, quotas of workers, or partitions. Sharing must be better than turns by 5 %.
@@ -60,6 +70,9 @@ class Warpwell(Policy):
         How many others may pass before waiting counts as one more priority.
     slack : float
         Seconds of the whole device by which tenants' use may differ.
+    lead : float
+        Seconds of the whole device by which priorities of its tasks, and aging, get a tenant ahead of others that want
+        it, at most.
     margin : float
         Part by which a combination must be better.
     restore : float
@@ -86,6 +99,7 @@ class Warpwell(Policy):
         *,
         patience: int = 32,
         slack: float = 0.02,
+        lead: float = 1.0,
         margin: float = 0.02,
         restore: float = 30.0,
         most: int = 8,
@@ -98,10 +112,11 @@ class Warpwell(Policy):
     ) -> None:
         self.patience = at_least_one("patience", patience)
         self.most = at_least_one("most", most)
-        for option, value in (("slack", slack), ("margin", margin), ("restore", restore)):
+        for option, value in (("slack", slack), ("lead", lead), ("margin", margin), ("restore", restore)):
             if not value >= 0:
                 raise errors.ArgumentError(f"{option} is {value}: give 0 or more", name=option)
         self.slack = slack
+        self.lead = lead
         self.margin = margin
         self.restore = restore
         self.model = model
@@ -110,9 +125,10 @@ class Warpwell(Policy):
         self.costs = costs
         self.perfect = perfect
         self.name = name or self.name
-        self._sight = Sight(perfect)
+        self._sight = Sight(perfect, observes=True)
         self._arranger = Arranger(self._sight)
         self._promised: Job | None = None
+        self._bound = self._far = math.inf
         self._quiet: tuple[int, ...] = ()
         self._by_name = False
         self._names: dict[str, str] = {}
@@ -128,7 +144,7 @@ class Warpwell(Policy):
         if self._by_name:
             names = self._names
             name = names.get(task.name) or (names.setdefault(task.name, task.name) if len(names) < NAMES else "")
-        return task.tenant, task.priority, task.profile.kind, job.state is PREEMPTED, task.deadline is None, name
+        return task.tenant, job.priority, task.profile.kind, job.state is PREEMPTED, task.deadline is None, name
 
     def key(self, job: Job) -> float:
         """Arrival; of tasks with a deadline, when they must be launched at the latest."""
@@ -150,6 +166,10 @@ class Warpwell(Policy):
         heads = view.waiting.heads()
         if not heads:
             return self._come_out(view) or grow(view)
+        if len(view.tenants) > 1:
+            least = min([view.tenants[name].clock for name in {job.task.tenant for job in (*view.running, *heads)}])
+            lead = self.lead * view.capacity.processors
+            self._bound, self._far = least + lead, least + FAR * lead
         first = self._first(view, heads)
         # Nothing is worth more later beside the same kernels: what is left of them only shrinks.
         quiet = (*[job.number for job in view.running], -1, *[job.number for job in first])
@@ -159,18 +179,31 @@ class Warpwell(Policy):
             decisions = self._fill(view, first)
         else:
             decisions = self._replace(view, first) if self.preempts else []
-        if all([isinstance(d, Hold) for d in decisions]) and all([job.task.deadline is None for job in first]):
+        holds = all([isinstance(d, Hold) and d.again is None for d in decisions])
+        if holds and all([job.task.deadline is None for job in first]):
             self._quiet = quiet
         return decisions
 
     # -- whose turn it is ----------------------------------------------------------------------------------
+    def _standing(self, view: View, job: Job) -> int:
+        """Return a job's priority, as far as it counts now, and its tenant's."""
+        account = view.tenants[job.task.tenant]
+        its: int = account.tenant.priority
+        return its + (job.priority if account.clock <= self._bound else min(job.priority, 0))
+
     def _level(self, view: View, job: Job) -> int:
-        task = job.task
-        its: int = task.priority + view.tenants[task.tenant].tenant.priority + view.waiting.passed(job) // self.patience
+        task, claims = job.task, job.priority
         if task.deadline is not None:
             # Twice its rest from its deadline: one more priority.
-            its += view.now + (job.rest or 0.0) >= self.key(job)
-        return its
+            claims += view.now + (job.rest or 0.0) >= self.key(job)
+        account = view.tenants[task.tenant]
+        waited: int = view.waiting.passed(job) // self.patience
+        its: int = account.tenant.priority + waited
+        if account.clock <= self._bound:
+            return its + claims
+        if account.clock <= self._far:
+            its -= waited  # others pass because they are owed it
+        return its + min(claims, 0)
 
     def _first(self, view: View, heads: list[Job]) -> list[Job]:
         """Return those of the highest level, of the tenants that had least."""
@@ -289,7 +322,7 @@ class Warpwell(Policy):
         for job, victims in swaps:
             above = self._level(view, job)
             for victim in victims:
-                if victim in queued or standing(view, victim) > above:
+                if victim in queued or self._standing(view, victim) > above:
                     continue
                 stays = [j for j in running if j is not victim]
                 last = arranger.estimate(view, [*stays, job], len(stays))
@@ -335,21 +368,21 @@ class Warpwell(Policy):
         victims = [j for j in view.running if preemptible(j)]
         if not victims:
             return None
-        ranks = {j: standing(view, j) + j.preemptions // self.most for j in victims}
-        if max([standing(view, j) for j in heads]) <= min(ranks.values()):
+        ranks = {j: self._standing(view, j) + j.preemptions // self.most for j in victims}
+        if max([self._standing(view, j) for j in heads]) <= min(ranks.values()):
             return None
         victim = min(victims, key=lambda j: (ranks[j], -j.arrival, -j.number))
         # Waiting does not make others leave; priority does.
-        job = max(heads, key=lambda j: (standing(view, j), *_sooner(j)))
+        job = max(heads, key=lambda j: (self._standing(view, j), *_sooner(j)))
         cost = view.cost(victim, [j for j in view.running if j is not victim])
         rest = self._sight.rest(view, victim)
         why = {"rule": "priority", "C": cost, "rest": rest, "victim": victim.number, "newcomer": job.number}
         if self.costs and rest is not None and cost >= rest:
-            return [Hold(job, why)]
+            return [Hold(job, why, again=max(cost, SOONEST))]  # it may go on for longer than it was said to
         victims = [victim]
         if len(view.running) > 1 and victim in self._queued(view, self._arranger.now(view)):
             # All of lower priority leave, or it could not see that it is to.
-            above = standing(view, job)
+            above = self._standing(view, job)
             victims = [j for j, its in ranks.items() if its < above]
         return [Preempt(j, self._mode(view), job, why) for j in victims]
 
