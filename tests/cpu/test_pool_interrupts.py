@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import signal
@@ -60,10 +59,7 @@ def test_ctrl_c_between_the_halves_of_a_copy(devices: Devices, op: Op, monkeypat
         devices[1].copy(b, a)
     monkeypatch.undo()
     for device in devices:
-        try:
-            device.synchronize(30)
-        except errors.RemoteError as error:
-            assert "gave the copy up" in str(error)
+        device.synchronize(30)  # who pressed Ctrl-C knows
     devices[1].copy(b[1:], a[:-1])
     assert np.array_equal(b.copy_to_host()[1:], np.arange(999))
 
@@ -128,8 +124,7 @@ def test_an_array_is_left_alone_after_ctrl_c(devices: Devices, make: Any) -> Non
     with pytest.raises(KeyboardInterrupt):
         x.copy_to_host(out)
     assert slow.get(30) == 1.5
-    with contextlib.suppress(errors.RemoteError):  # the copy that was given up
-        device.synchronize(30)
+    device.synchronize(30)
     assert (out == -1).all()
 
 

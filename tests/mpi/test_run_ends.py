@@ -58,10 +58,24 @@ def test_a_signal_reaches_the_application(start: Start, number: signal.Signals, 
     assert run.nothing_is_left() < 1.0
 
 
-def test_an_application_that_does_not_listen_is_killed_by_the_third_interrupt(start: Start) -> None:
+@pytest.mark.parametrize("how", ["copies", pytest.param("calls", marks=pytest.mark.long),
+                                 pytest.param("waits", marks=pytest.mark.long)])  # fmt: skip
+def test_ctrl_c_leaves_everything_usable_and_ends_a_program(start: Start, how: str) -> None:
+    run = start("--agents", "2", str(PROGRAMS / "interrupted.py"), how)
+    run.line("up")
+    assert run.output.splitlines() == ["0.0 True"] * 10
+    time.sleep(0.2)
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end(20) == 130
+    assert time.monotonic() - began < 1.0 and "KeyboardInterrupt" in run.errors
+    assert run.nothing_is_left() < 1.0
+
+
+def test_an_application_that_does_not_listen_is_killed_by_the_second_interrupt(start: Start) -> None:
     run = start("--agents", "2", ENDING, "deaf")
     run.line("deaf")
-    for _ in range(3):
+    for _ in range(2):
         time.sleep(0.2)
         run.process.send_signal(signal.SIGINT)
     assert run.end(20) == 130

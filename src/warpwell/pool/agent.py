@@ -17,7 +17,7 @@ from .. import errors
 from . import agent_calls, copies, exchange, lent, transfer
 from .code import Loaded
 from .lane import Lane
-from .memory import Missing, View
+from .memory import GivenUpError, Missing, View
 from .milestone import Milestone
 from .outbox import Outbox
 from .protocol import Op, pack, pack_failure, unpack, unpack_dtype
@@ -250,7 +250,7 @@ class Agent:
     def _cancel(self, _s: int, _q: int, reply: int) -> None:
         half = self.bulk.get(reply) or self.halves.get(reply)
         if half is not None:
-            half.fail(errors.PoolError("the application gave the copy up"))
+            half.fail(GivenUpError("the application gave the copy up"))
 
     def _goodbye(self, _s: int, _q: int) -> None:
         self.stopped = True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import errors
 from . import code as codes
 from .copies import Half
 from .memory import Memory, Missing, SkippedError, View
@@ -84,6 +85,9 @@ def _bulk(agent: Agent, view: Any, way: Callable[..., None], reply: int, tag: in
         try:
             half.check()
             agent.move(way, lane, view, agent.application, tag, plan, half.started)
+        except errors.PoolError:
+            half.check()  # it was cancelled, and this says why
+            raise
         finally:
             agent.bulk.pop(reply, None)
         agent.tell(Op.REPLY, reply, None)

@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # as Python's own
 
-_status = 0
+_status = _INTERRUPTED  # until the program has ended: nothing else ends this process so
 
 
 def main(command: Sequence[str]) -> None:
@@ -54,7 +54,8 @@ def main(command: Sequence[str]) -> None:
         agent_output.AgentOutput(folder).show()
     connecting.forget_launcher()
     atexit.register(_say_goodbye, found, trace)
-    lifeline.tell(ready=True)
+    sys.unraisablehook = _raise_again
+    lifeline.tell(ready=True)  # from now on there are interrupts
     sys.exit(_run(command))
 
 
@@ -82,6 +83,7 @@ def _run(command: Sequence[str]) -> int:
             exec(compile(command[1], "<string>", "exec", dont_inherit=True), vars(_main_module(None)))
         else:
             _run_file(command)
+        _status = 0
     except SystemExit as end:
         _status = _status_of(end.code)
     except BaseException as error:
@@ -129,6 +131,14 @@ def _status_of(code: Any) -> int:
     with contextlib.suppress(OSError, ValueError):
         print(code, file=sys.stderr)
     return 1
+
+
+def _raise_again(unraisable: Any) -> None:
+    """Let an interrupt that came in a finalizer, where Python forgets it, come once more; tell of all else."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        interrupt(signal.SIGINT)
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:

@@ -121,9 +121,9 @@ class Buffer:
 
     def free(self) -> None:
         """Give the memory back, behind what was asked of it. The buffer cannot be used again; views of it can."""
-        handle, self._handle = self._handle, 0
-        if handle and self.device.connection.lost is None:
-            self.device.connection.tell(Op.FREE, handle)
+        if self._handle and self.device.connection.lost is None:
+            self.device.connection.tell(Op.FREE, self._handle)
+        self._handle = 0  # behind it: after Ctrl-C the finalizer frees it, and twice does no harm
 
     def __getitem__(self, index: Any) -> Buffer:
         if not self.ndim:

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any, NoReturn
 
 from .. import errors
+from ..targets.uninterrupted import uninterrupted
 from .channel import Channel
 from .code import Code
 from .protocol import Op, pack, unpack, unpack_failure
@@ -71,20 +72,30 @@ class Connection:
             Its number in the stream.
         """
         if channel.full:
-            begun = time.perf_counter()
-            channel.wait_for_room(self)
-            entry = self.counts.setdefault("ROOM", [0, 0, 0.0])
-            entry[0] += 1
-            entry[2] += time.perf_counter() - begun
+            self.wait_for_room(channel)
         with self.lock:
             return self.post_locked(channel, op, *operands, cost=cost, nbytes=nbytes)
+
+    def wait_for_room(self, channel: Channel) -> None:
+        """Wait until not too much of a stream is under way."""
+        begun = time.perf_counter()
+        channel.wait_for_room(self)
+        entry = self.counts.setdefault("ROOM", [0, 0, 0.0])
+        entry[0] += 1
+        entry[2] += time.perf_counter() - begun
 
     def post_locked(self, channel: Channel, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0) -> int:
         """`post`, for who holds the lock: two connections' to make calls of both in one order for all."""
         self.check()
-        sequence = channel.next(cost)
-        self._count(op, cost + nbytes)
-        self._send(pack(op.value, channel.number, sequence, *operands))
+        sequence = channel.sequence + 1
+        message = pack(op.value, channel.number, sequence, *operands)
+        try:
+            channel.next(cost)
+            self._count(op, cost + nbytes)
+            self._send(message)
+        except BaseException:  # Ctrl-C, or a peer that takes nothing: no answer will give this room back
+            channel.back(sequence)
+            raise
         return sequence
 
     def tell(self, op: Op, *operands: Any, stream: int = 0) -> None:
@@ -154,7 +165,7 @@ class Connection:
             return
         reply = Reply()
         self._caller.replies[reply.number] = (self.rank, reply)
-        with self.lock:
+        with uninterrupted(), self.lock:
             self.post_locked(channel, Op.SYNCHRONIZE, reply.number)
             self.channels.pop(number, None)
             self.tell(Op.STREAM_END, stream=number)
@@ -173,8 +184,8 @@ class Connection:
     def _send(self, message: bytes) -> None:
         """Send, for who holds the lock. It is reentrant, but a message in the middle of another is none."""
         self.refuse(self._sending)
-        self._sending = True
         try:
+            self._sending = True
             self.transport.send(self.rank, message)
         except (errors.DeviceLostError, errors.ClosedError) as error:
             self._gone(error)

@@ -53,6 +53,12 @@ class Channel:
                 self._costs.append((self.sequence, cost))
         return self.sequence
 
+    def back(self, sequence: int) -> None:
+        """Take back what a call counts for that was not sent. Its number is not used again."""
+        with self._lock:
+            while self._costs and self._costs[-1][0] >= sequence:
+                self._bytes -= self._costs.pop()[1]
+
     def done(self, sequence: int) -> None:
         """Note that calls up to a number are over."""
         with self._lock:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..targets.uninterrupted import uninterrupted
 from .caller import Connection
 from .copies import give_up
 from .ids import new_id
@@ -49,22 +50,11 @@ def upload(buffer: Buffer, source: NDArray[Any], stream: Stream | None) -> None:
     own = whole is not source and not np.may_share_memory(whole, source)
     if not own and not is_pinned(source) and buffer.nbytes <= PRIVATE:
         whole, own = whole.copy(), True
-    ends = device.caller.transport.rank, connection.rank
-    tag = device.caller.tag(*ends)
-    plan = device.transfers.plan(buffer.nbytes)
-    transfer = _begun(connection, connection.transport.put, tag, region(whole, plan.chunk))
-    device.caller.tags.begun(*ends, transfer)
-    try:
+    with Bulk(device, channel) as bulk:
         cost = buffer.nbytes if own else 0
-        reply = connection.ask(
-            channel, Op.WRITE_BULK, handle, Reply, tag, tuple(plan),
-            cost=cost, nbytes=buffer.nbytes - cost, transfer=transfer, keep=True,
-        )  # fmt: skip
-    except BaseException:
-        transfer.cancel()
-        raise
-    if not own and not is_pinned(source):
-        _finish(connection, transfer, reply)
+        bulk.put(whole, Op.WRITE_BULK, handle, cost=cost, nbytes=buffer.nbytes - cost, keep=True)
+        if not own and not is_pinned(source):
+            bulk.finish()
 
 
 def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
@@ -91,26 +81,12 @@ def download(buffer: Buffer, out: NDArray[Any], stream: Stream | None) -> None:
             return
         direct = out.flags.c_contiguous
         into = out if direct else np.empty(buffer.shape, buffer.dtype)
-        ends = connection.rank, device.caller.transport.rank
-        tag = device.caller.tag(*ends)
-        plan = device.transfers.plan(buffer.nbytes)
-        transfer = _begun(connection, connection.transport.get, tag, region(into, plan.chunk))
-        device.caller.tags.begun(*ends, transfer)
-        try:
-            reply = connection.ask(
-                channel, Op.READ_BULK, handle, Reply, tag, tuple(plan), nbytes=buffer.nbytes, transfer=transfer
-            )
-        except BaseException:
-            transfer.cancel()
-            raise
-        try:
+        with Bulk(device, channel) as bulk:
+            reply = bulk.get(into, Op.READ_BULK, handle, nbytes=buffer.nbytes)
             reply.wait(what)
             channel.raise_kept()
             reply.get(what)
-        except BaseException:
-            _cancel(connection, transfer, reply)
-            raise
-        _finish(connection, transfer, reply)
+            bulk.finish()
         if not direct:
             out[...] = into
 
@@ -201,36 +177,6 @@ def region(array: NDArray[Any], chunk: int) -> Region:
     return Region(int(array.ctypes.data), array.nbytes, chunk, None, array)
 
 
-def _begun(connection: Connection, begin: Callable[[int, int, Region], Transfer], tag: int, memory: Region) -> Transfer:
-    """Begin this side of a copy."""
-    connection.check()
-    try:
-        return begin(connection.rank, tag, memory)
-    except errors.DeviceLostError as error:
-        connection.lost = connection.lost or str(error)
-        connection.check()
-        raise
-
-
-def _finish(connection: Connection, transfer: Transfer, reply: Reply) -> None:
-    """Wait for a transfer; one that was refused ends too, and its failure is kept or raised elsewhere."""
-    begun = time.perf_counter()
-    try:
-        transfer.wait(transfer.chunks, limit())
-    except errors.DeviceLostError:
-        connection.lost = connection.lost or transfer.reason
-        connection.check()
-    except errors.PoolError:
-        if not reply.done:
-            raise
-    except BaseException:
-        _cancel(connection, transfer, reply)
-        raise
-    finally:
-        if reply.counted is not None:
-            reply.counted[2] += time.perf_counter() - begun
-
-
 def _give_up_lent(connection: Connection, reply: Reply) -> None:
     """Have an agent leave an array alone that it was to write; wait a little for one that has begun."""
     if connection.lost is None and not reply.done:
@@ -239,9 +185,84 @@ def _give_up_lent(connection: Connection, reply: Reply) -> None:
             reply.wait("a copy that was given up", 1.0)
 
 
-def _cancel(connection: Connection, transfer: Transfer, reply: Reply) -> None:
-    """Give a transfer up, on both sides, and see that nothing touches its memory any more."""
-    transfer.cancel()
-    if connection.lost is None and not reply.done:
-        connection.tell(Op.CANCEL, reply.number)
-    give_up(transfer)
+class Bulk:
+    """Bulk data between the application and a device, in a stream's order; a block that ends early gives them up.
+
+    Both sides are told to begin without an interruption between them: Ctrl-C there would leave an agent waiting for
+    data that nobody sends. Whatever else ends the block early, both leave the copy alone, and the agent tells nobody.
+
+    Parameters
+    ----------
+    device : Device
+    channel : Channel
+    """
+
+    def __init__(self, device: Device, channel: Any) -> None:
+        self._device, self._channel, self._connection = device, channel, device.connection
+        self._reply: Reply | None = None
+        self._transfer: Transfer | None = None
+
+    def put(self, source: NDArray[Any], op: Op, handle: int, **counts: Any) -> Reply:
+        """Begin to send an array, and tell the agent to take it (see `Connection.ask` for `counts`)."""
+        ends = self._device.caller.transport.rank, self._connection.rank
+        return self._begin(self._connection.transport.put, ends, source, op, handle, **counts)
+
+    def get(self, out: NDArray[Any], op: Op, handle: int, **counts: Any) -> Reply:
+        """Tell the agent to send, into an array."""
+        ends = self._connection.rank, self._device.caller.transport.rank
+        return self._begin(self._connection.transport.get, ends, out, op, handle, **counts)
+
+    def _begin(self, way: Callable[[int, int, Region], Transfer], ends: tuple[int, int], array: NDArray[Any], op: Op,
+               handle: int, **counts: Any) -> Reply:  # fmt: skip
+        connection, caller = self._connection, self._device.caller
+        plan = self._device.transfers.plan(array.nbytes)
+        while self._reply is None:
+            if self._channel.full:
+                connection.wait_for_room(self._channel)  # as long as it takes, and it can be interrupted
+            with uninterrupted():
+                if self._channel.full:
+                    continue  # other threads were faster
+                connection.check()
+                tag = caller.tag(*ends)
+                try:
+                    self._transfer = way(connection.rank, tag, region(array, plan.chunk))
+                except errors.DeviceLostError as error:
+                    connection.lost = connection.lost or str(error)
+                    connection.check()
+                    raise
+                caller.tags.begun(*ends, self._transfer)
+                self._reply = connection.ask(
+                    self._channel, op, handle, Reply, tag, tuple(plan), transfer=self._transfer, **counts
+                )
+        return self._reply
+
+    def finish(self) -> None:
+        """Wait for the data; a copy that was refused ends too, and its failure is kept or raised elsewhere."""
+        transfer, reply, connection = self._transfer, self._reply, self._connection
+        assert transfer is not None and reply is not None
+        begun = time.perf_counter()
+        try:
+            transfer.wait(transfer.chunks, limit())
+        except errors.DeviceLostError:
+            connection.lost = connection.lost or transfer.reason
+            connection.check()
+        except errors.PoolError:
+            if not reply.done:
+                raise
+        finally:
+            if reply.counted is not None:
+                reply.counted[2] += time.perf_counter() - begun
+
+    def __enter__(self) -> Bulk:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or self._transfer is None:
+            return
+        self._transfer.cancel()
+        try:
+            if self._reply is not None and self._connection.lost is None and not self._reply.done:
+                with contextlib.suppress(errors.PoolError, errors.ClosedError, errors.StallError):
+                    self._connection.tell(Op.CANCEL, self._reply.number)
+        finally:
+            give_up(self._transfer)  # whatever comes: nothing may touch the array any more

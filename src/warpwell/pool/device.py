@@ -93,8 +93,9 @@ class Device:
         nbytes = int(np.prod(dimensions, dtype=object)) * kind.itemsize
         if nbytes >= 1 << 62:
             raise MemoryError(f"{nbytes} bytes")
+        buffer = Buffer(self, handle, dimensions, kind)  # first: what Ctrl-C leaves of it is freed
         self.connection.post(channel, Op.ALLOCATE, handle, nbytes, pack_dtype(kind), dimensions)
-        return Buffer(self, handle, dimensions, kind)
+        return buffer
 
     def zeros(self, shape: Shape, dtype: DTypeLike = np.float64, stream: Stream | None = None) -> Buffer:
         """Return a buffer of zeros."""
@@ -195,8 +196,12 @@ class Device:
         """
         channel, handle = self.channel(stream), new_id()
         data, handles = dumps((args, options), self._handle_of)
-        self.connection.post(channel, Op.CREATE, handle, path_of(service), handles, data, cost=len(data))
-        return stand_in(self, handle, service)
+        try:
+            self.connection.post(channel, Op.CREATE, handle, path_of(service), handles, data, cost=len(data))
+            return stand_in(self, handle, service)
+        except BaseException:  # Ctrl-C: a file that nobody here has would stay open there
+            self.connection.finalizer(handle)
+            raise
 
     def open(self, path: Any, mode: str = "r", **options: Any) -> Any:
         """Open an array on storage where the device is: kernels of the device take it, and read it there.

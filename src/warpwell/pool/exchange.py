@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from .copies import Half
-from .memory import SkippedError, View
+from .memory import GivenUpError, SkippedError, View
 from .milestone import limit
 from .protocol import Op, pack_failure
 
@@ -181,9 +181,11 @@ def heard(agent: Agent, peer: int, op: int, number: int, *operands: Any) -> None
         if op == Op.ROOM:
             _refuse(agent, peer, number, operands[0])
     elif op in (Op.GO, Op.END) and operands[0] is not None:
-        half.fail(errors.PoolError(f"rank {peer}: {operands[0][0]}"))
+        said = str(operands[0][0])
+        kind = GivenUpError if said.startswith(GivenUpError.__name__) else errors.PoolError
+        half.fail(kind(f"rank {peer}: {said}"))
     elif op == Op.LEFT:  # where the sender alone was told to give the copy up, it says no more than this
-        half.fail(errors.PoolError(f"rank {peer} has given the copy up"))
+        half.fail(GivenUpError(f"rank {peer} has given the copy up"))
     elif op == Op.GO:
         half.go.set(operands[1])
     elif op == Op.END:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .memory import SkippedError
+from .memory import GivenUpError, SkippedError
 from .protocol import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_CALLS, Op
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ class Lane:
             except SkippedError as skipped:
                 if reply:
                     agent.refuse(reply, call, skipped.cause, earlier=True)
+            except GivenUpError as given_up:
+                if reply:
+                    agent.refuse(reply, call, given_up, earlier=True)
             except BaseException as error:  # the caller's to know, whatever it is
                 agent.failed(self.number, sequence, call, reply, error)
             self.doing = ""

@@ -39,7 +39,7 @@ _GRACE = 1.0
 _COMPILING = 600.0
 """More that processes have while some compile what moves data, which happens once on a machine."""
 _TICK = 0.1
-_IMPATIENT = 3
+_IMPATIENT = 2
 """The Ctrl-C that ends an application which does not end by itself."""
 _PR_SET_PDEATHSIG = 1
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, PoolError
 from .runtime import Runtime
 
 
@@ -24,6 +24,10 @@ class SkippedError(Exception):
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+class GivenUpError(PoolError):
+    """The application gave a copy up, and knows: nobody is told of it at the next synchronization."""
 
 
 class Shared(NamedTuple):

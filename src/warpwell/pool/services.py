@@ -114,9 +114,9 @@ class Remote:
 
     def free(self) -> None:
         """Let the object go, behind the calls so far. It is not closed: call its own method for that."""
-        handle, self._handle = self._handle, 0
-        if handle and self.device.connection.lost is None:
-            self.device.connection.tell(Op.FREE, handle)
+        if self._handle and self.device.connection.lost is None:
+            self.device.connection.tell(Op.FREE, self._handle)
+        self._handle = 0  # behind it, as for buffers
 
     def _ask(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> Result:
         connection, channel = self.device.connection, self.device.channel(stream)

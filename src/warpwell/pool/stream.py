@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import errors
+from ..targets.uninterrupted import uninterrupted
 from .channel import Channel
 from .copying import in_order
 from .event import Event
@@ -33,14 +34,13 @@ class Stream:
         self.device = device
         self.priority = priority
         self._default = channel is not None
+        self._ended = device.connection.stream_finalizer
         self._channel: Channel | None = channel
         if channel is None:
             channel = Channel(new_id())
-            with device.connection.lock:  # who synchronizes the device finds a stream that its agent knows
+            with uninterrupted(), device.connection.lock:  # who synchronizes the device finds a stream its agent knows
                 device.connection.tell(Op.STREAM, priority, stream=channel.number)
-                device.connection.channels[channel.number] = channel
-            self._channel = channel
-        self._ended = device.connection.stream_finalizer
+                device.connection.channels[channel.number] = self._channel = channel
 
     @property
     def channel(self) -> Channel:
@@ -107,9 +107,11 @@ class Stream:
 
     def close(self) -> None:
         """End the stream behind what it was given. Its failures are raised by the default stream from now on."""
-        channel, self._channel = self._channel, self._channel if self._default else None
-        if channel is not None and not self._default and self.device.connection.lost is None:
-            self.device.connection.end_stream(channel.number)
+        if self._default or self._channel is None:
+            return
+        if self.device.connection.lost is None:
+            self.device.connection.end_stream(self._channel.number)
+        self._channel = None
 
     def __enter__(self) -> Stream:
         return self

@@ -1,0 +1,124 @@
+"""Ctrl-C at every place of the pool's own code: the call ends, and everything can be used afterwards."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell.pool.agent import Agent
+from warpwell.pool.device import Device
+from warpwell.pool.devices import Devices
+from warpwell.pool.runtime import CpuRuntime
+from warpwell.testing.pool_agents import pool_of
+from warpwell.testing.until import until
+
+OWN = str(Path(ww.__file__).parent / "pool")
+POINTS = 80
+"""Places of each call at which it is interrupted: all of them where there are no more."""
+LARGE = np.arange(100_000.0)
+HUGE = np.zeros(10 << 20, np.uint8)
+
+
+@ww.kernel
+def add(x, y):
+    i = ww.grid(1)
+    y[i] += x[i]
+
+
+def length(x: Any, y: int) -> int:
+    return len(x) + y
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[tuple[Devices, list[Agent]]]:
+    with pool_of(CpuRuntime() for _ in range(2)) as made:
+        yield made
+
+
+class Interrupts:
+    """Presses Ctrl-C at the n-th place of the pool's code in this thread where Python takes signals.
+
+    Those are where functions begin, and where those of C, which have no other place, return.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.places = 0
+
+    def __enter__(self) -> Interrupts:
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: Any, event: str, _: Any) -> None:
+        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(OWN):
+            return
+        if "__del__" in (frame.f_code.co_name, frame.f_back.f_code.co_name):
+            return  # Python forgets what comes there
+        self.places += 1
+        if self.places == self.at:
+            signal.raise_signal(signal.SIGINT)
+
+
+def between(device: Device, x: Any) -> None:
+    other = device.peers[0]
+    y = other.empty(x.shape, x.dtype)
+    y.copy_from(x)
+    y.copy_to_host()
+
+
+def streams(device: Device, x: Any) -> None:
+    with device.stream() as stream:
+        device.default_stream.wait(stream.record())
+        x[:10].copy_to_host()
+    device.synchronize(30)
+
+
+CALLS: dict[str, Callable[[Device, Any], object]] = {
+    "large to a device": lambda device, x: device.to_device(HUGE),
+    "small to a device": lambda device, x: device.to_device(LARGE[:10]),
+    "to the host": lambda device, x: x.copy_to_host(),
+    "a launch with arrays": lambda device, x: device.launch(add[10], np.zeros(10), np.zeros(10)),
+    "a launch": lambda device, x: (device.launch(add[10], x, x), device.synchronize(30)),
+    "a call": lambda device, x: device.call(length, LARGE, 3).get(30),
+    "a large result": lambda device, x: device.call(np.ones, 200_000).get(30),
+    "between devices": between,
+    "streams": streams,
+}
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_ctrl_c_at_every_place(agents: tuple[Devices, list[Agent]], name: str) -> None:
+    devices, served = agents
+    device, call = devices[0], CALLS[name]
+    x = device.to_device(LARGE)
+    call(device, x)
+    with Interrupts(0) as counted:
+        call(device, x)
+    begun = time.monotonic()
+    for at in np.unique(np.linspace(1, counted.places, POINTS).astype(int)).tolist():
+        with Interrupts(at) as interrupts:
+            try:
+                call(device, x)
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert interrupts.places < at, f"an interrupt at place {at} was lost"
+        for each in devices:
+            each.synchronize(30)  # nobody is told of what was given up
+            assert each.zeros(3).copy_to_host().tolist() == [0, 0, 0]
+        assert np.array_equal(x[100:200].copy_to_host(), LARGE[100:200])
+    assert time.monotonic() - begun < 30
+    until(lambda: not any(agent.bulk or agent.halves for agent in served))
+    until(lambda: [len(agent.handles) for agent in served] == [1, 0])  # nothing is kept there but x
+    assert all(not c.caller.replies for c in devices)

@@ -1,0 +1,40 @@
+"""Ctrl-C in copies, calls and waits of a pool: the call ends, and the next ones are as if there had been none."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+import warpwell as ww
+
+first, other = ww.devices()
+array = np.ones(64 << 20, np.uint8)
+there = first.to_device(array)
+first.synchronize()
+for call in (
+    lambda: first.to_device(array),
+    lambda: there.copy_to_host(),
+    lambda: other.to_device(there).copy_to_host(),
+    lambda: first.call(time.sleep, 1).get(),
+    lambda: (other.call(time.sleep, 1), other.synchronize()),
+):
+    timer = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        call()
+        time.sleep(5)
+    except KeyboardInterrupt:
+        begun = time.monotonic()
+        timer.join()
+    for device in (first, other):
+        device.synchronize(30)
+        print(device.zeros(3).copy_to_host().sum(), time.monotonic() - begun < 5)
+print("up", flush=True)
+while sys.argv[1] == "copies":
+    other.to_device(array)
+while sys.argv[1] == "calls":
+    first.call(np.sum, array[: 1 << 20]).get()
+first.call(time.sleep, 60).get()
