@@ -115,10 +115,10 @@ def test_a_key_that_was_deleted_is_named(tmp_path: Path) -> None:
         store.put_many(np.arange(30), [b"v"] * 30)
         loader, dataset = ww.kv.DataLoader(store, 10, shuffle=False), ww.kv.Dataset(store)
         del store[12]
-        with pytest.raises(KeyMissingError, match=r"\\x0c.*1 of a batch of 10") as raised:
+        with pytest.raises(KeyMissingError, match=r"key 12 .1 of a batch of 10") as raised:
             list(loader)
         assert raised.value.key == (12).to_bytes(8, "little")
-        with pytest.raises(KeyMissingError, match=r"\\x0c"):
+        with pytest.raises(KeyMissingError, match="key 12 any more"):
             dataset.__getitems__([1, 12])
 
 

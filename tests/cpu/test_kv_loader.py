@@ -180,19 +180,22 @@ def test_a_resumed_run_delivers_exactly_the_rest(
     ["one", 2, b"three"], np.array([2**63 - 1, -(2**63)]), range(-(2**63), 2**63, 2**63 - 1),
 ])  # fmt: skip
 def test_without_shuffle_keys_come_in_their_order(keys: Any) -> None:
+    def raw(keys: Any) -> list[bytes]:
+        return [keys.raw(k) for k in range(keys.size)]
+
     listed = as_keys(list(keys))
     asked: list[bytes] = []
 
     class Asked(Records):
         def get_many(self, keys: Any) -> Any:
-            asked.extend(as_keys(keys).to_list())
+            asked.extend(raw(as_keys(keys)))
             return super().get_many(keys)
 
     loader = DataLoader(Asked(np.arange(3)), 2, shuffle=False, keys=keys, prefetch=0)
     assert loader.samples == listed.size
     for _ in range(2):
         assert sum(len(batch["x"]) for batch in loader) == listed.size
-    assert asked == 2 * listed.to_list()
+    assert asked == 2 * raw(listed)
 
 
 def test_epochs_follow_one_another() -> None:
@@ -370,7 +373,7 @@ def test_missing_keys_are_named(kind: Callable[[Any], Any]) -> None:
     store.absent = {17}
     loader = DataLoader(store, 10, shuffle=False)
     seen = 0
-    with pytest.raises(KeyMissingError, match=r"b'\\x11\\x00.*1 of a batch of 10") as raised:
+    with pytest.raises(KeyMissingError, match=r"key 17 .1 of a batch of 10") as raised:
         for _ in loader:
             seen += 1
     assert seen == 1 and raised.value.key == (17).to_bytes(8, "little")

@@ -1,5 +1,6 @@
 """Stores: any sequence of calls against a dict, and every bad input with what it leaves behind."""
 
+import ctypes
 import errno
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,9 @@ from warpwell import errors
 from warpwell.kv.files import Files
 from warpwell.testing.kv_model import KvModel
 
-KEYS = st.sampled_from([b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, 0, 1, -1, 2**62, "é", "key"])
+KEYS = st.sampled_from(
+    [b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, bytes(8), "8 bytes.", 0, 1, -1, 2**62, "é", "key"]
+)
 VALUES = st.sampled_from([0, 1, 64, 65, 4096, 5000, 70_000]).map(lambda n: b"v%d" % n * (n // 2) + bytes(n % 2))
 RECORDS = st.lists(st.tuples(KEYS, VALUES), max_size=6)
 
@@ -31,6 +35,16 @@ def raw(key: int | str | bytes) -> bytes:
     return key.encode() if isinstance(key, str) else key
 
 
+def order(key: int | bytes) -> tuple[bool, int | bytes]:
+    """Integers first."""
+    return isinstance(key, bytes), key
+
+
+def pair(key: int | str | bytes, value: bytes) -> tuple[int | bytes, bytes]:
+    """What a record of the model is: the key as it is shown, and the value."""
+    return key if isinstance(key, int) else raw(key), value
+
+
 class StoreMachine(RuleBasedStateMachine):
     """A store beside two dicts: what it holds, and what was committed."""
 
@@ -38,8 +52,8 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.path = self.folder / "a.kv"
-        self.model: dict[bytes, bytes] = {}
-        self.committed: dict[bytes, bytes] = {}
+        self.model: dict[bytes, tuple[int | bytes, bytes]] = {}
+        self.committed: dict[bytes, tuple[int | bytes, bytes]] = {}
         self.store: ww.kv.Store | None = None
         self.reader: ww.kv.Store | None = None
 
@@ -55,23 +69,26 @@ class StoreMachine(RuleBasedStateMachine):
                 store.close()
         if self.store is not None:
             with ww.kv.open(self.path) as after:
-                assert dict(after.items()) == self.model
+                assert dict(after.items()) == dict(self.model.values())
         shutil.rmtree(self.folder)
 
     def changed(self) -> None:
         if self.durability == "always":
             self.committed = dict(self.model)
 
+    def value(self, key: object) -> bytes | None:
+        return self.model.get(raw(key), (key, None))[1]
+
     @rule(key=KEYS, value=VALUES)
     def put(self, key: object, value: bytes) -> None:
         self.store[key] = value
-        self.model[raw(key)] = value
+        self.model[raw(key)] = pair(key, value)
         self.changed()
 
     @rule(records=RECORDS)
     def put_many(self, records: list[tuple[object, bytes]]) -> None:
         self.store.put_many([k for k, _ in records], [v for _, v in records])
-        self.model.update((raw(k), v) for k, v in records)
+        self.model.update((raw(k), pair(k, v)) for k, v in records)
         self.changed()
 
     @rule(key=KEYS)
@@ -90,12 +107,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(keys=st.lists(KEYS, max_size=8))
     def read(self, keys: list[object]) -> None:
         values, found = self.store.get_many(keys)
-        assert values == [self.model.get(raw(k)) for k in keys]
+        assert values == [self.value(k) for k in keys]
         assert found.tolist() == [raw(k) in self.model for k in keys]
         assert self.store.get_async(keys).wait()[0] == values
         for key in keys:
             assert (key in self.store) == (raw(key) in self.model)
-            assert self.store.get(key, b"none") == self.model.get(raw(key), b"none")
+            assert self.store.get(key) == self.value(key)
 
     @rule(
         prefix=st.sampled_from([b"", b"a", b"a\0", bytes(2), b"\xff"]),
@@ -103,7 +120,9 @@ class StoreMachine(RuleBasedStateMachine):
         limit=st.none() | st.integers(0, 4),
     )
     def listed(self, prefix: bytes, start: object, limit: int | None) -> None:
-        expected = sorted(k for k in self.model if k.startswith(prefix) and (start is None or k >= raw(start)))
+        keys = [k for k, _ in self.model.values() if not prefix or (isinstance(k, bytes) and k.startswith(prefix))]
+        first = order(-(2**63)) if start is None else order(pair(start, b"")[0])
+        expected = sorted((k for k in keys if order(k) >= first), key=order)
         assert self.store.list(prefix, start, limit) == expected[:limit]
 
     @rule()
@@ -133,14 +152,16 @@ class StoreMachine(RuleBasedStateMachine):
         if self.reader is None:
             self.reader = ww.kv.open(self.path)
         self.reader.refresh()
-        assert dict(self.reader.items()) == self.committed
+        assert dict(self.reader.items()) == dict(self.committed.values())
 
     @invariant()
     def same(self) -> None:
         if self.store is not None:
             assert len(self.store) == len(self.model)
-            assert dict(self.store.items()) == self.model
-            assert set(self.store) == set(self.model)
+            shown = dict(self.model.values())
+            assert dict(self.store.items()) == shown
+            assert set(self.store) == set(shown)
+            assert self.store.ordered().to_list() == sorted(shown, key=order) == self.store.list()
             assert self.store.verify().sound
 
 
@@ -185,7 +206,7 @@ def test_records_come_back_as_arrays(digits) -> None:
     out = np.zeros((2, 72), np.uint8)
     batch, _ = store.get_many([1, 2], out=out)
     assert np.shares_memory(batch["y"], out) and batch["y"].tolist() == [3, 6]
-    assert {k: v["y"] for k, v in store.items()} == {n.to_bytes(8, "little"): n * 3 for n in range(100)}
+    assert {k: v["y"] for k, v in store.items()} == {n: n * 3 for n in range(100)}
     assert store.schema == ww.kv.Schema(DIGITS)
 
 
@@ -197,7 +218,7 @@ def test_records_of_another_schema_change_nothing(tmp_path: Path) -> None:
                 store[2] = value
         with pytest.raises(errors.SchemaError, match="shape"):
             store.put_many([1, 2], {"x": np.zeros((3, 8, 8), np.uint8), "y": [1, 2, 3]})
-        assert list(store) == [bytes([1]) + bytes(7)] and store[1]["y"] == 5
+        assert list(store) == [1] and store[1]["y"] == 5
 
 
 # -- bad input ----------------------------------------------------------------------------------------------
@@ -471,7 +492,7 @@ def test_compact_leaves_a_group_to_its_caller(tmp_path):
         with ww.kv.open(tmp_path / "a.kv") as r:
             assert r["half"] == b"of a group" and r[3] == b"newer" and 4 not in r
     with ww.kv.open(tmp_path / "killed.kv", "r+") as w:
-        assert dict(w.items()) == {k.to_bytes(8, "little"): b"39" * 900 for k in range(30)} and w.verify().sound
+        assert dict(w.items()) == {k: b"39" * 900 for k in range(30)} and w.verify().sound
 
 
 def test_an_exception_undoes_what_was_put_before_a_compaction(tmp_path):
@@ -532,3 +553,85 @@ def test_a_commit_stands_where_its_snapshot_breaks_the_store(tmp_path, monkeypat
     w.close()
     with ww.kv.open(tmp_path / "a.kv", "r+") as w:
         assert len(w) == 70_000 and w.verify().sound
+
+
+# -- which keys are integers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [0, 3])
+def test_a_key_is_shown_as_it_was_put(tmp_path, shards):
+    folders = [tmp_path / f"s{k}" for k in range(shards)] or None
+    names = [f"img{k:05}" for k in (2, 11, 300)]
+    with ww.kv.create(tmp_path / "a.kv", shards=folders, segment_bytes="64KiB") as w:
+        w.put_many(names, [b"n"] * 3)
+        assert w.list() == list(ww.kv.Dataset(w)._keys.to_list()) == [n.encode() for n in names]
+        assert isinstance(w.keys_array(), tuple)
+        w.put_many(np.arange(256, 250, -1), [b"i" * 4000] * 6)
+        w.put(-7, b"i")
+        w.put("a", b"n")
+        expected = [-7, *range(251, 257), b"a", *(n.encode() for n in names)]
+        assert w.list() == expected and set(w) == set(expected)
+        assert w.list(start=255) == expected[5:] and w.list(start="img") == expected[8:] == w.list("img")
+        assert {-7: b"i", b"a": b"n"} == {k: v for k, v in w.items() if k in (-7, b"a")}
+        assert ("a", b"n") in w.items() and (-7, b"other") not in w.items() and b"i" in w.values()
+        raw, lengths = w.keys_array()
+        assert w.get_many((raw, lengths))[1].all()
+        assert ww.kv.Dataset(w)[0] == b"i" == w[(-7).to_bytes(8, "little", signed=True)]
+        with pytest.raises(errors.KeyMissingError, match="no key 5:"):
+            w[5]
+        with pytest.raises(errors.KeyMissingError, match=r"no key b'5':"):
+            w["5"]
+        w.put(bytes([252]) + bytes(7), b"a name now")
+        w.put(254, b"x" * 60_000)
+        expected = [-7, 251, 253, 254, 255, 256, *expected[7:], bytes([252]) + bytes(7)]
+        assert w.list() == expected and w[252] == b"a name now"
+        w.commit()
+        assert w.compact(threshold=0.05).moved and w.list() == expected
+    with ww.kv.open(tmp_path / "a.kv") as r:
+        assert r.list() == expected and r.verify().sound
+    with ww.kv.create(tmp_path / "b.kv") as w:
+        w.put_many([3, -1, 2], [b"v"] * 3)
+        assert w.keys_array().tolist() == [-1, 2, 3] == w.list()
+
+
+def test_stores_of_format_1_are_as_they_were(tmp_path):
+    with zipfile.ZipFile(Path(__file__).parent.parent / "data" / "kv-format-1.zip") as file:
+        file.extractall(tmp_path)
+    for mode in ("r", "r+", "r"):
+        with ww.kv.open(tmp_path / "ints.kv", mode) as s:
+            keys = sorted({*range(-3, 40), 300} - {5})
+            assert s.keys_array().tolist() == keys and len(s) == 43
+            assert sorted(s) == s.list() == sorted(k.to_bytes(8, "little", signed=True) for k in keys)
+            assert ww.kv.Dataset(s)[0] == b"v-3" and s[300] == b"v300"
+        with ww.kv.open(tmp_path / "names.kv", mode) as s:
+            assert s.list() == sorted([b"a", *(b"img%05d" % k for k in (2, 11, 300)), (1).to_bytes(8, "little")])
+        with ww.kv.open(tmp_path / "snap.kv", mode) as s:
+            assert dict(s.items()) == {k.to_bytes(8, "little"): b"s%d" % k for k in range(21)} and s.verify().sound
+    with ww.kv.open(tmp_path / "snap.kv", "r+") as w:  # written by this release from now on
+        w.put_many(np.arange(15), [b"t"] * 15)
+        w.commit()
+        with w._parts.lock:
+            w._parts._snapshot()
+        w.put(100, b"last")
+    with ww.kv.open(tmp_path / "snap.kv") as r:
+        assert r.keys_array().tolist() == [*range(21), 100] and r[14] == b"t" and r[15] == b"s15"
+        assert (100).to_bytes(8, "little") in list(r) and r.verify().sound
+
+
+def test_values_that_hold_addresses_are_refused(tmp_path):
+    with ww.kv.create(tmp_path / "a.kv") as w:
+        for value in (np.array([{}], object), np.zeros(1, [("a", object)]), (ctypes.py_object * 1)(1),
+                      (ctypes.c_char_p * 1)(b"x")):  # fmt: skip
+            with pytest.raises(errors.ArgumentError, match="'o' holds Python objects or pointers"):
+                w.put("o", value)
+            with pytest.raises(errors.ArgumentError, match="'o' holds"):
+                w.put_many([1, "o"], [b"", value])
+        for number in (np.float32(1), np.float64(1), np.int64(1), np.True_, 1, 1.5):
+            with pytest.raises(errors.ArgumentError, match=r"of type .*pass bytes or an array"):
+                w.put(7, number)
+        with pytest.raises(errors.ArgumentError, match="key 1 is of type uint8"):
+            w.put_many([1, 2], np.array([7, 8], np.uint8))
+        w.put(1, np.array(5))
+        assert list(w) == [1] and w[1] == (5).to_bytes(8, "little")
+        with pytest.raises(errors.ArgumentError, match="surrogates"):
+            w.list("\udc80")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from warpwell import errors
 from warpwell.kv.keys import Keys, as_key, as_keys, from_bytes
 from warpwell.kv.schema import MAX_VALUE, Schema
+from warpwell.kv.sorting import in_byte_order, in_order
 
 KEY = st.binary(min_size=1, max_size=16)
 
@@ -27,10 +28,15 @@ def test_lengths_that_cannot_be(key: object) -> None:
         as_keys([b"ok", key])
 
 
-@pytest.mark.parametrize("key", [1.5, None, True, (1,), [b"a"]])
+@pytest.mark.parametrize("key", [1.5, None, True, np.True_, (1,), [b"a"]])
 def test_types_that_are_no_keys(key: object) -> None:
     with pytest.raises(errors.ArgumentError, match="pass an int"):
         as_key(key)
+
+
+def test_text_without_utf8_is_named() -> None:
+    with pytest.raises(errors.ArgumentError, match=r"udc80.*os\.fsencode"):
+        as_key("a\udc80")
 
 
 @given(st.lists(KEY))
@@ -45,8 +51,25 @@ def test_bytes_come_back(keys: list[bytes]) -> None:
 def test_integers_are_their_eight_bytes(keys: list[int]) -> None:
     expected = [k.to_bytes(8, "little", signed=True) for k in keys]
     for given_keys in (keys, np.array(keys, np.int64), iter(keys)):
-        assert as_keys(given_keys).to_list() == expected
-    assert from_bytes(expected).lengths is None or not keys
+        checked = as_keys(given_keys)
+        assert checked.to_list() == keys == [checked.row(k) for k in range(len(keys))]
+        assert [checked.raw(k) for k in range(len(keys))] == expected
+    named = from_bytes(expected)
+    assert named.to_list() == expected and (named.lengths is None or not keys)
+
+
+def test_integers_and_names_stay_what_they_are() -> None:
+    given = [7, b"8 bytes.", np.int32(-1), "a", "ssssssss"]
+    keys = as_keys(given)
+    assert keys.to_list() == [7, b"8 bytes.", -1, b"a", b"ssssssss"]
+    assert keys.take(slice(2)).to_list() == [7, b"8 bytes."] == as_keys(np.array([7, b"8 bytes."], object)).to_list()
+    assert keys.marked()[1].tolist() == [40, 8, 40, 1, 8] and keys.padded()[1].tolist() == [8, 8, 8, 1, 8]
+    assert as_keys(["8 bytes.", "names..."]).lengths is None and not as_keys(["8 bytes."]).all_integers
+    assert as_keys(np.full((2, 8), 65, np.uint8)).to_list() == [b"A" * 8] * 2
+    assert in_order(as_keys([b"b", 3, "a", -4, bytes(8)])).to_list() == [-4, 3, bytes(8), b"a", b"b"]
+    assert in_byte_order(as_keys([b"b", 3, "a", 256])).to_list() == [256, 3, b"a", b"b"]
+    names = as_keys([f"img{k:05}" for k in (11, 2, 300)])
+    assert in_order(names).to_list() == [b"img00002", b"img00011", b"img00300"]
 
 
 def test_length_tells_keys_apart() -> None:
@@ -58,7 +81,10 @@ def test_arrays() -> None:
     assert as_keys(np.arange(3, dtype=np.uint8)).words.tolist() == [0, 1, 2]
     assert as_keys(np.arange(6)[::2]).words.tolist() == [0, 2, 4]
     assert as_keys(np.full((2, 16), 65, np.uint8)).to_list() == [b"A" * 16] * 2
-    assert as_keys(np.array([b"ab", b"c"])).to_list() == [b"ab", b"c"]
+    assert as_keys(np.array([b"ab", b"cd"])).to_list() == [b"ab", b"cd"]
+    assert as_keys(np.array(["ab", "c"])).to_list() == [b"ab", b"c"]
+    for empty in (np.zeros(0), np.zeros(0, "S3"), np.zeros(0, np.uint64), []):
+        assert as_keys(empty).size == 0
     padded = np.full((2, 16), 65, np.uint8)
     assert as_keys((padded, np.array([1, 3]))).to_list() == [b"A", b"AAA"]
     some = as_keys([b"a", b"bb", b"ccc"])
@@ -69,7 +95,8 @@ def test_arrays() -> None:
     "keys",
     [
         np.zeros((2, 17), np.uint8), np.zeros((2, 0), np.uint8), np.zeros(3), np.zeros((2, 2)),
-        np.array([1 << 63], np.uint64), "abc", 5, None,
+        np.array([1 << 63], np.uint64), np.array([b"a\0", b"a"]), np.array([bytes(2)]), np.array([True]),
+        "abc", 5, None,
         (np.zeros((2, 16), np.uint8), np.array([1])), (np.zeros((2, 16), np.uint8), np.array([1, 17])),
     ],
 )  # fmt: skip

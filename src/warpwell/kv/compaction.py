@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .checksum import crc32c_many
 from .files import read_at
-from .format import SUPERBLOCK, crc_of, footprint, key_len_of, offset_of, segment_of, size_of
+from .format import SUPERBLOCK, crc_of, footprint, marked_len_of, offset_of, segment_of, size_of
 from .log import Log
 from .recovery import join, value_damaged
 
@@ -165,7 +165,7 @@ def _move(
 ) -> int:
     """Append copies of those values that are still live; nobody writes meanwhile."""
     keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8).reshape(-1, 16)
-    lens = key_len_of(slots[:, 3]).astype(np.uint8)
+    lens = marked_len_of(slots[:, 3]).astype(np.uint8)
     with log.lock:
         still = np.flatnonzero(lookup(keys, lens)[:, 0] == slots[:, 2])
         if not len(still):

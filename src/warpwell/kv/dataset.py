@@ -39,7 +39,10 @@ class Dataset:
 
     def __init__(self, store: Any, keys: Any = None) -> None:
         self._store: Any = store
-        self._keys: Keys = as_keys(store.keys_array()) if keys is None else as_keys(keys).copied()
+        if keys is None:  # a store knows which keys are integers, and another's array of keys may not
+            self._keys: Keys = as_keys(store.ordered() if hasattr(store, "ordered") else store.keys_array())
+        else:
+            self._keys = as_keys(keys).copied()
         self._path = store.path
         self._reopens = not store.writable and getattr(store, "device", None) in (None, "cpu")
 
@@ -67,7 +70,7 @@ class Dataset:
             raise errors.KeyMissingError(
                 f"the store does not have key {key!r} any more: was it deleted after the dataset was made? Make it"
                 " anew",
-                key=key,
+                key=keys.raw(int(k)),
             )
         if not isinstance(batch, dict):
             return list(batch)

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, KeyLengthError, StorageFullError
-from .import_npz import KEYS, LENGTHS, OFFSETS, VALUES
+from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, VALUES
 from .importers import BATCH_BYTES, BATCH_RECORDS, Progress
-from .keys import INT_KEY, MAX_KEY, Keys, as_keys
-from .layout import SIZE_MASK
+from .keys import INT_KEY, MAX_KEY, Keys
+from .sorting import with_prefix
 from .store import Store
 
 
@@ -45,8 +45,9 @@ class Dumped:
 def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | None = None) -> Dumped:
     """Write a ``.npz`` file, in bounded memory (not compressed).
 
-    It has the array ``keys``: int64 [N] where every key has 8 bytes, else uint8 [N, 16] beside ``key_lengths``.
-    With a schema each field is an array; without one, ``values`` are all bytes in a row and ``value_offsets`` their
+    It has the array ``keys``: int64 [N] where every key is an integer, else uint8 [N, 16] beside ``key_lengths``, and
+    ``key_integers``, bool [N], where some are integers; in the order of `Store.list`. With a schema each field is an
+    array; without one, ``values`` are all bytes in a row and ``value_offsets`` their
     N + 1 borders. `importers.open_source` reads it back.
 
     Raises
@@ -62,7 +63,7 @@ def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | N
         if schema is None:
             _write_bytes(archive, store, entries, progress)
         for n, field in enumerate(schema.fields if schema is not None else ()):
-            if field.name in (KEYS, LENGTHS):
+            if field.name in (KEYS, LENGTHS, INTEGERS):
                 raise ArgumentError(f"the field {field.name!r} cannot stand beside the keys: rename it")
             with _member(archive, field.name, field.dtype, (keys.size, *field.shape)) as file:
                 for done, some in entries.batches():
@@ -87,7 +88,7 @@ def to_folder(
         Only keys that begin with it.
     names : {"auto", "text", "int", "hex"}
         What files are named: the key as text (``/`` makes folders), as a decimal number (8-byte keys), or in
-        hexadecimal. "auto" takes the first that fits all keys.
+        hexadecimal. "auto": numbers if all keys are integers, text if none is and it fits, else hexadecimal.
     progress : callable, optional
         Called as ``progress("write", done, total)``.
 
@@ -103,7 +104,11 @@ def to_folder(
         path.mkdir()
         if store.schema is not None:
             return _fields_to_folder(store, path, entries, names, progress)
-        rule, files = _file_names(entries.keys.to_list(), names)
+        if names == "auto" and entries.kinds and entries.keys.size:
+            kinds = np.asarray(entries.keys.kinds)
+            # a number and a name of the same digits would be one file
+            names = "int" if kinds.all() else "hex" if kinds.any() else _NAMES_ONLY
+        rule, files = _file_names([entries.keys.raw(k) for k in range(entries.keys.size)], names)
         made = {path}
         start = 0
         for done, some in entries.batches():
@@ -139,7 +144,7 @@ def _fields_to_folder(
     if names != "auto":
         raise ArgumentError("--names is for stores without a schema: a field is a .npy file here", name="names")
     for field in store.schema.fields:
-        if "/" in field.name or _as_text(field.name.encode()) is None or field.name in (KEYS, LENGTHS):
+        if "/" in field.name or _as_text(field.name.encode()) is None or field.name in (KEYS, LENGTHS, INTEGERS):
             raise ArgumentError(f"the field {field.name!r} cannot be the name of a file: rename it", name="names")
     for name, array in entries.key_arrays.items():
         np.save(path / f"{name}.npy", array)
@@ -173,35 +178,28 @@ class _Entries:
     """The keys to write, in order, and the sizes of their values: int64 keys as numbers, others as bytes."""
 
     def __init__(self, store: Store, prefix: str) -> None:
-        entries, locations = store._parts.entries()
-        raw, lengths = entries.padded()
-        keys = as_keys((raw, lengths)) if entries.size else Keys(np.zeros(0, np.int64), None)
-        first = np.frombuffer(prefix.encode(errors="surrogateescape"), np.uint8)
-        if first.size > MAX_KEY:
+        first = prefix.encode(errors="surrogateescape")
+        if len(first) > MAX_KEY:
             raise KeyLengthError(f"prefix {prefix!r} has more than {MAX_KEY} bytes, as no key has", name="prefix")
-        there = (lengths >= first.size) & (raw[:, : first.size] == first).all(axis=1)
-        rows = np.flatnonzero(there)
-        if keys.lengths is None:
-            order = np.argsort(keys.words[rows])
-        else:
-            big = np.ascontiguousarray(raw[rows]).view(">u8").reshape(-1, 2)
-            order = np.lexsort((lengths[rows], big[:, 1], big[:, 0]))
-        rows = rows[order]
-        self.keys = keys.take(rows)
-        self.sizes = locations[rows, 1] & SIZE_MASK
+        self.kinds = store._parts.kinds
+        self.keys = with_prefix(store.ordered(), first, None)
+        self.sizes = store._parts.sizes(self.keys)
         self.nbytes = int(self.sizes.sum())
 
     @property
     def key_arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays that hold the keys."""
-        if self.keys.lengths is None:
-            return {KEYS: self.keys.words}
-        return {KEYS: self.keys.padded()[0], LENGTHS: self.keys.lengths}
+        if self.keys.all_integers:
+            return {KEYS: self.keys.numbers()}
+        padded, lengths = self.keys.padded()
+        arrays: dict[str, NDArray[Any]] = {KEYS: padded, LENGTHS: lengths}
+        kinds = np.broadcast_to(self.keys.kinds, self.keys.size)
+        return {**arrays, INTEGERS: kinds} if kinds.any() else arrays
 
     @property
     def key_kind(self) -> str:
         """How those arrays hold them."""
-        return "int" if self.keys.lengths is None else "bytes"
+        return "int" if self.keys.all_integers else "bytes"
 
     def batches(self) -> Iterator[tuple[int, Keys]]:
         """Give keys whose values fit into memory, and how many were given so far."""
@@ -261,7 +259,7 @@ def _header(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> No
 
 def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
     """Return how keys are named, and the names."""
-    for choice in _NAMES if rule == "auto" else (rule,):
+    for choice in _NAMES if rule == "auto" else ("text", "hex") if rule == _NAMES_ONLY else (rule,):
         names = [_NAMES[choice](key) for key in keys]
         wrong = next((key for key, name in zip(keys, names, strict=True) if name is None), None)
         if wrong is None:
@@ -291,4 +289,5 @@ def _as_int(key: bytes) -> str | None:
     return str(int.from_bytes(key, "little", signed=True)) if len(key) == INT_KEY else None
 
 
+_NAMES_ONLY = "text or hex"
 _NAMES: dict[str, Callable[[bytes], str | None]] = {"text": _as_text, "int": _as_int, "hex": bytes.hex}

@@ -13,7 +13,8 @@ from .. import errors
 from ..nvme._check import require_layout
 from .checksum import crc32c
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of what is written. Format 1 is read, and its stores become format 2 with the first manifest that is written."""
 
 MAX_KEY = 16
 """Bytes."""
@@ -31,6 +32,8 @@ PAGE = 4096
 SEGMENT_SHIFT = 40
 CRC_SHIFT = 32
 KEY_LEN_SHIFT = 25
+INTEGER = 32
+"""Mark beside the length of a key: it was given as an integer, and is shown and ordered as one."""
 MAX_SEGMENT = (1 << 23) - 1
 VACANT = 0
 TOMBSTONE = -1
@@ -245,6 +248,11 @@ def size_of(loc1: Any) -> Any:
 def key_len_of(loc1: Any) -> Any:
     """Return the bytes of the key."""
     return loc1 >> KEY_LEN_SHIFT & 31
+
+
+def marked_len_of(loc1: Any) -> Any:
+    """Return the bytes of the key, with the mark `INTEGER` where it has one."""
+    return loc1 >> KEY_LEN_SHIFT & 63
 
 
 def crc_of(loc1: Any) -> Any:

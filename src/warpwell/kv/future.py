@@ -149,7 +149,7 @@ class DeviceFuture:
         copied = space.keys_at
         self._unique = False
         if self._keys is not None:
-            given, lengths = self._keys
+            given, lengths, _ = self._keys
             self._unique = given.ndim == 1 and np.unique(given).size == n
             words[at.B_UNIQUE] = self._unique
             width = 2 if given.ndim == 2 else 1

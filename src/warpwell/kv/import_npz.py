@@ -16,8 +16,9 @@ from ..array.header import check_dtype
 from ..errors import FormatError
 from .importers import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 
-KEYS, LENGTHS, VALUES, OFFSETS = "keys", "key_lengths", "values", "value_offsets"
-"""Arrays of a dump. `VALUES` are all bytes in a row where there is no schema, and `OFFSETS` their N + 1 borders."""
+KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers", "values", "value_offsets"
+"""Arrays of a dump. `INTEGERS` tells which keys are integers. `VALUES` are all bytes in a row where there is no schema,
+and `OFFSETS` their N + 1 borders."""
 
 
 class NpzSource:
@@ -56,7 +57,7 @@ class NpzSource:
                 choose([key_field], names, str(path))
             self._key = key_field or (KEYS if KEYS in names else None)
             self._bytes = VALUES in names and OFFSETS in names and fields is None
-            special = {self._key, LENGTHS} if LENGTHS in names and self._key == KEYS else {self._key}
+            special = {self._key, *({LENGTHS, INTEGERS} & set(names) if self._key == KEYS and LENGTHS in names else ())}
             wanted = [VALUES] if self._bytes else [n for n in choose(fields, names, str(path)) if n not in special]
             if not wanted:
                 raise FormatError(f"{path} holds no array besides the keys: what are the values?", path=path)
@@ -118,7 +119,7 @@ class NpzSource:
             begin, start = int(ends[-1]), start + count
         self._finish()
 
-    def _keys(self, start: int, count: int) -> NDArray[np.int64] | list[bytes]:
+    def _keys(self, start: int, count: int) -> NDArray[np.int64] | list[Any]:
         if self._key is None:
             return self._rule.from_numbers(start, count)
         column = self._arrays[self._key].read(count)
@@ -127,8 +128,12 @@ class NpzSource:
             if column.ndim != 2 or column.dtype != np.uint8:
                 raise FormatError(f"{where} is not uint8 [N, 16] though there are {LENGTHS}", path=self.path)
             lengths = self._arrays[LENGTHS].read(count).tolist()
-            names = [row.tobytes()[:n] for row, n in zip(column, lengths, strict=True)]
-            return self._rule.from_names(names, start, where)
+            names: list[Any] = [row.tobytes()[:n] for row, n in zip(column, lengths, strict=True)]
+            keys: NDArray[np.int64] | list[Any] = self._rule.from_names(names, start, where)
+            if INTEGERS in self._arrays and keys is names:
+                for k in np.flatnonzero(self._arrays[INTEGERS].read(count)).tolist():
+                    keys[k] = int.from_bytes(names[k], "little", signed=True)
+            return keys
         return self._rule.from_column(column, start, where)
 
     def _rows(self) -> int:
@@ -205,4 +210,4 @@ class _Member:
 
 
 def _uniform(keys: list[Any]) -> NDArray[np.int64] | list[bytes]:
-    return keys if isinstance(keys[0], bytes) else np.array(keys, np.int64)
+    return np.array(keys, np.int64) if isinstance(keys[0], np.integer) else keys

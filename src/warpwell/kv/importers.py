@@ -35,7 +35,7 @@ class Batch:
 
     Attributes
     ----------
-    keys : int64 [N], or list of bytes
+    keys : int64 [N], or list of bytes (and int)
         The keys.
     values : list of bytes, or dict of arrays [N, ...]
         The values; arrays where the source has a schema.
@@ -43,7 +43,7 @@ class Batch:
         Size of the values.
     """
 
-    keys: NDArray[np.int64] | list[bytes]
+    keys: NDArray[np.int64] | list[Any]
     values: list[bytes] | dict[str, NDArray[Any]]
     nbytes: int
 
@@ -249,6 +249,12 @@ class KeyRule:
             names = [row.tobytes() for row in column]
         elif column.dtype.kind in "SU" and column.ndim == 1:
             names = [n if isinstance(n, bytes) else n.encode() for n in column.tolist()]
+            if any(b"\0" in n for n in names):
+                raise FormatError(
+                    f"{where} is {column.dtype} and holds zeros, which at a name's end cannot be told from padding:"
+                    " save uint8 [N, 1 to 16]",
+                    path=where,
+                )
         else:
             raise FormatError(
                 f"{where} is {column.dtype} of shape {column.shape}: take integers [N], strings [N] or uint8 [N, 16]",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..targets.memory import private_memory
+from .format import INTEGER
 from .keys import Keys
 from .layout import (
     LENGTH_SHIFT,
@@ -114,8 +115,9 @@ class Index:
         """Return all keys and their locations, in no order."""
         slots = self._table.slots
         live = slots[slots[:, 2] > 0]
-        lengths = ((live[:, 3] >> LENGTH_SHIFT) & 127).astype(np.uint8)
-        return Keys(np.ascontiguousarray(live[:, :2]), lengths), np.ascontiguousarray(live[:, 2:])
+        marked = live[:, 3] >> LENGTH_SHIFT
+        keys = Keys(np.ascontiguousarray(live[:, :2]), (marked & 31).astype(np.uint8), marked & INTEGER != 0)
+        return keys, np.ascontiguousarray(live[:, 2:])
 
     def reserve(self, more: int) -> None:
         """Make room for `more` new keys."""

@@ -27,6 +27,7 @@ from .files import Files, read_at
 from .format import (
     COMMIT,
     DELETE,
+    INTEGER,
     JOURNAL_FILE,
     MAGIC,
     ORDERED,
@@ -182,7 +183,7 @@ def new_records(kind: int, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8],
     """Return records of `kind` for keys, uint8 [N, 16]; locations, order and checksums are still to be filled in."""
     records = np.zeros(len(keys), RECORD)
     records["magic"], records["type"], records["flags"] = MAGIC, kind, flags
-    records["key_len"] = key_lens
+    records["key_len"] = key_lens & (INTEGER - 1)
     records["key"] = np.ascontiguousarray(keys).view(np.int64)
     if kind == DELETE:
         records["loc"][:, 0] = TOMBSTONE

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import MAX_KEY_BYTES as MAX_KEY
+from .format import INTEGER
 
 Key = int | bytes | str
 INT_KEY = 8
@@ -27,10 +28,13 @@ class Keys(NamedTuple):
         int64 [N] for 8-byte keys alone; otherwise int64 [N, 2], zero-padded. C order.
     lengths : numpy.ndarray or None
         uint8 [N]; None where every key has 8 bytes and `words` is flat.
+    integers : numpy.ndarray, bool or None
+        Which keys were given as integers, bool [N], or one answer for all; None: they are if `words` is flat.
     """
 
     words: NDArray[np.int64]
     lengths: NDArray[np.uint8] | None
+    integers: NDArray[np.bool_] | bool | None = None
 
     @property
     def size(self) -> int:
@@ -45,27 +49,66 @@ class Keys(NamedTuple):
         out[:, 0] = self.words
         return out.view(np.uint8), np.full(self.size, INT_KEY, np.uint8)
 
+    def marked(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return what `padded` does, with the mark `INTEGER` at the lengths of integers."""
+        padded, lengths = self.padded()
+        kinds = self.kinds
+        if kinds is not False:
+            lengths = lengths | np.where(kinds, INTEGER, 0).astype(np.uint8)
+        return padded, lengths
+
+    @property
+    def kinds(self) -> NDArray[np.bool_] | bool:
+        """Which keys are integers: bool [N], or one answer for all."""
+        return self.lengths is None if self.integers is None else self.integers
+
+    @property
+    def all_integers(self) -> bool:
+        """Whether every key is an integer."""
+        return bool(np.all(self.kinds))
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Return the first 8 bytes of each key as an integer."""
+        return self.words if self.words.ndim == 1 else self.words[:, 0]
+
     def take(self, rows: NDArray[Any] | slice) -> Keys:
         """Return the keys of some rows (indices, a mask or a slice)."""
-        return Keys(np.ascontiguousarray(self.words[rows]), None if self.lengths is None else self.lengths[rows])
+        lengths = None if self.lengths is None else self.lengths[rows]
+        integers = self.integers[rows] if isinstance(self.integers, np.ndarray) else self.integers
+        return Keys(np.ascontiguousarray(self.words[rows]), lengths, integers)
 
     def copied(self) -> Keys:
         """Return keys in memory of their own: the caller may use its array again."""
-        return Keys(self.words.copy(), None if self.lengths is None else self.lengths.copy())
+        lengths = None if self.lengths is None else self.lengths.copy()
+        return self._replace(words=self.words.copy(), lengths=lengths)
 
-    def row(self, k: int) -> bytes:
-        """Return one key as bytes."""
+    def raw(self, k: int) -> bytes:
+        """Return the bytes of one key."""
         if self.lengths is None:
             return int(self.words[k]).to_bytes(INT_KEY, "little", signed=True)
         return bytes(self.words[k].tobytes()[: int(self.lengths[k])])
 
-    def to_list(self) -> list[bytes]:
-        """Return the keys as bytes."""
-        if self.lengths is None:
-            raw = self.words.tobytes()
-            return [raw[k : k + INT_KEY] for k in range(0, len(raw), INT_KEY)]
-        raw = self.words.tobytes()
-        return [raw[16 * k : 16 * k + n] for k, n in enumerate(self.lengths.tolist())]
+    def row(self, k: int) -> int | bytes:
+        """Return one key, as an integer or as bytes."""
+        kinds = self.kinds
+        if kinds[k] if isinstance(kinds, np.ndarray) else kinds:
+            return int(self.numbers()[k])
+        return self.raw(k)
+
+    def to_list(self) -> list[int | bytes]:
+        """Return the keys, integers as such and all others as bytes."""
+        kinds = self.kinds
+        if kinds is True:
+            numbers: list[int | bytes] = self.numbers().tolist()
+            return numbers
+        padded, lengths = self.padded()
+        raw = padded.tobytes()
+        out: list[int | bytes] = [raw[16 * k : 16 * k + n] for k, n in enumerate(lengths.tolist())]
+        if isinstance(kinds, np.ndarray):
+            rows = np.flatnonzero(kinds)
+            for k, number in zip(rows.tolist(), self.numbers()[rows].tolist(), strict=True):
+                out[k] = number
+        return out
 
 
 def as_key(key: Any) -> bytes:
@@ -86,13 +129,13 @@ def as_key(key: Any) -> bytes:
     if isinstance(key, bytes):
         raw = key
     elif isinstance(key, str):
-        raw = key.encode()
-    elif isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        raw = as_utf8(key)
+    elif is_integer(key):
         try:
             return int(key).to_bytes(INT_KEY, "little", signed=True)
         except OverflowError:
             raise errors.KeyLengthError(
-                f"key {int(key)} is no integer of 64 bits: pass it as bytes, at most {MAX_KEY}", name="key"
+                f"key {int(key)} is no signed integer of 64 bits: pass it as bytes, at most {MAX_KEY}", name="key"
             ) from None
     elif isinstance(key, (bytearray, memoryview)):
         raw = bytes(key)
@@ -105,6 +148,35 @@ def as_key(key: Any) -> bytes:
     return raw
 
 
+def as_utf8(text: str) -> bytes:
+    """Return the UTF-8 of a key or a prefix.
+
+    Raises
+    ------
+    ArgumentError
+        It has none, as names of files may have that Python could not decode.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise errors.ArgumentError(
+            f"key {text!r} has characters that UTF-8 cannot say (surrogates): pass its bytes, as os.fsencode gives"
+            " those of a file's name",
+            name="key",
+        ) from None
+
+
+def is_integer(key: Any) -> bool:
+    """Tell whether a key is given as an integer."""
+    return isinstance(key, (int, np.integer)) and not isinstance(key, bool)
+
+
+def shown(key: Any) -> int | bytes:
+    """Return a key as messages show it: an integer as one, all others as bytes."""
+    raw = as_key(key)
+    return int(key) if is_integer(key) else raw
+
+
 def as_keys(keys: Any) -> Keys:
     """Check the keys of a batch and bring them into arrays.
 
@@ -112,7 +184,7 @@ def as_keys(keys: Any) -> Keys:
     ----------
     keys : array or iterable
         An array of integers [N]; uint8 [N, 16] (keys of 16 bytes), alone or in a tuple with the keys'
-        lengths [N]; an array of ``S`` strings; or an iterable of int, bytes and str.
+        lengths [N]; an array of strings, ``U``, or ``S`` of one length; or an iterable of int, bytes and str.
 
     Raises
     ------
@@ -140,16 +212,22 @@ def as_keys(keys: Any) -> Keys:
             return Keys(np.array(listed, np.int64), None)
         except OverflowError:
             pass  # as_key names the one
-    return from_bytes([as_key(k) for k in listed])
+    return _from_list(listed)
+
+
+def _from_list(keys: list[Any]) -> Keys:
+    out = from_bytes([as_key(k) for k in keys])
+    integers = np.fromiter(map(is_integer, keys), np.bool_, len(keys))
+    return out._replace(integers=integers) if integers.any() else out
 
 
 def from_bytes(keys: list[bytes]) -> Keys:
-    """Bring checked keys into arrays."""
+    """Bring checked keys that are no integers into arrays."""
     lengths = np.fromiter(map(len, keys), np.uint8, len(keys))
     raw = b"".join([k.ljust(MAX_KEY, b"\0") for k in keys])
     words = np.frombuffer(bytearray(raw), np.int64).reshape(-1, 2)
     if len(keys) and (lengths == INT_KEY).all():
-        return Keys(np.ascontiguousarray(words[:, 0]), None)
+        return Keys(np.ascontiguousarray(words[:, 0]), None, False)
     return Keys(words, lengths)
 
 
@@ -162,14 +240,22 @@ def _from_array(keys: NDArray[Any]) -> Keys:
             f"an array of keys of shape {keys.shape} and dtype {keys.dtype}: pass integers [N] or uint8 [N, 16]",
             name="keys",
         )
+    if not keys.size:
+        return Keys(np.zeros(0, np.int64), None)  # a dtype says nothing of no keys
     if kind in "iu":
         if keys.dtype == np.uint64 and keys.size and keys.max() > np.uint64((1 << 63) - 1):
             raise errors.KeyLengthError(
                 f"key {int(keys.max())} is no signed integer of 64 bits: pass keys.view('int64'), or bytes", name="keys"
             )
         return Keys(np.ascontiguousarray(keys, np.int64), None)
+    if kind == "S" and keys.view(np.uint8).reshape(keys.size, -1)[:, -1].min() == 0:
+        raise errors.ArgumentError(
+            f"an array of keys of dtype {keys.dtype} in which some are shorter: it does not tell zeros at a key's end"
+            " from padding. Pass the list of bytes that it was made of, or uint8 [N, 16] with lengths",
+            name="keys",
+        )
     if kind in "SUO":
-        return from_bytes([as_key(k) for k in keys.tolist()])
+        return _from_list(keys.tolist())
     raise errors.ArgumentError(
         f"an array of keys of dtype {keys.dtype}: pass integers [N] or uint8 [N, 16]", name="keys"
     )
@@ -196,7 +282,7 @@ def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:
     # what stands behind a key is no part of it
     out[np.arange(MAX_KEY) >= lengths[:, None]] = 0
     if len(keys) and (lengths == INT_KEY).all():
-        return Keys(np.ascontiguousarray(out.view(np.int64)[:, 0]), None)
+        return Keys(np.ascontiguousarray(out.view(np.int64)[:, 0]), None, False)
     return Keys(out.view(np.int64), lengths)
 
 

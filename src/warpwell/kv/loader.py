@@ -99,7 +99,10 @@ class DataLoader:
                 name="rank",
             )
         self.drop_last = bool(drop_last)
-        self._keys = _keys_of(store.keys_array()) if keys is None else _keys_of(keys, given=True)
+        if keys is None:
+            self._keys = _keys_of(store.ordered() if hasattr(store, "ordered") else store.keys_array())
+        else:
+            self._keys = _keys_of(keys, given=True)
         self._crc: int | None = None
         self._place = _Place(0, 0)
 
@@ -337,7 +340,7 @@ def _checked(part: _Part, batch: Any, found: Any) -> Any:
         raise errors.KeyMissingError(
             f"the store does not have key {key!r} ({absent.size} of a batch of {there.size} are missing): was it"
             " deleted after the loader was made? Make the loader anew, or pass keys= that are there",
-            key=key,
+            key=part.keys.raw(int(absent[0])),
         )
     return batch
 
@@ -360,7 +363,7 @@ def _keys_of(keys: Any, *, given: bool = False) -> Keys | _KeyRange:
         as_keys([keys[0], keys[-1]])  # they have 64 bits, or an error says so
         return _KeyRange(keys)
     checked = as_keys(keys)
-    if checked.lengths is None and checked.size:
+    if checked.lengths is None and checked.size and checked.all_integers:
         first, last = int(checked.words[0]), int(checked.words[-1])
         if last - first == checked.size - 1 and (np.diff(checked.words) == 1).all():
             return _KeyRange(range(first, last + 1))

@@ -46,7 +46,7 @@ from .lock import WriterLock, check_process
 from .log_opening import Opened, create_writable, open_writable
 from .manifest import Manifest
 from .recovery import Loaded, Recovered, join, live, split
-from .segments import Segments, Values
+from .segments import Segments, Values, too_large
 from .statistics import LogStatistics
 
 _SPILL = 1 << 18
@@ -67,6 +67,8 @@ class Log:
     uuid : str
     schema_json : dict or None
         What `create` was given.
+    kinds : bool
+        Keys carry the mark `INTEGER`.
     lock : threading.RLock
         Every method takes it. A caller with an index holds it over an append and the change of its index, so that
         compaction, in another thread, finds both or neither.
@@ -77,7 +79,7 @@ class Log:
     def __init__(self, folder: str, files: Files, manifest: Manifest, segments: Segments, journal: Journal) -> None:
         self.path, self.writable = folder, False
         self.durability, self.segment_bytes = manifest.durability, manifest.segment_bytes
-        self.uuid, self.schema_json = manifest.uuid, manifest.schema
+        self.uuid, self.schema_json, self.kinds = manifest.uuid, manifest.schema, manifest.kinds
         self.lock = threading.RLock()
         self.recovered: Recovered | None = None
         self._files, self._segments, self._journal, self._manifest = files, segments, journal, manifest
@@ -183,6 +185,7 @@ class Log:
         ----------
         keys : uint8 [N, 16]
         key_lens : uint8 [N]
+            With the mark `INTEGER` where a key was given as one.
         values : sequence of bytes-like, or uint8 [N, nbytes]
         moved : bool, default False
             Mark them as copies of compaction.
@@ -212,17 +215,13 @@ class Log:
             self._always()
             return locs
 
-    def append_one(self, key: bytes, value: Any) -> tuple[int, int]:
+    def append_one(self, key: bytes, value: Any, mark: int = 0) -> tuple[int, int]:
         """Append one put and return the two words of its location; as `append`, but faster."""
         with self.lock:
             self._check_writable()
             nbytes = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
             if nbytes > MAX_VALUE:
-                raise errors.ValueSizeError(
-                    f"the value has {nbytes} bytes, and a store takes at most {MAX_VALUE}: split it",
-                    name="value",
-                    nbytes=nbytes,
-                )
+                raise too_large(nbytes)
             segments = self._segments
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
@@ -230,7 +229,7 @@ class Log:
                 offset = segments.append_one(value, nbytes, self._roll)
                 loc0 = segments.head << SEGMENT_SHIFT | offset // UNIT
                 crc = crc32c(value) if nbytes else 0
-                loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | len(key) << KEY_LEN_SHIFT | nbytes
+                loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | (len(key) | mark) << KEY_LEN_SHIFT | nbytes
                 self._pending.add_packed(
                     _PACKED.pack(MAGIC, PUT, len(key), 0, 0, key, loc0, loc1, 0, 0, 0, 0)
                 )

@@ -49,7 +49,7 @@ def create_writable(
             f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to 2**40 bytes", name="segment_bytes"
         )
     identity = uuids.uuid4()
-    manifest = Manifest(identity.hex, durability, int(segment_bytes), 1, None, (1,), 2, 2, schema=schema)
+    manifest = Manifest(identity.hex, durability, int(segment_bytes), 1, None, (1,), 2, 2, schema=schema, kinds=True)
     with _space(path):
         made = make_folder(files, path)
         writer: WriterLock | None = None

@@ -42,6 +42,8 @@ class Manifest:
         A record that was durable when the manifest was written, and its checksum.
     schema : dict, optional
         Whatever JSON the store above keeps here.
+    kinds : bool
+        Locations tell whether a key was given as an integer. False in stores that format 1 created.
     """
 
     uuid: str
@@ -55,6 +57,7 @@ class Manifest:
     floor_seq: int = 0
     floor_crc: int = 0
     schema: dict[str, Any] | None = field(default=None)
+    kinds: bool = False
 
     @property
     def uuid_bytes(self) -> bytes:
@@ -128,17 +131,18 @@ def read_manifest(folder: str) -> Manifest:
             path=path,
             offset=0,
         )
-    if words[1].isdigit() and int(words[1]) > FORMAT_VERSION and data == _title(int(words[1]), body) + body:
-        raise newer(path, int(words[1]))
-    if data != _title(FORMAT_VERSION, body) + body:
+    version = int(words[1]) if words[1].isdigit() else 0
+    if data != _title(version, body) + body:
         raise errors.CorruptionError(f"{path} is damaged or was edited: restore it from a copy", path=path, offset=0)
+    if version > FORMAT_VERSION:
+        raise newer(path, version)
     try:
         fields = json.loads(body)
         fields["segments"] = tuple(fields["segments"])
         return Manifest(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise errors.CorruptionError(
-            f"{path} has other fields than format {FORMAT_VERSION} ({error}): restore it from a copy",
+            f"{path} has other fields than format {version} ({error}): restore it from a copy",
             path=path,
             offset=0,
         ) from None

@@ -16,6 +16,7 @@ from .. import errors
 from ..storage.medium import NativeMedium
 from .compaction import CompactionReport, compact
 from .fetch import STALE
+from .format import INTEGER
 from .index import Index
 from .journal import Pending
 from .keys import Keys
@@ -44,10 +45,16 @@ class Part:
         Taken over.
     path : str
         For messages.
+
+    Attributes
+    ----------
+    kinds : bool
+        Keys tell whether they were given as integers; they do not in stores that format 1 created.
     """
 
     def __init__(self, log: Log, path: str) -> None:
         self.log = log
+        self.kinds = log.kinds
         self.path = path
         self.lock = log.lock
         self._compacting = threading.Lock()
@@ -103,18 +110,23 @@ class Part:
         with self.lock:
             return self.index.entries()
 
+    def sizes(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the bytes of the values of keys, 0 for absent ones."""
+        return self.index.lookup(keys)[:, 1] & SIZE_MASK
+
     # -- changes --------------------------------------------------------------------------------------------
 
     def put(self, keys: Keys, values: Any) -> None:
         """Append values and index them; the last of equal keys counts."""
         with self.lock:
-            padded, lengths = keys.padded()
+            padded, lengths = keys.marked() if self.kinds else keys.padded()
             self.index.put(keys, self.log.append(padded, lengths, values))
 
-    def put_one(self, key: bytes, value: Any) -> None:
+    def put_one(self, key: bytes, value: Any, integer: bool = False) -> None:
         """Append and index one record."""
         with self.lock:
-            self.index.put_one(key, *self.log.append_one(key, value))
+            mark = INTEGER if integer and self.kinds else 0
+            self.index.put_one(key, *self.log.append_one(key, value, mark))
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; tell which were there (of equal keys the first)."""
@@ -289,4 +301,4 @@ def folder_bytes(path: str) -> int:
 
 def _keys(keys: NDArray[np.uint8], lengths: NDArray[np.uint8]) -> Keys:
     """Take keys from the log, which has checked them."""
-    return Keys(np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2), np.ascontiguousarray(lengths))
+    return Keys(np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2), lengths & np.uint8(INTEGER - 1))

@@ -284,7 +284,7 @@ def _getter(state: int, path: str) -> Callable[[Any], bytes | None]:
             give(buffer)
             return value
         give(buffer)
-        return None if size == -_ERROR else _get_hard(state, path, as_key(key), int(size))
+        return None if size == -_ERROR else _get_hard(state, path, key, int(size))
 
     return get
 
@@ -299,8 +299,9 @@ def _buffer(state: int) -> tuple[Any, int, Any]:
     return compiled(get_int), block, raw
 
 
-def _get_hard(state: int, path: str, key: bytes, size: int) -> bytes | None:
+def _get_hard(state: int, path: str, given: int | bytes, size: int) -> bytes | None:
     """A value that is larger than a buffer, or a read that went wrong."""
+    key = as_key(given)
     while -_ERROR < size < 0:
         out = np.empty(-1 - size, np.uint8)
         address = out.ctypes.data
@@ -310,10 +311,10 @@ def _get_hard(state: int, path: str, key: bytes, size: int) -> bytes | None:
             return out[:size].tobytes()
     if size == -_ERROR:
         return None
-    raise read_error(path, key, -size - _ERROR)
+    raise read_error(path, given, -size - _ERROR)
 
 
-def read_error(path: str, key: bytes, status: int, segment: int | None = None) -> Exception:
+def read_error(path: str, key: int | bytes, status: int, segment: int | None = None) -> Exception:
     """Return the error for what went wrong with a key."""
     where = path if segment is None else f"{path}, segment {segment}"
     if status == BAD_CRC:

@@ -12,7 +12,7 @@ from .. import errors
 from .checksum import check_file
 from .files import Files, closing_on_error, read_at
 from .floor import read_floor
-from .format import RECORD_BYTES, SLOT_BYTES, SUPERBLOCK, key_len_of, offset_of, segment_of, size_of
+from .format import INTEGER, RECORD_BYTES, SLOT_BYTES, SUPERBLOCK, key_len_of, offset_of, segment_of, size_of
 from .journal import Position, Scanned, journal_path, read_superblock, scan
 from .manifest import Manifest
 from .segments import Segments
@@ -225,7 +225,7 @@ def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.
     slots = np.empty((len(key_lens), SLOT_BYTES // 8), np.int64)
     slots[:, :2] = np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2)
     slots[:, 2:] = locs
-    if len(slots) and not (key_len_of(slots[:, 3]) == key_lens).all():
+    if len(slots) and not (key_len_of(slots[:, 3]) == key_lens & (INTEGER - 1)).all():
         raise errors.ArgumentError("locations and key lengths do not belong together", name="key_lens")
     return slots
 

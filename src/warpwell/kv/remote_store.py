@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..pool import services
 from ..pool.opened import Opened
-from .keys import as_key
+from .keys import as_key, shown
 from .schema import Schema
 from .statistics import StoreStatistics
 from .store import Store
@@ -70,15 +70,15 @@ class RemoteStore(Opened):
         """Delete many records; return how many were there."""
         return int(self.call("delete_many", keys).get())
 
-    def list(self, prefix: bytes | str = b"", start: Any = None, limit: int | None = None) -> list[bytes]:
-        """Return keys in the order of their bytes; see `Store.list`."""
+    def list(self, prefix: bytes | str = b"", start: Any = None, limit: int | None = None) -> list[int | bytes]:
+        """Return keys in order; see `Store.list`."""
         return self.call("list", prefix, start, limit).get()  # type: ignore[no-any-return]
 
     def __getitem__(self, key: Any) -> Any:
         found, value = self.device.call(_get, self, key).get()
         if not found:
-            raw = as_key(key)
-            raise errors.KeyMissingError(f"{self.name} on device {self.device.index} has no key {raw!r}", key=raw)
+            told = f"{self.name} on device {self.device.index} has no key {shown(key)!r}"
+            raise errors.KeyMissingError(told, key=as_key(key))
         return value
 
     def __contains__(self, key: object) -> bool:

@@ -210,11 +210,7 @@ class Values:
             self._list = [v if type(v) is bytes else memoryview(v).cast("B") for v in values]
             self.sizes = np.fromiter(map(len, self._list), np.int64, len(self._list))
         if len(self.sizes) and int(self.sizes.max()) > MAX_VALUE:
-            raise errors.ValueSizeError(
-                f"a value has {int(self.sizes.max())} bytes, and a store takes at most {MAX_VALUE}: split it",
-                name="values",
-                nbytes=int(self.sizes.max()),
-            )
+            raise too_large(int(self.sizes.max()))
 
     def write(self, files: Files, fd: int, first: int, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Write values `first` ... at `offsets`; return their checksums."""
@@ -287,6 +283,13 @@ def place(sizes: NDArray[np.int64], end: int) -> NDArray[np.int64]:
             start = int(offsets[k] + padded[k])
         at = k + 1
     return offsets
+
+
+def too_large(nbytes: int) -> errors.ValueSizeError:
+    """Return the error for a value of so many bytes."""
+    return errors.ValueSizeError(
+        f"a value has {nbytes} bytes, and a store takes at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
+    )
 
 
 _pads: list[bytes] = [b""]

@@ -70,6 +70,7 @@ class Shards:
         self.main = main
         self.path = main.path
         self.parts = list(parts)
+        self.kinds = all(part.kinds for part in self.parts)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -133,7 +134,16 @@ class Shards:
         found = [part.entries() for part in self.parts]
         keys = [k.padded() for k, _ in found]
         words = np.concatenate([raw.view(np.int64).reshape(-1, 2) for raw, _ in keys])
-        return Keys(words, np.concatenate([n for _, n in keys])), np.concatenate([places for _, places in found])
+        integers = np.concatenate([np.broadcast_to(k.kinds, k.size) for k, _ in found])
+        lengths = np.concatenate([n for _, n in keys])
+        return Keys(words, lengths, integers), np.concatenate([places for _, places in found])
+
+    def sizes(self, keys: Keys) -> NDArray[np.int64]:
+        """See `Part.sizes`."""
+        out = np.zeros(keys.size, np.int64)
+        for part, rows in self._split(keys):
+            out[rows] = part.sizes(keys.take(rows))
+        return out
 
     # -- changes --------------------------------------------------------------------------------------------
 
@@ -143,9 +153,9 @@ class Shards:
             some = values[rows] if isinstance(values, np.ndarray) else [values[k] for k in rows.tolist()]
             part.put(keys.take(rows), some)
 
-    def put_one(self, key: bytes, value: Any) -> None:
+    def put_one(self, key: bytes, value: Any, integer: bool = False) -> None:
         """See `Part.put_one`."""
-        self.part_of(key).put_one(key, value)
+        self.part_of(key).put_one(key, value, integer)
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """See `Part.delete`."""

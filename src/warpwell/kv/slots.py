@@ -73,7 +73,7 @@ def lookup(table, key0, key1, length):
         if (
             load_relaxed(slot + SLOT_KEY0, SYSTEM) == key0
             and load_relaxed(slot + SLOT_KEY1, SYSTEM) == key1
-            and (loc1 >> LENGTH_SHIFT) & 127 == length
+            and (loc1 >> LENGTH_SHIFT) & 31 == length
         ):
             attempt = 0
             while loc0 == 0 or load_relaxed(slot + SLOT_LOC0, SYSTEM) != loc0:
@@ -99,7 +99,7 @@ def slot_of(table, key0, key1, length):
         if loc1 == 0 or (
             load_relaxed(slot + SLOT_KEY0, SYSTEM) == key0
             and load_relaxed(slot + SLOT_KEY1, SYSTEM) == key1
-            and (loc1 >> LENGTH_SHIFT) & 127 == length
+            and (loc1 >> LENGTH_SHIFT) & 31 == length
         ):
             return slot
         at = (at + 1) & mask
@@ -214,7 +214,7 @@ def rehash(table, other):
                 other,
                 load_relaxed(slot + SLOT_KEY0, SYSTEM),
                 load_relaxed(slot + SLOT_KEY1, SYSTEM),
-                (loc1 >> LENGTH_SHIFT) & 127,
+                (loc1 >> LENGTH_SHIFT) & 31,
                 loc0,
                 loc1,
             )

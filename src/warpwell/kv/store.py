@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Sequence, ValuesView
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,9 +16,9 @@ from ..storage.medium import NativeMedium
 from . import lifetime
 from .compaction import CompactionReport
 from .host_future import HostFuture
-from .keys import Key, Keys, as_key, as_keys
+from .keys import INT_KEY, Key, Keys, as_key, as_keys, as_utf8, is_integer, shown
 from .schema import Schema
-from .sorting import sorted_keys, with_prefix
+from .sorting import in_order, with_prefix
 from .statistics import StoreStatistics
 from .values import many_values, one_value, row_bytes_of
 from .verify import VerifyReport
@@ -32,6 +32,7 @@ class Parts(Protocol):
     """What a store stands on: one `Part`, or several behind `Shards`."""
 
     path: str
+    kinds: bool
 
     def __len__(self) -> int: ...
     @property
@@ -40,9 +41,10 @@ class Parts(Protocol):
     def rows(self, keys: Keys, row_bytes: int, out: Any = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]: ...
     def values(self, keys: Keys) -> list[bytes | None]: ...
     def contains(self, keys: Keys) -> NDArray[np.bool_]: ...
+    def sizes(self, keys: Keys) -> NDArray[np.int64]: ...
     def entries(self) -> tuple[Keys, NDArray[np.int64]]: ...
     def put(self, keys: Keys, values: Any) -> None: ...
-    def put_one(self, key: bytes, value: Any) -> None: ...
+    def put_one(self, key: bytes, value: Any, integer: bool = False) -> None: ...
     def delete(self, keys: Keys) -> NDArray[np.bool_]: ...
     def commit(self) -> int: ...
     def refresh(self) -> int: ...
@@ -58,8 +60,11 @@ class Store(MutableMapping[Any, Any]):
     """Records of keys of 1 to 16 bytes and values of up to 16 MiB, durable once they are committed.
 
     Use `warpwell.kv.create` and `warpwell.kv.open`. A store is a mutable mapping: ``store[key]``,
-    ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys (as bytes), ``items`` and
-    the rest. As a context manager it commits and closes; after an exception it closes without a commit.
+    ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys, ``items`` and the rest. An integer
+    is the same key as its 8 bytes. How a key was put last, as an integer or not, is kept with it: iteration, `list`
+    and messages give integers as ``int`` and all other keys as bytes.
+
+    As a context manager it commits and closes; after an exception it closes without a commit.
 
     Any number of threads may read. Changes take a lock. A process that is forked goes on reading what was there at the
     fork, until it refreshes, and a store that is open for reading can be pickled: it is opened again where it arrives.
@@ -129,7 +134,7 @@ class Store(MutableMapping[Any, Any]):
         value = self.get(key, self)
         if value is self:
             raise errors.KeyMissingError(
-                f"{self.path} has no key {as_key(key)!r}: use get() for a default, or `in` to ask", key=as_key(key)
+                f"{self.path} has no key {shown(key)!r}: use get() for a default, or `in` to ask", key=as_key(key)
             )
         return value
 
@@ -141,7 +146,8 @@ class Store(MutableMapping[Any, Any]):
         """Store one record; see `put_many`."""
         self._check_writable()
         raw = as_key(key)
-        self._parts.put_one(raw, one_value(value, raw) if self.schema is None else self.schema.pack_one(value))
+        packed = one_value(value, key) if self.schema is None else self.schema.pack_one(value)
+        self._parts.put_one(raw, packed, is_integer(key))
         self._counts["puts"] += 1
 
     __setitem__ = put
@@ -153,7 +159,7 @@ class Store(MutableMapping[Any, Any]):
     def __delitem__(self, key: Key) -> None:
         if not self.delete(key):
             raise errors.KeyMissingError(
-                f"{self.path} has no key {as_key(key)!r}: delete() returns False for it instead", key=as_key(key)
+                f"{self.path} has no key {shown(key)!r}: delete() returns False for it instead", key=as_key(key)
             )
 
     # -- batches --------------------------------------------------------------------------------------------
@@ -247,36 +253,48 @@ class Store(MutableMapping[Any, Any]):
         self._check()
         return len(self._parts)
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[int | bytes]:
         self._check()
         return iter(self._parts.entries()[0].to_list())
 
-    def items(self) -> Any:
-        """Return the records, as an iterable that reads them in batches."""
+    def items(self) -> ItemsView[Any, Any]:
+        """Return the records, as a view that reads them in batches."""
         return Items(self)
 
-    def values(self) -> Any:
-        """Return the values, as an iterable that reads them in batches."""
+    def values(self) -> ValuesView[Any]:
+        """Return the values, as a view that reads them in batches."""
         return Values(self)
 
-    def list(self, prefix: bytes | str = b"", start: Key | None = None, limit: int | None = None) -> list[bytes]:
-        """Return keys in the order of their bytes.
+
+    def list(self, prefix: bytes | str = b"", start: Key | None = None, limit: int | None = None) -> list[int | bytes]:
+        """Return keys in order: integers ascending, and then all others in the order of their bytes.
+
+        In a store that format 1 created no key is known to be an integer.
 
         Parameters
         ----------
         prefix : bytes or str
-            Only keys that begin with it.
+            Only keys that begin with it; no integer does.
         start : int, bytes or str, optional
-            Only keys from this one on.
+            Only keys from this one on: from an integer on, or from a name on, without integers.
         limit : int, optional
             At most so many.
         """
         self._check()
-        first = prefix.encode() if isinstance(prefix, str) else bytes(prefix)
+        first = as_utf8(prefix) if isinstance(prefix, str) else bytes(prefix)
         if limit is not None and limit < 0:
             raise errors.ArgumentError(f"limit is {limit}: 0 or more", name="limit")
-        keys = with_prefix(self._parts.entries()[0], first, None if start is None else as_key(start))
-        return sorted_keys(keys).take(slice(limit)).to_list()
+        begin = None if start is None else shown(start) if self._parts.kinds else as_key(start)
+        keys = with_prefix(self._parts.entries()[0], first, begin)
+        return in_order(keys).take(slice(limit)).to_list()
+
+    def ordered(self) -> Keys:
+        """Return all keys in the order of `keys_array`, with what they are."""
+        self._check()
+        keys, _ = self._parts.entries()
+        if not self._parts.kinds and (keys.padded()[1] == INT_KEY).all():
+            keys = keys._replace(integers=True)
+        return in_order(keys)
 
     def keys_array(self) -> NDArray[np.int64] | tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return all keys, sorted: what a position means to `DataLoader`.
@@ -284,14 +302,12 @@ class Store(MutableMapping[Any, Any]):
         Returns
         -------
         numpy.ndarray or tuple
-            int64 [N] in ascending order where every key has 8 bytes; else uint8 [N, 16] in the order of their
-            bytes, with uint8 [N] lengths. `get_many` takes both.
+            int64 [N] where every key is an integer; else uint8 [N, 16], with uint8 [N] lengths. The order is that of
+            `list`. `get_many` takes both. In a store that format 1 created keys of 8 bytes are integers here, if no
+            other key is there.
         """
-        self._check()
-        keys, _ = self._parts.entries()
-        if keys.lengths is None or (keys.lengths == 8).all():
-            return np.sort(keys.words if keys.words.ndim == 1 else keys.words[:, 0])
-        return sorted_keys(keys).padded()
+        keys = self.ordered()
+        return keys.numbers() if keys.all_integers else keys.padded()
 
     def clear(self) -> None:
         """Delete all records."""

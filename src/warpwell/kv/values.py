@@ -8,33 +8,49 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from .keys import Keys
+from .keys import Keys, shown
 from .schema import MAX_VALUE
 
 
-def one_value(value: Any, key: bytes) -> Any:
+def one_value(value: Any, key: Any) -> Any:
     """Return a value as bytes or a flat view of bytes."""
     if type(value) is not bytes:
-        if isinstance(value, (str, int, float)) or value is None:
+        if isinstance(value, (str, int, float, np.number, np.bool_)) or value is None:
             raise errors.ArgumentError(
-                f"the value of key {key!r} is of type {type(value).__name__}: pass bytes, or create the store with"
-                " a schema",
+                f"the value of key {shown(key)!r} is of type {type(value).__name__}: pass bytes or an array, or create"
+                " the store with a schema",
                 name="value",
             )
         try:
-            value = memoryview(value).cast("B")
+            view = memoryview(value)
+            if _holds_addresses(value, view):
+                raise errors.ArgumentError(
+                    f"the value of key {shown(key)!r} holds Python objects or pointers, which mean nothing on disk:"
+                    " pass bytes (pickle.dumps(value), say) or an array of numbers",
+                    name="value",
+                )
+            value = view.cast("B")
+        except errors.ArgumentError:
+            raise
         except (TypeError, BufferError, ValueError):
             raise errors.ArgumentError(
-                f"the value of key {key!r} is of type {type(value).__name__}: pass bytes or an array in C order",
+                f"the value of key {shown(key)!r} is of type {type(value).__name__}: pass bytes or an array in C order",
                 name="value",
             ) from None
     if len(value) > MAX_VALUE:
         raise errors.ValueSizeError(
-            f"the value of key {key!r} has {len(value)} bytes, and a store takes at most {MAX_VALUE}: split it",
+            f"the value of key {shown(key)!r} has {len(value)} bytes, and a store takes at most {MAX_VALUE}: split it",
             name="value",
             nbytes=len(value),
         )
     return value
+
+
+def _holds_addresses(value: Any, view: memoryview) -> bool:
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        return bool(dtype.hasobject)
+    return any(code in view.format for code in "OPzZ")  # of ctypes: objects, and pointers to anything and to strings
 
 
 def many_values(values: Any, keys: Keys) -> Any:

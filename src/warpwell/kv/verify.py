@@ -15,7 +15,7 @@ from .checksum import check_file
 from .files import Files
 from .floor import FLOOR_NAME, PLACES, damaged_places
 from .following import load_for_reading
-from .format import offset_of, segment_of, size_of
+from .format import INTEGER, key_len_of, marked_len_of, offset_of, segment_of, size_of
 from .manifest import Manifest, read_manifest
 from .recovery import live
 from .segments import Segments
@@ -30,7 +30,7 @@ class Problem:
     path: str
     offset: int | None
     what: str
-    key: bytes | None = None
+    key: int | bytes | None = None
 
 
 @dataclass
@@ -146,8 +146,9 @@ def _check_values(
 
 
 def _bad_value(slot: Any, status: int, path: str) -> Problem:
-    length = int(slot[3]) >> 25 & 31
-    key = np.ascontiguousarray(slot[:2]).tobytes()[:length]
+    key: int | bytes = np.ascontiguousarray(slot[:2]).tobytes()[: int(key_len_of(slot[3]))]
+    if int(marked_len_of(slot[3])) & INTEGER:
+        key = int(slot[0])
     what = "does not have its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
     return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[3]))} bytes {what}", key)
 

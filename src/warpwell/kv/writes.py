@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from ..nvme import (
 from ..storage.medium import NativeMedium
 from ..targets import memory_for
 from ..targets.memory import view_of
-from .keys import from_bytes
+from .keys import INT_KEY, from_bytes
 from .layout import S_RING, publish
 from .native import compiled
 from .serve import (
@@ -53,7 +54,7 @@ from .serve import (
     taken,
     wait_for_requests,
 )
-from .sorting import sorted_keys, with_prefix
+from .sorting import in_byte_order, with_prefix
 
 if TYPE_CHECKING:
     from .part import Part
@@ -143,21 +144,21 @@ class Writes:
                     return KV_KEY_EXISTS
                 if not there and options & STORE_IF_EXISTS:
                     return KV_KEY_DOES_NOT_EXIST
-            self._part.put_one(key, value)
+            self._part.put_one(key, value, integer=len(key) == INT_KEY)
         return 0
 
     def _list(self, start: bytes, buffer: int, nbytes: int) -> int:
-        keys = self._part.entries()[0]
+        keys = self._part.entries()[0]._replace(integers=False)  # the command knows bytes only
         if start:
             keys = with_prefix(keys, b"", start)
-        data = pack_list(sorted_keys(keys).to_list(), nbytes)
+        data = pack_list(in_byte_order(keys).to_list(), nbytes)
         if len(data) > nbytes:
             return KV_INVALID_VALUE_SIZE
         view_of(buffer, nbytes, np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
         return 0
 
 
-def pack_list(keys: list[bytes], nbytes: int) -> bytes:
+def pack_list(keys: Sequence[Any], nbytes: int) -> bytes:
     """Return the answer to a list command: as many keys as fit.
 
     Their number (u32), then for each its length (u16) and bytes, padded to a multiple of 4.

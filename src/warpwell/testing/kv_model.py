@@ -49,8 +49,8 @@ class KvModel:
         self.path = Path(folder) / "model.kv"
         self.shards = [Path(folder) / f"shard{k}" for k in range(count)] or None
         self.pool = [_key(self.random, n) for n in range(4000)]
-        self.model: dict[bytes, bytes] = {}
-        self.committed: dict[bytes, bytes] = {}
+        self.model: dict[bytes, tuple[int | bytes, bytes]] = {}
+        self.committed: dict[bytes, tuple[int | bytes, bytes]] = {}
         self.done: collections.Counter[str] = collections.Counter()
         self.store = kv.create(
             self.path, durability=self.durability, segment_bytes="256KiB", shards=self.shards, overwrite=True
@@ -103,11 +103,11 @@ class KvModel:
     def _put(self) -> None:
         key, value = self._one(), self._value()
         self.store[key] = value
-        self._put_in_model([_raw(key)], [value])
+        self._put_in_model([key], [value])
 
     def _get(self) -> None:
         key = self._one()
-        _same(self.store.get(key), self.model.get(_raw(key)), key)
+        _same(self.store.get(key), self._held(key), key)
 
     def _contains(self) -> None:
         key = self._one()
@@ -119,7 +119,7 @@ class KvModel:
             value = self.store[key]
         except KeyError:
             value = None
-        _same(value, self.model.get(_raw(key)), key)
+        _same(value, self._held(key), key)
 
     def _delete(self) -> None:
         key = self._one()
@@ -140,16 +140,16 @@ class KvModel:
     def _get_many(self) -> None:
         keys = self._some()
         values, found = self.store.get_many(keys)
-        _same(values, [self.model.get(k) for k in keys], keys)
+        _same(values, [self._held(k) for k in keys], keys)
         _same(found.tolist(), [k in self.model for k in keys], keys)
 
     def _get_rows(self) -> None:
         size = self.random.choice((0, 8, 24, 64))
-        keys = [k for k in self._some() if len(self.model.get(k, bytes(size))) == size]
+        keys = [k for k in self._some() if len(self._held(k, bytes(size))) == size]
         out = np.full((len(keys), size), 7, np.uint8)
         _, found = self.store.get_many(keys, out=out)
         _same(found.tolist(), [k in self.model for k in keys], keys)
-        _same([row.tobytes() for row in out], [self.model.get(k, bytes(size)) for k in keys], keys)
+        _same([row.tobytes() for row in out], [self._held(k, bytes(size)) for k in keys], keys)
 
     def _delete_many(self) -> None:
         keys = self._some()[:15]
@@ -159,9 +159,10 @@ class KvModel:
 
     def _list(self) -> None:
         prefix = self.random.choice(self.pool)[: self.random.randrange(3)]
-        start = self.random.choice((None, self.random.choice(self.pool)))
+        start = self.random.choice((None, self._one()))
         limit = self.random.choice((None, 0, 5))
-        expected = sorted(k for k in self.model if k.startswith(prefix) and (start is None or k >= start))
+        keys = [k for k, _ in self.model.values() if not prefix or (isinstance(k, bytes) and k.startswith(prefix))]
+        expected = sorted((k for k in keys if start is None or _order(k) >= _order(start)), key=_order)
         _same(self.store.list(prefix, start, limit), expected[:limit], (prefix, start, limit))
 
     def _len(self) -> None:
@@ -200,7 +201,7 @@ class KvModel:
             self.reader = kv.open(self.path)
         else:
             self.reader.refresh()
-        _same(dict(self.reader.items()), self.committed, "reader")
+        _same(dict(self.reader.items()), dict(self.committed.values()), "reader")
 
     def _verify(self) -> None:
         report = self.store.verify()
@@ -209,16 +210,19 @@ class KvModel:
 
     # -- the dict -------------------------------------------------------------------------------------------
 
-    def _put_in_model(self, keys: list[bytes], values: list[bytes]) -> None:
-        self.model.update(zip(keys, values, strict=True))
+    def _put_in_model(self, keys: list[Any], values: list[bytes]) -> None:
+        self.model.update((_raw(k), (k, v)) for k, v in zip(keys, values, strict=True))
         self._changed()
+
+    def _held(self, key: Any, default: bytes | None = None) -> Any:
+        return self.model.get(_raw(key), (key, default))[1]
 
     def _changed(self) -> None:
         if self.durability == "always":
             self.committed = dict(self.model)
 
     def _compare(self) -> None:
-        _same(dict(self.store.items()), self.model, "everything")
+        _same(dict(self.store.items()), dict(self.model.values()), "everything")
         _same(len(self.store), len(self.model), "len")
 
 
@@ -256,6 +260,10 @@ def _key(random_: random.Random, n: int) -> bytes:
         return random_.randbytes(8)
     raw = random_.randbytes(random_.randint(1, 15))
     return raw if kind == 2 else raw[:2] + bytes(random_.randint(1, 13))
+
+
+def _order(key: int | bytes) -> tuple[bool, Any]:
+    return isinstance(key, bytes), key
 
 
 def _raw(key: Any) -> bytes:
