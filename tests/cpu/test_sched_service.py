@@ -285,6 +285,75 @@ def test_an_owner_says_what_it_takes_in(owner: Owner, kernels: Any) -> None:
     assert told == [(1, True), (1, False)]
 
 
+def test_an_import_that_takes_long_holds_up_its_own_client_alone(
+    service: Service, client: Client, kernels: Any, tmp_path: Path
+) -> None:
+    path, gate, count = tmp_path / "slow.py", tmp_path / "gate", tmp_path / "count"
+    path.write_text(f"""
+import time, pathlib, warpwell as ww
+from warpwell.scheduler import references
+if references.in_owner:
+    with open({str(count)!r}, "a") as stream:
+        stream.write("x")
+    until = time.monotonic() + 60
+    while not pathlib.Path({str(gate)!r}).exists() and time.monotonic() < until:
+        time.sleep(0.01)
+@ww.kernel
+def k(x):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] += 1
+@ww.kernel
+def other(x):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] *= 3
+""")
+    slow, arrays = imported("slow", path), [np.arange(10) for _ in range(3)]
+    with connect(service.path, tenant="slow", timeout=20.0) as one, connect(service.path, tenant="x") as two:
+        first = one.submit(slow.k[10], arrays[0])
+        second = one.submit(slow.other[10], arrays[0], after=first)
+        third = one.submit(kernels.double[10], arrays[1])  # behind it, in order
+        same = two.submit(slow.k[10], arrays[2])
+        until(count.exists)
+        x = np.arange(10)
+        for _ in range(3):
+            client.submit(kernels.double[10], x).result(BOUND)
+        there = client.to_device(x)
+        assert there.numpy()[3] == 24 and not any(h.done() for h in (first, second, third, same))
+        assert first.state.value == "waiting"
+        gate.write_text("")
+        for handle in (first, second, third, same):
+            handle.result(BOUND)
+    assert arrays[0][1] == 3  # each task had the array as it was when it was submitted
+    assert arrays[1][3] == 6 and arrays[2][3] == 4 and count.read_text() == "x"
+
+
+def test_what_stays_on_the_device_counts_for_its_tenant(tmp_path: Path, kernels: Any) -> None:
+    settings = {"a": {"memory": 9000}, "b": 1}
+    with (
+        Service(tmp_path / "run" / "s.sock", device="cpu", tenants=settings) as service,
+        connect(service.path, tenant="a", timeout=20.0) as one,
+        connect(service.path, tenant="b", timeout=20.0) as two,
+    ):
+        first = one.to_device(np.arange(1000))
+        for _ in range(2):
+            with pytest.raises(errors.TaskMemoryError, match="tenant 'a' may have 1000 more bytes"):
+                one.to_device(np.arange(200))
+        one.submit(kernels.double[1000], first).result(BOUND)  # counted once
+        with pytest.raises(errors.TaskMemoryError, match="its tenant may hold 9000"):
+            one.submit(kernels.double[2000], np.arange(2000), memory=0).result(BOUND)
+        two.submit(kernels.double[2000], np.arange(2000)).result(BOUND)
+        first.free()
+        end = time.monotonic() + BOUND
+        second = None
+        while second is None:  # given back once it is gone from there
+            assert time.monotonic() < end
+            with contextlib.suppress(errors.TaskMemoryError):
+                second = one.to_device(np.arange(1000))
+        assert second.numpy()[3] == 3
+
+
 def test_a_file_that_ends_the_owner_while_it_is_imported(client: Client, kernels: Any, tmp_path: Path) -> None:
     path = tmp_path / "aborts.py"
     path.write_text("""

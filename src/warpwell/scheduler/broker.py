@@ -135,10 +135,10 @@ class Broker:
             arrays = [n for n, (client, _) in self._ledger.buffers.items() if client == session.number]
             sent, gone = self._ledger.drop(session.number)
             for piece in sent:
-                self._owner.send({"type": "cancel", "task": piece.number})
+                self._owner.send({"type": "cancel", "task": piece.number, "line": session.line})
             self._end(gone, {"rule": "asked"})
             for number in arrays:
-                self._owner.send({"type": "free", "buffer": number})
+                self._owner.send({"type": "free", "buffer": number, "line": session.line})
             self._calls = {k: v for k, v in self._calls.items() if v.session is not session}
             self._pump()
 
@@ -212,8 +212,8 @@ class Broker:
         if found is None:
             session.answer(call, {"cancelled": False})
         elif found[0].sent:
-            self._forward(session, call, {"type": "cancel", "task": found[1].number}, lost={"cancelled": False},
-                          cancels=found[1].number)  # fmt: skip
+            header = {"type": "cancel", "task": found[1].number, "line": session.line}
+            self._forward(session, call, header, lost={"cancelled": False}, cancels=found[1].number)
         else:
             self._end(self._ledger.withdraw(*found), {"rule": "asked"})
             session.answer(call, {"cancelled": True})
@@ -231,17 +231,18 @@ class Broker:
         nbytes = message.arrays[0].nbytes
         self._admit(session, nbytes)
         number = self._ledger.new_buffer(session.number, nbytes)
-        self._forward(session, call, {"type": "put", "buffer": number}, message.arrays, buffer=number)
+        header = {"type": "put", "buffer": number, "tenant": session.tenant, "line": session.line}
+        self._forward(session, call, header, message.arrays, buffer=number)
 
     def _get(self, session: Session, call: int, message: protocol.Message) -> None:
         number = message.get("buffer", int)
         self._ledger.check_buffers(session.number, [number])
-        self._forward(session, call, {"type": "get", "buffer": number})
+        self._forward(session, call, {"type": "get", "buffer": number, "line": session.line})
 
     def _free(self, session: Session, call: int, message: protocol.Message) -> None:
         number = message.get("buffer", int)
         if self._ledger.free_buffer(session.number, number):
-            self._owner.send({"type": "free", "buffer": number})
+            self._owner.send({"type": "free", "buffer": number, "line": session.line})
         session.answer(call, {})
 
     def _tell_metrics(self, session: Session, call: int, message: protocol.Message) -> None:
@@ -302,7 +303,8 @@ class Broker:
                     self._end(self._ledger.withdraw(held), {"rule": "what it comes after did not end well"})
                     continue
                 numbers = [session.tasks[theirs] for theirs in after if theirs in session.tasks]
-                header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks}
+                header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks,
+                          "line": session.line}  # fmt: skip
                 self._owner.send({**header, "after": numbers}, held.arrays)
 
     def _forward(

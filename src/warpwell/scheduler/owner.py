@@ -5,7 +5,9 @@ made to die: when the device fails, or a kernel is stuck, it says so and ends at
 one. It also ends when the service does.
 
 Three threads besides the scheduler's: the first one takes what the service sends; the reporter tells what happened, in
-the order in which it happened; the third one says each second that all is well, and watches the first.
+the order in which it happened; the third one says each second that all is well. What may take long (importing a file
+that is new, and what a kernel does with new types of arguments) has a thread for each line of clients, so that the
+others' messages pass (`Lines`); the third thread watches the imports.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,7 @@ from . import protocol, references, wire
 from .events import Event, Log
 from .handle import Handle
 from .learner import Learner
+from .owner_lines import Lines
 from .scheduler import Scheduler
 
 BEAT = 1.0
@@ -63,6 +67,15 @@ class _Stream(Log):
     def add(self, event: Event) -> None:
         """See `Log`."""
         self._to.put(event)
+
+
+@dataclass(frozen=True)
+class _Freed:
+    """An array that was put on the device is gone from there."""
+
+    tenant: str
+    nbytes: int
+    buffer: int
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,15 @@ class _Request:
                 places.append(place)
                 copies.append(now)
         return places, copies
+
+
+def _signature(task: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> Any:
+    """Return what a kernel was compiled and looked at for: its name, and the types of its arguments."""
+    types = [
+        (kind, arrays[value].dtype.str, arrays[value].ndim) if kind in ("array", "scalar") else kind
+        for kind, value in task["arguments"]
+    ]
+    return (*sorted(task["kernel"].items()), *types)
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -135,7 +157,10 @@ class Owner:
         self._badly: dict[int, None] = {}
         self._numbers: dict[int, int] = {}
         self._unknown: list[tuple[Handle, int]] = []
-        self._loading: tuple[float, int] | None = None
+        self._loading: dict[int, tuple[float, int]] = {}
+        self._thread = threading.get_ident()
+        self._lines = Lines(self._take, self._slow)
+        self._known: set[Any] = set()
         self._stuck: int | None = None
         self._last: tuple[int, Handle] | None = None
 
@@ -155,14 +180,29 @@ class Owner:
                 continue  # nothing to do for a while
             if message.kind == "stop":
                 return
-            self._take(message)
+            line = message.get("line", str, "")
+            if line:
+                self._lines.put(line, message)
+            else:
+                self._take(message)
+
+    def _slow(self, message: protocol.Message) -> bool:
+        """Tell whether taking a message imports a file, or meets a kernel with types of arguments that are new."""
+        if message.kind != "submit":
+            return False
+        return any(
+            _signature(task, message.arrays) not in self._known or not self._kernels.at_hand(task["kernel"])
+            for task in message.get("tasks", list)
+        )
 
     def _take(self, message: protocol.Message) -> None:
         kind = message.kind
         if kind == "submit":
             self._submit(message)
         elif kind == "free":
-            self._buffers.pop(message.get("buffer", int), None)
+            number = message.get("buffer", int)
+            if self._buffers.pop(number, None) is None:
+                self._send({"type": "freed", "buffer": number})  # it was not put there after all
         else:
             call = message.get("call", (int, type(None)), None)
             header: dict[str, Any] = {}
@@ -177,10 +217,7 @@ class Owner:
     def _answer(self, kind: str, message: protocol.Message) -> tuple[dict[str, Any], list[NDArray[Any]]]:
         if kind == "put":
             number = message.get("buffer", int)
-            try:
-                self._buffers[number] = to_device(self._scheduler.device, message.arrays[0])
-            except MemoryError as error:
-                raise errors.TaskMemoryError(f"{error}: free other arrays, or put less there") from None
+            self._put(number, message.get("tenant", str), message.arrays[0])
             return {"buffer": number}, []
         if kind == "get":
             return {}, [np.array(to_host(self._buffer(message.get("buffer", int))))]
@@ -190,6 +227,24 @@ class Owner:
         if kind == "state":
             return {"state": "waiting" if handle is None else handle.state.value}, []
         raise errors.ServiceError(f"the owner does not know {kind!r}")
+
+    def _put(self, number: int, tenant: str, values: NDArray[Any]) -> None:
+        nbytes = values.nbytes
+        self._scheduler.inspect(lambda core: core.admission.reserve(tenant, nbytes))
+        try:
+            array = self._buffers[number] = to_device(self._scheduler.device, values)
+        except BaseException as error:
+            self._scheduler.inspect(lambda core: core.admission.release(tenant, nbytes))
+            if not isinstance(error, MemoryError):
+                raise
+            raise errors.TaskMemoryError(f"{error}: free other arrays, or put less there") from None
+        # when the last task that uses it has gone, too
+        weakref.finalize(array, self._events.put, _Freed(tenant, nbytes, number)).atexit = False
+
+    def _freed(self, item: _Freed) -> None:
+        with contextlib.suppress(errors.WarpwellError):  # the scheduler has failed
+            self._scheduler.inspect(lambda core: core.admission.release(item.tenant, item.nbytes))
+        self._send({"type": "freed", "buffer": item.buffer})
 
     def _buffer(self, number: int) -> Any:
         if number not in self._buffers:
@@ -211,6 +266,11 @@ class Owner:
                 self._scheduler.task(launch, *values, tenant=message.get("tenant", str), profile=profile, **chosen)
                 for launch, values in (task["made"] for task in tasks)
             ]
+            for made_task, task in zip(ready, tasks, strict=True):
+                # what stays on the device is counted there already
+                kept = sum(int(self._buffer(n).nbytes) for n in wire.buffers_of([task]))
+                made_task.memory = max(0, made_task.memory - kept)
+                made_task.there = max(0, made_task.there - kept)
             wanted = message.get("after", list)
             # in this order: what ends meanwhile is noted as bad before it is no task any more
             found = [self._tasks.get(n) for n in wanted]
@@ -227,7 +287,14 @@ class Owner:
                     self._unknown.append((handle, task["id"]))
             for handle, task in zip(handles, tasks, strict=True):
                 handle.add_done_callback(functools.partial(self._done, task["id"]))
-            self._last = (first, handles[0])
+            with self._lock:
+                self._known.update(_signature(task, message.arrays) for task in tasks)
+                if len(self._known) > _REMEMBERED:
+                    self._known.clear()
+            if threading.get_ident() == self._thread:
+                self._last = (first, handles[0])  # confirmed with the next message: then nobody waits for it
+            else:
+                self._taken(first, handles[0])
         except BaseException as error:
             failure = self._scheduler.failure
             if failure is not None:
@@ -239,9 +306,11 @@ class Owner:
 
     def _confirm(self) -> None:
         """Say that the last request is taken in: the scheduler has thought of it, and lives."""
-        if self._last is None:
-            return
-        (number, handle), self._last = self._last, None
+        last, self._last = self._last, None
+        if last is not None:
+            self._taken(*last)
+
+    def _taken(self, number: int, handle: Handle) -> None:
         job = handle.job
         try:
             if not handle.done() and (job is None or job.waits):
@@ -262,11 +331,11 @@ class Owner:
     def _make(self, message: protocol.Message, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
         made = []
         for task in tasks:
-            self._loading = (time.monotonic(), task["id"])
+            self._loading[threading.get_ident()] = time.monotonic(), task["id"]
             try:
                 kernel = self._kernels.load(task["kernel"])
             finally:
-                self._loading = None
+                del self._loading[threading.get_ident()]
             shape = task["shape"]
             made.append((kernel[tuple(shape) if len(shape) > 1 else shape[0]], task["arguments"]))
         return made
@@ -302,6 +371,8 @@ class Owner:
                 self._end(item)
             elif isinstance(item, _Taken):
                 self._send({"type": "taking", "task": item.task, "now": False})
+            elif isinstance(item, _Freed):
+                self._freed(item)
 
     def _renumbered(self, why: dict[str, Any]) -> dict[str, Any]:
         """Return reasons with the service's numbers of tasks in place of the scheduler's."""
@@ -352,7 +423,7 @@ class Owner:
         saving = time.monotonic() + SAVING
         while True:
             time.sleep(BEAT)
-            loading, failure = self._loading, self._scheduler.failure
+            loading, failure = min(list(self._loading.values()), default=None), self._scheduler.failure
             if failure is not None:
                 self._fault(self._stuck, str(failure))
             if loading is not None and time.monotonic() - loading[0] > LOADING:

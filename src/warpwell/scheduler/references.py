@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -133,7 +134,7 @@ def told(named: dict[str, str]) -> str:
 
 
 class Kernels:
-    """Kernels that were named, imported once each.
+    """Kernels that were named, imported once each; any thread may ask, and waits for nobody who imports something else.
 
     Parameters
     ----------
@@ -146,6 +147,14 @@ class Kernels:
         self._spool = spool
         self._modules: dict[tuple[str, str], ModuleType] = {}
         self._hashes: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+
+    def at_hand(self, named: dict[str, str]) -> bool:
+        """Tell whether a kernel is found without importing anything."""
+        if "module" in named:
+            return named["module"] in self._hashes
+        return (named["path"], named["sha256"]) in self._modules
 
     def load(self, named: dict[str, str]) -> Kernel:
         """Return the kernel of a reference.
@@ -170,12 +179,12 @@ class Kernels:
 
     def _module(self, named: dict[str, str]) -> ModuleType:
         name = named["module"]
-        package, before = name.partition(".")[0], set(sys.modules)
+        package, before = name.partition(".")[0], {*sys.modules}
         try:
             module: ModuleType = _run(named, lambda: importlib.import_module(name))
         finally:
             # with all that it imported of its package: their files may have changed when they are named themselves
-            self._note({m for m in sys.modules.keys() - before if m.partition(".")[0] == package})
+            self._note({m for m in {*sys.modules} - before if m.partition(".")[0] == package})
         self._note([name])
         if named["sha256"] not in ("", self._hashes[name]):
             raise errors.SchedulerError(
@@ -193,21 +202,26 @@ class Kernels:
 
     def _file(self, named: dict[str, str]) -> ModuleType:
         key = (named["path"], named["sha256"])
-        if key not in self._modules:
-            copy = self._copy(named)
-            # named by path: compiled code is kept under the module's name, and good for all kernels that did not change
-            name = f"warpwell_kernels_{hashlib.sha256(named['path'].encode()).hexdigest()[:20]}"
-            spec = importlib.util.spec_from_file_location(name, copy)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            loader = spec.loader
-            sys.modules[spec.name] = module
-            try:
-                _run(named, lambda: loader.exec_module(module))
-            except BaseException:
-                sys.modules.pop(spec.name, None)
-                raise
-            self._modules[key] = module
+        with self._lock:
+            lock = self._locks.setdefault(named["path"], threading.Lock())
+        with lock:
+            return self._modules.get(key) or self._import(key, named)
+
+    def _import(self, key: tuple[str, str], named: dict[str, str]) -> ModuleType:
+        copy = self._copy(named)
+        # named by path: compiled code is kept under the module's name, and good for all kernels that did not change
+        name = f"warpwell_kernels_{hashlib.sha256(named['path'].encode()).hexdigest()[:20]}"
+        spec = importlib.util.spec_from_file_location(name, copy)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        loader = spec.loader
+        sys.modules[spec.name] = module
+        try:
+            _run(named, lambda: loader.exec_module(module))
+        except BaseException:
+            sys.modules.pop(spec.name, None)
+            raise
+        self._modules[key] = module
         return self._modules[key]
 
     def _copy(self, named: dict[str, str]) -> Path:

@@ -14,6 +14,9 @@ from . import wire
 from .owner_process import Outbox
 from .protocol import Connection
 
+LINES = 4
+"""Lines of messages to the owner that a tenant has: importing holds up those on the same line."""
+
 MAX_TASKS = 65_536
 """Tasks of a client that have not ended, at most."""
 
@@ -34,6 +37,8 @@ class Session:
     ----------
     tasks : dict
         The service's number of each of its tasks that has not ended, by the client's number.
+    line : str
+        What its messages to the owner pass: in order, and not past each other.
     badly : dict
         Its numbers of tasks that failed or were cancelled.
     """
@@ -43,6 +48,7 @@ class Session:
         self.number = number
         self.tenant = tenant
         self.own = own
+        self.line = f"{tenant}/{number % LINES}"
         self.tasks: dict[int, int] = {}
         self.badly: dict[int, None] = {}
         self._last = -1
