@@ -21,7 +21,7 @@ from warpwell.testing.pool_agents import pool_of
 from warpwell.testing.until import until
 
 OWN = str(Path(ww.__file__).parent / "pool")
-POINTS = 80
+POINTS = 40
 """Places of each call at which it is interrupted: all of them where there are no more."""
 LARGE = np.arange(100_000.0)
 HUGE = np.zeros(10 << 20, np.uint8)

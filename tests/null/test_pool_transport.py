@@ -109,7 +109,8 @@ def test_messages_survive_fragments_of_any_size(messages: list[bytes], size: int
 
 
 def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.pool.tags.TAGS", 4)
+    monkeypatch.setattr("warpwell.pool.tags.TAGS", 8)  # of which agents have the second half
+    assert [Tags(1).new(1, 0)] == [4]
     tags = Tags()
     assert [tags.new(0, 1) for _ in range(5)] == [0, 1, 2, 3, 0] and tags.new(1, 0) == 0
     held = Transfer(1, 2, Region.over(np.zeros(4, np.uint8)))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import errors
-from . import agent_calls, copies, exchange, lent, transfer
+from . import agent_calls, copies, exchange, lent, parts, transfer
 from .code import Loaded
 from .lane import Lane
 from .memory import GivenUpError, Missing, View
@@ -23,7 +23,8 @@ from .outbox import Outbox
 from .protocol import Op, pack, pack_failure, unpack, unpack_dtype
 from .runtime import Runtime
 from .sharing import Sharing
-from .transport import Transport
+from .tags import Tags
+from .transport import Transfer, Transport
 
 GRACE = 2.0
 """Seconds that lanes have for what was queued when the application said goodbye."""
@@ -69,6 +70,8 @@ class Agent:
         self.signals: dict[int, Milestone] = {}
         self.halves: dict[int, copies.Half] = {}
         self.bulk: dict[int, copies.Half] = {}
+        self.answers: dict[int, list[Transfer]] = {}
+        self.tags = Tags(1)
         self.over: collections.OrderedDict[int, None] = collections.OrderedDict()
         self.sharing = Sharing(self)
         self.counts: dict[str, int] = {}
@@ -84,7 +87,7 @@ class Agent:
         if own is not None:
             return own  # type: ignore[no-any-return]
         function = _NAMES.get(name, name)
-        where = next(module for module in (lent, exchange, agent_calls) if hasattr(module, function))
+        where = next(module for module in (lent, exchange, parts, agent_calls) if hasattr(module, function))
         return functools.partial(getattr(where, function), self)
 
     def run(self) -> None:
@@ -251,6 +254,8 @@ class Agent:
         half = self.bulk.get(reply) or self.halves.get(reply)
         if half is not None:
             half.fail(GivenUpError("the application gave the copy up"))
+        for answer in self.answers.pop(reply, ()):
+            answer.cancel()
 
     def _goodbye(self, _s: int, _q: int) -> None:
         self.stopped = True

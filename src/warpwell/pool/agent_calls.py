@@ -14,9 +14,11 @@ import numpy as np
 
 from .. import errors
 from . import code as codes
+from .answers import answer
 from .copies import Half
 from .memory import Memory, Missing, SkippedError, View
 from .milestone import Milestone
+from .parts import Part, taken
 from .protocol import Op, pack_failure, unpack_arguments, unpack_dtype
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ def launch(agent: Agent, stream: int, sequence: int, key: str, configuration: An
 def call(agent: Agent, stream: int, sequence: int, key: str, reply: int, handles: Any, data: bytes) -> None:
     """Call a Python function."""
     loaded = agent.codes[key]
-    objects = [agent.view(h) for h in handles]
+    objects = taken(agent, handles)
 
     def run(lane: Lane) -> None:
         arguments, options = codes.loads(data, _values(agent, lane, objects))
@@ -134,11 +136,11 @@ def call(agent: Agent, stream: int, sequence: int, key: str, reply: int, handles
 
 def _answer_behind(agent: Agent, lane: Lane, reply: int, result: Any) -> None:
     """Give a result, when what its function left in the stream is done: whoever has it relies on that."""
-    data = codes.dumps(result)[0]
+    tell = answer(agent, reply, result)
     if agent.runtime.synchronous:
-        agent.tell(Op.REPLY, reply, data)
+        tell()
     else:
-        agent.later(lambda: agent.tell(Op.REPLY, reply, data), agent.runtime.mark(lane.stream, False))
+        agent.later(tell, agent.runtime.mark(lane.stream, False))
 
 
 class Held:
@@ -159,7 +161,7 @@ class Held:
 def create(agent: Agent, stream: int, sequence: int, handle: int, path: str, handles: Any, data: bytes) -> None:
     """Make an object that stays on the agent."""
     held = agent.handles[handle] = Held(path)
-    objects = [agent.view(h) for h in handles]
+    objects = taken(agent, handles)
 
     def run(lane: Lane) -> None:
         from .services import find
@@ -181,7 +183,7 @@ def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, rep
     A `Future` that the method returns is the answer once it is done.
     """
     held = agent.view(handle)
-    objects = [agent.view(h) for h in handles]
+    objects = taken(agent, handles)
 
     def run(lane: Lane) -> None:
         value = held.value(agent)
@@ -202,7 +204,7 @@ def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, rep
 def _answer(agent: Agent, reply: int, called: str, result: Future[Any]) -> None:
     """Answer with what a method has promised; its lane has gone on meanwhile."""
     try:
-        agent.tell(Op.REPLY, reply, codes.dumps(result.result())[0])
+        answer(agent, reply, result.result())()
     except BaseException as error:  # the caller's to know, whatever it is
         agent.refuse(reply, called, error)
 
@@ -214,7 +216,7 @@ def _values(agent: Agent, lane: Lane, objects: list[Any]) -> list[Any]:
 def _value(agent: Agent, lane: Lane, thing: Any, *, kernel: bool = False) -> Any:
     if isinstance(thing, View):
         return (thing.argument if kernel else thing.operand)(agent.runtime, lane.stream)
-    return thing.value(agent) if isinstance(thing, Held | Missing) else thing
+    return thing.value(agent) if isinstance(thing, Held | Missing | Part) else thing
 
 
 def set_global(agent: Agent, stream: int, sequence: int, key: str, name: str, handles: Any, data: bytes) -> None:

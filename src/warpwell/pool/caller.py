@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from .. import errors
 from ..targets.uninterrupted import uninterrupted
+from .answers import answered
 from .channel import Channel
 from .code import Code
 from .protocol import Op, pack, unpack, unpack_failure
@@ -295,6 +296,11 @@ class Caller:
             found = self.replies.pop(number, None)
             if found is not None:
                 found[1].come(operands[0], None)
+        elif op == Op.ANSWER:
+            value, error = answered(connection, number, *operands)
+            found = self.replies.pop(number, None)
+            if found is not None:
+                found[1].come(value, error)
         elif op == Op.DONE:
             if (channel := connection.channels.get(number)) is not None:
                 channel.done(operands[0])
@@ -318,7 +324,7 @@ class Caller:
                 return
             connection, op, number = item
             try:
-                if op == Op.FREE:
+                if op in (Op.FREE, Op.CANCEL):
                     connection.tell(op, number)
                 elif op == Op.CODE_END:
                     connection.drop(number)

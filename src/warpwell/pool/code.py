@@ -32,6 +32,9 @@ _lock = threading.RLock()  # what is pickled may call a device, and so pickle
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
 _HERE = Path(__file__).parents[1]
 
+MOST = (1 << 31) - 1
+"""Bytes of a pickled value at most: what a message may have."""
+
 
 class Code:
     """A kernel or a function as bytes.
@@ -120,7 +123,13 @@ class Loaded:
 
 
 def dumps(value: Any, handle_of: Callable[[Any], int | None] | None = None) -> tuple[bytes, tuple[int, ...]]:
-    """Pickle a value; objects that are on the device become handles, which are returned too."""
+    """Pickle a value; objects that are on the device become handles, which are returned too.
+
+    Raises
+    ------
+    ArgumentError
+        It has more bytes than a message may.
+    """
     handles: list[int] = []
 
     def persistent_id(thing: Any) -> Any:
@@ -137,12 +146,22 @@ def dumps(value: Any, handle_of: Callable[[Any], int | None] | None = None) -> t
         # set, not overridden: a subclass that knows these handles would have to be made for each call
         plain.persistent_id = persistent_id  # type: ignore[method-assign]
         plain.dump(value)
-        return out.getvalue(), tuple(handles)
+        return _message(out), tuple(handles)
     any_value = _cloudpickle().Pickler(out)
     any_value.persistent_id = persistent_id
     with _by_value():
         any_value.dump(value)
-    return out.getvalue(), tuple(handles)
+    return _message(out), tuple(handles)
+
+
+def _message(out: io.BytesIO) -> bytes:
+    nbytes = out.tell()
+    if nbytes > MOST:
+        raise errors.ArgumentError(
+            f"{nbytes} bytes are more than a call may take or return ({MOST}) besides large NumPy arrays, which go by "
+            f"themselves: make plain arrays of them (numpy.asarray), or write them to a file"
+        )
+    return out.getvalue()
 
 
 _PLAIN = (int, float, bool, complex, str, bytes, type(None))

@@ -57,6 +57,11 @@ def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: in
     _run(transport.put(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, None, staging)), started, runtime)
 
 
+def receive(transport: Transport, peer: int, tag: int, memory: Region, started: Started) -> None:
+    """Receive bulk data into memory of this process."""
+    _run(transport.get(peer, tag, memory), started)
+
+
 def _run(transfer: Transfer, started: Started, runtime: Any = None) -> None:
     started(transfer)
     try:

@@ -202,10 +202,10 @@ class Bulk:
         self._reply: Reply | None = None
         self._transfer: Transfer | None = None
 
-    def put(self, source: NDArray[Any], op: Op, handle: int, **counts: Any) -> Reply:
+    def put(self, source: NDArray[Any], op: Op, handle: int, *more: Any, **counts: Any) -> Reply:
         """Begin to send an array, and tell the agent to take it (see `Connection.ask` for `counts`)."""
         ends = self._device.caller.transport.rank, self._connection.rank
-        return self._begin(self._connection.transport.put, ends, source, op, handle, **counts)
+        return self._begin(self._connection.transport.put, ends, source, op, handle, *more, **counts)
 
     def get(self, out: NDArray[Any], op: Op, handle: int, **counts: Any) -> Reply:
         """Tell the agent to send, into an array."""
@@ -213,7 +213,7 @@ class Bulk:
         return self._begin(self._connection.transport.get, ends, out, op, handle, **counts)
 
     def _begin(self, way: Callable[[int, int, Region], Transfer], ends: tuple[int, int], array: NDArray[Any], op: Op,
-               handle: int, **counts: Any) -> Reply:  # fmt: skip
+               handle: int, *more: Any, **counts: Any) -> Reply:  # fmt: skip
         connection, caller = self._connection, self._device.caller
         plan = self._device.transfers.plan(array.nbytes)
         while self._reply is None:
@@ -232,7 +232,7 @@ class Bulk:
                     raise
                 caller.tags.begun(*ends, self._transfer)
                 self._reply = connection.ask(
-                    self._channel, op, handle, Reply, tag, tuple(plan), transfer=self._transfer, **counts
+                    self._channel, op, handle, Reply, tag, tuple(plan), *more, transfer=self._transfer, **counts
                 )
         return self._reply
 

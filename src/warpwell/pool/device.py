@@ -20,6 +20,7 @@ from .caller import Caller, Connection
 from .code import Code, dumps
 from .event import Event
 from .ids import new_id
+from .parts import Arguments
 from .plan import Tuning
 from .protocol import Op, pack_arguments, pack_dtype
 from .reply import Reply
@@ -175,8 +176,9 @@ class Device:
         channel = self.channel(stream)
         code = Code.of(function)
         self.connection.ensure(code)
-        data, handles = dumps((args, options), self._handle_of)
-        reply = self.connection.ask(channel, Op.CALL, code.key, Reply, handles, data, cost=len(data), keep=True)
+        with Arguments(self, channel) as arguments:
+            data, handles = arguments.pack((args, options))
+            reply = self.connection.ask(channel, Op.CALL, code.key, Reply, handles, data, cost=len(data), keep=True)
         return Result(reply, channel, f"{code.name!r} on {self.connection.label}")
 
     def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Any:
@@ -195,9 +197,10 @@ class Device:
             Or the class that was registered with the name.
         """
         channel, handle = self.channel(stream), new_id()
-        data, handles = dumps((args, options), self._handle_of)
         try:
-            self.connection.post(channel, Op.CREATE, handle, path_of(service), handles, data, cost=len(data))
+            with Arguments(self, channel) as arguments:
+                data, handles = arguments.pack((args, options))
+                self.connection.post(channel, Op.CREATE, handle, path_of(service), handles, data, cost=len(data))
             return stand_in(self, handle, service)
         except BaseException:  # Ctrl-C: a file that nobody here has would stay open there
             self.connection.finalizer(handle)

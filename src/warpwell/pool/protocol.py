@@ -53,6 +53,7 @@ class Op(enum.IntEnum):
     AWAIT = 17  # signal, rank that sends it
     SYNCHRONIZE = 18  # reply
 
+    ARGUMENT = 21  # handle, reply, tag, plan, what the array is: a later call's
     WRITE_LENT = 19  # buffer, memory, offset
     READ_LENT = 20  # buffer, reply, memory, offset
 
@@ -77,6 +78,7 @@ class Op(enum.IntEnum):
     FAILED = 65  # call, failure
     REPLY = 66  # reply, value
     REFUSED = 67  # reply, call, failure, whether an earlier call is to blame, which tells of it itself
+    ANSWER = 68  # reply, pickled result, numbers of the arrays in it, and those: tag, chunk, what it is
 
     # between agents
     SIGNAL = 96  # signal, failure or None

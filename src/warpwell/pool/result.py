@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from . import code
+from .answers import Answer
 from .channel import Channel
 from .reply import Reply
 
@@ -21,18 +23,23 @@ class Result:
         self._reply = reply
         self._channel = channel
         self._what = what
+        self._loaded: tuple[Any] | None = None
 
     @property
     def done(self) -> bool:
         """Whether it is there."""
-        return self._reply.done
+        value = self._reply.value
+        return self._reply.done and (value.done if isinstance(value, Answer) else True)
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Call ``call()`` when it is there, perhaps twice, in a thread of the pool's: it must not wait."""
+        """Call ``call()`` when it is there, or its large arrays on their way: perhaps twice, in a thread of the pool's.
+
+        It must not wait.
+        """
         self._reply.when_come(call)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for the result and return it.
+        """Wait for the result and return it: the same object each time.
 
         Raises
         ------
@@ -41,7 +48,15 @@ class Result:
         DeviceLostError, StallError
         """
         try:
-            return code.loads(self._reply.get(self._what, timeout))
+            if self._loaded is None:
+                begun = time.monotonic()
+                value = self._reply.get(self._what, timeout)
+                if isinstance(value, Answer):
+                    left = None if timeout is None else timeout - (time.monotonic() - begun)
+                    self._loaded = (value.get(left),)
+                else:
+                    self._loaded = (code.loads(value),)
+            return self._loaded[0]
         except BaseException as error:
             self._channel.forget(error)
             raise

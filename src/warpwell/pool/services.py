@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
-from .code import dumps
+from .parts import Arguments
 from .protocol import Op
 from .reply import Reply
 from .result import Result
@@ -105,8 +105,9 @@ class Remote:
 
     def call(self, method: str, *args: Any, stream: Stream | None = None, **options: Any) -> Result:
         """Call a method, and do not wait; buffers among the arguments arrive as arrays."""
-        data, handles = dumps((args, options), self.device._handle_of)
-        return self._ask(method, handles, data, stream)
+        with Arguments(self.device, self.device.channel(stream)) as arguments:
+            data, handles = arguments.pack((args, options))
+            return self._ask(method, handles, data, stream)
 
     def attribute(self, name: str) -> Any:
         """Return an attribute; waits."""

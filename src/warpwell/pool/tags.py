@@ -15,9 +15,15 @@ class Tags:
 
     Tags go round. One whose transfer this process has begun is passed over while that is not done: what was sent
     with it, and nobody has taken, would be taken for the new copy's data.
+
+    Parameters
+    ----------
+    half : {0, 1}
+        The application chooses from the first half of all tags, agents, for their answers, from the second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, half: int = 0) -> None:
+        self._first = half * (TAGS // 2)
         self._next: dict[tuple[int, int], itertools.count[int]] = defaultdict(itertools.count)
         # a transport holds what is not done, so that nothing has to be taken out again
         self._begun: weakref.WeakValueDictionary[tuple[int, int, int], Transfer] = weakref.WeakValueDictionary()
@@ -27,7 +33,7 @@ class Tags:
         """Return a tag."""
         with self._lock:
             while True:
-                tag = next(self._next[source, destination]) % TAGS
+                tag = self._first + next(self._next[source, destination]) % (TAGS // 2)
                 begun = self._begun.get((source, destination, tag))
                 if begun is None or begun.done:
                     return tag
