@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ..errors import CorruptionError, FormatError, MissingFileError
 from ..kv.keys import as_key
 from ..kv.manifest import read_manifest
+from ..kv.shard_folders import find_shard, resolved
 from ..kv.verify import Problem, VerifyReport, verify
 from .kv_get import describe_key
 from .output import Output
@@ -48,11 +49,12 @@ def _verify(path: str, progress: Callable[[int, int], object]) -> VerifyReport:
     """Check a store and its shards; unlike `Store.verify`, one that is too damaged to open."""
     report = verify(path, progress=progress)
     with contextlib.suppress(CorruptionError):  # it is among the problems
-        for shard in (read_manifest(report.path).schema or {}).get("shards") or ():
+        for number, shard in enumerate((read_manifest(report.path).schema or {}).get("shards") or ()):
+            path = resolved(shard["path"], report.path)
             try:
-                found = verify(shard["path"], progress=progress)
+                found = verify(find_shard(report.path, number, shard).path, progress=progress)
             except (MissingFileError, FormatError) as error:
-                report.problems.append(Problem(shard["path"], None, str(error)))
+                report.problems.append(Problem(path, None, str(error)))
                 continue
             report.records += found.records
             report.value_bytes += found.value_bytes

@@ -91,6 +91,10 @@ class Catalog:
         remove_strays(self._files, self._folder, manifest.with_changes(segments=old.segments))
         return journal
 
+    def describe(self, schema: dict[str, Any]) -> None:
+        """Replace what the store above keeps in the manifest."""
+        self._publish(self.manifest.with_changes(schema=schema))
+
     def _publish(self, manifest: Manifest) -> None:
         manifest.publish(self._files, self._folder)
         # From here on a crash may leave the old or the new one, until the folder is synced.

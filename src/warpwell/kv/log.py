@@ -12,11 +12,9 @@ before a record names the segment. An fsync that failed is never tried again: th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import threading
-from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -44,6 +42,7 @@ from .guard import Guard
 from .journal import Journal, Pending, new_records
 from .lock import WriterLock, check_process
 from .log_opening import Opened, create_writable, open_writable
+from .log_segments import LogSegments
 from .manifest import Manifest
 from .recovery import Loaded, Recovered, join, live, split
 from .segments import Segments, Values, too_large
@@ -54,7 +53,7 @@ _SPILL = 1 << 18
 _PACKED = struct.Struct("<IBBHq16sqqIIII")
 
 
-class Log:
+class Log(LogSegments):
     """A log in a folder; see `create` and `open`.
 
     Attributes
@@ -90,8 +89,7 @@ class Log:
         self._pending = Pending()
         self._spilled = 0
         self._unsynced = False  # the journal has records that may not be durable
-        self._emptied: set[int] = set()
-        self._retired: set[int] = set()
+        self._emptied, self._retired = set(), set()
         self._pid = os.getpid()
         self._closed = False
         self._start_seq = self._live = 0
@@ -290,15 +288,6 @@ class Log:
         """Whether a caller has appended something that it has not committed yet."""
         return self._pending.count + self._spilled > self._pending.moved
 
-    def emptied(self, segments: Sequence[int]) -> None:
-        """Note segments that the index does not name any more: the manifest forgets them with the next snapshot."""
-        with self.lock:
-            self._emptied |= set(segments)
-
-    def to_be_dropped(self) -> set[int]:
-        """Return segments that are still open but hold nothing that the index names: see `emptied` and `retired`."""
-        return self._emptied | self._retired
-
     def snapshot(
         self,
         keys: NDArray[np.uint8],
@@ -332,42 +321,7 @@ class Log:
                 self._retired |= self._emptied
                 self._emptied = set()
 
-    def retired(self) -> list[int]:
-        """Return segments that no location names any more, but whose descriptors are still open."""
-        with self.lock:
-            return sorted(self._retired)
-
-    def release(self, segments: Sequence[int]) -> None:
-        """Close retired segments once nobody reads from them; a writer deletes their files, too."""
-        with self.lock:
-            going = [s for s in segments if s in self._retired]
-            self._segments.close(going)
-            self._retired.difference_update(going)
-            if self.writable and not self._guard.failed:
-                check_process(self._pid, self.path)
-                with self._guard.writing():
-                    for segment in going:
-                        with contextlib.suppress(FileNotFoundError):
-                            self._files.unlink(self._segments.path(segment))
-
     # -- reading ----------------------------------------------------------------------------------------------
-
-    def segment_fd(self, segment: int) -> int:
-        """Return the descriptor of a segment (KeyError: it is not open)."""
-        return self._segments.fd(segment)
-
-    def segment_path(self, segment: int) -> str:
-        """Return the file of a segment."""
-        return self._segments.path(segment)
-
-    def segments(self) -> list[int]:
-        """Return the open segments."""
-        return self._segments.ids()
-
-    def on_segment(self, callback: Any) -> None:
-        """Call ``callback(segment, fd)`` for every segment that is or will be opened; fd is -1 when it is closed."""
-        with self.lock:
-            self._segments.on_segment(callback)
 
     def refresh(self) -> Changes:
         """Return what a writer has committed since (a reader's method; a writer knows already).
@@ -402,10 +356,14 @@ class Log:
         """The last record that is committed."""
         return self._journal.position.seq
 
-    @property
-    def head(self) -> int:
-        """The segment that values are appended to."""
-        return self._segments.head
+    def describe(self, schema_json: dict[str, Any]) -> None:
+        """Replace `schema_json`, durably."""
+        with self.lock:
+            self._check_writable()
+            assert self._catalog is not None
+            with self._guard.writing():
+                self._catalog.describe(schema_json)
+            self._manifest, self.schema_json = self._catalog.manifest, schema_json
 
     @property
     def failed(self) -> bool:

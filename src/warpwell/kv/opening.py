@@ -21,6 +21,7 @@ from .log import Log
 from .manifest import read_manifest
 from .part import Part
 from .schema import Schema, as_schema
+from .shard_folders import find_shard, home_of, own_shards, written
 from .shards import MAX_SHARDS, Shards, close_all
 from .store import Parts, Store
 
@@ -50,9 +51,10 @@ def create(
     segment_bytes : int or str
         Size of the files that values are in.
     shards : sequence of path-like, optional
-        Folders to spread the records over, on several drives say; as `path`, they must not exist or be empty.
+        Folders to spread the records over, on several drives say; as `path`, they must not exist or be empty. Those
+        in the folder that `path` is in may be moved and copied together with it.
     overwrite : bool
-        Replace a store that is there. Anything else that is there is left alone.
+        Replace a store that is there, and its shards. Anything else that is there is left alone.
 
     Returns
     -------
@@ -74,7 +76,7 @@ def create(
     folders = None if shards is None else [os.path.abspath(folder) for folder in shards]
     _check_shards(os.path.abspath(path), folders)
     with contextlib.ExitStack() as undo:
-        finish = _replaced([os.path.abspath(path), *(folders or [])], undo) if overwrite else None
+        finish = _replaced(os.path.abspath(path), folders or [], undo) if overwrite else None
         parts = _create(path, meta, options, folders)
         undo.pop_all()
     if finish is not None:
@@ -146,7 +148,7 @@ def open_store(
     CorruptionError
         What had been committed is damaged or missing. Nothing was changed.
     SharingError
-        Another process, or this one, has it open for writing.
+        Another process, or this one, has it open for writing; or it is a copy whose shards are those of another store.
     """
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
@@ -168,7 +170,8 @@ def open_store(
         meta = log.schema_json or {}
         if "shard" in meta:
             raise errors.FormatError(
-                f"{log.path} is shard {meta['shard']} of the store {meta.get('store')}: open that one", path=log.path
+                f"{log.path} is shard {meta['shard']} of the store {home_of(log.path, meta)}: open that one",
+                path=log.path,
             )
         described = meta.get("schema")
         schema = None if described is None else Schema.from_json(described)
@@ -215,10 +218,10 @@ def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: 
     made: list[Log] = []
     try:
         for number, folder in enumerate(folders):
-            told = {"shard": number, "store": os.path.abspath(path)}
+            told = {"shard": number, "store": written(os.path.abspath(path), folder)}
             made.append(Log.create(folder, schema_json=told, **options))
         # The main manifest comes last: until it is there, there is no store.
-        meta["shards"] = [{"path": log.path, "uuid": log.uuid} for log in made]
+        meta["shards"] = [{"path": written(log.path, os.path.abspath(path)), "uuid": log.uuid} for log in made]
         main = Log.create(path, schema_json=meta, **options)
         return Shards(main, [Part(log, log.path) for log in made])
     except BaseException:
@@ -232,18 +235,16 @@ def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: 
 def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[[], None]]) -> list[Part]:
     parts = []
     for number, shard in enumerate(listed):
+        folder = find_shard(main.path, number, shard)
+        moved = main.writable and folder.check_writer(main.path, main.uuid)
         try:
-            log = Log.open(shard["path"], writable=main.writable)
+            log = Log.open(folder.path, writable=main.writable)
         except (errors.MissingFileError, errors.FormatError) as error:
             error.args = (f"shard {number} of {main.path}: {error.args[0]}",)
             raise
         opened.append(log.close)
-        if log.uuid != shard["uuid"]:
-            raise errors.FormatError(
-                f"{log.path} is not the folder that {main.path} was created with as shard {number}: put that one"
-                " back in its place",
-                path=log.path,
-            )
+        if moved:
+            log.describe(folder.meta_for(main.path))
         parts.append(Part(log, log.path))
     return parts
 
@@ -257,15 +258,24 @@ def _check_shards(path: str, folders: list[str] | None) -> None:
         raise errors.ArgumentError("a folder is named twice in path and shards: give each its own", name="shards")
 
 
-def _replaced(paths: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:
-    """Move stores out of the way; return what removes them for good. `undo` moves them back."""
+def _replaced(main: str, folders: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:
+    """Move a store and its shards out of the way; return what removes them for good. `undo` moves them back."""
     moved: list[str] = []
-    for path in paths:
+    # main goes first and comes back last: without it there is no store
+    own = [os.path.realpath(path) for path in own_shards(main)]
+    others = [path for path in folders if os.path.realpath(path) not in own]
+    for path in [main, *own, *others]:
         if not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path)):
             continue
         # A folder that is no store raises here, and so does a store that somebody writes to.
         with contextlib.suppress(errors.CorruptionError, errors.StoreVersionError):
-            read_manifest(path)
+            meta = read_manifest(path).schema or {}
+            if "shard" in meta and path not in own:
+                raise errors.SharingError(
+                    f"{path} is shard {meta['shard']} of the store {home_of(path, meta)}, which would lose it: choose"
+                    " another folder, or remove that store first",
+                    path=path,
+                )
         lock = WriterLock(Files(), path)
         aside = f"{path}.replaced-{uuid.uuid4().hex[:8]}"
         os.rename(path, aside)

@@ -1,0 +1,158 @@
+"""Where the shards of a store are, and whose they are: stores are moved and copied by people who do not ask.
+
+The manifest of a store lists its shards with their UUIDs, and each shard's says of which store it is, and where that
+is. A path is relative where the one folder lies beside or in the other, so that both can be moved or copied together;
+else it is absolute. A copy has the UUIDs of what it was copied from. So a store may write to a shard only if the shard
+says that it belongs to the store's own folder, or to one that is not there any more, or has another shard in its place:
+then the store has been moved, or copied with its shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from .. import errors
+from .manifest import Manifest, read_manifest
+
+
+@dataclass(frozen=True)
+class ShardFolder:
+    """A shard that was found.
+
+    Attributes
+    ----------
+    number : int
+    path : str
+    home : str
+        The folder of the store that it says it belongs to.
+    meta : dict
+        What its manifest says.
+    """
+
+    number: int
+    path: str
+    home: str
+    meta: dict[str, Any]
+
+    def check_writer(self, main: str, uuid: str) -> bool:
+        """Return whether the shard has to be told that its store, `main`, has been moved.
+
+        Raises
+        ------
+        SharingError
+            The shard belongs to a store of which `main` is a copy.
+        """
+        if _same(self.home, main):
+            return False
+        with contextlib.suppress(errors.MissingFileError, errors.FormatError):
+            other = read_manifest(self.home)
+            theirs = find_shards(self.home, other) if other.uuid == uuid else []
+            if any(_same(shard.path, self.path) for shard in theirs):
+                raise errors.SharingError(
+                    f"{main} is a copy of {self.home}, and {self.path} is a shard of that one: writing would change it."
+                    f" Open {self.home}, or make a store with shards of its own (`warpwell kv dump`, then `load`)",
+                    path=main,
+                )
+        return True
+
+    def meta_for(self, main: str) -> dict[str, Any]:
+        """Return what its manifest says once its store is at `main`."""
+        return {**self.meta, "store": written(main, self.path)}
+
+
+def written(path: str, base: str) -> str:
+    """Return how the manifest in folder `base` names another folder."""
+    path, base = os.path.realpath(path), os.path.realpath(base)
+    near = os.path.dirname(base)
+    beside = near != os.sep and os.path.commonpath([near, path]) == near
+    return os.path.relpath(path, base) if beside else path
+
+
+def resolved(path: str, base: str) -> str:
+    """Return the folder that the manifest in folder `base` names so."""
+    return os.path.normpath(os.path.join(os.path.realpath(base), path))
+
+
+def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
+    """Return where a shard of the store `main` is.
+
+    Raises
+    ------
+    MissingFileError, FormatError
+        It is not where it should be.
+    """
+    path = resolved(listed["path"], main)
+    found = _look(path, listed["uuid"])
+    if os.path.isabs(listed["path"]) and (found is None or not _same(found.home, main)):
+        # Format 1 has absolute paths only: after a move or a copy the shards may have come along.
+        beside = [] if found is None else [resolved(os.path.relpath(found.path, found.home), main)]
+        name = os.path.basename(path)
+        for other in [*beside, os.path.join(os.path.dirname(os.path.realpath(main)), name), resolved(name, main)]:
+            came = _look(other, listed["uuid"])
+            if came is not None:
+                return ShardFolder(number, came.path, came.home, came.meta)
+    if found is not None:
+        return ShardFolder(number, found.path, found.home, found.meta)
+    if not os.path.lexists(path):
+        raise errors.MissingFileError(
+            f"shard {number} of {main} is not at {path}: put it back there (a store is moved and copied together"
+            " with the shards beside it)",
+            path=path,
+        )
+    try:
+        read_manifest(path)
+    except errors.FormatError as error:
+        error.args = (f"shard {number} of {main}: {error.args[0]}",)
+        raise
+    raise errors.FormatError(
+        f"{path} is not the folder that {main} was created with as shard {number}: put that one back in its place",
+        path=path,
+    )
+
+
+def find_shards(main: str, manifest: Manifest) -> list[ShardFolder]:
+    """Return where all shards of a store are; see `find_shard`."""
+    return [find_shard(main, number, shard) for number, shard in enumerate((manifest.schema or {}).get("shards") or ())]
+
+
+def own_shards(main: str) -> list[str]:
+    """Return the folders of those shards of the store at `main` that are its own, if there is a store."""
+    out: list[str] = []
+    with contextlib.suppress(errors.MissingFileError, errors.FormatError):
+        manifest = read_manifest(main)
+        for number, shard in enumerate((manifest.schema or {}).get("shards") or ()):
+            with contextlib.suppress(errors.MissingFileError, errors.FormatError, errors.SharingError):
+                folder = find_shard(main, number, shard)
+                folder.check_writer(main, manifest.uuid)
+                out.append(folder.path)
+    return out
+
+
+def home_of(path: str, meta: dict[str, Any]) -> str:
+    """Return the folder of the store that a shard says it belongs to."""
+    return resolved(str(meta.get("store", "")), path)
+
+
+def _look(path: str, uuid: str) -> ShardFolder | None:
+    try:
+        manifest = read_manifest(path)
+    except errors.MissingFileError:
+        return None
+    except errors.CorruptionError:
+        raise
+    except errors.FormatError:
+        return None
+    meta = manifest.schema or {}
+    if manifest.uuid != uuid or "shard" not in meta:
+        return None
+    return ShardFolder(int(meta["shard"]), path, home_of(path, meta), meta)
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
