@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ..errors import ArgumentError, MissingFileError, WarpwellError
 from ..errors.general import extra
 from ..graph import Graph, LoadedGraph, bfs, connected_components, generate
 from .graph_run import describe, open_graph
+from .interrupt import scratch
 from .output import Output
 
 _CODE = '''\
@@ -47,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     if missing:
         raise ArgumentError(f"the demo needs {' and '.join(missing)}: install {extra('demo')}")
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="warpwell-demo-") as folder:
+    with scratch("warpwell-demo-") as folder:
         with output.progress() as report:
-            graph = generate("kron", arguments.scale, Path(folder) / "kron.ww", progress=report)
+            graph = generate("kron", arguments.scale, folder / "kron.ww", progress=report)
         _say(output, f"made {graph.source}: {graph.vertices:,} vertices, {graph.edges:,} edges "
              f"({format_size(8 * graph.edges)})")  # fmt: skip
         offsets, destinations = graph.load()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ..kv.distributions import Items
 from ..kv.ycsb import Requests, Workload
 from ..kv.ycsb_run import GROUP, Result, load_records
 from ..kv.ycsb_run import run as run_workload
+from .interrupt import scratch
 from .output import Output
 
 _DEFAULT_SIZE = 100_000
@@ -97,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _opened(arguments: argparse.Namespace, workload: Workload) -> Iterator[tuple[kv.Store, bool]]:
     """Give a store, and whether it holds the records of the workload."""
     if arguments.store is None:
-        with tempfile.TemporaryDirectory(prefix="warpwell-bench-") as folder:
-            with kv.create(Path(folder) / "bench.kv", durability=arguments.durability) as store:
+        with scratch("warpwell-bench-") as folder:
+            with kv.create(folder / "bench.kv", durability=arguments.durability) as store:
                 yield store, False
         return
     path = Path(arguments.store)

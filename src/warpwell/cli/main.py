@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from ..errors import WarpwellError
 from . import kv_arguments, pool_arguments, sched_arguments
 from .arguments import command, json_option, program
+from .interrupt import INTERRUPTED, end_soon, say
 
 BAD_INPUT = 2
-INTERRUPTED = 130
 BROKEN_PIPE = 141
+
+_OWN = ("run", "pool_notebook", "bench")
+"""Modules of commands whose programs see to Ctrl-C themselves."""
 
 _DESCRIPTION = "Arrays on storage, many times larger than memory, that kernels in Python read on demand."
 
@@ -30,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = _parser(sched=given[:1] == ["sched"]).parse_args(given)
+    if argv is None and arguments.module not in _OWN:
+        end_soon()
     try:
         code: int = importlib.import_module(f".{arguments.module}", __package__).run(arguments)
         sys.stdout.flush()
@@ -46,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _complain(f"out of memory ({error}). Take a smaller --cache, a smaller input or --tier storage.")
     except KeyboardInterrupt:
-        print("warpwell: interrupted", file=sys.stderr)
+        say()
         return INTERRUPTED
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import signal
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,28 @@ def _serve(arguments: argparse.Namespace) -> int:
     output = Output(arguments.json)
     if arguments.group is None and (arguments.allow or arguments.trust_group):
         raise ArgumentError("--allow and --trust-group are about other users: add --group", name="group")
-    ended = threading.Event()
-    before = {n: signal.signal(n, lambda *_: ended.set()) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, _stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return _until(ended, arguments, output)
+        return _until_stopped(arguments, output)
+    except _Terminated:
+        return 0
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _until(ended: threading.Event, arguments: argparse.Namespace, output: Output) -> int:
+class _Terminated(BaseException):
+    """SIGTERM came, which is how a service is asked to end."""
+
+
+def _stop(number: int, _: object) -> None:
+    """End what goes on, and let nothing disturb the order in which that ends."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
+
+
+def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
     from ..scheduler.service import Service
 
     service = Service(
@@ -78,22 +90,25 @@ def _until(ended: threading.Event, arguments: argparse.Namespace, output: Output
         log=arguments.log, max_message=parse_size(arguments.max_message, "max-message"),
         max_held=parse_size(arguments.max_held, "max-held"), stuck=arguments.stuck_after,
     )  # fmt: skip
-    with output.progress() as report:
-        report("start", 0, 0)
-        service.start()
-    with service:
+    try:
+        with output.progress() as report:
+            report("start", 0, 0)
+            service.start()
         broker = service.broker
         _write(arguments.metrics, broker)  # a path that cannot be ends the service here, and later not any more
         output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
                                   "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
         sys.stdout.flush()  # whoever started it may wait for this line
-        going, failing = True, False
-        while going:
-            going = not ended.wait(_EVERY) and not broker.failure
+        failing = False
+        while not broker.failure:
+            time.sleep(_EVERY)
             failing = _write_again(arguments.metrics, broker, output, failing)
-        if broker.failure:
-            raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
-    return 0
+        raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
+    except KeyboardInterrupt:
+        service.close(soon=True)
+        raise
+    finally:
+        service.close()
 
 
 def _write(path: str | None, broker: Any) -> None:

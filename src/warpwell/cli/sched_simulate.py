@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import multiprocessing
 import os
+import signal
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, SchedulerError
+from ..targets.uninterrupted import uninterrupted
 from .arguments import Commands, command, json_option
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext
+    from multiprocessing.context import ForkServerContext, ForkServerProcess
 
     from ..scheduler.experiment import Experiment
     from ..scheduler.traces import Workload
@@ -25,6 +30,9 @@ _SLOW = ("warpwell-no-cost", "source-no-pairing", "warpwell", "oracle", "smk-drf
 """Policies that think longest, and their variants, the longest first."""
 _QUICK = ("left-over", "first-come")
 """Those that hardly think, the quickest last."""
+
+_PDEATHSIG = 1
+"""PR_SET_PDEATHSIG of prctl."""
 
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
@@ -136,19 +144,75 @@ def _all(
             found[name] = run_to_dict(experiment, name, workload, logs.get(name))
             report(len(found))
         return found
-    with ProcessPoolExecutor(min(processes, len(names)), mp_context=_forks(), max_tasks_per_child=1) as pool:
-        waiting = {
-            pool.submit(run_to_dict, experiment, name, workload, logs.get(name), last=True): name
-            for name in sorted(names, key=_rank)
-        }
-        try:
-            for done in as_completed(waiting):
-                found[waiting[done]] = done.result()
+    waiting = sorted(names, key=_rank)
+    running: dict[Connection, tuple[ForkServerProcess, str]] = {}
+    context = _forks()
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                name = waiting.pop(0)
+                with _uninterrupted():  # half of a start is a traceback of the one that is started
+                    ours, theirs = context.Pipe()
+                    process = context.Process(target=_run_one, args=(theirs,), daemon=True)
+                    process.start()
+                    running[ours] = process, name
+                    theirs.close()
+                with contextlib.suppress(BrokenPipeError):  # it has died, as will be seen below
+                    ours.send((experiment, name, workload, logs.get(name)))
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                process, name = running.pop(ready)
+                found[name] = _result(ready, process, name)
                 report(len(found))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    finally:
+        for process, _ in running.values():
+            process.kill()
+        for process, _ in running.values():
+            process.join(0.2)
     return {name: found[name] for name in names}
+
+
+def _run_one(parent: Connection) -> None:
+    """Run a policy and send its metrics, or what it raised (a process of its own, which ends with the command)."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    from ..scheduler.experiment import run_to_dict
+
+    try:
+        experiment, name, workload, log = parent.recv()
+        found: Any = run_to_dict(experiment, name, workload, log, last=True)
+    except EOFError:
+        os._exit(0)  # the command has ended
+    except Exception as error:
+        found = error
+    with contextlib.suppress(BrokenPipeError):
+        parent.send(found)
+    os._exit(0)  # faster than to free what the run made
+
+
+def _result(ready: Connection, process: ForkServerProcess, name: str) -> dict[str, Any]:
+    try:
+        with ready:
+            found = ready.recv()
+    except (EOFError, ConnectionResetError):
+        process.join(1.0)
+        raise SchedulerError(
+            f"the process that simulated {name} ended without a result (exit code {process.exitcode}): is memory short?"
+        ) from None
+    process.join(1.0)
+    if isinstance(found, Exception):
+        raise found
+    return dict(found)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Keep Ctrl-C until the end of the block, and from the processes that are started in it for good."""
+    with uninterrupted():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _rank(name: str) -> int:
@@ -164,11 +228,12 @@ def _forks() -> ForkServerContext:
     They are forked from one that has no threads and has imported all that a run needs; each ends after one run, which
     is faster than to free what that made.
     """
-    from multiprocessing import forkserver
-
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["warpwell.scheduler.experiment", "warpwell.scheduler.policies.oracle"])
-    forkserver.ensure_running()
+    resource_tracker.ensure_running()  # which would let signals through while the other is started
+    # what is started now, and what that forks, never hears of Ctrl-C in a terminal: it is for the command
+    with _uninterrupted():
+        forkserver.ensure_running()
     return context
 
 

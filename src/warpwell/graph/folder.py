@@ -10,6 +10,9 @@ from pathlib import Path
 from warpwell.errors import ArgumentError, MissingFileError
 from warpwell.graph.npy import storage_full
 
+unfinished: set[Path] = set()
+"""Temporary folders of this process, for who ends it without raising in the threads that write them."""
+
 
 @contextlib.contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
@@ -48,6 +51,7 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         )
     token = f"{os.getpid()}-{secrets.token_hex(4)}"
     part = path.with_name(f".{path.name}.{token}.part")
+    unfinished.add(part)
     try:
         with storage_full(part):
             part.mkdir()
@@ -68,6 +72,8 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+    finally:
+        unfinished.discard(part)
 
 
 def _refuse(path: Path, overwrite: bool) -> None:

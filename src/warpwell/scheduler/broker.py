@@ -105,9 +105,9 @@ class Broker:
                 f"the process that owns the device does not start: {self.failure or f'not ready in {timeout:g} s'}"
             )
 
-    def close(self) -> None:
-        """End the owner."""
-        self._owner.stop()
+    def close(self, seconds: float = 5.0) -> None:
+        """End the owner, by force after some seconds."""
+        self._owner.stop(seconds)
         with self._lock:
             if self._file is not None:
                 self._file.close()

@@ -26,6 +26,9 @@ from .session import Session
 
 MAX_CLIENTS = 64
 
+_OWNER, _SOON = 5.0, 0.25
+"""Seconds that the owner has to end by itself, usually and where somebody waits."""
+
 
 class Service:
     """A scheduler for several processes.
@@ -136,8 +139,14 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Stop: clients get `ServiceError`, the owner ends, the socket goes. May be called twice."""
+    def close(self, *, soon: bool = False) -> None:
+        """Stop: clients get `ServiceError`, the owner ends, the socket goes. May be called twice.
+
+        Parameters
+        ----------
+        soon : bool
+            Wait for nobody longer than a fraction of a second.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -150,11 +159,11 @@ class Service:
         if self._broker is not None:
             for session in list(self._broker.sessions.values()):
                 session.refuse("the service was stopped: start it again with `warpwell sched serve`")
-            self._broker.close()
+            self._broker.close(_SOON if soon else _OWNER)
         with self._lock:
             for connection in self._connections:  # those that have said nothing yet
                 connection.interrupt()
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + (_SOON if soon else self._patience)
         for thread in list(self._threads):
             thread.join(max(0.0, until - time.monotonic()))
         if self._spool:

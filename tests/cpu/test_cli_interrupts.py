@@ -1,0 +1,153 @@
+"""Ctrl-C in commands that take long: they end soon, with code 130 and one sentence, and leave nothing."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SOON = 5.0
+"""Seconds: it takes one on a free machine."""
+
+
+Begin = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Start commands as a terminal does: in groups of their own, which Ctrl-C is for. All are gone after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+            process = stack.enter_context(subprocess.Popen(
+                [sys.executable, "-m", "warpwell", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, env=os.environ | environment, start_new_session=True,
+            ))  # fmt: skip
+            stack.callback(end, process)
+            return process
+
+        def end(process: subprocess.Popen[str]) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        yield start
+
+
+def others(session: int) -> list[str]:
+    """Processes of a session that still run."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                found.append(folder.name)
+    return found
+
+
+def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Press Ctrl-C; return what was written."""
+    assert process.poll() is None, process.communicate()
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < SOON
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and err.endswith("warpwell: interrupted\n")
+    until = time.monotonic() + SOON
+    while others(process.pid):  # helpers of multiprocessing see the end of their pipes
+        assert time.monotonic() < until, others(process.pid)
+        time.sleep(0.02)
+    return out, err
+
+
+def wait_for(true: object, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 60
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < until and process.poll() is None, "it did not come that far"
+        time.sleep(0.02)
+
+
+def test_simulations_of_four_policies(begin: Begin) -> None:
+    policies = "left-over,source,warpwell,first-come"
+    process = begin("sched", "simulate", "--policy", policies, "--processes", "2", "--kernels", "2000000")
+    wait_for(lambda: len(others(process.pid)) >= 4, process)  # itself, two helpers of Python's, and a run
+    out, _ = interrupt(process)
+    assert out == ""
+
+
+def test_a_simulation_whose_process_is_killed_says_so(begin: Begin) -> None:
+    process = begin("sched", "simulate", "--policy", "left-over,warpwell", "--processes", "2", "--kernels", "2000000")
+
+    def runs() -> list[str]:
+        return [p for p in others(process.pid) if b"forkserver" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+    wait_for(lambda: len(runs()) >= 2, process)
+    os.kill(int(max(runs(), key=int)), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "ended without a result" in err
+
+
+def test_a_service(begin: Begin, tmp_path: Path) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+        path = tmp_path / f"run{code}" / "s.sock"
+        process = begin("sched", "serve", "--device", "cpu", "--socket", str(path), "--json", TMPDIR=str(tmp_path))
+        assert process.stdout is not None and '"socket"' in process.stdout.readline()
+        if number == signal.SIGINT:
+            interrupt(process)
+        else:
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == code and err == ""
+        assert not path.exists()
+        assert not list(tmp_path.glob("warpwell-*"))
+
+
+def test_a_service_that_is_starting(begin: Begin, tmp_path: Path) -> None:
+    path = str(tmp_path / "run" / "s.sock")
+    process = begin("sched", "serve", "--device", "cpu", "--socket", path, TMPDIR=str(tmp_path))
+    wait_for(lambda: list(tmp_path.glob("warpwell-*")), process)
+    interrupt(process)
+    assert not list(tmp_path.glob("warpwell-*"))
+
+
+@pytest.mark.parametrize("handles", [False, True])
+def test_what_holds_an_interrupt_up_is_ended_and_its_folder_removed(tmp_path: Path, handles: bool) -> None:
+    program = f"""
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from warpwell.cli.interrupt import end_soon, scratch
+end_soon()
+with scratch("held-") as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            if not {handles}:
+                raise
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert folder.exists()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert not folder.exists()
+    if handles:
+        assert process.returncode == 130 and err == "warpwell: interrupted\n"
+    else:
+        assert process.returncode == -signal.SIGINT, "Python's own end came first"
