@@ -201,9 +201,14 @@ class Array(OnStorage):
             raise errors.ArgumentError(f"rows {start} to {stop} of {rows} of array {self.name!r}: the end is first")
         if end == first:
             return 0, 0
-        row = self._strides[0] if self._strides else self.dtype.itemsize
+        if 0 in self.shape:
+            return 0, 0
+        # of a field the last row ends where its last item does, not where the next row's would begin
+        row = self._strides[0] if self._strides else 0
+        inner = sum((n - 1) * step for n, step in zip(self.shape[1:], self._strides[1:], strict=True))
+        last = self._origin + (end - 1) * row + inner + self.dtype.itemsize
         page = self.cache.page_size
-        return (self._origin + first * row) // page, -(-(self._origin + end * row) // page)
+        return (self._origin + first * row) // page, -(-last // page)
 
     def prefetch(self, start: int | None = None, stop: int | None = None) -> None:
         """Start to bring rows [start, stop) in; as many pages as the array's frames hold."""
@@ -231,26 +236,25 @@ class Array(OnStorage):
             raise errors.PinError(
                 f"array {self.name!r} is too large for its cache to pin pages: enlarge cache or page_size"
             )
-        held = self._part.pins
-        # pins of kernels and of arrays that share the frames count, those on pages held here do not
-        others = self.cache.pinned(self._nsid) - sum(held.values())
-        room = self.cache.pool_frames(self._nsid) - 1 - others - len(held)
-        fresh = [p for p in range(first, end) if p not in held]
-        if fresh and len(fresh) > room:
-            raise errors.PinError(
-                f"pinning {len(fresh)} pages of array {self.name!r}: only {max(room, 0)} more fit beside one free "
-                "frame; pin less, enlarge the cache or the array's share"
-            )
-        try:
-            done = self.cache.load(self._nsid, first, end, keep=True)
-        except BaseException:
-            self.cache.unpin(self._nsid, first, end)
-            raise
-        if done != end - first:
-            self.cache.unpin(self._nsid, first, end)
-            raise errors.PinError(f"{end - first - done} pages of array {self.name!r} could not be brought in")
-        for page in range(first, end):
-            held[page] = held.get(page, 0) + 1
+        pins = self._part.pins
+        with pins.lock:
+            fresh = pins.fresh(first, end)
+            number = sum(b - a for a, b in fresh)
+            room = self.cache.pool_frames(self._nsid) - 1 - self.cache.pinned(self._nsid)
+            if number > room:
+                raise errors.PinError(
+                    f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit beside one free "
+                    "frame; pin less, enlarge the cache or the array's share"
+                )
+            try:
+                done = sum(self.cache.hold(self._nsid, a, b) for a, b in fresh)
+                if done != number:
+                    raise errors.PinError(f"{number - done} pages of array {self.name!r} could not be brought in")
+            except BaseException:
+                for a, b in fresh:
+                    self.cache.unpin(self._nsid, a, b)
+                raise
+            pins.add(first, end)
 
     def unpin(self, start: int | None = None, stop: int | None = None) -> None:
         """Give back what `pin` with the same rows holds; rows that are not pinned are an error."""
@@ -259,16 +263,16 @@ class Array(OnStorage):
             self._unpin(first, end)
 
     def _unpin(self, first: int, end: int) -> None:
-        held = self._part.pins
-        missing = [p for p in range(first, end) if p not in held]
-        if missing:
-            raise errors.PinError(f"page {missing[0]} of array {self.name!r} is not pinned")
-        if end > first:
-            self.cache.unpin(self._nsid, first, end)
-        for page in range(first, end):
-            held[page] -= 1
-            if not held[page]:
-                del held[page]
+        pins = self._part.pins
+        with pins.lock:
+            missing = next((page for page in range(first, end) if page not in pins), None)
+            if missing is not None:
+                raise errors.PinError(
+                    f"page {missing} of array {self.name!r} is not pinned: give back what pin() holds",
+                    array=self.name, page=missing,
+                )  # fmt: skip
+            for a, b in pins.remove(first, end):
+                self.cache.unpin(self._nsid, a, b)
 
     def evict(self, start: int | None = None, stop: int | None = None) -> None:
         """Write rows [start, stop) back where dirty and drop their pages from the cache."""

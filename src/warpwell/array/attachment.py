@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from ..cache import Cache
 from ..storage.medium import Medium
 from ..targets import Block, closing
 from .header import Header
+from .host_pins import HostPins
 from .nothing import Nothing
 from .resident import Resident
 
@@ -42,7 +42,7 @@ class Attachment:
     nsid : int
     block : Block or None
         The data, in the tiers that hold all of it in memory.
-    pins : dict of int to int
+    pins : HostPins
         Pages that the host holds, and how often.
     closed : bool
     """
@@ -63,7 +63,7 @@ class Attachment:
         self.cache = cache
         self.medium = medium
         self.name = name
-        self.pins: dict[int, int] = {}
+        self.pins = HostPins()
         self.closed = False
         self._owns_cache = owns_cache
         self._writable = writable
@@ -200,14 +200,9 @@ class Attachment:
 
     def _let_go(self) -> None:
         """Give the host's pins back, which would hold the others' frames where they are for good."""
-        while self.pins and not self.cache.closed:
-            first = min(self.pins)
-            end = next(page for page in itertools.count(first) if page not in self.pins)
-            self.cache.unpin(self.nsid, first, end)
-            for page in range(first, end):
-                self.pins[page] -= 1
-                if not self.pins[page]:
-                    del self.pins[page]
+        with self.pins.lock:
+            for first, end in self.pins.clear() if not self.cache.closed else ():
+                self.cache.unpin(self.nsid, first, end)
 
     def drop(self) -> None:
         """Close after the array was dropped; what cannot be written is told on stderr."""

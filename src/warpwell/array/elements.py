@@ -444,10 +444,10 @@ def residency(name: str, locate: Maker, static: Any) -> Callable[..., Any]:
     @device
     def unpin(view, index):
         offset = locate(view, index)
-        if offset >= 0:
-            page = (view.origin + offset) >> view.shift
-            slow.let_go(view.space, page)
-        return offset >= 0
+        if offset < 0:
+            return False
+        page = (view.origin + offset) >> view.shift
+        return slow.let_go(view.space, page) != 0
 
     return unpin
 

@@ -18,25 +18,23 @@ from warpwell.targets import (
     call_cold,
     device,
     fence,
-    fetch_add,
     fetch_add_as,
     ffs,
     lane_id,
     linked,
     load_acquire,
-    load_relaxed,
     load_relaxed_as,
     shfl,
     store_relaxed_as,
     syncwarp,
 )
 
-from .core import count, failed_before, word_address
-from .frames import pool_of
-from .layout import C_HASH_MASK, F_COUNT, F_PINNED, N_PREFETCH_DROPPED, S_BASE, S_CORE
+from .core import count, failed_before, latch, word_address
+from .layout import KERNEL_PIN, N_PREFETCH_DROPPED, NOT_PINNED, S_BASE, S_CORE, S_NSID
 from .paging import pin_page, prefetch_page, unpin
+from .pins import hold_page, let_page_go
 from .transfer import frame_address
-from .word import DIRTY, READABLE, pins_of, state_of
+from .word import DIRTY
 
 LOAD = 0
 STORE = 1
@@ -158,10 +156,7 @@ def apply(address, bits, size, operation):
 
 @linked
 def hold(space, page):
-    """Try to pin a page for long (all converged lanes, each its own page); return 1 if this lane's is held.
-
-    A try, because at most the array's frames less one may be held: one stays for everybody's misses.
-    """
+    """Try to pin a page for long (all converged lanes, each its own page); return 1 if this lane's is held."""
     page += field(space, S_BASE)
     mask = activemask()
     lane = lane_id()
@@ -174,43 +169,23 @@ def hold(space, page):
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
         home = shfl(mask, space, leader)
-        core = field(home, S_CORE)
-        room = 0
-        if lane == leader and field(core, C_HASH_MASK) == 0 and reserve_pin(core, home):
-            room = 1
-        if shfl(mask, room, leader) != 0:
-            frame = call_cold(pin_page, core, home, current, -1, mask, lane, leader)
-            if lane == leader:
-                if frame >= 0:
-                    held = 1
-                else:
-                    fetch_add(pool_of(core, home) + 8 * F_PINNED, -1, DEVICE)
+        done = call_cold(hold_page, field(home, S_CORE), home, current, KERNEL_PIN, mask, lane, leader)
         # one lane, one pin: lanes that name the same page come round again
         if lane == leader:
             open_ = False
-
-
-@device
-def reserve_pin(core, space):
-    """Count one more long-held pin of a pool, unless only one frame would be left (thread)."""
-    pool = pool_of(core, space)
-    if fetch_add(pool + 8 * F_PINNED, 1, DEVICE) >= field(pool, F_COUNT) - 1:
-        fetch_add(pool + 8 * F_PINNED, -1, DEVICE)
-        return False
-    return True
+            if done:
+                held = 1
 
 
 @linked
 def let_go(space, page):
-    """Give back a long-held pin (thread); return 0 where the page has none."""
+    """Give back a long-held pin of a kernel (thread); where the page has none an error is latched, and 0 returned."""
     core = field(space, S_CORE)
-    word = word_address(core, field(space, S_BASE) + page)
-    old = load_relaxed(word, DEVICE)
-    if state_of(old) & READABLE == 0 or pins_of(old) == 0:
-        return 0
-    unpin(word, 0)
-    fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
-    return 1
+    page += field(space, S_BASE)
+    if let_page_go(core, space, page, KERNEL_PIN):
+        return 1
+    latch(core, NOT_PINNED, field(space, S_NSID), page, 0)
+    return 0
 
 
 @linked

@@ -167,11 +167,16 @@ class Cache(Upkeep):
             if self._closed or nsid not in self._spaces:
                 return
             self._reap()
+            written = False
             try:
                 self.flush(nsid)
+                written = True
             finally:
                 # while others use the cache, or hold pages in it, its frames stay where they are
                 settled = self._in_flight == 0 and self._drain()
+                if not written or self.pinned(nsid):
+                    # what stayed dirty would fail everybody who comes upon it: there is no medium to write it to
+                    self._drop(nsid)
                 held = any(self.pinned(k) for k in self._spaces)
                 self._forget(nsid)
                 if self._spaces and settled and not held:
@@ -230,7 +235,7 @@ class Cache(Upkeep):
         return self._pools[self._spaces[nsid].pool][1]
 
     def pinned(self, nsid: int) -> int:
-        """Return how many long-held pins there are on the frames that an array can use."""
+        """Return how many of the frames that an array can use are held for long."""
         if self._core is None or nsid not in self._order:
             return 0
         pool = int(self._words[at.C_POOLS]) - self.core + 8 * at.POOL_WORDS * self._spaces[nsid].pool

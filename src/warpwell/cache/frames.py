@@ -31,6 +31,7 @@ from .layout import (
     HELD_FRAME,
     N_EVICTIONS,
     N_WRITEBACKS,
+    OWNER_PAGE,
     POOL_WORDS,
     S_NSID,
     S_POOL,
@@ -78,8 +79,8 @@ def step(core, pool, clean_only):
         if compare_exchange(owner, FREE_FRAME, HELD_FRAME, DEVICE) == FREE_FRAME:
             return frame
         return NO_FRAME
-    if page < 0:
-        return NO_FRAME
+    if page < 0 or page >= OWNER_PAGE:
+        return NO_FRAME  # a group has won it, or it is held for long
     address = word_address(core, page)
     word = load_relaxed(address, DEVICE)
     if state_of(word) != VALID or frame_of(word) != frame or word & PINS != 0:

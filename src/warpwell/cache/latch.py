@@ -101,6 +101,12 @@ def error_of(
             page=local,
             status=value,
         )
+    if kind == at.NOT_PINNED:
+        return errors.PinError(
+            f"a kernel gave back page {local} of array {name!r}, which no kernel holds: call unpin once for each pin "
+            "that returned True (what the host pinned, the host gives back)",
+            page=local,
+        )
     return errors.StallError(
         f"no completion for {timeout:g} s while waiting for {where}: the medium does not answer (or every frame is "
         "pinned); command ids stay quarantined until it does",

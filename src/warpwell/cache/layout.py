@@ -15,7 +15,7 @@ C_HASH_MASK = 2
 C_FRAMES = 3
 """Address of frame 0."""
 C_OWNERS = 4
-"""Address of the owner words, one a frame: page + 1, 0 free, -1 held by a group."""
+"""Address of the owner words, one a frame: page + 1 and its long-held pins; 0 free, -1 held by a group."""
 C_QUEUES = 5
 """Address of the first queue record."""
 C_N_QUEUES = 6
@@ -58,7 +58,7 @@ F_FIRST = 0
 F_COUNT = 1
 F_HAND = 2
 F_PINNED = 3
-"""Long-held pins; at most `F_COUNT` - 1."""
+"""Pages that are held for long; at most `F_COUNT` - 1."""
 F_RING = 4
 """Address of the stash: a ring of frames + 1, 0 where empty (see `cache.stash`)."""
 F_RING_MASK = 5
@@ -73,6 +73,14 @@ RING_MAX = 1 << 14
 
 FREE_FRAME = 0
 HELD_FRAME = -1
+OWNER_PAGE = (1 << 40) - 1
+"""Mask of page + 1 in an owner word; long-held pins of the page stand above it (see `cache.pins`)."""
+HOST_PIN = 1 << 40
+"""The host holds the page (it counts itself how often)."""
+KERNEL_SHIFT = 41
+KERNEL_PIN = 1 << KERNEL_SHIFT
+"""One pin of a kernel."""
+KERNEL_PINS_MAX = (1 << (63 - KERNEL_SHIFT)) - 1
 
 # -- latch record (shared memory): the first error, for the host to raise -------------------------------------
 L_KIND = 0
@@ -94,6 +102,8 @@ STALLED = 5
 """No completion for the time-out."""
 ABORTED = 6
 """The host gave up (Ctrl-C)."""
+NOT_PINNED = 7
+"""A kernel gave back a pin of a page that no kernel holds."""
 
 # -- statistics (64-bit counters) ----------------------------------------------------------------------------
 N_MISSES = 0

@@ -7,6 +7,7 @@ from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
     activemask,
+    compare_exchange,
     div,
     fetch_add,
     ffs,
@@ -14,7 +15,6 @@ from warpwell.targets import (
     kernel,
     lane_id,
     load_acquire,
-    load_relaxed,
     shfl,
     syncwarp,
     warp_size,
@@ -22,10 +22,12 @@ from warpwell.targets import (
 
 from .core import word_address
 from .frames import clean, pool_of
-from .layout import C_N_QUEUES, C_OWNERS, C_QUEUES, F_PINNED
-from .paging import FAILED, evict_page, pin_page, prefetch_page, unpin
+from .layout import C_N_QUEUES, C_OWNERS, C_QUEUES, F_PINNED, HOST_PIN, OWNER_PAGE
+from .paging import evict_page, prefetch_page
+from .pins import hold_page, let_page_go
+from .stash import give_back
 from .transfer import serve
-from .word import VALID, pins_of, state_of
+from .word import VALID, evicted, frame_of, pins_of, state_of
 
 
 @kernel
@@ -35,7 +37,10 @@ def flush_frames(core, first_page, end_page, pinned_too, left):
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
-    page = load_acquire(field(core, C_OWNERS) + 8 * frame, DEVICE) - 1
+    owner = load_acquire(field(core, C_OWNERS) + 8 * frame, DEVICE)
+    page = -1
+    if owner > 0:
+        page = (owner & OWNER_PAGE) - 1
     page = shfl(mask, page, leader)
     if page >= first_page and page < end_page:
         done = clean(core, page, pinned_too != 0, mask, lane, leader)
@@ -68,32 +73,48 @@ def prefetch_pages(core, space, first_page, dropped):
 
 
 @kernel
-def load_pages(core, space, first_page, keep, done):
-    """Bring one page a warp in and wait for it; keep its pin where `keep` is set. Counts in ``[done]``."""
+def hold_pages(core, space, first_page, done):
+    """Bring one page a warp in, wait for it and hold it for the host. Counts in ``[done]``."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
     page = first_page + div(grid(1), warp_size())
-    frame = pin_page(core, space, page, -1, mask, lane, leader)
-    if frame != FAILED and lane == leader:
-        if keep == 0:
-            unpin(word_address(core, page), 0)
-        else:
-            fetch_add(pool_of(core, space) + 8 * F_PINNED, 1, DEVICE)
+    if hold_page(core, space, page, HOST_PIN, mask, lane, leader) and lane == leader:
         fetch_add(done, 1, DEVICE)
 
 
 @kernel
 def unpin_pages(core, space, first_page, end_page, done):
-    """Give one long-held pin of each page back; pages without one are left alone. Counts in ``[done]``."""
+    """Give the host's pin of each page back; pages without one are left alone. Counts in ``[done]``."""
     page = first_page + grid(1)
-    if page < end_page:
-        word = word_address(core, page)
-        old = load_relaxed(word, DEVICE)
-        if state_of(old) & VALID != 0 and pins_of(old) > 0:
-            unpin(word, 0)
-            fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
-            fetch_add(done, 1, DEVICE)
+    if page < end_page and let_page_go(core, space, page, HOST_PIN):
+        fetch_add(done, 1, DEVICE)
+
+
+@kernel
+def drop_frames(core, space, first_page, end_page, left):
+    """Take a frame a warp back from pages [first_page, end_page), with its changes and long-held pins.
+
+    Those that are in use are added to ``[left]``.
+    """
+    frame = div(grid(1), warp_size())
+    mask = activemask()
+    if lane_id() == ffs(mask) - 1:
+        owner = load_acquire(field(core, C_OWNERS) + 8 * frame, DEVICE)
+        page = (owner & OWNER_PAGE) - 1
+        if owner > 0 and page >= first_page and page < end_page:
+            word = word_address(core, page)
+            old = load_acquire(word, DEVICE)
+            held = 0
+            if owner > OWNER_PAGE:
+                held = 1
+            dropped = state_of(old) == VALID and frame_of(old) == frame and pins_of(old) == held
+            if dropped and compare_exchange(word, old, evicted(old), DEVICE) == old:
+                fetch_add(pool_of(core, space) + 8 * F_PINNED, -held, DEVICE)
+                give_back(core, frame)
+            else:
+                fetch_add(left, 1, DEVICE)
+    syncwarp(mask)
 
 
 @kernel

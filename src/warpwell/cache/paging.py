@@ -42,6 +42,7 @@ from .layout import (
     N_PAGES_READ,
     N_PREFETCHED,
     N_RETRIES,
+    OWNER_PAGE,
     READ_ERROR,
     S_BASE,
     S_NSID,
@@ -350,7 +351,7 @@ def evict_page(core, space, page, mask, lane, leader):
             gone = 1
         elif state == VALID and old & (PINS | DIRTY) == 0:
             frame = frame_of(old)
-            if load_relaxed(owner_address(core, frame), DEVICE) != page + 1:
+            if load_relaxed(owner_address(core, frame), DEVICE) & OWNER_PAGE != page + 1:
                 gone = 1
             elif compare_exchange(word, old, evicted(old), DEVICE) == old:
                 count(core, N_EVICTIONS, 1)

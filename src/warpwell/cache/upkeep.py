@@ -109,18 +109,18 @@ class Upkeep:
             self.settle()
         return left
 
-    def load(self, nsid: int, first: int, end: int, *, keep: bool) -> int:
-        """Bring pages [first, end) in and wait; keep them pinned where `keep` is set. Returns the number."""
+    def hold(self, nsid: int, first: int, end: int) -> int:
+        """Bring pages [first, end) in, wait, and hold them for the host, which has none yet; return how many it got."""
         with self._held():
             constants = self.constants(nsid)
             return self._counted(
-                maintenance.load_pages,
+                maintenance.hold_pages,
                 end - first,
-                lambda done: (self.core, constants["space"], constants["base"] + first, int(keep), done),
+                lambda done: (self.core, constants["space"], constants["base"] + first, done),
             )
 
     def unpin(self, nsid: int, first: int, end: int) -> int:
-        """Give back one long-held pin of each page in [first, end); return how many had one."""
+        """Give the host's pin of each page in [first, end) back; return how many had one."""
         with self._held():
             constants = self.constants(nsid)
             width = 32 if self.device == "cuda" else 1
@@ -128,6 +128,17 @@ class Upkeep:
                 maintenance.unpin_pages,
                 -(-(end - first) // width),
                 lambda done: (self.core, constants["space"], constants["base"] + first, constants["base"] + end, done),
+            )
+
+    def _drop(self, nsid: int) -> None:
+        """Take the frames of an array that is closed back, with what could not be written and pins that were left."""
+        constants, space = self.constants(nsid), self._spaces[nsid]
+        with contextlib.suppress(errors.KernelError):  # some other launch's: nobody asks for these pages any more
+            self._until_none(
+                maintenance.drop_frames,
+                self.frames,
+                lambda left: (self.core, constants["space"], space.base, space.base + space.pages, left),
+                f"dropping pages of {space.name!r}",
             )
 
     @contextlib.contextmanager

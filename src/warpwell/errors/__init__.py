@@ -39,7 +39,7 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
         ├── IndexRangeError (IndexError)        an index outside of the array
         ├── MediumError (OSError)               a command that completed with an error status
         ├── StallError (TimeoutError)           no progress at all for as long as the watchdog waits
-        └── PinError                            a page with more holders than its pin count can tell
+        └── PinError                            pages that cannot be pinned, or pins that nobody has
 
 A call that raises has created nothing. Device code never raises: it latches its first error, every later read
 in that launch returns 0, and Python raises a `KernelError` once the launch is over.

@@ -102,7 +102,7 @@ class StallError(KernelError, TimeoutError):
 
 
 class PinError(KernelError):
-    """A page has more holders than its pin count can tell, and none of them let go in time.
+    """Pages cannot be pinned, are pinned where they must not be, or are given back by somebody who holds none.
 
     Parameters
     ----------

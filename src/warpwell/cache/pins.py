@@ -1,0 +1,125 @@
+"""Long-held pins: pages that kernels or the host keep in the cache until they give them back.
+
+They are counted in the owner word of the page's frame, beside the page, so that nobody gives back a pin of others:
+neither one of the host, nor that under which a group stores at the moment. However many holders a page has, they have
+one pin of the page word between them, which the first takes and the last gives back; and the page counts once among
+those of its pool.
+"""
+
+from __future__ import annotations
+
+from warpwell.queues.submission import field
+from warpwell.targets import (
+    DEVICE,
+    call_cold,
+    compare_exchange,
+    device,
+    fetch_add,
+    load_acquire,
+    load_relaxed,
+    shfl,
+)
+
+from .core import owner_address, word_address
+from .frames import pool_of
+from .layout import C_HASH_MASK, F_COUNT, F_PINNED, HOST_PIN, KERNEL_PIN, KERNEL_PINS_MAX, KERNEL_SHIFT, OWNER_PAGE
+from .paging import pin_page, unpin
+from .word import READABLE, frame_of, state_of
+
+NOT_HELD = 0
+HELD = 1
+FULL = 2
+
+
+@device
+def hold_page(core, space, page, pin, mask, lane, leader):
+    """Try to count one more pin of a page, bringing it in if need be; tell whether it is held (all lanes of `mask`).
+
+    `pin` is KERNEL_PIN or HOST_PIN. A try, because at most the frames of the pool less one may be held: one stays for
+    everybody's misses. In a hashed table a held page would block the others of its word.
+    """
+    found = FULL
+    if lane == leader and field(core, C_HASH_MASK) == 0:
+        found = hold_again(core, page, pin)
+        if found == NOT_HELD and not reserve(core, space):
+            found = FULL
+    found = shfl(mask, found, leader)
+    if found != NOT_HELD:
+        return found == HELD
+    frame = call_cold(pin_page, core, space, page, -1, mask, lane, leader)
+    if lane == leader:
+        if frame < 0:
+            fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
+        else:
+            owner = owner_address(core, frame)
+            old = load_relaxed(owner, DEVICE)
+            while True:
+                seen = compare_exchange(owner, old, old + pin, DEVICE)
+                if seen == old:
+                    break
+                old = seen
+            if old > OWNER_PAGE:
+                give_word_back(core, space, page)  # held by another meanwhile, whose pin of the word is enough
+    return frame >= 0
+
+
+@device
+def hold_again(core, page, pin):
+    """Count one more pin of a page that is held already: HELD, NOT_HELD, or FULL (thread)."""
+    word = load_acquire(word_address(core, page), DEVICE)
+    if state_of(word) & READABLE == 0:
+        return NOT_HELD
+    owner = owner_address(core, frame_of(word))
+    old = load_relaxed(owner, DEVICE)
+    # while it is held it stays in this frame; a page that has left it is in no owner word any more, or is not held
+    while old & OWNER_PAGE == page + 1 and old > OWNER_PAGE:
+        if pin == KERNEL_PIN and old >> KERNEL_SHIFT == KERNEL_PINS_MAX:
+            return FULL
+        seen = compare_exchange(owner, old, old + pin, DEVICE)
+        if seen == old:
+            return HELD
+        old = seen
+    return NOT_HELD
+
+
+@device
+def let_page_go(core, space, page, pin):
+    """Give back one pin of the kernels' or the host's; False where they have none of that page (thread)."""
+    word = load_acquire(word_address(core, page), DEVICE)
+    if field(core, C_HASH_MASK) != 0 or state_of(word) & READABLE == 0:
+        return False
+    owner = owner_address(core, frame_of(word))
+    old = load_relaxed(owner, DEVICE)
+    while old & OWNER_PAGE == page + 1 and holds(old, pin):
+        seen = compare_exchange(owner, old, old - pin, DEVICE)
+        if seen == old:
+            if old - pin <= OWNER_PAGE:
+                give_word_back(core, space, page)
+            return True
+        old = seen
+    return False
+
+
+@device
+def holds(owner, pin):
+    """Tell whether kernels (KERNEL_PIN) or the host (HOST_PIN) have a pin of a page (thread)."""
+    if pin == HOST_PIN:
+        return owner & HOST_PIN != 0
+    return owner >> KERNEL_SHIFT != 0
+
+
+@device
+def give_word_back(core, space, page):
+    """Give back a holder's pin of the page word, and its place among the held pages of the pool (thread)."""
+    unpin(word_address(core, page), 0)
+    fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
+
+
+@device
+def reserve(core, space):
+    """Count one more held page of a pool, unless only one frame would be left (thread)."""
+    pool = pool_of(core, space)
+    if fetch_add(pool + 8 * F_PINNED, 1, DEVICE) >= field(pool, F_COUNT) - 1:
+        fetch_add(pool + 8 * F_PINNED, -1, DEVICE)
+        return False
+    return True

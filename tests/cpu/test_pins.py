@@ -1,0 +1,147 @@
+"""Pins belong to who took them: kernels, the host through one array, or a group that stores at the moment."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.cache.word import PINS
+
+PAGE = 512
+ITEMS = PAGE // 8
+
+DEVICES = ["cpu", "interp"]
+
+
+@ww.kernel
+def add_and_unpin(a, n, also):
+    i = ww.grid(1)
+    for k in range(n):
+        j = (i * 2654435761 + k * 40503) % a.size
+        ww.atomic_add(a, j, 1)
+        if also:
+            a.unpin(j)
+
+
+@ww.kernel
+def pin_often(a, n, got):
+    i = ww.grid(1)
+    for _ in range(n):
+        got[i] += a.pin(0)
+
+
+@ww.kernel
+def unpin_often(a, n):
+    for _ in range(n[ww.grid(1)]):
+        a.unpin(0)
+
+
+@ww.kernel
+def fill(a):
+    a[ww.grid(1)] = 1.0
+
+
+@ww.kernel
+def total(b, out):
+    ww.atomic_add(out, 0, b[ww.grid(1)])
+
+
+def pins_left(a: ww.Array) -> int:
+    return int(((a.cache.words() & PINS) != 0).sum()) + a.cache.pinned(a._nsid)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_kernel_cannot_give_back_the_pins_under_which_others_store(tmp_path: Path, device: str) -> None:
+    threads, rounds = (64, 500) if device == "cpu" else (4, 8)
+    with ww.create(tmp_path / "a.npy", 64 * ITEMS, np.int64, cache=PAGE * 3, page_size=PAGE, timeout=20,
+                   device=device) as a:  # fmt: skip
+        with pytest.raises(errors.PinError, match="no kernel holds") as caught:
+            add_and_unpin[threads](a, rounds, 1)
+        assert caught.value.page is not None
+        assert pins_left(a) == 0
+        before = int(a[:].sum())
+        add_and_unpin[threads](a, rounds, 0)
+        assert int(a[:].sum()) == before + threads * rounds
+        a.evict()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_kernels_and_the_host_give_back_their_own_pins_alone(tmp_path: Path, device: str) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(20 * ITEMS))
+    with ww.open(tmp_path / "a.npy", cache=PAGE * 8, page_size=PAGE, device=device) as a:
+        got = np.zeros(1, np.int64)
+        a.pin(0, 1)
+        with pytest.raises(errors.PinError, match="no kernel holds"):
+            unpin_often[1](a, np.array([1]))
+        with pytest.raises(errors.PinError, match="unpin them first"):
+            a.evict()
+        pin_often[1](a, 3, got)  # a pin may outlive its launch
+        assert got[0] == 3 and a.cache.pinned(a._nsid) == 1  # the page counts once
+        a.unpin(0, 1)
+        with pytest.raises(errors.PinError, match="is not pinned"):
+            a.unpin(0, 1)
+        with pytest.raises(errors.PinError, match="unpin them first"):
+            a.evict()
+        unpin_often[1](a, got)
+        assert pins_left(a) == 0
+        a.evict()
+
+
+def test_a_page_has_more_holders_than_its_word_could_count(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(20 * ITEMS))
+    with ww.open(tmp_path / "a.npy", "r+", cache=PAGE * 8, page_size=PAGE, timeout=5, device="cpu") as a:
+        got = np.zeros(64, np.int64)
+        pin_often[64](a, 200, got)
+        assert got.sum() == 64 * 200
+        fill[20 * ITEMS](a)  # all who store there find a pin to be had
+        unpin_often[64](a, got)
+        assert pins_left(a) == 0
+        for _ in range(5000):
+            a.pin(0, 1)
+        for _ in range(5000):
+            a.unpin(0, 1)
+        assert pins_left(a) == 0
+
+
+def test_the_pages_of_a_field_end_with_its_last_item(tmp_path: Path) -> None:
+    dtype = np.dtype([("a", "<i4"), ("b", "<i4", (3,))])
+    records = np.zeros(8 * PAGE // dtype.itemsize, dtype)
+    records["b"] = np.arange(records.size)[:, np.newaxis]
+    records.tofile(tmp_path / "r.bin")
+    with ww.Cache("1MiB", page_size=PAGE, device="cpu") as cache:
+        with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache) as r:
+            with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache, name="other") as other:
+                assert r["b"]._pages(None, None) == r["a"]._pages(None, None) == r._pages(None, None) == (0, 8)
+                other.pin(0, 1)  # the page after the last of `r`
+                r["b"].evict()
+                r["b"].pin()
+                r["b"].unpin()
+                other.unpin(0, 1)
+                other.evict()
+        with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache) as r:
+            r["b"].pin(-4, None)
+            r["b"].unpin(-4, None)
+
+
+def test_a_closed_array_leaves_no_frame_that_nobody_can_write(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(4096))
+    np.save(tmp_path / "b.npy", np.arange(8192.0))
+    with ww.Cache(4096 * 6, page_size=4096, device="cpu") as cache:
+        a, b = ww.open(tmp_path / "a.npy", "r+", cache=cache), ww.open(tmp_path / "b.npy", cache=cache)
+        b.pin(0, 10)  # so that the frames stay where they are
+        got = np.zeros(1, np.int64)
+        pin_often[1](a, 2, got)  # and a pin that is never given back
+        fill[4096](a)
+        os.truncate(tmp_path / "a.npy", 512)
+        with pytest.raises(errors.MediumError):
+            a.close()
+        assert cache.pinned(b._nsid) == 1
+        for _ in range(3):
+            out = np.zeros(1)
+            total[8192](b, out)
+            assert out[0] == 8192 * 8191 / 2
+        b.unpin(0, 10)
+        b.close()
