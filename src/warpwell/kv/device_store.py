@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import errors
 from ..storage.medium import NativeMedium
+from . import lifetime
 from . import requests as at
 from .engine import Engine, Options
 from .future import DeviceFuture, Spaces
@@ -45,14 +46,19 @@ class DeviceStore(Store):
     ) -> None:
         super().__init__(parts, schema=schema, writable=writable, durability=durability)
         self.options = options
-        natives = [] if beside is not None else self.native()
-        self._drives = [drive(native) for native in natives] if drive is not None else []
-        self._engine: Engine
-        served = [d.native() for d in self._drives] if self._drives else natives
-        if beside is not None:
-            served = beside._engine._natives
         self._beside = beside
-        self._engine = Engine(served, options, name=self.path, beside=None if beside is None else beside._engine)
+        self._engine: Engine
+        try:
+            natives = [] if beside is not None else self._natives()
+            self._drives = [drive(native) for native in natives] if drive is not None else []
+            served = [d.native() for d in self._drives] if self._drives else natives
+            if beside is not None:
+                served = beside._engine._natives
+            self._engine = Engine(served, options, name=self.path, beside=None if beside is None else beside._engine)
+        except BaseException:
+            super()._close(commit=False)
+            raise
+        lifetime.on_device(self._estate, self._engine)
         self._spaces = Spaces()
         self.device = self._engine.target
         # launches of a thread that are under way, with the failures that were known before
@@ -64,7 +70,7 @@ class DeviceStore(Store):
         Equal keys are fetched once. Keys: as for `get_many`, or int64 [N] in the GPU's memory.
         """
         self._check()
-        return DeviceFuture(self._engine, self._spaces, keys, self.schema)
+        return DeviceFuture(self._engine, self._spaces, keys, self.schema, keep=self)
 
     @property
     def device_stats(self) -> dict[str, int]:

@@ -97,10 +97,12 @@ class DeviceFuture:
     keys : array or iterable
         As for `Store.get_many`, or int64 [N] in the GPU's memory.
     schema : Schema or None
+    keep : object
+        Kept until the values are there: a store that is dropped is closed.
     """
 
-    def __init__(self, engine: Engine, spaces: Spaces, keys: Any, schema: Schema | None) -> None:
-        self._engine, self._schema = engine, schema
+    def __init__(self, engine: Engine, spaces: Spaces, keys: Any, schema: Schema | None, keep: Any = None) -> None:
+        self._engine, self._schema, self._keep = engine, schema, keep
         self._result: Any = None
         self._failed: Exception | None = None
         self._space: Any = None
@@ -216,7 +218,7 @@ class DeviceFuture:
                     self._failed = error
                     raise
                 finally:
-                    self._given = None
+                    self._given = self._keep = None
                     if self._failed is not None:
                         self._release()
             return self._result  # type: ignore[no-any-return]

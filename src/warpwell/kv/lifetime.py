@@ -1,6 +1,14 @@
-"""What becomes of open stores when the process forks.
+"""What becomes of open stores that are dropped, and of all when the process ends or forks.
 
-A child goes on with what its parent had: memory as of the fork (`warpwell.targets.memory.private_memory`), and
+A store that nobody holds any more is closed as `Store.close` does it, commit included, and so are those that are open
+for writing when the process ends: what was put is not lost because somebody forgot a line. Where an exception ends the
+process, nothing is committed, as at the end of a ``with`` block: the group of changes that the exception cut is not
+whole. What is lost is said on stderr.
+
+A store on a device has threads and kernels that may be under way, and a finalizer may come in the middle of anything,
+locks held. So a thread closes it.
+
+A fork: a child goes on with what its parent had: memory as of the fork (`warpwell.targets.memory.private_memory`), and
 descriptors and mappings of its own of files that never change in place. Three things have to be seen to.
 
 - A refresh in another thread would leave its half of the work in the child. So a fork waits for it, for `_SECONDS` at
@@ -11,26 +19,50 @@ descriptors and mappings of its own of files that never change in place. Three t
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import queue
+import sys
 import threading
 import time
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .. import errors
 from ..targets.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
+    from .engine import Engine
     from .part import Part
-    from .store import Store
+    from .store import Parts, Store
 
 _SECONDS = 5.0
+_DEVICE_SECONDS = 60.0
+"""How long a dropped store on a device waits for kernels that it was given to."""
 
 _open: dict[int, weakref.ref[Store]] = {}
 
 
-def opened(store: Store) -> None:
-    """Note an open store."""
+@dataclass
+class Estate:
+    """What a store leaves to be closed."""
+
+    parts: Parts
+    pid: int = field(default_factory=os.getpid)
+    engine: Engine | None = None
+
+
+def opened(store: Store, parts: Parts) -> tuple[Estate, weakref.finalize[..., Store]]:
+    """Note an open store; return what it leaves, and what closes that when the store is dropped."""
     _open[id(store)] = weakref.ref(store)
+    estate = Estate(parts)
+    finalizer = weakref.finalize(store, _dropped, id(store), estate)
+    finalizer.atexit = False
+    if store.writable:
+        _expect_the_end()
+    return estate, finalizer
 
 
 def closed(store: Store) -> None:
@@ -41,6 +73,179 @@ def closed(store: Store) -> None:
 def open_stores() -> list[Store]:
     """Return the stores that are open."""
     return [store for store in (reference() for reference in list(_open.values())) if store is not None]
+
+
+# -- dropped stores -----------------------------------------------------------------------------------------------
+
+
+def _dropped(key: int, estate: Estate) -> None:
+    _open.pop(key, None)
+    if estate.engine is not None and estate.pid == os.getpid():
+        _closer.put(estate)
+    else:
+        _close(estate)
+
+
+def _close(estate: Estate) -> None:
+    ours, left, why = estate.pid == os.getpid(), 0, ""
+    try:
+        if estate.engine is not None:
+            estate.engine.close()
+        left = estate.parts.uncommitted() if ours else 0
+        estate.parts.close(commit=ours)
+        if left and estate.parts.failed:
+            why = "a write failed before"
+    except BaseException as error:  # nobody is there to raise it to
+        why = str(error)
+    if why and left:
+        _say(f"{_changes(left)} of {estate.parts.path}, which was dropped without close(), {_are(left)} lost: {why}")
+    elif why:
+        _say(f"{estate.parts.path}, which was dropped without close(), could not be closed: {why}")
+
+
+def _changes(count: int) -> str:
+    return "1 change" if count == 1 else f"{count} changes"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _say(what: str) -> None:
+    with contextlib.suppress(Exception):
+        print(f"warpwell: {what}", file=sys.stderr, flush=True)
+
+
+class _Closer:
+    """A thread that closes dropped stores on devices."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Estate | threading.Event] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Make the thread, before there is anything to do: a finalizer cannot."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="warpwell-kv-closer", daemon=True)
+            self._thread.start()
+
+    def put(self, estate: Estate) -> None:
+        """Close what a store left, soon; may be called anywhere."""
+        self._jobs.put(estate)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for all that was put; return whether it is done (False where no store was on a device)."""
+        if self._thread is None:
+            return False
+        done = threading.Event()
+        self._jobs.put(done)
+        return done.wait(seconds)
+
+    def _work(self) -> None:
+        while True:
+            job: Estate | threading.Event | None = self._jobs.get()
+            if isinstance(job, threading.Event):
+                job.set()
+            elif job is not None:
+                end = time.monotonic() + _DEVICE_SECONDS
+                while job.engine is not None and time.monotonic() < end:
+                    try:
+                        job.engine.close()
+                        break
+                    except errors.SharingError:  # kernels are under way
+                        time.sleep(0.01)
+                    except Exception:
+                        break  # which is what _close tells of
+                _close(job)
+            job = None  # its memory is not kept until the next one comes
+
+
+_closer = _Closer()
+
+
+def on_device(estate: Estate, engine: Engine) -> None:
+    """Note that a store is on a device."""
+    estate.engine = engine
+    _closer.start()
+
+
+def wait_for_dropped() -> bool:
+    """Wait for dropped stores on devices; return whether there may have been any."""
+    return _closer.wait(_SECONDS)
+
+
+# -- the end of the process ---------------------------------------------------------------------------------------
+
+_expected = 0
+"""The process whose end is seen to."""
+
+
+def _expect_the_end() -> None:
+    global _expected
+    if _expected == os.getpid():
+        return
+    _expected = os.getpid()
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        from multiprocessing import util
+
+        util.Finalize(None, _at_exit, exitpriority=0)  # a process that was forked there calls no atexit functions
+
+
+def _at_exit() -> None:
+    failed = _ended_by_exception()
+    for store in open_stores():
+        if store.writable and not store.closed:
+            _close_at_exit(store, failed)
+    _closer.wait(_SECONDS)
+
+
+def _close_at_exit(store: Store, failed: bool) -> None:
+    left = 0
+    try:
+        left = store.uncommitted()
+        try:
+            store._close(commit=not failed)
+        except errors.SharingError:  # kernels are under way
+            if not failed:
+                store.commit()
+        if failed and left:
+            _say(
+                f"{_changes(left)} of {store.path} since its last commit() {_are(left)} lost, as at the end of a `with`"
+                " block: an exception ended the program. Call commit() where what was put is whole"
+            )
+    except BaseException as error:
+        _say(f"{_changes(left)} of {store.path}, which the program left open, {_are(left)} lost: {error}")
+
+
+def _ended_by_exception() -> bool:
+    error = sys.exc_info()[1]  # in a process of multiprocessing
+    if error is None and not hasattr(sys, "ps1"):  # at a prompt, an exception ends no program
+        error = getattr(sys, "last_value", None)
+    return error is not None and not isinstance(error, SystemExit)
+
+
+# -- forks --------------------------------------------------------------------------------------------------------
+
+
+def forked_error(path: str) -> Exception:
+    """Return the error for a store that is open for writing, in a forked child."""
+    return errors.ForkError(
+        f"{path} was opened in the process that this one ({os.getpid()}) was forked from: open it again here"
+        " (multiprocessing: use the spawn method, or open it in the worker)",
+        path=path,
+    )
+
+
+def busy_error(path: str) -> Exception:
+    """Return the error for a store whose refresh, in another thread, a fork did not wait for."""
+    return errors.ForkError(
+        f"{path} was being refreshed when this process ({os.getpid()}) was forked: open it again here, or fork when no"
+        " refresh() is under way",
+        path=path,
+    )
 
 
 class _Holding(threading.local):
@@ -75,6 +280,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _closer
+    _closer = _Closer()
     for store in open_stores():
         parts = store.folders()
         for part in parts:

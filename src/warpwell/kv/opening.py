@@ -13,6 +13,7 @@ from typing import Any
 from .. import errors
 from ..cache.sizes import parse_size
 from ..targets import has_cuda
+from . import lifetime
 from .device_store import DeviceStore, Drive
 from .engine import Options
 from .files import Files
@@ -164,7 +165,12 @@ def open_store(
         )  # fmt: skip
     elif cache is not None or beside is not None or drive is not None or value_bytes is not None:
         raise errors.ArgumentError("cache, value_bytes, beside and drive need a device: pass device=", name="device")
-    log = Log.open(path, writable=mode == "r+")
+    try:
+        log = Log.open(path, writable=mode == "r+")
+    except errors.SharingError:
+        if not lifetime.wait_for_dropped():
+            raise
+        log = Log.open(path, writable=True)
     opened: list[Callable[[], None]] = [log.close]
     try:
         meta = log.schema_json or {}

@@ -160,6 +160,16 @@ class Part:
             finally:
                 self._changing = False
 
+    def uncommitted(self) -> int:
+        """Return the number of changes that the next commit makes durable."""
+        sizes = self.log.statistics()
+        return sizes.seq - sizes.durable_seq
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed, so that no more are taken."""
+        return self.log.failed
+
     def close(self, *, commit: bool = True) -> None:
         """Commit, and give everything back. What a failed write left unsure is not committed."""
         if self._writes is not None:

@@ -194,6 +194,15 @@ class Shards:
             out.problems += report.problems
         return out
 
+    def uncommitted(self) -> int:
+        """See `Part.uncommitted`."""
+        return sum(part.uncommitted() for part in self.parts)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed in any."""
+        return any(part.failed for part in self.parts)
+
     def close(self, *, commit: bool = True) -> None:
         """Close all, also those behind one that fails; the first error is raised."""
         closings: list[Callable[[], None]] = [lambda part=part: part.close(commit=commit) for part in self.parts]  # type: ignore[misc]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Sequence, ValuesView
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +51,9 @@ class Parts(Protocol):
     def refresh(self) -> int: ...
     def verify(self, *, progress: Any = None) -> VerifyReport: ...
     def compact(self, *, threshold: float = 0.5, progress: Any = None) -> CompactionReport: ...
+    def uncommitted(self) -> int: ...
+    @property
+    def failed(self) -> bool: ...
     def close(self, *, commit: bool = True) -> None: ...
     def folders(self) -> Sequence[Part]: ...
     def serve(self, value_bytes: int | None = None) -> list[NativeMedium]: ...
@@ -64,7 +68,9 @@ class Store(MutableMapping[Any, Any]):
     is the same key as its 8 bytes. How a key was put last, as an integer or not, is kept with it: iteration, `list`
     and messages give integers as ``int`` and all other keys as bytes.
 
-    As a context manager it commits and closes; after an exception it closes without a commit.
+    As a context manager it commits and closes; after an exception it closes without a commit. One that is dropped, or
+    left open when the program ends, commits and closes as well, but not where an exception ends the program: what is
+    lost then is said on stderr.
 
     Any number of threads may read. Changes take a lock. A process that is forked goes on reading what was there at the
     fork, until it refreshes, and a store that is open for reading can be pickled: it is opened again where it arrives.
@@ -91,7 +97,7 @@ class Store(MutableMapping[Any, Any]):
         self._unusable: Any = None
         self._counts = {"puts": 0, "deletes": 0, "commits": 0}
         self._lock = threading.RLock()
-        lifetime.opened(self)
+        self._estate, self._finalizer = lifetime.opened(self, parts)
 
     # -- one record -----------------------------------------------------------------------------------------
 
@@ -400,6 +406,7 @@ class Store(MutableMapping[Any, Any]):
                 return
             self._unusable = self._closed_error
         lifetime.closed(self)
+        self._finalizer.detach()
         self._parts.close(commit=commit)
 
     @property
@@ -424,10 +431,19 @@ class Store(MutableMapping[Any, Any]):
     def native(self) -> Sequence[NativeMedium]:
         """Return what a controller calls for key-value commands, one for each shard (see `shards.shard_of`).
 
-        Their ``start`` is `serve.kv_start`. No command may be in flight when the store is closed.
+        Their ``start`` is `serve.kv_start`, and their ``owner`` the store. No command may be in flight when the store
+        is closed.
         """
         self._check()
+        return [replace(native, owner=self) for native in self._natives()]
+
+    def _natives(self) -> Sequence[NativeMedium]:
         return self._parts.serve(None if self.schema is None else self.schema.nbytes)
+
+    def uncommitted(self) -> int:
+        """Return the number of changes that the next `commit` makes durable."""
+        self._check()
+        return self._parts.uncommitted()
 
     # -- other processes (see `lifetime`) -------------------------------------------------------------------
 
@@ -439,9 +455,9 @@ class Store(MutableMapping[Any, Any]):
         """Go on in a forked child; `busy` tells that another thread's refresh is cut in the middle here."""
         self._lock = threading.RLock()
         if self.writable:
-            self._unusable = self._forked_error
+            self._unusable = partial(lifetime.forked_error, self.path)
         elif busy:
-            self._unusable = self._busy_error
+            self._unusable = partial(lifetime.busy_error, self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check()
@@ -478,20 +494,6 @@ class Store(MutableMapping[Any, Any]):
 
     def _closed_error(self) -> Exception:
         return errors.ClosedError(f"the store {self.path} is closed: open it again")
-
-    def _forked_error(self) -> Exception:
-        return errors.ForkError(
-            f"{self.path} was opened in the process that this one ({os.getpid()}) was forked from: open it again here"
-            " (multiprocessing: use the spawn method, or open it in the worker)",
-            path=self.path,
-        )
-
-    def _busy_error(self) -> Exception:
-        return errors.ForkError(
-            f"{self.path} was being refreshed when this process ({os.getpid()}) was forked: open it again here, or fork"
-            " when no refresh() is under way",
-            path=self.path,
-        )
 
 
 __all__ = ["Store"]

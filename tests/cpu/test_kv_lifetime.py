@@ -1,0 +1,235 @@
+"""Stores that are dropped, and stores that a program leaves open when it ends."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.kv import lifetime
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    folder = tmp_path / "s.kv"
+    with ww.kv.create(folder) as store:
+        store.put_many(np.arange(10), np.ones((10, 64), np.uint8))
+    return folder
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds()
+
+
+# -- dropped stores -----------------------------------------------------------------------------------------
+
+
+def test_dropped_readers_give_everything_back(path: Path) -> None:
+    ww.kv.open(path).get(1)
+    files, space = descriptors(), address_space()
+    for _ in range(30):
+        store = ww.kv.open(path)
+        assert store.get(1) == bytes([1]) * 64
+        del store
+    assert descriptors() == files
+    assert address_space() - space < 64 << 20  # a mapping alone takes 256 MiB
+
+
+def test_a_dropped_writer_commits_and_lets_the_next_one_in(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    store = ww.kv.open(path, "r+")
+    store.put(99, b"one")
+    del store
+    store = ww.kv.open(path, "r+")
+    store.put(100, b"two")
+    knot: list[Any] = [store]
+    knot.append(knot)
+    del store, knot
+    gc.collect()
+    with ww.kv.open(path, "r+") as again:
+        assert (again[99], again[100], len(again)) == (b"one", b"two", 12)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    store = ww.kv.open(path, "r+")
+    store.put_many([11, 12], [b"x", b"y"])
+
+    def fail() -> int:
+        raise errors.StorageFullError("no space left", path=str(path))
+
+    store._parts.log.commit = fail
+    del store
+    said = capfd.readouterr().err
+    assert "2 changes" in said and str(path) in said and "are lost" in said and "no space left" in said
+    assert "Traceback" not in said
+    with ww.kv.open(path, "r+") as again:
+        assert len(again) == 10
+
+
+def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:
+    def threads() -> int:
+        return sum(t.name.startswith("warpwell-controller") or t.name == "warpwell-kv-writes"
+                   for t in threading.enumerate())  # fmt: skip
+
+    with ww.kv.open(path, device="cpu") as first:
+        first.get_async(np.arange(3)).wait()
+    assert eventually(lambda: threads() == 0)
+    files = descriptors()
+    for mode in ("r", "r+"):
+        store = ww.kv.open(path, mode, device="cpu", threads=2)
+        assert store.get_async(np.arange(12)).wait()[1].tolist() == [True] * 10 + [False] * 2
+        assert threads() > 0
+        if mode == "r+":
+            store.put(77, b"x")
+        del store
+    with ww.kv.open(path, "r+") as again:  # waits for the one that is being closed
+        assert again[77] == b"x"
+    assert eventually(lambda: threads() == 0 and descriptors() == files)
+
+
+def test_a_batch_keeps_the_store_that_it_comes_from(path: Path) -> None:
+    future = ww.kv.open(path, device="cpu").get_async(np.arange(5))
+    gc.collect()
+    batch, found = future.wait()
+    assert found.all() and (batch["size"] == 64).all()
+    assert future._keep is None
+    future = ww.kv.open(path).get_async(np.arange(5))
+    assert future.wait(20)[1].all()
+
+
+def test_a_store_that_could_not_be_opened_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ww.kv.open(path, device="cpu").close()
+    files, space, threads = descriptors(), address_space(), threading.active_count()
+
+    def refused(native: Any) -> Any:
+        raise RuntimeError("no drive")
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="no drive"):
+            ww.kv.open(path, "r+", device="cpu", drive=refused)
+    gc.collect()
+    assert (descriptors(), threading.active_count()) == (files, threads)
+    assert address_space() - space < 200 << 20
+
+
+def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
+    """A finalizer comes anywhere, with locks held: none that it needs may be among them."""
+    from warpwell.kv import mapping
+    from warpwell.targets import bus_error
+
+    codes = {bus_error.guard.__code__, bus_error.release.__code__, mapping.map_file.__code__}
+    came = 0
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        nonlocal came
+        if frame.f_code in codes and event == "line":
+            came += 1
+            ww.kv.open(path)  # dropped at once
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        store = ww.kv.open(path)
+        assert store.get(3) == bytes([1]) * 64
+        store.close()
+    finally:
+        sys.settrace(before)
+    assert came > 10 and not bus_error._places
+
+
+# -- the end of a program -----------------------------------------------------------------------------------
+
+
+def end(program: str, path: Path) -> tuple[int, str]:
+    code = f"import os, sys, warpwell as ww\npath = {str(path)!r}\n{program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "stored", "said"),
+    [
+        ("w = ww.kv.create(path); w['a'] = b'1'", 0, 1, ""),
+        ("w = ww.kv.create(path); w['a'] = b'1'; sys.exit(3)", 3, 1, ""),
+        ("w = ww.kv.create(path, durability='none'); w['a'] = b'1'; d = ww.kv.open(path, device='cpu')", 0, 1, ""),
+        (
+            "w = ww.kv.create(path); w['a'] = b'1'; w.commit(); w['b'] = w['c'] = b'2'; raise ValueError('mine')",
+            1, 1, "2 changes of {path} since its last commit() are lost",
+        ),
+        ("w = ww.kv.create(path); w['a'] = b'1'; w.commit(); raise ValueError('mine')", 1, 1, None),
+        (
+            "w = ww.kv.create(path); w['a'] = b'1'; child = os.fork()\n"
+            "if not child: sys.exit(0)\n"
+            "os.waitpid(child, 0); assert w.uncommitted() == 1 and w['a'] == b'1'; w['b'] = b'2'", 0, 2, "",
+        ),
+    ],
+    ids=["end", "exit", "none", "exception", "nothing-lost", "fork"],
+)  # fmt: skip
+def test_a_program_that_leaves_a_store_open(
+    tmp_path: Path, program: str, status: int, stored: int, said: str | None
+) -> None:
+    path = tmp_path / "s.kv"
+    code, errors_said = end(program, path)
+    assert code == status, errors_said
+    with ww.kv.open(path) as store:
+        assert len(store) == stored
+    if said == "":
+        assert errors_said == ""
+    elif said is None:
+        assert "warpwell:" not in errors_said
+    else:
+        assert said.format(path=path) in errors_said and "with" in errors_said
+
+
+def leave(path: Path, fail: bool) -> None:
+    store = ww.kv.create(path)
+    store["a"] = b"1"
+    globals()["_left"] = store  # not dropped when the function ends
+    if fail:
+        raise ValueError("mine")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("fail", [False, True])
+def test_a_forked_worker_that_leaves_a_store_open(
+    tmp_path: Path, fail: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import multiprocessing
+
+    worker = multiprocessing.get_context("fork").Process(target=leave, args=(tmp_path / "s.kv", fail))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == int(fail)
+    with ww.kv.open(tmp_path / "s.kv") as store:
+        assert len(store) == (0 if fail else 1)
+    assert ("1 change of" in capfd.readouterr().err) == fail
+
+
+def test_kernels_under_way_do_not_keep_the_end_from_committing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ww.kv.open(path, "r+", device="cpu") as store:
+        store.put(50, b"x")
+        monkeypatch.setattr(store._engine, "_launches", 1)
+        lifetime._close_at_exit(store, False)
+        assert store.uncommitted() == 0
+        monkeypatch.undo()
