@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from warpwell.pool.gpu_claims import FOLDER
+
 from .runs import PROGRAMS, SOURCES, Start, start
 
 __all__ = ["start"]
@@ -168,6 +170,41 @@ def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:
     run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
     assert run.end() == 2
     assert "2 agents on this host, which has 1 GPU: start fewer, or take --share-gpu" in run.errors
+
+
+def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if sys.argv[:1] == ['-m']:\n"
+        "    import warpwell.pool.gpus as gpus\n"
+        "    gpus.list_gpus = lambda: ['GPU-0']\n"
+    )
+    environ = {"PYTHONPATH": f"{tmp_path}:{SOURCES}", FOLDER: str(tmp_path / "locks")}
+    code = "import sys\nfrom warpwell.pool.gpu_claims import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE,
+                          stdin=subprocess.PIPE) as other:  # fmt: skip
+        assert other.stdout is not None and other.stdout.readline() == b"has\n"
+        run = start(str(PROGRAMS / "ending.py"), environ=environ)
+        assert run.end() == 2
+        assert f"has 1 GPU, of which GPU GPU-0 is process {other.pid} of user" in run.errors
+        assert "--share-gpu" in run.errors
+        other.kill()
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--agents", "999"], "999 agents on this host, which has"),
+    (["--hosts", "elsewhere:999"], "999 agents on host elsewhere: each is a process, and 256 are the most without"),
+    (["--agents", "0"], "--agents 0: give 1 or more"),
+    (["--agents", "-1"], "--agents -1: give 1 or more"),
+    (["--agents", "2.5"], "invalid int value: '2.5'"),
+    (["--agents", "2", "--start-timeout", "nan"], "--start-timeout nan"),
+    (["--agents", "2", "--start-timeout", "inf"], "--start-timeout inf"),
+    (["--agents", "2", "--bandwidth", "0"], "--bandwidth 0"),
+])  # fmt: skip
+def test_numbers_that_cannot_be(start: Start, options: list[str], said: str) -> None:
+    run = start(*options, str(PROGRAMS / "ending.py"))
+    assert run.end() == 2
+    assert said in run.errors and len(run.errors) < 1000
 
 
 def test_without_mpi(start: Start, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from warpwell.errors import AgentError
 from warpwell.pool.gpus import assign
 from warpwell.pool.mpiexec import Mpiexec, Part
+from warpwell.pool.several import several
 
 APPLICATION = Part(1, ["python", "app.py"])
 AGENTS = Part(3, ["python", "agent"])
@@ -93,5 +94,15 @@ def test_gpus_go_round_by_rank() -> None:
     assert assign([1, 2, 3], ["x", "y"], "cuda", True, "a")[3] == {"target": "cuda", "gpu": 0, "uuid": "x"}
     with pytest.raises(AgentError, match=r"host a has 2 GPUs for 3 agents.*--share-gpu"):
         assign([1, 2, 3], ["x", "y"], "auto", False, "a")
+    assert assign([1], ["x", "y"], "auto", False, "a", {"x": "ann"})[1] == {"target": "cuda", "gpu": 1, "uuid": "y"}
+    shared = assign([1, 2], ["x", "y"], "auto", True, "a", {"x": "ann"})
+    assert [shared[rank]["uuid"] for rank in (1, 2)] == ["y", "x"]
+    with pytest.raises(AgentError, match=r"other jobs have 1 \(GPU x: ann\) for 2 agents: start fewer, wait for them"):
+        assign([1, 2], ["x", "y"], "auto", False, "a", {"x": "ann"})
     with pytest.raises(AgentError, match="host a has no GPU"):
         assign([1], [], "cuda", True, "a")
+
+
+def test_of_many_a_message_names_the_first() -> None:
+    assert several([]) == "" and several(["a"]) == "a" and several(list("abcde")) == "a, b, c, d, e"
+    assert several([str(k) for k in range(999)]) == "0, 1, 2, 3, and 995 more"

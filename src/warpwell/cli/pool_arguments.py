@@ -59,7 +59,9 @@ def placing(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hostfile", metavar="FILE", help="the same, one a line: a slots=8")
     group.add_argument("--target", choices=("auto", "cpu", "cuda"), default="auto",
                        help="default auto: cuda where a host has GPUs")  # fmt: skip
-    group.add_argument("--share-gpu", action="store_true", help="allow several agents on one GPU")
+    group.add_argument("--share-gpu", action="store_true",
+                       help="allow several agents on one GPU, and one that another job has")  # fmt: skip
+    group.add_argument("--force", action="store_true", help="allow more agents than this host has cores, and than 16")
     group = parser.add_argument_group("between them")
     group.add_argument("--no-ft", action="store_true",
                        help="end when an agent is lost; MPI may then use its fastest network (UCX)")  # fmt: skip

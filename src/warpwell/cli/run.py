@@ -9,9 +9,13 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import ArgumentError, MissingFileError
+from ..pool.gpu_claims import users
 from ..pool.gpus import list_gpus
 from ..pool.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
 from ..pool.launcher import Launcher, Options
+
+LEAST, ELSEWHERE = 16, 256
+"""Agents that a host may always have, and those of another host, whose cores are not known."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,19 +82,38 @@ def _hosts(arguments: argparse.Namespace) -> list[Host]:
     else:
         listed = slurm_hosts(os.environ) or []
     gpus = [] if arguments.target == "cpu" else list_gpus()
+    taken = users(gpus)
     if not listed:
         listed = [Host("localhost")]
         if arguments.agents is None:
-            listed = [Host("localhost", max(1, len(gpus)))]
+            listed = [Host("localhost", max(1, len(gpus) - (0 if arguments.share_gpu else len(taken))))]
     placed = place(listed, arguments.agents)
     here = sum(h.agents or 0 for h in placed if is_here(h.name))
-    if here > len(gpus) and not arguments.share_gpu and (gpus or arguments.target == "cuda") and here:
+    if not arguments.force:
+        _check_number(placed, here)
+    if here > len(gpus) - len(taken) and not arguments.share_gpu and (gpus or arguments.target == "cuda") and here:
+        used = "".join(f", of which GPU {uuid} is {user}'s" for uuid, user in list(taken.items())[:1])
+        more = f" and other jobs have {len(taken) - 1} more" if len(taken) > 1 else ""
         raise ArgumentError(
-            f"{here} agent{'s' * (here > 1)} on this host, which has {len(gpus) or 'no'} GPU{'s' * (len(gpus) != 1)}: "
+            f"{here} agent{'s' * (here > 1)} on this host, which has {len(gpus) or 'no'} GPU{'s' * (len(gpus) != 1)}"
+            f"{used}{more}: "
             + ("start fewer, or take --share-gpu to have several on one" if gpus else "take --target cpu or auto"),
             name="agents",
         )
     return placed
+
+
+def _check_number(placed: Sequence[Host], here: int) -> None:
+    """Raise where a digit too many would start more processes than a host can take."""
+    cores = len(os.sched_getaffinity(0))
+    for count, room, what in (
+        (here, max(LEAST, cores), f"this host, which has {cores} core{'s' * (cores > 1)}"),
+        *((h.agents or 0, ELSEWHERE, f"host {h.name}") for h in placed if not is_here(h.name)),
+    ):
+        if count > room:
+            raise ArgumentError(
+                f"{count} agents on {what}: each is a process, and {room} are the most without --force", name="agents"
+            )
 
 
 def _program(words: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from ..targets import closing
 from .agent import Agent
 from .connecting import connect
 from .devices import runtime_for
+from .gpu_claims import Claim, users
 from .gpus import list_gpus, visible
 from .lifeline import Lifeline
 
@@ -24,7 +25,7 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the end leaves no time for more
     gpus = list_gpus()  # before there are threads
     try:
-        lifeline = Lifeline("agent", about={"gpus": gpus})
+        lifeline = Lifeline("agent", about={"gpus": gpus, "taken": users(gpus)})
     except WarpwellError as error:
         print(f"warpwell: error: {error}", file=sys.stderr)
         return 1
@@ -32,6 +33,7 @@ def main() -> int:
     lifeline.watch()
     try:
         if chosen.get("target") == "cuda":
+            Claim(chosen["uuid"], chosen["share"])  # until this process ends
             os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
         transport = connect(lifeline)
         agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))

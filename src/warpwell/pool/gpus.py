@@ -47,9 +47,9 @@ def visible(own: str, gpus: Sequence[str]) -> str:
 
 
 def assign(
-    agents: Sequence[int], gpus: Sequence[str], target: str, share: bool, host: str
+    agents: Sequence[int], gpus: Sequence[str], target: str, share: bool, host: str, taken: Mapping[str, str] = {}
 ) -> dict[int, Mapping[str, Any]]:
-    """Return target and GPU of each agent of a host: GPU 0, 1, .. in the order of their ranks.
+    """Return target and GPU of each agent of a host: GPU 0, 1, .. in the order of their ranks, but for those in use.
 
     Parameters
     ----------
@@ -59,9 +59,11 @@ def assign(
         UUIDs.
     target : {"auto", "cpu", "cuda"}
     share : bool
-        Several agents may have one GPU.
+        Several agents may have one GPU, and one that another job has.
     host : str
         For messages.
+    taken : mapping
+        GPUs that other jobs have, and who they are.
 
     Raises
     ------
@@ -72,14 +74,18 @@ def assign(
         return {rank: {"target": "cpu"} for rank in agents}
     if not gpus:
         raise AgentError(f"host {host} has no GPU: leave out --target cuda, or check its driver with nvidia-smi")
-    if len(agents) > len(gpus) and not share:
+    free = [uuid for uuid in gpus if uuid not in taken]
+    if len(agents) > len(free) and not share:
+        used = [uuid for uuid in gpus if uuid in taken]
+        others = f", of which other jobs have {len(used)} (GPU {used[0]}: {taken[used[0]]})" if used else ""
         raise AgentError(
-            f"host {host} has {len(gpus)} GPU{'s' * (len(gpus) > 1)} for {len(agents)} agents: start fewer, add hosts, "
-            "or take --share-gpu to have several agents on one GPU"
+            f"host {host} has {len(gpus)} GPU{'s' * (len(gpus) > 1)}{others} for {len(agents)} "
+            f"agent{'s' * (len(agents) > 1)}: start fewer, {'wait for them, ' if used else ''}add hosts, or take "
+            f"--share-gpu to have several agents on one GPU"
         )
-    return {
-        rank: {"target": "cuda", "gpu": k % len(gpus), "uuid": gpus[k % len(gpus)]} for k, rank in enumerate(agents)
-    }
+    order = [*free, *(uuid for uuid in gpus if uuid in taken)]
+    chosen = {rank: order[k % len(order)] for k, rank in enumerate(agents)}
+    return {rank: {"target": "cuda", "gpu": gpus.index(uuid), "uuid": uuid} for rank, uuid in chosen.items()}
 
 
 def _ask() -> list[str]:

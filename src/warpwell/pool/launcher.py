@@ -29,6 +29,7 @@ from .job_files import JobFiles
 from .mpiexec import Mpiexec, Part, root_allowed
 from .observer import Observer
 from .rendezvous import Connection, Rendezvous
+from .several import several
 from .terminal import Chatter, standard_input
 
 START = 30.0
@@ -259,10 +260,12 @@ class Launcher:
         for host, found in by_host.items():
             numbers = sorted(c.rank for c in found)
             gpus = found[0].about.get("gpus", [])
-            decided |= assign(numbers, gpus, self._options.target, self._options.share_gpu, host)
+            taken = found[0].about.get("taken", {})
+            decided |= assign(numbers, gpus, self._options.target, self._options.share_gpu, host, taken)
         self._phase = "ready"
         for connection in ranks:
-            connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft})
+            connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft,
+                                "share": self._options.share_gpu})  # fmt: skip
 
     def _ranks(self) -> list[Connection]:
         return [c for c in self._here.values() if c.kind != "supervisor"]
@@ -288,7 +291,7 @@ class Launcher:
         first, hint = self._places[late[0]], ", which is stopped" if len(stopped) == 1 else ""
         if not is_here(first) and ("agent", late[0]) not in self._here:
             hint = f". Does `ssh {first}` work without a password, and is {sys.executable} there, too?"
-        names = ", ".join(self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in late)
+        names = several([self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in late])
         raise AgentError(f"not ready after {self._options.start:g} s: {names}{hint}{self._chatter.said()}",
                          agent=self._name(late[0]))  # fmt: skip
 

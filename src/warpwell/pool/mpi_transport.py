@@ -18,6 +18,7 @@ from .mpi_progress import GOODBYE_SAID, Progress
 from .options import native_from_environment, silence_from_environment
 from .peers import CLOSED, PeerTransport
 from .region import Region
+from .several import several
 from .signal import FUTEX
 from .transport import OVERHEAD, SEND_TIMEOUT, TAGS, WINDOW, Bytes
 
@@ -206,12 +207,12 @@ def _exchange(comm: Any, rank: int, peers: Sequence[int], timeout: float) -> dic
         except PoolVersionError as error:
             wrong.append(str(error))
     if wrong:
-        raise PoolVersionError("; ".join(wrong))
+        raise PoolVersionError(several(wrong, "; "))
     missing = sorted({peer for _, peer in waiting} | set(reasons))
     if missing:
         raise AgentError(
-            f"rank {rank}: no hello from rank {', '.join(map(str, missing))} within {timeout:g} s"
-            + "".join(f"; rank {peer}: {reason}" for peer, reason in reasons.items()),
+            f"rank {rank}: no hello from rank {several([str(peer) for peer in missing])} within {timeout:g} s"
+            + several([f"; rank {peer}: {reason}" for peer, reason in reasons.items()], ""),
             agent=f"rank {missing[0]}",
         )
     return {peer: Hello.decode(bytes(data)) for peer, data in heard.items()}

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import os
 import platform
-import socket
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -189,6 +189,9 @@ class CpuRuntime(Runtime):
     target = "cpu"
     synchronous = True
 
+    def __init__(self) -> None:
+        self._uuid = f"CPU-{uuid.uuid4()}"  # agents of one host are devices of their own
+
     def enter(self) -> None:
         """See `Runtime`."""
 
@@ -196,7 +199,7 @@ class CpuRuntime(Runtime):
         """See `Runtime`."""
         return {
             "name": _processor(),
-            "uuid": f"{socket.gethostname()}-cpu",
+            "uuid": self._uuid,
             "memory": self.memory_info()[1],
             "compute_capability": None,
         }

@@ -14,6 +14,7 @@ _RULES = {b"-" * 60, b"-" * 74}
 _ITS_OWN = (b"prterun", b"mpiexec", b"mpirun", b"PRTE", b"PMIx", b"PMIX", b"MPI_", b"Open MPI")
 _NOISE = re.compile(rb"\[warn\] Epoll|Abort is in progress|\[[^\]]+:\d+\] (pmix|PMIX|prte|PRTE)")
 _SETTLE_SECONDS = 0.5
+_LINES = 40
 
 
 class Chatter:
@@ -41,7 +42,8 @@ class Chatter:
 
     def said(self) -> str:
         """Return what mpiexec said, to stand at the end of a message."""
-        text = b"\n".join(self._kept).decode(errors="replace").strip()
+        kept = self._kept if len(self._kept) <= _LINES else [*self._kept[:_LINES], b"..."]
+        text = b"\n".join(kept).decode(errors="replace").strip()
         return f"\nmpiexec said:\n{text}" if text else ""
 
     def settle(self) -> None:

@@ -1,0 +1,96 @@
+"""Claims of GPUs among the processes of a host. No GPU is needed: a UUID is a name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from warpwell.errors import AgentError
+from warpwell.pool.gpu_claims import FOLDER, Claim, user_of, users
+from warpwell.pool.gpus import assign
+from warpwell.pool.runtime import CpuRuntime
+
+OTHER = """
+import sys, time
+from warpwell.pool.gpu_claims import Claim
+try:
+    Claim(sys.argv[1], sys.argv[2] == "share")
+    print("has", flush=True)
+except Exception as error:
+    print(error, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FOLDER, str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+@pytest.fixture
+def other() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """``other("GPU-1", "own" or "share")``: another process that claims; returns it and what it said."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(uuid: str, how: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen([sys.executable, "-c", OTHER, uuid, how], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_job_takes_another_gpu_until_the_first_has_died(other: Callable[..., tuple]) -> None:
+    process, said = other("GPU-1", "own")
+    assert said == "has"
+    taken = users(["GPU-1", "GPU-2"])
+    assert list(taken) == ["GPU-1"] and f"process {process.pid} of user" in taken["GPU-1"]
+    assert assign([1], ["GPU-1", "GPU-2"], "auto", False, "n", taken)[1]["uuid"] == "GPU-2"
+    with pytest.raises(AgentError, match=f"GPU-1 was taken just now by process {process.pid}"):
+        Claim("GPU-1")
+    Claim("GPU-1", share=True).free()  # on purpose
+    process.kill()
+    process.wait()
+    assert not users(["GPU-1", "GPU-2"])
+    Claim("GPU-1").free()
+
+
+def test_who_shares_keeps_others_from_having_it_for_themselves(other: Callable[..., tuple]) -> None:
+    mine = Claim("GPU-1", share=True)
+    assert other("GPU-1", "share")[1] == "has"
+    assert "was taken just now by process" in other("GPU-1", "own")[1]
+    mine.free()
+    with pytest.raises(AgentError, match="was taken just now"):
+        Claim("GPU-1")
+    assert user_of("GPU-1") is not None
+
+
+def test_files_are_for_all_users_of_the_host(folder: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        Claim("GPU-1").free()
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o7777 == 0o1777 and (folder / "GPU-1").stat().st_mode & 0o777 == 0o666
+
+
+def test_without_a_folder_to_lock_in_it_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.write_text("no folder")
+    Claim("GPU-1").free()
+    assert f"set {FOLDER} to a folder" in capsys.readouterr().err
+    assert not users(["GPU-1"])
+
+
+def test_every_cpu_agent_has_a_uuid_of_its_own() -> None:
+    first, second = CpuRuntime(), CpuRuntime()
+    assert first.info()["uuid"] == first.info()["uuid"] != second.info()["uuid"]
