@@ -13,11 +13,12 @@ from ..storage.medium import Medium
 from ..targets.device import seam_for
 from . import bulk
 from .attachment import Attachment, hand_over
-from .header import Header
+from .header import Header, check_extents
 from .on_storage import OnStorage
 from .view import ArrayView, ViewStatic
 
 TIERS = ("storage", "host-cached", "host", "device")
+INT64_MAX = (1 << 63) - 1
 
 
 class Array(OnStorage):
@@ -89,6 +90,7 @@ class Array(OnStorage):
         contiguous = self._strides == _c_strides(self.shape, self.dtype.itemsize)
         if -1 in wanted or math.prod(wanted) != self.size or not contiguous:
             raise errors.ArgumentError(f"shape {self.shape} cannot become {tuple(given)}")
+        check_extents(wanted, self.dtype, f"array {self.name!r}")
         return self._derive(wanted, self.dtype, _c_strides(wanted, self.dtype.itemsize), 0)
 
     def field(self, name: str) -> Array:
@@ -142,7 +144,8 @@ class Array(OnStorage):
             stride=self._strides[0] if self.ndim == 1 else 0,
         )
         values: dict[str, int | tuple[int, ...]] = {
-            "shape": self.shape, "strides": self._strides, "size": self.size, "space": constants["space"],
+            "shape": self.shape, "strides": self._strides, "size": min(self.size, INT64_MAX),
+            "space": constants["space"],
         }  # fmt: skip
         if cached:
             values |= constants

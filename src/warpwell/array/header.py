@@ -28,6 +28,22 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def check_extents(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+    """Check that the strides of an array are numbers for device code, those of an empty one too.
+
+    Raises
+    ------
+    ArgumentError
+        The extents that are not 0, and the bytes of an item, multiply to 2^63 or more.
+    """
+    if math.prod(n for n in shape if n) * dtype.itemsize >= 1 << 63:
+        raise errors.ArgumentError(
+            f"{name}: shape {shape} of {dtype} is too large: extents but for 0, and the {dtype.itemsize} bytes of an "
+            "item, multiply to 2^63 or more",
+            name="shape",
+        )
+
+
 def is_npy(path: pathlib.Path) -> bool:
     """Tell whether a file begins as ``.npy`` files do."""
     with path.open("rb") as file:
@@ -40,7 +56,7 @@ def read_npy(path: pathlib.Path) -> Header:
     Raises
     ------
     FormatError
-        Not a ``.npy`` file, Fortran order, or shorter than its header promises.
+        Not a ``.npy`` file, Fortran order, shorter than its header promises, or of a shape that is too large.
     DTypeError
         A dtype without a fixed size, or big-endian.
     """
@@ -67,6 +83,10 @@ def read_npy(path: pathlib.Path) -> Header:
             f"{path} is in Fortran order: save numpy.ascontiguousarray(array) instead", path=str(path)
         )
     header = Header(check_dtype(dtype, str(path)), tuple(int(n) for n in shape), origin)
+    try:
+        check_extents(header.shape, header.dtype, str(path))
+    except errors.ArgumentError as error:
+        raise errors.FormatError(str(error), path=str(path)) from None
     if size != origin + header.nbytes:
         kind = "truncated" if size < origin + header.nbytes else "longer than its header says"
         raise errors.FormatError(

@@ -17,7 +17,7 @@ from ..storage.file import FileMedium
 from ..storage.medium import Medium
 from ..targets import closing, default_device, has_cuda
 from .array import TIERS, Array
-from .header import Header, check_dtype, is_npy, read_npy
+from .header import Header, check_dtype, check_extents, is_npy, read_npy
 
 _writers: dict[tuple[int, int], list[str]] = {}
 """Files that are open for writing, each with its path in a list of its own, by which its writer knows it."""
@@ -163,6 +163,7 @@ def create(
     target = pathlib.Path(path)
     checked = check_dtype(dtype, str(target))
     extents = _extents(shape)
+    check_extents(extents, checked, str(target))
     require_device(options.get("device") or default_device())
     header = {"descr": np.lib.format.dtype_to_descr(checked), "fortran_order": False,
               "shape": extents}  # fmt: skip
@@ -271,6 +272,7 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
         extents: tuple[int, ...] = ((size - offset) // checked.itemsize,)
     else:
         extents = _extents(shape)
+    check_extents(extents, checked, name)
     header = Header(checked, extents, offset)
     if offset + header.nbytes > size:
         raise errors.FormatError(
