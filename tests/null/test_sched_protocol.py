@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.scheduler import address, broker, protocol, references, wire
+from warpwell.scheduler import address, broker, holdings, protocol, references, wire
 from warpwell.scheduler.client import Client, connect
 from warpwell.scheduler.ledger import MAX_DEATHS, Held, Ledger, Piece
 from warpwell.scheduler.owner_process import TRIES
@@ -436,7 +436,7 @@ def test_requests_are_sent_once_and_forgotten_at_their_end() -> None:
     assert ledger.ended(one.pieces[0].number) == (one, one.pieces[0])
     assert ledger.ended(one.pieces[0].number) is None
     assert ledger.ended(two.pieces[0].number) is not None and list(ledger.requests) == [two]
-    assert ledger.held_bytes(lambda _: True) == 32
+    assert ledger.held_bytes() == ledger.held_bytes("t") == 32 and ledger.held_bytes("other") == 0
     assert ledger.ended(two.pieces[1].number) is not None and not ledger.requests
 
 
@@ -634,14 +634,14 @@ def test_a_request_runs_again_as_a_whole_and_is_told_once() -> None:
 
 def test_arrays_on_the_device_die_with_their_owner() -> None:
     ledger = Ledger()
-    mine, other = ledger.new_buffer(1, 100), ledger.new_buffer(2, 50)
+    mine, other = ledger.new_buffer(1, "t", 100), ledger.new_buffer(2, "u", 50)
     ledger.check_buffers(1, [mine])
     for number in (other, 99):
         with pytest.raises(errors.ArgumentError):
             ledger.check_buffers(1, [number])
     assert not ledger.free_buffer(1, other)
     used, plain = held(ledger, buffers={mine}), held(ledger)
-    assert ledger.held_bytes(lambda client: client == 1) == 100 + 64
+    assert ledger.held_bytes("t") == 100 + 64 and ledger.held_bytes() == 150 + 64
     ledger.sendable()
     gone = ledger.owner_died(None, "r")
     assert [g.held for g in gone] == [used] and "to_device" in str(gone[0].error)
@@ -650,6 +650,28 @@ def test_arrays_on_the_device_die_with_their_owner() -> None:
         ledger.check_buffers(1, [mine])
     with pytest.raises(errors.ArgumentError):
         ledger.check_buffers(2, [mine])
+    assert ledger.held_bytes() == 32
+
+
+def test_what_is_on_its_way_out_counts_until_it_is_gone() -> None:
+    ledger = Ledger()
+    one, two = held(ledger, tasks=2), held(ledger)
+    buffers = [ledger.new_buffer(1, "t", n) for n in (100, 1000)]
+    ledger.sendable()
+    assert ledger.free_buffer(1, buffers[0]) and not ledger.free_buffer(1, buffers[0])
+    with pytest.raises(errors.ArgumentError, match="it was freed"):
+        ledger.check_buffers(1, [buffers[0]])
+    assert ledger.held_bytes("t") == 1164 and ledger.leaving_bytes("t") == 100
+    ledger.drop(1)  # who connects again has it still
+    assert ledger.held_bytes("t") == ledger.leaving_bytes("t") == 1164
+    for number, left in ((one.pieces[0].number, 1164), (two.pieces[0].number, 1132), (one.pieces[1].number, 1100)):
+        ledger.ended(number)
+        assert ledger.held_bytes("t") == left
+    ledger.freed(buffers[0])
+    ledger.freed(99)
+    assert ledger.held_bytes("t") == 1000
+    ledger.owner_died(None, "r")
+    assert ledger.held_bytes("t") == 0
 
 
 def test_a_client_that_has_gone_leaves_nothing() -> None:
@@ -658,7 +680,7 @@ def test_a_client_that_has_gone_leaves_nothing() -> None:
     ledger.sendable()
     unsent = held(ledger, client=1)
     stays = held(ledger, client=2)
-    ledger.new_buffer(1, 10)
+    ledger.new_buffer(1, "t", 10)
     pieces, gone = ledger.drop(1)
     assert pieces == sent.pieces and [g.held for g in gone] == [unsent]
     assert list(ledger.requests) == [stays] and not ledger.buffers and ledger.find(sent.pieces[0].number) is None
@@ -706,7 +728,9 @@ while True:
             elif name == "sticks":
                 c.send({"type": "fault", "task": n, "message": "it was stuck"}); os._exit(70)
             else: waiting[n] = name
-    elif m.kind == "free": buffers.pop(h["buffer"], None)
+    elif m.kind == "free":
+        buffers.pop(h["buffer"], None)
+        c.send({"type": "freed", "buffer": h["buffer"]})
     else:
         out, arrays = {}, []
         if m.kind == "put": buffers[h["buffer"]] = m.arrays[0]; out = {"buffer": h["buffer"]}
@@ -915,6 +939,106 @@ def test_a_tenant_may_hold_so_much_and_no_more(make: Made) -> None:
         one.to_device(np.zeros(1000))
         with pytest.raises(errors.ArgumentError, match="for tenant 'a'"):
             one.submit(double[1], np.zeros(1), tenant="b")
+
+
+def test_answers_that_nobody_reads_count_and_others_wait_for_them(
+    make: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "ROOM", 0.3)
+    size = 4_000_000  # more than sockets hold
+    service = make(max_held=3 * size)
+    connection = Connection(raw_socket(service), "the service", patience=20.0)
+    protocol.hello(connection, tenant="a")
+    connection.expect("hello")
+    connection.send({"type": "put", "call": 0}, [np.zeros(size, np.uint8)])
+    reply = connection.receive()
+    assert reply is not None
+    with connect(service.path, tenant="b") as other:
+        for call in range(1, 30):
+            connection.send({"type": "get", "call": call, "buffer": reply.header["buffer"]})
+        until(lambda: other.status()["held_bytes"] == 3 * size)
+        time.sleep(0.5)
+        assert other.status()["held_bytes"] == 3 * size  # the array, and two answers
+        assert other.submit(double[4], np.zeros(4)).result(20) is None
+        with connect(service.path, tenant="a") as again, pytest.raises(errors.QuotaError, match="tenant 'a' has"):
+            again.to_device(np.zeros(10))
+        errors_, got = 0, 0
+        for _ in range(29):
+            message = connection.receive()
+            assert message is not None
+            got += bool(message.arrays)
+            errors_ += "error" in message.header
+        assert got >= 2 and got + errors_ == 29
+        until(lambda: other.status()["held_bytes"] == size)
+        connection.close()
+        until(lambda: other.status()["held_bytes"] == 0)
+
+
+def test_results_that_nobody_reads_are_kept_once_for_each_array(make: Made) -> None:
+    service = make()
+    n, x = 40, np.zeros(1_000_000, np.uint8)
+    connection = Connection(raw_socket(service), "the service", patience=20.0)
+    protocol.hello(connection, tenant="a")
+    connection.expect("hello")
+    task = {"kernel": references.reference(double), "shape": [4], "arguments": [["array", 0]]}
+    for k in range(2):
+        tasks = [{**task, "id": n * k + i} for i in range(n)]
+        connection.send({"type": "submit", "call": k, "tasks": tasks}, [x + 1])
+    with connect(service.path, tenant="b") as other:
+        until(lambda: other.status()["requests"] == 0)
+        assert 0 < other.status()["held_bytes"] <= 2 * x.nbytes
+        ended = 0
+        while ended < 2 * n:
+            message = connection.receive()
+            assert message is not None
+            ended += message.kind == "ended"
+        until(lambda: other.status()["held_bytes"] == 0)
+    connection.close()
+
+
+def test_who_connects_again_has_what_was_not_given_back(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "ROOM", 0.2)
+    service = make(max_held=10_000)
+    with connect(service.path, tenant="b") as other:
+        with connect(service.path, tenant="a") as one:
+            handle = one.submit(stays[1], np.zeros(1000))  # the owner does not say that it has ended
+            until(lambda: handle.state.value == "running")
+            one.close(cancel=True)
+        until(lambda: other.status()["requests"] == 0)
+        assert other.status()["held_bytes"] == 8000
+        with connect(service.path, tenant="a") as again:
+            with pytest.raises(errors.QuotaError, match="tenant 'a' has 8000 bytes"):
+                again.submit(double[1], np.zeros(1000))
+            os.kill(pid_of(again), signal.SIGKILL)
+            until(lambda: other.status()["held_bytes"] == 0)
+            until(lambda: again.status()["owner_pid"] is not None and service.broker._owner.connected)
+            assert again.submit(double[1], np.zeros(1000)).result(20) is None
+
+
+def test_messages_count_while_they_come(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "ROOM", 0.2)
+    service = make(max_held=1 << 20)
+    header = json.dumps({"type": "ping", "arrays": [["|u1", [1 << 20]]]}).encode()
+    with raw_socket(service) as sock, connect(service.path, tenant="b") as other:
+        sock.sendall(raw(json.dumps({"type": "hello", "version": protocol.VERSION, "tenant": "a"}).encode()))
+        sock.sendall(raw(header, b"x" * 1000, announced=(len(header), 1 << 20)))
+        until(lambda: other.status()["held_bytes"] == 1 << 20)
+        with connect(service.path, tenant="a") as again:
+            for _ in range(2):  # what is refused is read and dropped, and the connection goes on
+                with pytest.raises(errors.QuotaError, match="tenant 'a' has 1048576 bytes"):
+                    again.to_device(np.zeros(1000))
+            sock.sendall(b"x" * ((1 << 20) - 1000))
+            until(lambda: again.submit(double[4], np.zeros(4)).exception(20) is None)
+        sock.sendall(raw(header, b"x" * 1000, announced=(len(header), 1 << 20)))
+        until(lambda: other.status()["held_bytes"] == 1 << 20)
+        sock.close()
+        until(lambda: other.status()["held_bytes"] == 0)
+
+
+def raw_socket(service: Service) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(os.fspath(service.path))
+    return sock
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:

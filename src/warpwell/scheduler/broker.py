@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TextIO
 
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from .. import errors
 from . import protocol, references, wire
 from .events import Event, Log
+from .holdings import Holdings, not_named
 from .ledger import Gone, Held, Ledger, Piece
-from .owner_process import COMMAND, SILENCE, OwnerProcess
+from .owner_process import COMMAND, SILENCE, Arrays, OwnerProcess
 from .prometheus import Metrics
 from .session import Session, bytes_of
 
@@ -40,6 +41,7 @@ class _Call(NamedTuple):
     lost: dict[str, Any] | None
     buffer: int | None
     cancels: int | None
+    nbytes: int
 
 
 class Broker:
@@ -53,7 +55,7 @@ class Broker:
         Modules whose kernels others than the owner's user may launch (``pkg.*``: those below a package); whether they
         may launch any.
     max_message, max_held : int
-        Bytes of a message; bytes of input and of arrays on the device that a tenant may have here.
+        Bytes of a message; bytes that a tenant may have here (see `Holdings`).
     log : path, optional
         File that events are appended to.
     """
@@ -72,9 +74,10 @@ class Broker:
     ) -> None:
         self.policy = str(settings.get("policy"))
         self._named = frozenset(settings.get("tenants") or ())
-        self._allow, self._trust, self._max_held = references.checked_patterns(allow), trust, max_held
+        self._allow, self._trust = references.checked_patterns(allow), trust
         self._lock = threading.RLock()
         self._ledger = Ledger()
+        self._holdings = Holdings(self._lock, self._ledger, max_held)
         self.sessions: dict[int, Session] = {}
         self._calls: dict[int, _Call] = {}
         self._call_numbers = 0
@@ -132,15 +135,30 @@ class Broker:
         """Forget a client: its tasks are cancelled, its arrays on the device freed."""
         with self._lock:
             self.sessions.pop(session.number, None)
-            arrays = [n for n, (client, _) in self._ledger.buffers.items() if client == session.number]
+            self._came(session)
+            arrays = [n for n, b in self._ledger.buffers.items() if b.client == session.number]
             sent, gone = self._ledger.drop(session.number)
             for piece in sent:
                 self._owner.send({"type": "cancel", "task": piece.number, "line": session.line})
             self._end(gone, {"rule": "asked"})
             for number in arrays:
                 self._owner.send({"type": "free", "buffer": number, "line": session.line})
-            self._calls = {k: v for k, v in self._calls.items() if v.session is not session}
+            for number in [k for k, call in self._calls.items() if call.session is session]:
+                self._holdings.read(session.tenant, self._calls.pop(number).nbytes)
+            self._holdings.changed()
             self._pump()
+
+    def comes(self, session: Session, nbytes: int) -> None:
+        """Count a message of a client that begins to come. Raises `QuotaError` where its tenant has too much here."""
+        with self._lock:
+            self._came(session)
+            self._holdings.comes(session.tenant, nbytes)
+            session.coming = nbytes
+
+    def _came(self, session: Session) -> None:
+        """Count a message no more that is there: what is kept of it counts as what it is."""
+        self._holdings.comes(session.tenant, -session.coming)
+        session.coming = 0
 
     def take(self, session: Session, message: protocol.Message) -> None:
         """Do what a client asks.
@@ -156,6 +174,9 @@ class Broker:
         call = message.get("call", int)
         try:
             with self._lock:
+                self._came(session)
+                if message.refused is not None:
+                    raise message.refused
                 if self.failure:
                     raise errors.ServiceError(f"the process that owns the device does not start: {self.failure}")
                 later = action(self, session, call, message)
@@ -199,13 +220,7 @@ class Broker:
     def _admit(self, session: Session, nbytes: int) -> None:
         if self._named and session.tenant not in self._named:
             raise errors.QuotaError(not_named(session.tenant, self._named), name="tenant")
-        of = {s.number for s in self.sessions.values() if s.tenant == session.tenant}
-        held = self._ledger.held_bytes(lambda client: client in of)
-        if held + nbytes > self._max_held:
-            raise errors.QuotaError(
-                f"tenant {session.tenant!r} has {held} bytes of input and arrays at the service; {nbytes} more are "
-                f"over {self._max_held}: wait for results, free arrays, or start the service with a larger --max-held"
-            )
+        self._holdings.admit(session.tenant, nbytes)
 
     def _cancel(self, session: Session, call: int, message: protocol.Message) -> None:
         found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
@@ -230,14 +245,21 @@ class Broker:
             raise errors.ServiceError("one array at a time is put on the device")
         nbytes = message.arrays[0].nbytes
         self._admit(session, nbytes)
-        number = self._ledger.new_buffer(session.number, nbytes)
+        number = self._ledger.new_buffer(session.number, session.tenant, nbytes)
         header = {"type": "put", "buffer": number, "tenant": session.tenant, "line": session.line}
         self._forward(session, call, header, message.arrays, buffer=number)
 
     def _get(self, session: Session, call: int, message: protocol.Message) -> None:
         number = message.get("buffer", int)
         self._ledger.check_buffers(session.number, [number])
-        self._forward(session, call, {"type": "get", "buffer": number, "line": session.line})
+        nbytes = self._ledger.buffers[number].nbytes
+        self._holdings.promise(session.tenant, nbytes)
+        try:
+            self._ledger.check_buffers(session.number, [number])  # the owner may have died meanwhile
+        except errors.WarpwellError:
+            self._holdings.read(session.tenant, nbytes)
+            raise
+        self._forward(session, call, {"type": "get", "buffer": number, "line": session.line}, nbytes=nbytes)
 
     def _free(self, session: Session, call: int, message: protocol.Message) -> None:
         number = message.get("buffer", int)
@@ -246,7 +268,13 @@ class Broker:
         session.answer(call, {})
 
     def _tell_metrics(self, session: Session, call: int, message: protocol.Message) -> None:
-        session.answer(call, {}, [bytes_of(self.render(None if session.own else session.tenant))])
+        self._answer_text(session, call, self.render(None if session.own else session.tenant))
+
+    def _answer_text(self, session: Session, call: int, text: str) -> None:
+        content = bytes_of(text)
+        with self._lock:
+            self._holdings.promise(session.tenant, content.nbytes)
+        session.answer(call, {}, [content], self._holdings.reader(session.tenant, content.nbytes))
 
     def _tell_log(self, session: Session, call: int, message: protocol.Message) -> Callable[[], None]:
         log = Log()
@@ -256,7 +284,7 @@ class Broker:
         def write() -> None:
             text = io.StringIO()
             log.write(text)
-            session.answer(call, {}, [bytes_of(text.getvalue())])
+            self._answer_text(session, call, text.getvalue())
 
         return write
 
@@ -276,7 +304,7 @@ class Broker:
                 **self.about, "owner_pid": None if process is None else process.pid,
                 "owner_restarts": max(0, self._owner.starts - 1), "clients": len(self.sessions),
                 "requests": len(self._ledger.requests), "uptime": time.monotonic() - self._began,
-                "held_bytes": self._ledger.held_bytes(lambda _: True),
+                "held_bytes": self._holdings.of(),
             }  # fmt: skip
 
     def render(self, tenant: str | None = None) -> str:
@@ -284,7 +312,7 @@ class Broker:
         with self._lock:
             self._metrics.service(
                 restarts=max(0, self._owner.starts - 1), clients=len(self.sessions),
-                held=self._ledger.held_bytes(lambda _: True),
+                held=self._holdings.of(),
             )  # fmt: skip
             return self._metrics.render(tenant)
 
@@ -309,20 +337,21 @@ class Broker:
 
     def _forward(
         self, session: Session, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
-        lost: dict[str, Any] | None = None, buffer: int | None = None, cancels: int | None = None,
+        lost: dict[str, Any] | None = None, buffer: int | None = None, cancels: int | None = None, nbytes: int = 0,
     ) -> None:  # fmt: skip
         """Ask the owner; where it dies before it answers, the answer is `lost`, or an error.
 
         `buffer` is an array that is forgotten again where the answer is an error, `cancels` the task that is cancelled
-        where the answer says so.
+        where the answer says so, `nbytes` what was promised to be answered.
         """
         if not self._owner.connected:
             if buffer is not None:
-                self._ledger.free_buffer(session.number, buffer)
+                self._ledger.free_buffer(session.number, buffer, there=False)
+            self._holdings.read(session.tenant, nbytes)
             self._answer_lost(session, call, lost)
             return
         self._call_numbers += 1
-        self._calls[self._call_numbers] = _Call(session, call, lost, buffer, cancels)
+        self._calls[self._call_numbers] = _Call(session, call, lost, buffer, cancels, nbytes)
         self._owner.send({**header, "call": self._call_numbers}, arrays)
 
     def _answer_lost(self, session: Session, call: int, lost: dict[str, Any] | None) -> None:
@@ -359,10 +388,14 @@ class Broker:
                 call = self._calls.pop(message.get("call", int), None)
                 if call is not None:
                     if call.buffer is not None and "error" in message.header:
-                        self._ledger.free_buffer(call.session.number, call.buffer)
+                        self._ledger.free_buffer(call.session.number, call.buffer, there=False)
                     if call.cancels is not None and message.get("cancelled", bool, False):
                         self._ledger.cancelled(call.cancels)
-                    call.session.answer(call.number, message.header, message.arrays)
+                    read = self._holdings.reader(call.session.tenant, call.nbytes) if call.nbytes else None
+                    call.session.answer(call.number, message.header, message.arrays, read)
+            elif kind == "freed":
+                self._ledger.freed(message.get("buffer", int))
+                self._holdings.changed()
             elif kind == "events":
                 self._record(message.get("events", list))
             elif kind == "fault":
@@ -374,14 +407,20 @@ class Broker:
         if found is not None and found[0].client in self.sessions:
             session = self.sessions[found[0].client]
             header = {k: v for k, v in message.header.items() if k in ("error", "changed", "cancelled")}
-            self._tell(session, found[1], header, message.arrays)
+            if message.arrays:
+                places = message.get("changed", list)
+                self._tell(session, found[1], header, *self._holdings.results(found[0], places, message.arrays))
+            else:
+                self._tell(session, found[1], header)
+        self._holdings.changed()
         self._pump()
 
     def _tell(
-        self, session: Session, piece: Piece, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()
-    ) -> None:
+        self, session: Session, piece: Piece, header: dict[str, Any], arrays: Arrays = (),
+        sent: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         session.ended(piece.theirs, badly="error" in header or "cancelled" in header)
-        session.outbox.put({**header, "type": "ended", "task": piece.theirs}, arrays)
+        session.outbox.put({**header, "type": "ended", "task": piece.theirs}, arrays, sent)
 
     def _end(self, gone: Sequence[Gone], why: dict[str, Any]) -> None:
         """Tell of tasks that end without the owner; their clients, too, where they are still there."""
@@ -419,6 +458,7 @@ class Broker:
             self._fault = None
             calls, self._calls = self._calls, {}
             for call in calls.values():
+                self._holdings.read(call.session.tenant, call.nbytes)
                 self._answer_lost(call.session, call.number, call.lost)
             there = [(h, p) for h in self._ledger.requests for p in h.pieces if p.launched and not p.ended]
             gone = self._ledger.owner_died(guilty, text)
@@ -428,6 +468,7 @@ class Broker:
                     self._note(Event(self._now(), "stop", piece.number, piece.name, held.tenant,
                                      {"rule": "owner died", "reason": text, "done": 0}))  # fmt: skip
             self._end(gone, {"reason": text})
+            self._holdings.changed()
 
     def _owner_failed(self, reason: str) -> None:
         with self._lock:
@@ -435,11 +476,3 @@ class Broker:
             self._settled.set()
             for session in self.sessions.values():
                 session.refuse(f"the process that owns the device does not start any more: {reason}")
-
-
-def not_named(tenant: str, named: Iterable[str]) -> str:
-    """Return what somebody is told whose tenant has no setting, where others have one."""
-    return (
-        f"tenant {tenant!r} is in no setting of this service: connect(tenant=...) as one of "
-        f"{', '.join(sorted(named))}, or ask for it in --tenants"
-    )

@@ -14,7 +14,7 @@ blame all the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,8 @@ class Held:
     taking: int = 0  # its place in the order in which the owner takes them in; 0: it does not do so now
     taken: bool = False  # it has done so
     deaths: int = 0
+    results: dict[int, NDArray[Any]] = field(default_factory=dict)  # what its client has not been sent yet
+    unsent: int = 0  # messages with them
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +70,15 @@ class Held:
         """Tell whether it comes after a task of another request that has not ended."""
         after = self.options.get("after", ())
         return other.client == self.client and any(p.theirs in after for p in other.pieces if not p.ended)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array on the device."""
+
+    client: int
+    tenant: str
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -91,10 +102,13 @@ class Ledger:
         self.alone: Held | None = None
         self._launches = 0
         self._numbers = 0
-        self.buffers: dict[int, tuple[int, int]] = {}
+        self.buffers: dict[int, Buffer] = {}
+        self._freeing: dict[int, Buffer] = {}
         self._lost: dict[int, int] = {}
         self._buffers_made = 0
-        self._bytes: Counter[int] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._leaving: Counter[str] = Counter()
+        self._left: Counter[Held] = Counter()
 
     def number(self) -> int:
         """Return a number for a task; none is given twice in the service's life."""
@@ -104,7 +118,7 @@ class Ledger:
     def add(self, held: Held) -> None:
         """Take a request in."""
         self.requests[held] = self._unsent[held] = None
-        self._bytes[held.client] += held.nbytes
+        self._bytes[held.tenant] += held.nbytes
         for piece in held.pieces:
             self._pieces[piece.number] = (held, piece)
 
@@ -171,7 +185,12 @@ class Ledger:
     def ended(self, number: int) -> tuple[Held, Piece] | None:
         """Note that a task has ended; return it, or None if its client has been told before, or has gone."""
         found = self._pieces.get(number)
-        self._dropped.pop(number, None)
+        gone = self._dropped.pop(number, None)
+        if gone is not None:
+            self._left[gone.held] -= 1
+            if not self._left[gone.held]:
+                del self._left[gone.held]
+                self._leaving[gone.held.tenant] -= gone.held.nbytes
         if found is None:
             return None
         held, piece = found
@@ -205,15 +224,16 @@ class Ledger:
         gone: list[Gone] = []
         for held in [h for h in self.requests if h.client == client]:
             left = [Gone(held, p) for p in held.pieces if not p.ended]
-            if held.sent:
+            if held.sent and left:
                 sent += [g.piece for g in left]
                 self._dropped.update({g.piece.number: g for g in left})  # until the owner has told their end
+                self._left[held] = len(left)
+                self._leaving[held.tenant] += held.nbytes  # so long it counts
             else:
                 gone += left
             self._forget(held)
-        for number in [n for n, (c, _) in self.buffers.items() if c == client]:
-            del self.buffers[number]
-        del self._bytes[client]
+        for number in [n for n, b in self.buffers.items() if b.client == client]:
+            self.free_buffer(client, number)
         self._lost = {n: c for n, c in self._lost.items() if c != client}
         return sent, gone
 
@@ -228,6 +248,9 @@ class Ledger:
             What happened, for people.
         """
         gone, self._dropped = list(self._dropped.values()), {}
+        self._left.clear()
+        self._leaving.clear()
+        self._freeing.clear()
         again: dict[Held, None] = {}
         sent = [h for h in self.requests if h.sent]
         found = [h for h in sent if h.taking or h.launched] or sent
@@ -272,9 +295,9 @@ class Ledger:
                 f"task {_name(held)!r} waits for arrays on the device that are gone: {reason}. Put them there again "
                 "with to_device, and submit again",
                 task=_name(held)))  # fmt: skip
-        for number, (client, nbytes) in self.buffers.items():
-            self._lost[number] = client
-            self._bytes[client] -= nbytes
+        for number, buffer in self.buffers.items():
+            self._lost[number] = buffer.client
+            self._bytes[buffer.tenant] -= buffer.nbytes
         self.buffers.clear()
         return gone
 
@@ -285,7 +308,7 @@ class Ledger:
     def _forget(self, held: Held) -> None:
         if held in self.requests:
             del self.requests[held]
-            self._bytes[held.client] -= held.nbytes
+            self._bytes[held.tenant] -= held.nbytes
         self._unsent.pop(held, None)
         for piece in held.pieces:
             self._pieces.pop(piece.number, None)
@@ -293,20 +316,34 @@ class Ledger:
         if self.alone is held:
             self.alone = None
 
-    def new_buffer(self, client: int, nbytes: int) -> int:
+    def new_buffer(self, client: int, tenant: str, nbytes: int) -> int:
         """Note an array on the device; return its number."""
         self._buffers_made += 1
-        self.buffers[self._buffers_made] = (client, nbytes)
-        self._bytes[client] += nbytes
+        self.buffers[self._buffers_made] = Buffer(client, tenant, nbytes)
+        self._bytes[tenant] += nbytes
         return self._buffers_made
 
-    def free_buffer(self, client: int, number: int) -> bool:
-        """Forget an array of a client; tell whether the owner has it."""
+    def free_buffer(self, client: int, number: int, *, there: bool = True) -> bool:
+        """Forget an array of a client; tell whether the owner has it.
+
+        Where it is `there`, it counts until the owner says that it is gone (`freed`): tasks may use it.
+        """
         self._lost.pop(number, None)
-        if number in self.buffers and self.buffers[number][0] == client:
-            self._bytes[client] -= self.buffers.pop(number)[1]
-            return True
-        return False
+        buffer = self.buffers.get(number)
+        if buffer is None or buffer.client != client:
+            return False
+        del self.buffers[number]
+        self._bytes[buffer.tenant] -= buffer.nbytes
+        if there:
+            self._freeing[number] = buffer
+            self._leaving[buffer.tenant] += buffer.nbytes
+        return True
+
+    def freed(self, number: int) -> None:
+        """Note that an array is gone from the device."""
+        buffer = self._freeing.pop(number, None)
+        if buffer is not None:
+            self._leaving[buffer.tenant] -= buffer.nbytes
 
     def check_buffers(self, client: int, numbers: Iterable[int]) -> None:
         """Raise for an array that is not this client's.
@@ -319,7 +356,7 @@ class Ledger:
             It was freed, or there never was one.
         """
         for number in numbers:
-            if self.buffers.get(number, (-1, 0))[0] == client:
+            if number in self.buffers and self.buffers[number].client == client:
                 continue
             if self._lost.get(number, -1) == client:
                 raise errors.TaskLostError(
@@ -328,9 +365,14 @@ class Ledger:
                 )
             raise errors.ArgumentError(f"there is no array {number} on the device: it was freed", name="args")
 
-    def held_bytes(self, of: Callable[[int], bool]) -> int:
-        """Return the bytes of input and of arrays on the device that are held for some clients."""
-        return sum(nbytes for client, nbytes in self._bytes.items() if of(client))
+    def held_bytes(self, tenant: str | None = None) -> int:
+        """Return the bytes of input and of arrays on the device that are held for a tenant, or for all."""
+        counts = (self._bytes, self._leaving)
+        return sum(c[tenant] if tenant is not None else c.total() for c in counts)
+
+    def leaving_bytes(self, tenant: str) -> int:
+        """Return those of them that nobody wants any more: the owner has not said yet that they are gone."""
+        return self._leaving[tenant]
 
 
 def _name(held: Held) -> str:

@@ -36,35 +36,70 @@ COMMAND = (sys.executable, "-P", "-m", "warpwell.scheduler.owner")
 """Starts an owner; the descriptor of its socket follows. -P: a file in the current folder is no module of ours."""
 
 
+Arrays = Sequence[NDArray[Any]] | Callable[[], Sequence[NDArray[Any]]]
+
+
 class Outbox:
     """Sends messages from a thread of its own, so that nobody waits for a peer that reads slowly."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
-        self._queue: queue.SimpleQueue[tuple[dict[str, Any], Sequence[NDArray[Any]]] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[dict[str, Any], Arrays, Callable[[], None] | None] | None]
+        self._messages = queue.SimpleQueue()
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Have a message sent; where the peer has gone it is dropped."""
-        self._queue.put((header, arrays))
+    def put(self, header: dict[str, Any], arrays: Arrays = (), sent: Callable[[], None] | None = None) -> None:
+        """Have a message sent; where the peer has gone it is dropped.
+
+        Parameters
+        ----------
+        header : dict
+        arrays : sequence of ndarray or callable
+            Or what returns them when they are sent.
+        sent : callable, optional
+            Called once, when the message is sent or dropped; in this object's thread, or in this one.
+        """
+        self._messages.put((header, arrays, sent))
+        if self._ended:  # now, or the thread has seen it
+            self._drop()
 
     def close(self, seconds: float = 1.0) -> None:
         """Send what is there, for a while, and stop."""
-        self._queue.put(None)
+        self._messages.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
 
+    def wait_below(self, count: int, seconds: float) -> None:
+        """Wait until fewer messages wait than `count`, for some seconds at most."""
+        end = time.monotonic() + seconds
+        while self._messages.qsize() >= count and time.monotonic() < end:
+            time.sleep(0.01)
+
     def _run(self) -> None:
         gone = False
-        while (item := self._queue.get()) is not None:
-            if gone:
-                continue
+        while (item := self._messages.get()) is not None:
+            header, arrays, sent = item
             try:
-                self._send(*item)
+                if not gone:
+                    self._send(header, arrays() if callable(arrays) else arrays)
             except errors.WarpwellError:
                 gone = True
                 self._connection.interrupt()  # its reader finds out, and cleans up
+            del item, arrays  # not kept until the next one
+            if sent is not None:
+                sent()
+            del sent
+        self._ended = True
+        self._drop()
+
+    def _drop(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._messages.get_nowait()
+                if item is not None and item[2] is not None:
+                    item[2]()
 
     def _send(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         try:

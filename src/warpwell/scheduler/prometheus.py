@@ -30,7 +30,7 @@ _FAMILIES = {
     "warpwell_leaving_seconds": ("histogram", "Seconds from asking a task to leave until it had left."),
     "warpwell_owner_restarts_total": ("counter", "Times that the process that owns the device was started again."),
     "warpwell_clients": ("gauge", "Processes that are connected."),
-    "warpwell_held_bytes": ("gauge", "Bytes of input and of arrays on the device that are held for clients."),
+    "warpwell_held_bytes": ("gauge", "Bytes held for clients: messages, input, arrays on the device, answers."),
 }
 
 Labels = tuple[tuple[str, str], ...]

@@ -20,7 +20,7 @@ import math
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,10 +57,11 @@ _SLICE = 1 << 20
 
 @dataclass(frozen=True)
 class Message:
-    """What came: a header, and the arrays of the body (writable, owned by the receiver)."""
+    """What came: a header, and the arrays of the body (writable, owned by the receiver), or why they were not kept."""
 
     header: dict[str, Any]
     arrays: list[NDArray[Any]] = field(default_factory=list)
+    refused: errors.WarpwellError | None = None
 
     @property
     def kind(self) -> str:
@@ -148,8 +149,14 @@ class Connection:
                     raise
                 raise errors.ServiceError(f"{self.peer} {_reason(error, self.patience)}: connect again") from error
 
-    def receive(self) -> Message | None:
+    def receive(self, room: Callable[[int], None] | None = None) -> Message | None:
         """Return the next message; None when nothing has begun to come for `patience` seconds.
+
+        Parameters
+        ----------
+        room : callable, optional
+            ``room(nbytes)`` is called before a body of arrays is read. Where it raises one of our errors, the body is
+            read and dropped, and `Message.refused` is that error.
 
         Raises
         ------
@@ -171,7 +178,14 @@ class Connection:
             )
         header = _parse(self._must(header_length), self.peer)
         layout = _layout(header.pop("arrays", []), body_length, self.peer)
-        arrays = []
+        arrays: list[NDArray[Any]] = []
+        try:
+            if room is not None and body_length:
+                room(body_length)
+        except errors.WarpwellError as refused:
+            for begin in range(0, body_length, _SLICE):
+                self._must(min(_SLICE, body_length - begin))
+            return Message(header, arrays, refused)
         for dtype, shape, nbytes in layout:
             arrays.append(self._must(nbytes).view(dtype).reshape(shape))
         return Message(header, arrays)

@@ -8,6 +8,7 @@ start, and no others, from other users; and those users still share one process 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
 import shutil
@@ -28,6 +29,9 @@ MAX_CLIENTS = 64
 
 _OWNER, _SOON = 5.0, 0.25
 """Seconds that the owner has to end by itself, usually and where somebody waits."""
+
+UNREAD = 1000
+"""Messages that wait to be read by a client, from which on it is not heard."""
 
 
 class Service:
@@ -51,7 +55,8 @@ class Service:
     log : path, optional
         File that every event is appended to, as JSON lines.
     max_message, max_held : int
-        Bytes of one message, and of all input and arrays on the device that one tenant may have here.
+        Bytes of one message, and of all that one tenant may have here: messages on their way, input, arrays on the
+        device, and answers that were not read.
     stuck : float, optional
         Seconds in which a kernel must end a block (see `Scheduler`).
     patience : float
@@ -223,10 +228,12 @@ class Service:
             session.outbox.put({"type": "hello", "version": protocol.VERSION, "tenant": session.tenant, "about": about,
                                 "owner": os.getuid(), "max_message": self._max_message})  # fmt: skip
             while not self._closed:
-                message = connection.receive()
+                session.outbox.wait_below(UNREAD, self._patience)  # who reads nothing is not heard
+                message = connection.receive(functools.partial(self.broker.comes, session))
                 if message is None:
                     continue
                 if message.kind == "ping":
+                    self.broker.comes(session, 0)  # whatever came with it is dropped
                     session.outbox.put({"type": "pong"})
                 else:
                     self.broker.take(session, message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Session:
 
     Attributes
     ----------
+    coming : int
+        Bytes of its message that is on its way in.
     tasks : dict
         The service's number of each of its tasks that has not ended, by the client's number.
     line : str
@@ -49,6 +51,7 @@ class Session:
         self.tenant = tenant
         self.own = own
         self.line = f"{tenant}/{number % LINES}"
+        self.coming = 0
         self.tasks: dict[int, int] = {}
         self.badly: dict[int, None] = {}
         self._last = -1
@@ -77,9 +80,12 @@ class Session:
             if len(self.badly) > MAX_TASKS:
                 del self.badly[next(iter(self.badly))]
 
-    def answer(self, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Answer a call."""
-        self.outbox.put({**header, "type": "reply", "call": call}, arrays)
+    def answer(
+        self, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
+        sent: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Answer a call; `sent` is called when the answer is read, or nobody is there to read it."""
+        self.outbox.put({**header, "type": "reply", "call": call}, arrays, sent)
 
     def answer_error(self, call: int, error: BaseException) -> None:
         """Answer a call that failed."""
