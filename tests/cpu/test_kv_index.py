@@ -1,7 +1,9 @@
 """Index and reader by themselves: against a dict, while a writer changes them, and with files that fail."""
 
+import mmap
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell import errors
+from warpwell.kv import mapping
 from warpwell.kv.checksum import crc32c
 from warpwell.kv.index import Index
 from warpwell.kv.keys import Keys, as_keys
@@ -300,3 +303,61 @@ def test_a_drive_that_fails(place: Place) -> None:
     place.reader.on_segment(1, -1)
     with pytest.raises(errors.CorruptionError, match="not open"):
         place.reader.get(b"k64")
+
+
+# -- which files are mapped ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Iterator[int]:
+    """A file of 8 MiB that is not in the page cache."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8 << 20))
+    path.chmod(0o644)
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident(fd) > 0.1:
+        pytest.skip("this file system keeps all files in memory")
+    yield fd
+    os.close(fd)
+
+
+def resident(fd: int) -> float:
+    """Return what mincore() says to a file's owner."""
+    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
+        address = int(np.frombuffer(mapped, np.uint8).ctypes.data)
+        flags = np.zeros(len(mapped) // mmap.PAGESIZE, np.uint8)
+        assert mapping._libc.mincore(address, len(mapped), flags.ctypes.data) == 0
+        return float((flags & 1).mean())
+
+
+@pytest.mark.parametrize("owner", [True, False])
+def test_files_outside_of_the_page_cache_are_not_mapped(
+    cold: int, owner: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapping, "_may_ask", lambda fd: owner)
+    assert mapping.map_file(cold) is None
+    assert resident(cold) < 0.02  # and looking brought nothing in
+    while os.read(cold, 1 << 20):
+        pass
+    made = mapping.map_file(cold)
+    assert made is not None
+    made.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_mincore_is_asked_only_where_it_tells(cold: int) -> None:
+    assert mapping._may_ask(cold)
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be somebody else")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setuid(65534)
+            if resident(cold) == 1.0:  # the claim
+                code = 0 if not mapping._may_ask(cold) and mapping.map_file(cold) is None else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
