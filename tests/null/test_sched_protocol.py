@@ -31,7 +31,7 @@ from warpwell.scheduler.client import Client, connect
 from warpwell.scheduler.ledger import MAX_DEATHS, Held, Ledger, Piece
 from warpwell.scheduler.owner_process import TRIES
 from warpwell.scheduler.protocol import MAGIC, Connection, Peer
-from warpwell.scheduler.service import MAX_CLIENTS, Service
+from warpwell.scheduler.service import MAX_CLIENTS, SILENT, Service
 from warpwell.scheduler.task import Kind, Profile
 
 Pair = tuple[Connection, Connection]
@@ -1271,15 +1271,55 @@ def test_callbacks_and_forks(make: Made, monkeypatch: pytest.MonkeyPatch) -> Non
         connect(service.path)
 
 
-def test_after_a_crowd_others_get_in(make: Made) -> None:
-    service = make()
+def test_connections_that_say_nothing_shut_nobody_out(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make(group=str(os.getgid()), trust_group=True)
     with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(raw_socket(service))]
+        until(lambda: len(service._silent) == 1)
+        pretend(monkeypatch, os.getuid() + 1)  # another user's crowd drops nobody else
         for _ in range(2 * MAX_CLIENTS + 10):
-            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)).connect(os.fspath(service.path))
-        with pytest.raises(errors.ServiceError):
-            connect(service.path)
+            socks.append(stack.enter_context(raw_socket(service)))
+        with connect(service.path) as client:
+            assert client.submit(double[4], np.zeros(4)).result(20) is None
+        socks[-1].sendall(HELLO)
+        assert socks[-1].recv(4) == MAGIC
+        for sock in socks[1:60]:
+            assert sock.recv(1) == b""
+        assert sum(len(its) for its in service._silent.values()) <= 1 + SILENT
+        socks[0].sendall(HELLO)
+        assert socks[0].recv(4) == MAGIC
     until(lambda: sum(t.is_alive() for t in service._threads) == 1)  # the one that lets in
     with connect(service.path) as client:
+        assert client.submit(double[4], np.zeros(4)).result(20) is None
+
+
+def test_who_says_a_hello_bit_by_bit_is_dropped(make: Made) -> None:
+    service = make(patience=0.3)
+    with raw_socket(service) as slow:
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() < began + 20:
+                slow.sendall(HELLO[:1])
+                time.sleep(0.1)
+                raw_socket(service).close()  # when somebody comes, it is seen who is late
+        assert time.monotonic() - began < 10
+
+
+def test_clients_of_one_tenant_leave_room_for_others(make: Made) -> None:
+    service = make()
+    with contextlib.ExitStack() as stack:
+        for tenant in ("a", "b"):
+            for _ in range(MAX_CLIENTS):
+                connection = stack.enter_context(contextlib.closing(Connection(raw_socket(service), "the service")))
+                protocol.hello(connection, tenant=tenant)
+                connection.expect("hello")
+            if tenant == "a":
+                with pytest.raises(errors.ServiceError, match="tenant 'a' has 64 connections"):
+                    connect(service.path, tenant="a")
+        with pytest.raises(errors.ServiceError, match=rf"user {os.getuid()} has 128 connections"):
+            connect(service.path, tenant="c")
+    until(lambda: not service.broker.sessions)
+    with connect(service.path, tenant="a") as client:
         assert client.submit(double[4], np.zeros(4)).result(20) is None
 
 

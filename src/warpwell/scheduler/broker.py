@@ -124,11 +124,16 @@ class Broker:
         Raises
         ------
         ServiceError
-            There are too many.
+            Its tenant has as many as `limit` already, or its user twice as many.
         """
         with self._lock:
-            if len(self.sessions) >= limit:
-                raise errors.ServiceError(f"the service has {limit} clients, which is all it takes: try again later")
+            others = list(self.sessions.values())
+            for whose, count, most in (
+                (f"tenant {session.tenant!r}", sum(s.tenant == session.tenant for s in others), limit),
+                (f"user {session.user}", sum(s.user == session.user for s in others), 2 * limit),
+            ):
+                if count >= most:
+                    raise errors.ServiceError(f"{whose} has {count} connections, which is all it may have: close some")
             self.sessions[session.number] = session
 
     def drop(self, session: Session) -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
@@ -365,8 +366,15 @@ def _connected(path: os.PathLike[str], timeout: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)
-        sock.connect(os.fspath(path))
-        return sock
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                sock.connect(os.fspath(path))
+                return sock
+            except BlockingIOError:  # a crowd waits to be let in
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.01)
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         sock.close()
         raise errors.ServiceError(

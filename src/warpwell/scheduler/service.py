@@ -26,6 +26,10 @@ from .owner_process import COMMAND, SILENCE
 from .session import Session
 
 MAX_CLIENTS = 64
+"""Clients of a tenant, and twice as many of a user."""
+
+SILENT = 16
+"""Connections of a user that have not said who they are yet. One more, and the oldest of them is dropped."""
 
 _OWNER, _SOON = 5.0, 0.25
 """Seconds that the owner has to end by itself, usually and where somebody waits."""
@@ -109,7 +113,7 @@ class Service:
         self._place = -1
         self._spool = ""
         self._threads: list[threading.Thread] = []
-        self._connections: set[protocol.Connection] = set()
+        self._silent: dict[int, dict[protocol.Connection, float]] = {}  # by user, the oldest first
 
     @property
     def broker(self) -> Broker:
@@ -166,7 +170,7 @@ class Service:
                 session.refuse("the service was stopped: start it again with `warpwell sched serve`")
             self._broker.close(_SOON if soon else _OWNER)
         with self._lock:
-            for connection in self._connections:  # those that have said nothing yet
+            for connection in [c for its in self._silent.values() for c in its]:
                 connection.interrupt()
         until = time.monotonic() + (_SOON if soon else self._patience)
         for thread in list(self._threads):
@@ -184,7 +188,7 @@ class Service:
         if self._group is not None:
             os.chown(self.path, -1, self._group)
         os.chmod(self.path, 0o600 if self._group is None else 0o660)
-        listener.listen(MAX_CLIENTS)
+        listener.listen(1024)
         self._listener = listener
         thread = threading.Thread(target=self._accept, args=(listener,), name="warpwell-service", daemon=True)
         self._threads.append(thread)
@@ -200,29 +204,47 @@ class Service:
                 continue
             number += 1
             self._threads = [t for t in self._threads if t.is_alive()]
-            if len(self._threads) > 2 * MAX_CLIENTS:
-                sock.close()  # more than enough that have said nothing yet
-                continue
-            thread = threading.Thread(target=self._serve, args=(sock, number), name=f"warpwell-client-{number}",
-                                      daemon=True)  # fmt: skip
+            peer = protocol.credentials(sock)
+            connection = protocol.Connection(
+                sock, f"client {number} (process {peer.pid} of user {peer.uid})", max_body=0, patience=self._patience
+            )
+            self._hear_out(peer.uid, connection)
+            thread = threading.Thread(target=self._serve, args=(connection, peer, number),
+                                      name=f"warpwell-client-{number}", daemon=True)  # fmt: skip
             thread.start()
             self._threads.append(thread)  # started before, or it would be taken for one that has ended
 
-    def _serve(self, sock: socket.socket, number: int) -> None:
-        peer = protocol.credentials(sock)
-        connection = protocol.Connection(
-            sock, f"client {number} (process {peer.pid} of user {peer.uid})", max_body=0, patience=self._patience
-        )
-        session: Session | None = None
+    def _hear_out(self, uid: int, connection: protocol.Connection) -> None:
+        """Wait for what a connection says of itself; not for those any longer that did not say it in time."""
+        now = time.monotonic()
         with self._lock:
-            self._connections.add(connection)
+            late = [c for its in self._silent.values() for c, since in its.items() if now - since > self._patience]
+            its = self._silent.setdefault(uid, {})
+            if len(its) >= SILENT:
+                late.append(next(iter(its)))
+            its[connection] = now
+            for other in late:
+                other.interrupt()
+                for some in self._silent.values():
+                    some.pop(other, None)
+
+    def _heard(self, uid: int, connection: protocol.Connection) -> None:
+        with self._lock:
+            its = self._silent.get(uid, {})
+            its.pop(connection, None)
+            if not its:
+                self._silent.pop(uid, None)
+
+    def _serve(self, connection: protocol.Connection, peer: protocol.Peer, number: int) -> None:
+        session: Session | None = None
         try:
             hello = connection.expect("hello")
+            self._heard(peer.uid, connection)
             protocol.check_version(hello, "your program", "the service")
             own = peer.uid == os.getuid()
             tenant = self._tenant(peer, hello.get("tenant", (str, type(None)), None))
             connection.max_body = self._max_message  # not before it is known who sends it
-            session = Session(connection, number, tenant, own=own)
+            session = Session(connection, number, tenant, peer.uid, own=own)
             self.broker.enter(session, MAX_CLIENTS)
             about = self.broker.about
             session.outbox.put({"type": "hello", "version": protocol.VERSION, "tenant": session.tenant, "about": about,
@@ -246,8 +268,7 @@ class Service:
             if session is not None:
                 self.broker.drop(session)
                 session.close()
-            with self._lock:
-                self._connections.discard(connection)
+            self._heard(peer.uid, connection)
             connection.close()
 
     def _tenant(self, peer: protocol.Peer, wanted: str | None) -> str:

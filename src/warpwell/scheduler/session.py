@@ -30,6 +30,8 @@ class Session:
     number : int
         Of the client, in the service.
     tenant : str
+    user : int
+        Its number, as the kernel of the operating system says.
     own : bool
         Whether it is a process of the owner's user.
 
@@ -45,10 +47,11 @@ class Session:
         Its numbers of tasks that failed or were cancelled.
     """
 
-    def __init__(self, connection: Connection, number: int, tenant: str, *, own: bool) -> None:
+    def __init__(self, connection: Connection, number: int, tenant: str, user: int, *, own: bool) -> None:
         self.connection = connection
         self.number = number
         self.tenant = tenant
+        self.user = user
         self.own = own
         self.line = f"{tenant}/{number % LINES}"
         self.coming = 0
