@@ -280,3 +280,34 @@ def test_a_task_that_is_said_to_be_short_leaves_for_a_higher_priority() -> None:
         assert not any(h.done() for h in long)
         for handle in long:
             handle.cancel()
+
+
+@pytest.mark.alone
+def test_what_takes_long_is_looked_at_less_often() -> None:
+    """A look takes Python's lock, which the program's own threads want."""
+    executor: Any = fake_executor()
+    x = np.zeros(2, np.int64)
+    task = Task("endless", 1, Profile(), endless[1], (x,))
+    job = Job(task, Request("endless", [task]), 0.0)
+    executor.launch(job, Placement())
+    looks = [0]
+
+    class Counted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            looks[0] += 1
+            return super().wait(timeout)
+
+    executor._woken = Counted()
+    until = time.monotonic() + 30
+    while not executor._runs[job].runs:
+        assert time.monotonic() < until
+        executor.wait(executor.now() + 1e-3)
+        executor.poll()
+    looks[0] = 0
+    executor.wait(executor.now() + 1.0)
+    x[0] = 1
+    assert 100 < looks[0] < 3000
+    while not executor.poll():
+        assert time.monotonic() < until
+        executor.wait(executor.now() + 1e-2)
+    executor.close()

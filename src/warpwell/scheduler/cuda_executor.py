@@ -53,6 +53,9 @@ FLAG = 20e-6
 SPIN = 2e-3
 """Seconds for which `wait` looks without a pause, while something runs."""
 
+PAUSE, PATIENT = 20e-6, 2e-3
+"""Seconds between two looks after that, at the least, and as a part of what has been waited; a millisecond at most."""
+
 RECORDS = 4096
 """Tasks that may have begun and not ended."""
 
@@ -257,7 +260,8 @@ class CudaExecutor(Executor):
                 time.sleep(0)  # a wait of any length takes as long as a short kernel
             else:
                 left = 1e-3 if until is None else min(1e-3, max(0.0, until - now))
-                self._woken.wait(min(left, 20e-6) if busy else left)
+                # what takes long may be noticed later: looking takes time, and the lock, from the program's threads
+                self._woken.wait(min(left, max(PAUSE, PATIENT * (now - began))) if busy else left)
         self._woken.clear()
 
     def wake(self) -> None:
