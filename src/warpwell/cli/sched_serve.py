@@ -100,9 +100,12 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
                                   "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
         sys.stdout.flush()  # whoever started it may wait for this line
         failing = False
-        while not broker.failure:
-            time.sleep(_EVERY)
-            failing = _write_again(arguments.metrics, broker, output, failing)
+        try:
+            while not broker.failure:
+                time.sleep(_EVERY)
+                failing = _write_again(arguments.metrics, broker, output, failing)
+        finally:  # the last ones, of a service that is asked to end too
+            _write_again(arguments.metrics, broker, output, failing)
         raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
     except KeyboardInterrupt:
         service.close(soon=True)
