@@ -199,3 +199,19 @@ def test_prefetch_pin_and_evict():
         read_all[ITEMS](a, out)
         assert a.stats.prefetched > 0
         assert (out.copy_to_host() == np.arange(ITEMS)).all()
+
+
+def test_numpy_arguments_that_share_memory_share_it_on_the_gpu() -> None:
+    @ww.kernel
+    def step(x, y):
+        if ww.grid(1) == 0:
+            for k in range(y.size):
+                y[k] = x[k] + 1
+
+    for arguments in (lambda a: (a, a[2:6]), lambda a: (a, a), lambda a: (a, a[::-1]), lambda a: (a, a[1::2])):
+        expected, found, task = np.arange(12), np.arange(12), np.arange(12)
+        step[1](*arguments(expected), device="cpu")
+        step[1](*arguments(found), device="cuda")
+        with ww.scheduler.Scheduler() as scheduler:
+            scheduler.submit(step[1], *arguments(task)).result(60)
+        assert found.tolist() == task.tolist() == expected.tolist()

@@ -191,9 +191,10 @@ class Agent:
 
     # -- at once -----------------------------------------------------------------------------------------------
 
-    def _view(self, _s: int, _q: int, handle: int, base: int, offset: int, dtype: Any, shape: Any) -> None:
+    def _view(self, _s: int, _q: int, handle: int, base: int, offset: int, dtype: Any, shape: Any,
+              strides: Any) -> None:  # fmt: skip
         whole = self.view(base)
-        self.handles[handle] = View(whole.memory, whole.offset + offset, unpack_dtype(dtype), shape)
+        self.handles[handle] = View(whole.memory, whole.offset + offset, unpack_dtype(dtype), shape, strides)
 
     def _free(self, _s: int, _q: int, handle: int) -> None:
         last = [self.handles.pop(handle, None)]

@@ -141,7 +141,14 @@ class Buffer:
             raise errors.ArgumentError(f"a view [{index!r:.40}] of a buffer: give an integer, or a slice of step 1")
         view = Buffer(self.device, new_id(), shape, self.dtype)
         view._root, view._offset = self._root, self._offset + first * row
-        self.device.connection.tell(Op.VIEW, view.handle, self.handle, first * row, pack_dtype(self.dtype), shape)
+        self.device.connection.tell(Op.VIEW, view.handle, self.handle, first * row, pack_dtype(self.dtype), shape, None)
+        return view
+
+    def part(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:
+        """Return another array in this buffer's memory, for kernels; only of contiguous ones bytes can be copied."""
+        view = Buffer(self.device, new_id(), shape, dtype)
+        view._root, view._offset = self._root, self._offset + offset
+        self.device.connection.tell(Op.VIEW, view.handle, self.handle, offset, pack_dtype(dtype), shape, strides)
         return view
 
     def __setitem__(self, index: Any, value: Any) -> None:

@@ -64,9 +64,10 @@ class CudaRuntime(Runtime):
         """See `Runtime`."""
         block.used.add(stream)
 
-    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+              strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
         """See `Runtime`."""
-        return self.gpu.array(block, offset, dtype, shape)
+        return self.gpu.array(block, offset, dtype, shape, strides)
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
         """See `Runtime`: CuPy's arrays, if it knows the dtype; to make one anew takes longer than to use it."""

@@ -19,6 +19,7 @@ from .buffer import Buffer
 from .caller import Caller, Connection
 from .code import Code, dumps
 from .event import Event
+from .host_arrays import HostArrays
 from .ids import new_id
 from .parts import Arguments
 from .plan import Tuning
@@ -135,7 +136,7 @@ class Device:
     def launch(self, launch: Launch, *args: Any, stream: Stream | None = None) -> None:
         """Run a kernel: ``device.launch(kernel[n], x, y)``. It does not wait, unless an argument is a NumPy array.
 
-        NumPy arrays are copied there and back, as by launches on a local GPU.
+        NumPy arrays are copied there and back, as by launches on a local GPU; those that share memory share it there.
 
         Raises
         ------
@@ -151,16 +152,13 @@ class Device:
             raise errors.DeviceNotFoundError(
                 f"CUDA source {code.name!r} runs on a GPU, and device {self.index} is none", device=self.target
             )
-        host = {id(a): a for a in args if isinstance(a, np.ndarray)}
-        copies = {key: self.to_device(array, stream) for key, array in host.items()}
-        values = [copies.get(id(a), a) for a in args] if copies else args
+        host = HostArrays(self, stream, args) if any(isinstance(a, np.ndarray) for a in args) else None
         self.connection.ensure(code)
-        packed = pack_arguments(values, self._handle_of)
+        packed = pack_arguments(args if host is None else host.values(args), self._handle_of)
         self.connection.post(channel, Op.LAUNCH, code.key, launch.subscript(), packed)
-        for key, buffer in copies.items():
-            if host[key].flags.writeable:
-                buffer.copy_to_host(host[key], stream)
-            buffer.free()
+        if host is not None:
+            host.bring_back()
+            host.free()
 
     def call(self, function: Callable[..., Any], *args: Any, stream: Stream | None = None, **options: Any) -> Result:
         """Call a Python function on the device's agent; do not wait for it.

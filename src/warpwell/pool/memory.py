@@ -111,9 +111,15 @@ class View:
         Bytes.
     dtype : numpy.dtype
     shape : tuple of int
+    strides : tuple of int, optional
+        Bytes between items, as a kernel sees them; without, they stand in C order.
     """
 
-    def __init__(self, memory: Memory, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, memory: Memory, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        self._strides = strides
         self.memory = memory
         self.offset = offset
         self.dtype = dtype
@@ -133,7 +139,7 @@ class View:
         block = self.memory.ready()
         runtime.used(block, stream)
         if self._argument is None:
-            self._argument = runtime.array(block, self.offset, self.dtype, self.shape)
+            self._argument = runtime.array(block, self.offset, self.dtype, self.shape, self._strides)
         return self._argument
 
     def operand(self, runtime: Runtime, stream: Any) -> Any:

@@ -58,7 +58,7 @@ class Op(enum.IntEnum):
     READ_LENT = 20  # buffer, reply, memory, offset
 
     # from the application, at once; stream and sequence are 0 where they say nothing
-    VIEW = 33  # buffer, base, offset, dtype, shape
+    VIEW = 33  # buffer, base, offset, dtype, shape, strides or None
     FREE = 34  # handle
     CODE = 35  # code, kind, name, bytes
     STREAM = 36  # stream, priority

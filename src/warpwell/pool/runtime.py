@@ -65,7 +65,8 @@ class Runtime(ABC):
         """Note that work in a stream uses a block from now on."""
 
     @abstractmethod
-    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+              strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
         """Return what kernels take for a part of a block."""
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
@@ -219,9 +220,10 @@ class CpuRuntime(Runtime):
     def used(self, block: Any, stream: Any) -> None:
         """See `Runtime`."""
 
-    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+              strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
         """See `Runtime`."""
-        return np.ndarray(shape, dtype, block.bytes, offset)
+        return np.ndarray(shape, dtype, block.bytes, offset, strides)
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
         """See `Runtime`."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..pool.buffer import Buffer
 from ..pool.device import Device
+from ..pool.host_arrays import HostArrays
 from .handle import Handle
 from .task import State, Task
 
@@ -88,7 +88,7 @@ class Unit:
         self.seconds = 0.0
         self.left = len(handles)
         self.attempt = 0
-        self.buffers: dict[int, tuple[Any, Buffer]] = {}
+        self.arrays: HostArrays | None = None
 
     @property
     def tenant(self) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from .. import errors
 from ..pool.code import Code
 from ..pool.device import Device
+from ..pool.host_arrays import HostArrays
 from ..pool.result import Result
 from ..targets.cuda_source import CudaSource
 from .pool_handle import Unit
@@ -159,12 +160,13 @@ class Member:
         if any(hasattr(a, "warpwell_place") for h in unit.handles for a in h.task.arguments):
             self.stream.wait(self.device.default_stream)  # where buffers were written
         tasks = {}
+        unit.arrays = HostArrays(self.device, self.stream, [a for h in unit.handles for a in h.task.arguments])
         for handle in unit.handles:
             task = handle.task
             kernel = task.launch.kernel
             code = Code.of(kernel)
             data = None if code.key in self._codes else code.data
-            args = [self._argument(unit, value) for value in task.arguments]
+            args = unit.arrays.values(task.arguments)
             subscript = task.launch.subscript()
             tasks[handle] = handle.number, code.key, code.name, data, subscript, args, options_of(task)
         with self._submits:
@@ -179,17 +181,9 @@ class Member:
             end = functools.partial(places.ended, unit, handle, unit.attempt, result)
             result.when_done(_once(functools.partial(self.do, end, functools.partial(places.failed, unit))))
 
-    def _argument(self, unit: Unit, value: Any) -> Any:
-        if not isinstance(value, np.ndarray):
-            return value
-        if id(value) not in unit.buffers:
-            unit.buffers[id(value)] = value, self.device.to_device(value, self.stream)
-        return unit.buffers[id(value)][1]
-
     def fetch(self, unit: Unit) -> None:
         """Bring a unit's arrays back. None is changed unless all have come."""
-        writable = [(array, buffer) for array, buffer in unit.buffers.values() if array.flags.writeable]
-        come = [(array, buffer.copy_to_host(stream=self.stream)) for array, buffer in writable]
+        come = [] if unit.arrays is None else list(unit.arrays.fetch())
         for array, values in come:
             np.copyto(array, values)
 

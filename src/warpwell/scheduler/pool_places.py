@@ -260,7 +260,7 @@ class Places:
             member.units.discard(unit)
             member.seconds = sum(u.seconds for u in member.units)
             member.staged -= unit.staged
-            unit.buffers.clear()
+            unit.arrays = None
         self._place_waiting()
 
     def _place_waiting(self) -> None:

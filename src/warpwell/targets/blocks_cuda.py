@@ -22,6 +22,7 @@ from .block import (
 from .compile_errors import explained
 from .device import device, seam_for
 from .notice import compiling
+from .overlaps_cuda import shared_on_gpu
 from .prepared import Prepared, flat_arguments
 from .run_cuda import INSIDE, compiled, configuration, numba_cuda
 
@@ -241,8 +242,13 @@ def to_gpu(values: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
     from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
 
     out, copied = [], []
+    shared = shared_on_gpu(values)
     for value in values:
-        if isinstance(value, np.ndarray):
+        if id(value) in shared:
+            there, span = shared[id(value)]
+            copied.append((value, span))
+            out.append(there)
+        elif isinstance(value, np.ndarray):
             there = cuda.to_device(value)
             copied.append((value, there))
             out.append(there)

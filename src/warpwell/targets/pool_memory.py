@@ -109,11 +109,13 @@ class PoolGpu:
                 self._check(driver.cuMemFreeAsync(address, self._freeing.handle))
             used = stream = None
 
-    def array(self, block: GpuBlock, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    def array(self, block: GpuBlock, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+              strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
         """Return a part of a block as a numba-cuda array, which keeps the block."""
         from numba import cuda
 
-        about = {"shape": shape, "typestr": dtype, "data": (block.address + offset, False), "version": 3}
+        about = {"shape": shape, "typestr": dtype, "data": (block.address + offset, False), "version": 3,
+                 "strides": strides}  # fmt: skip
         return cuda.from_cuda_array_interface(about, owner=block, sync=False)
 
     # -- streams ---------------------------------------------------------------------------------------------------

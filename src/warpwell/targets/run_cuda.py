@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import errors
 from .compile_errors import explained
 from .device import seam_for
 from .fault import Interrupt, share_fault_page
 from .notice import compiling
+from .overlaps_cuda import shared_on_gpu
 from .signature import check_arguments
 from .struct import DeviceStruct
 
@@ -89,11 +92,20 @@ def start(launch: Any, values: Sequence[Any], stream: Any) -> None:
         )
     if not kernel.overloads:
         check_arguments(launch.kernel, values, compiles=False)
+    shared = shared_on_gpu(values) if any(isinstance(v, np.ndarray) for v in values) else {}
+    if shared:
+        values = [shared[id(v)][0] if id(v) in shared else v for v in values]
     with (
         contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"),
         explained(launch.kernel.__name__, "cuda"),
     ):
         kernel[blocks, threads, stream or 0](*extents, *values)
+    if shared:
+        from numba import cuda
+
+        (stream or cuda.default_stream()).synchronize()
+        for span in {id(span): span for _, span in shared.values()}.values():
+            span.copy_to_host(None)
 
 
 def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:

@@ -1,0 +1,96 @@
+"""`together`, `Span`: NumPy arguments of one launch that share memory share it on the device that they are copied to.
+
+One rule for all targets: a launch works on the memory that its arguments are. Where arrays are copied to a device and
+back, those that overlap are one copy, of which the kernel gets views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .memory import view_of
+
+_EFFORT = 100_000
+"""How long it is looked whether two arrays with interleaved items have one in common; after that they are together."""
+
+_ALIGNMENT = 64
+
+
+def together(values: Sequence[Any]) -> list[list[NDArray[Any]]]:
+    """Return the NumPy arrays among launch arguments that share memory, those that do in one list.
+
+    An array that stands there twice is in a list, too; an array that shares nothing is in none.
+    """
+    arrays = [v for v in values if isinstance(v, np.ndarray) and v.size and not v.dtype.hasobject]
+    apart: list[list[NDArray[Any]]] = []
+    if len(arrays) < 2:
+        return apart
+    for array in arrays:
+        joined, rest = [array], []
+        for group in apart:
+            if any(_share(array, other) for other in group):
+                joined += group
+            else:
+                rest.append(group)
+        apart = [*rest, joined]
+    return [group for group in apart if len(group) > 1]
+
+
+def _share(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    if one is other:
+        return True
+    if not np.may_share_memory(one, other):
+        return False
+    try:
+        return bool(np.shares_memory(one, other, max_work=_EFFORT))  # type: ignore[arg-type]  # any number
+    except np.exceptions.TooHardError:
+        return True
+
+
+class Span:
+    """The host memory from the first to the last byte of arrays that are `together`.
+
+    Attributes
+    ----------
+    bytes : ndarray of uint8
+        That memory.
+    pad : int
+        Bytes before it in a copy, so that items are aligned there as they are here.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        bounds = [_bounds(array) for array in arrays]
+        self._first = min(first for first, _ in bounds)
+        nbytes = max(end for _, end in bounds) - self._first
+        self.arrays = list({id(array): array for array in arrays}.values())
+        self.bytes = view_of(self._first, nbytes, np.uint8)
+        self.pad = self._first % _ALIGNMENT
+
+    def place(self, array: NDArray[Any]) -> int:
+        """Return where the first item of an array stands in a copy, behind `pad` bytes."""
+        return self.pad + int(array.ctypes.data) - self._first
+
+    def bring_back(self, copy: NDArray[np.uint8]) -> None:
+        """Write what a copy has become to those arrays that may be written, and to no byte between their items."""
+        for array, values in self.changed(copy):
+            array[...] = values
+
+    def changed(self, copy: NDArray[np.uint8]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Return the arrays that may be written, with what has become of them in a copy."""
+        for array in self.arrays:
+            if array.flags.writeable:
+                yield array, np.ndarray(array.shape, array.dtype, copy, self.place(array), array.strides)
+
+
+def _bounds(array: NDArray[Any]) -> tuple[int, int]:
+    first = end = int(array.ctypes.data)
+    for extent, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            first += (extent - 1) * stride
+        else:
+            end += (extent - 1) * stride
+    return first, end + array.itemsize
