@@ -1,10 +1,12 @@
 """What a scheduler knows of kernels that came without a profile: the default analyzer, and what it learns from."""
 
+import gc
 import importlib.util
 import json
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Re
 from warpwell.scheduler.analyzer import Analyzer, alone_times
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.cpu_executor import CpuExecutor
+from warpwell.scheduler.events import KEPT
 from warpwell.scheduler.executor import Capacity, Ended, Executor
 from warpwell.scheduler.history import History
 from warpwell.scheduler.identity import identity, lasts
@@ -307,3 +310,33 @@ def test_a_learner_that_saves_begins_with_what_was_measured_before(tmp_path, mon
     path.write_text("{")
     with Scheduler("cpu", analyzer=Learner(saves=True)) as scheduler:
         assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "cold"
+
+
+# -- what a scheduler leaves ----------------------------------------------------------------------------------
+
+
+def test_the_log_of_a_scheduler_is_bounded_and_a_log_of_ones_own_keeps_all():
+    mine = Log()
+    for log, kept in ((None, KEPT), (mine, None)):
+        with Scheduler("cpu", log=log) as scheduler:
+            assert scheduler.log.most == kept
+    few = Log(kinds=("end",), most=8)
+    with Scheduler("cpu", log=few) as scheduler:
+        for _ in range(20):
+            scheduler.submit(add[8], np.zeros(8)).result(60)
+    assert {e.kind for e in few} == {"end"} and len(few) <= 9 and few.dropped == 20 - len(few)
+
+
+def test_a_scheduler_that_is_dropped_is_freed():
+    scheduler = Scheduler("cpu")
+    scheduler.submit(add[1000], np.zeros(1000)).result(60)
+    dispatcher = scheduler._dispatcher
+    parts = [weakref.ref(p) for p in (dispatcher, dispatcher.core, scheduler._analyzer, scheduler.log)]
+    thread = dispatcher._thread
+    del scheduler, dispatcher
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+    del thread
+    gc.collect()
+    assert [p() for p in parts] == [None] * 4

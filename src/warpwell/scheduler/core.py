@@ -165,7 +165,7 @@ class Core:
                     )
         jobs: list[Job] = []
         for task in request.tasks:
-            most, its = self._accounts[task.tenant].tenant.ceiling, task.priority
+            most, its = self.tenants.account(task.tenant).tenant.ceiling, task.priority
             if its:
                 its = max(-most, min(its, most))
             job = Job(task, request, request.arrival, number=self._number, priority=its)
@@ -254,7 +254,7 @@ class Core:
         task = job.task
         if task.known is not None:
             task.profile = task.known.profile  # what was measured since it was submitted
-        self.tenants.wants(self._accounts[task.tenant])
+        self.tenants.wants(self.tenants.account(task.tenant))
         self._queue.add(job)
         if "arrive" in self.log.kinds:
             self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant))

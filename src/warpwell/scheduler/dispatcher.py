@@ -27,6 +27,8 @@ T = TypeVar("T")
 PATIENCE = 10.0
 """Seconds that a close which cancels waits for blocks that run; then they are given up."""
 
+_ENDS = ("end", "fail", "lost", "cancel")
+
 _live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
@@ -35,6 +37,7 @@ class Feed(Log):
 
     def __init__(self, log: Log) -> None:
         super().__init__()
+        self._wanted = log.kinds
         self.log = log
         self.events = log.events
         self.about = log.about
@@ -42,8 +45,9 @@ class Feed(Log):
 
     def add(self, event: Event) -> None:
         """See `Log`."""
-        self.log.add(event)
-        if event.kind in ("end", "fail", "lost", "cancel"):
+        if event.kind in self._wanted:
+            self.log.add(event)
+        if event.kind in _ENDS:
             self._ended.append(event)
 
     def take(self) -> list[Event]:

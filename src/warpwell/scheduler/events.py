@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
+
+from .. import errors
+
+KEPT = 16_384
+"""Events that a scheduler keeps by default: some five thousand tasks, ten megabytes."""
 
 KINDS = (
     "arrive", "launch", "preempt", "resize", "stop", "end", "fail", "cancel", "reject", "hold", "lost",
@@ -57,21 +63,34 @@ class Log:
     ----------
     kinds : collection of str, optional
         What is kept, of `KINDS`; all by default. Others are not even made, which saves a simulation time and memory.
+    most : int, optional
+        Events that are kept, the last ones (up to an eighth more); all by default.
 
     Attributes
     ----------
+    events : list of Event
+    dropped : int
+        Events that are not kept any more.
     about : dict
         What was run, as plain data: policy, rates, seed, device. The first line of a file, where there is something.
     """
 
-    def __init__(self, kinds: Container[str] | None = None) -> None:
+    def __init__(self, kinds: Container[str] | None = None, *, most: int | None = None) -> None:
         self.events: list[Event] = []
+        self.dropped = 0
+        self.most = None if most is None else errors.checked_integer(most, "most")
+        self._full = math.inf if self.most is None else self.most + max(1, self.most >> 3)
         self.kinds = frozenset(KINDS) if kinds is None else kinds
         self.about: dict[str, Any] = {}
 
     def add(self, event: Event) -> None:
         """Append an event."""
-        self.events.append(event)
+        events = self.events
+        events.append(event)
+        if len(events) >= self._full:  # seldom: what is left moves up
+            assert self.most is not None
+            self.dropped += len(events) - self.most
+            del events[: len(events) - self.most]
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
@@ -80,9 +99,13 @@ class Log:
         return len(self.events)
 
     def write(self, stream: TextIO) -> None:
-        """Write one JSON object a line; the first is ``{"about": ...}`` where `about` is not empty."""
-        if self.about:
-            stream.write(json.dumps({"about": self.about}, sort_keys=True) + "\n")
+        """Write one JSON object a line; the first is ``{"about": ...}`` where there is something to say.
+
+        It has ``dropped`` where events are not kept any more.
+        """
+        about = {**self.about, "dropped": self.dropped} if self.dropped else self.about
+        if about:
+            stream.write(json.dumps({"about": about}, sort_keys=True) + "\n")
         for event in self.events:
             stream.write(json.dumps(event.__dict__, sort_keys=True) + "\n")
 

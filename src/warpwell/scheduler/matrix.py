@@ -13,7 +13,7 @@ from typing import Any
 from .. import errors
 from .class_table import ClassTable
 from .rate_model import RateModel
-from .residency import Resident, part_of
+from .residency import REMEMBERED, Resident, part_of
 
 FORMAT = "warpwell-pairs/1"
 
@@ -58,7 +58,7 @@ class Matrix(RateModel):
     Attributes
     ----------
     missing : set of tuple
-        Pairs (first, second) that were asked for and are not there.
+        Pairs (first, second) that were asked for and are not there; the first ones, where they are many.
     """
 
     by_name = True
@@ -99,7 +99,8 @@ class Matrix(RateModel):
         apart = older.partition is not None and newer.partition is not None and older.partition != newer.partition
         known = (self._apart if apart else self._shared).get((older.name, newer.name))
         if not known:
-            self.missing.add((older.name, newer.name))
+            if len(self.missing) < REMEMBERED:
+                self.missing.add((older.name, newer.name))
             return self.otherwise.of([older, newer])
         if apart:
             part = part_of(older.partition, self.capacity)

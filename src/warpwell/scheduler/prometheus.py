@@ -15,6 +15,12 @@ from .events import Event
 BUCKETS = (1e-4, 2.5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 2.5, 10.0, 25.0, 100.0)
 """Upper bounds of histograms, seconds."""
 
+TENANTS = 1024
+"""Tenants that have samples of their own; names that programs choose may be without end."""
+
+OTHERS = "(others)"
+"""What all tenants after those are counted as."""
+
 OUTCOMES = {"end": "done", "fail": "failed", "cancel": "cancelled", "lost": "lost", "reject": "rejected"}
 
 _FAMILIES = {
@@ -82,7 +88,13 @@ class Metrics:
 
     def observe(self, event: Event) -> None:
         """Count an event. Events come in the order of the log."""
-        self._tenants.setdefault(event.tenant)
+        tenant = event.tenant
+        if tenant not in self._tenants:
+            if len(self._tenants) < TENANTS:
+                self._tenants[tenant] = None
+            else:
+                event = Event(event.time, event.kind, event.task, event.name, OTHERS, event.why)
+                self._tenants.setdefault(OTHERS)
         kind = event.kind
         if kind == "reject":
             self._count("warpwell_tasks_ended_total", event.tenant, outcome="rejected")

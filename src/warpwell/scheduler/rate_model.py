@@ -35,6 +35,7 @@ class RateModel(ABC):
     def __init__(self, capacity: Capacity | None = None) -> None:
         self.capacity = capacity or Capacity()
         self._alike: dict[tuple[Any, ...], int] = {}
+        self._next = itertools.count()
         self._known: dict[tuple[int, int, str], tuple[int, Shape, Profile]] = {}
         self._together: dict[tuple[Any, ...], list[float]] = {}
         self._residents: dict[tuple[int, str, float, str | None], Resident] = {}
@@ -89,7 +90,11 @@ class RateModel(ABC):
             profile.kind, profile.bandwidth, profile.compute, profile.need, profile.miss_rate, shape.footprint,
             shape.alone, task.blocks, task.name if self.by_name else "",
         )  # fmt: skip
-        number = self._alike.setdefault(figures, len(self._alike))
+        number = self._alike.get(figures)
+        if number is None:
+            if len(self._alike) >= REMEMBERED:
+                self._alike.clear()
+            number = self._alike[figures] = next(self._next)  # none is given twice: what is kept goes by them
         found = self._known[id(profile), task.blocks, task.name] = number, shape, profile
         return found
 

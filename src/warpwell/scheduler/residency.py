@@ -8,7 +8,7 @@ from typing import Any
 from .executor import Capacity
 from .task import Placement, Profile
 
-REMEMBERED = 1 << 16
+REMEMBERED = 1 << 13
 """Kernels whose figures are kept, at most: each is asked for many times in a simulation."""
 
 _SLACK = 1e-9

@@ -14,7 +14,7 @@ from .. import errors
 from ..targets import KernelArgument, Launch, default_device
 from .core import Core
 from .dispatcher import Dispatcher
-from .events import Log
+from .events import KEPT, Log
 from .executor import Executor
 from .handle import Handle
 from .learner import Learner
@@ -55,7 +55,8 @@ class Scheduler:
         Seconds after which a task that begins no block and ends none is given up. Longer than any block takes; None: no
         task is.
     log : Log, optional
-        What decisions are written to.
+        What decisions are written to. By default the last 16,384 events are kept, and `Log.dropped` counts the others;
+        a `Log()` of yours keeps all.
 
     Raises
     ------
@@ -108,7 +109,7 @@ class Scheduler:
         self.device = device or default_device()
         if self.device not in ("cpu", "cuda"):
             raise errors.ArgumentError(f"device {self.device!r} has no scheduler: choose cpu or cuda", name="device")
-        self.log = Log() if log is None else log
+        self.log = Log(most=KEPT) if log is None else log
         self._analyzer: Callable[[Task], Profile] | None = Learner() if analyzer is None else analyzer
         learner = self._analyzer if isinstance(self._analyzer, Learner) else None
         made = executor if executor is not None else _executor_of(self.device)

@@ -12,6 +12,9 @@ from .executor import Capacity, Ended, Stopped
 from .residency import resident_alone
 from .task import MOST, Job
 
+IDLE = 1024
+"""Tenants without settings that are remembered while they want nothing."""
+
 
 @dataclass(frozen=True)
 class Tenant:
@@ -202,8 +205,16 @@ class Tenants(Mapping[str, Account]):
                     f"tenant {name!r} is in no setting: add it to tenants, or submit as one of {', '.join(self)}",
                     name="tenant",
                 )
+            if len(self._accounts) >= IDLE:
+                self._forget()
             found = self._accounts[name] = Account(Tenant(name), self._capacity)
         return found
+
+    def _forget(self) -> None:
+        """Forget half of those that want nothing, who came first: names that programs choose may be without end."""
+        idle = [a.name for a in self._accounts.values() if not (a.waiting or a.running or a.held)]
+        for name in idle[: (len(idle) + 1) // 2]:
+            del self._accounts[name]
 
     def wants(self, account: Account) -> None:
         """Note that a task of a tenant begins to wait. One that wanted nothing does not catch up on what it left.
@@ -296,8 +307,8 @@ class Tenants(Mapping[str, Account]):
         """Forget that a kernel waited for room; where it had it, charge it in place of the one that it waited for."""
         first, (owed, _) = self.behind.pop(job), self._owed.pop(job)
         if had_room:
-            self._use(self._accounts[job.task.tenant], owed)
-            self._use(self._accounts[first.task.tenant], -owed)
+            self._use(self.account(job.task.tenant), owed)
+            self._use(self.account(first.task.tenant), -owed)
 
     def barred(self, spare: bool = False) -> frozenset[str]:
         """Return the tenants whose tasks may not be launched now: those over their quota.

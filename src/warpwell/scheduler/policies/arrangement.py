@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..policy import View
-from ..residency import footprint, shape_of
+from ..residency import REMEMBERED, footprint, shape_of
 from ..task import Job, Kind, Placement, Profile
 from .partition import pairs
 from .sharing import Sight, alone, at_most, quota, within
@@ -74,6 +75,7 @@ class Arranger:
         self._cards: dict[Job, tuple[Profile, int, int, float, int]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._quotas: dict[tuple[int, float], Placement] = {}
+        self._next = itertools.count()
         self._load = 0.0
 
     def now(self, view: View) -> Arrangement:
@@ -166,6 +168,8 @@ class Arranger:
                 key = self._cards[job][1], part
                 place = self._quotas.get(key)
                 if place is None:
+                    if len(self._quotas) >= REMEMBERED:
+                        self._quotas.clear()
                     place = self._quotas[key] = at_most(quota(job, part, view.capacity))
                 found.append(place)
         if found[-1].workers is not None and jobs[-1].waits and "switch" not in view.capacity.modes:
@@ -207,7 +211,8 @@ class Arranger:
             profile.kind, profile.need, profile.compute, profile.bandwidth, profile.miss_rate, shape.footprint,
             shape.alone, task.blocks, task.name if getattr(view.rates, "by_name", True) else "", bool(task.whole),
         )  # fmt: skip
-        number = self._numbers.setdefault(figures, len(self._numbers))
+        if (number := self._numbers.get(figures)) is None:
+            number = self._number(self._numbers, figures)
         found = self._cards[job] = profile, number, shape.alone, shape.load, task.blocks
         return found
 
@@ -256,8 +261,17 @@ class Arranger:
         most = alone(job, capacity) * max(footprint(profile, capacity))
         eighths = [math.ceil(8 * x) for x in (profile.need, profile.compute, profile.bandwidth, most)]
         kind = name, profile.kind, bool(job.task.whole), *eighths
-        found = self._likes[job] = self._kinds.setdefault(kind, len(self._kinds))
+        if (found := self._kinds.get(kind)) is None:
+            found = self._number(self._kinds, kind)
+        self._likes[job] = found
         return found
+
+    def _number(self, table: dict[tuple[Any, ...], int], figures: tuple[Any, ...]) -> int:
+        """Give figures a number that none had before: what is kept under old ones is not taken for theirs."""
+        if len(table) >= REMEMBERED:
+            table.clear()
+        table[figures] = number = next(self._next)
+        return number
 
 
 def _parts(jobs: Sequence[Job], fixed: int, fits: bool, view: View) -> Sequence[Sequence[float | str | None]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Policy, View
+from ..residency import REMEMBERED
 from ..task import MEMORY, PREEMPTED, Job, Kind, Placement, Request
 from .order import at_least_one
 from .sharing import age, at_most, quota, within
@@ -145,6 +146,8 @@ class BestPartition(Policy):
             return min(choices, key=lambda c: abs(_part(c[0], view, job) - _part(c[1], view, job)))
         rated = [(c, view.rates.together([memory, compute], list(c))) for c in choices]
         kept = [r for r in rated if r[1][0] >= self.keeps] or rated
+        if len(self._chosen) >= REMEMBERED:
+            self._chosen.clear()
         chosen = self._chosen[memory.task.name, compute.task.name] = max(kept, key=lambda r: sum(r[1]))[0]
         return chosen
 

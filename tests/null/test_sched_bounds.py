@@ -1,0 +1,126 @@
+"""What a scheduler keeps is bounded, however long it runs and whatever names programs choose."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from warpwell import errors
+from warpwell.scheduler import Kind, Profile, Request, Task, class_table, matrix, rate_model, residency, tenants
+from warpwell.scheduler.core import Core
+from warpwell.scheduler.events import Event, Log
+from warpwell.scheduler.executor import Capacity
+from warpwell.scheduler.matrix import Matrix, Pair
+from warpwell.scheduler.policies import POLICIES, arrangement, drf, partition
+from warpwell.scheduler.prometheus import OTHERS, TENANTS, Metrics
+from warpwell.scheduler.rates import ClassTable
+from warpwell.scheduler.simulator import Simulator
+from warpwell.scheduler.tenants import Tenants
+
+
+def events(count: int) -> list[Event]:
+    return [Event(float(k), "arrive", k, "k") for k in range(count)]
+
+
+def test_a_log_keeps_all_or_the_last() -> None:
+    every, last = Log(), Log(most=80)
+    for event in events(1000):
+        every.add(event)
+        last.add(event)
+        assert len(last) <= 90
+    assert (len(every), every.dropped) == (1000, 0)
+    assert 80 <= len(last) <= 90 and last.dropped == 1000 - len(last)
+    assert [e.task for e in last] == list(range(last.dropped, 1000))
+    text = io.StringIO()
+    last.write(text)
+    assert json.loads(text.getvalue().splitlines()[0]) == {"about": {"dropped": last.dropped}}
+    text.seek(0)
+    assert len(Log.read(text)) == len(last)
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.5, True, "many"])
+def test_a_log_of_a_length_that_cannot_be(most: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="most"):
+        Log(most=most)
+
+
+def tasks(core: Core, first: int, last: int) -> None:
+    """Run tasks that are all different, in pairs, to their end."""
+    for k in range(first, last, 2):
+        made = [
+            Task(f"k{i}", 2048 + i, tenant=f"t{i}", profile=Profile(
+                kind=kind, seconds=1e-3, resident=1056, bandwidth=0.5 + 1e-6 * i, need=1 - 1e-6 * i))
+            for i, kind in ((k, Kind.MEMORY), (k + 1, Kind.COMPUTE))
+        ]  # fmt: skip
+        for task in made:
+            core.submit(Request("r", [task], core.executor.now()))
+        while core.busy:
+            core.executor.wait(core.step())
+
+
+def tables(root: object) -> dict[str, int]:
+    """Sizes of all containers that an object of the scheduler reaches by its attributes."""
+    found: dict[str, int] = {}
+    seen, todo = {id(root)}, [("", root)]
+    while todo:
+        where, thing = todo.pop()
+        if isinstance(thing, dict | list | set):
+            found[where] = len(thing)
+        elif type(thing).__module__.startswith("warpwell."):
+            names = list(getattr(thing, "__dict__", ())) + list(getattr(type(thing), "__slots__", ()))
+            for name in names:
+                inner = getattr(thing, name, None)
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    todo.append((f"{where}.{name}", inner))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"oracle"}))
+def test_what_is_remembered_of_kernels_is_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in (matrix, residency, class_table, rate_model, arrangement, drf, partition):
+        monkeypatch.setattr(module, "REMEMBERED", 64)
+    monkeypatch.setattr(tenants, "IDLE", 64)
+    capacity = Capacity(partitions={"a32": 32, "b32": 100})
+    table = Matrix([Pair("k", "k", (0.5, 0.5))], ClassTable(capacity))
+    core = Core(Simulator(table, capacity, mode="drain"), name, keep=False, log=Log(kinds=()), rates=table)
+    if hasattr(core.policy, "_arranger"):
+        core.policy._arranger._remembers = core.policy._arranger._left = 64
+    tasks(core, 0, 500)
+    large = {name: size for name, size in tables(core).items() if size > 150}
+    assert not large
+    assert len(core.tenants) <= 64
+
+
+def test_tenants_that_want_something_are_not_forgotten() -> None:
+    accounts = Tenants(Capacity())
+    held = accounts.account("holds")
+    held.held = 1
+    waits = accounts.account("waits")
+    accounts.wants(waits)
+    for number in range(10_000):
+        accounts.account(f"t{number}")
+    assert len(accounts) <= tenants.IDLE
+    assert accounts["holds"] is held and accounts["waits"] is waits
+    named = Tenants(Capacity(), {f"t{k}": 1 for k in range(2000)})
+    assert len(named) == 2000, "those of the settings stay"
+
+
+def test_a_request_of_more_tenants_than_are_remembered() -> None:
+    core = Core(Simulator(ClassTable(), Capacity()), "warpwell", keep=False, log=Log())
+    count = tenants.IDLE + 10
+    core.submit(Request("r", [Task("k", 1, Profile(Kind.MEMORY, 1e-3), tenant=f"t{k}") for k in range(count)]))
+    while core.busy:
+        core.executor.wait(core.step())
+    assert sum(e.kind == "end" for e in core.log) == count
+
+
+def test_metrics_are_of_so_many_tenants() -> None:
+    metrics = Metrics("p")
+    for number in range(TENANTS + 5):
+        for kind in ("arrive", "launch", "end"):
+            metrics.observe(Event(0.0, kind, number, "k", f"t{number}"))
+    text = metrics.render()
+    assert text.count("warpwell_launches_total{") == TENANTS + 1
+    assert f'warpwell_launches_total{{policy="p",tenant="{OTHERS}"}} 5' in text
