@@ -11,7 +11,7 @@ import warpwell as ww
 from warpwell.array import bulk
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.cache import maintenance
-from warpwell.targets import run_cuda
+from warpwell.targets import bounds, run_cuda
 from warpwell.targets.device import linked_functions, seam_for
 
 pytestmark = pytest.mark.ptx
@@ -146,6 +146,23 @@ def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(
     assert any(labels[re.search(r"(\$L\w+);", lines[k])[1]] <= acquires[0][0] for k in backward)
     # the slow path is a call and nothing else: no local memory is touched
     assert not any("local" in line for line in lines)
+
+
+@pytest.mark.parametrize("block", [None, 64])
+def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
+    """Rows, additions and records among them; what is compiled without checks has none of this."""
+
+    def touch(x, i, r, out):
+        x[i, 1] += out[x[i][0]]
+        ww.atomic_add(out, i, r[i]["b"])
+        r["a"][i] = out[0]
+
+    kernel = ww.kernel(touch, block=block)
+    arguments = (np.zeros((3, 4), np.int64), WORD, np.zeros(3, [("a", "<i8"), ("b", "<i8")]), OUT)
+    plain = run_cuda.ptx(kernel, arguments)
+    checked = run_cuda.ptx(bounds._twin(kernel, 4), (*arguments, WORD))
+    assert "cas" not in plain and "checked" not in plain
+    assert checked.count("atom.acq_rel.gpu.global.cas.b64") >= 4
 
 
 def test_warp_statements_are_convergent():

@@ -17,6 +17,7 @@ from numba.core.datamodel import models
 from numba.core.errors import TypingError
 
 from .. import errors
+from ._bounds import CheckedArray, item_address
 from .struct import DeviceStruct
 
 
@@ -196,6 +197,8 @@ class Seam:
                 struct = context.make_array(array)(context, builder, value=args[0])
                 position = [args[1]] if array.ndim == 1 and indices is types.int64 else cgutils.unpack_tuple(
                     builder, args[1], array.ndim)  # fmt: skip
+                if isinstance(array, CheckedArray):
+                    return item_address(context, builder, array, struct, position)
                 pointer = cgutils.get_item_pointer(context, builder, array, struct, position)
                 return builder.ptrtoint(pointer, I64)
 

@@ -278,6 +278,15 @@ def call_cold(function: Any, *args: Any) -> Any:
 
 
 def element_address(array: Any, index: Any) -> int:
-    """Return the address of an item of a NumPy or device array; the index is not checked."""
+    """Return the address of an item of a NumPy or device array.
+
+    The index is an item's, and not negative. Compiled code does not look at it, unless the launch has bounds checks.
+    """
     position = index if isinstance(index, tuple) else (index,)
+    for i, extent in zip(position, array.shape, strict=True):
+        if not 0 <= i < extent:
+            from .bounds import out_of_range
+
+            kernel, name = getattr(array, "said", None) or ("?", "?")
+            raise out_of_range(kernel, name, int(i), extent)
     return int(array.ctypes.data + sum(int(i) * s for i, s in zip(position, array.strides, strict=True)))

@@ -73,7 +73,8 @@ def seam_for(target: str) -> Any:
             fault_page()  # any kernel may ask `warpwell.failed`, which reads it
         module = importlib.import_module(f"{__package__}._{target}")
         _seams[target] = module.seam
-        importlib.import_module(f"{__package__}._{target}_blocks")
+        for part in ("blocks", "bounds"):
+            importlib.import_module(f"{__package__}._{target}_{part}")
         for kind, args in _registered:
             getattr(module.seam, kind)(*args)
     return _seams[target]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from .. import errors
+from .bounds import checking, for_interp, run_checked
 from .device import device as mark_device
 from .struct import DeviceStruct
 
@@ -80,7 +81,12 @@ class Kernel:
     """
 
     def __init__(
-        self, function: Callable[..., Any], *, max_registers: int | None = None, block: int | None = None
+        self,
+        function: Callable[..., Any],
+        *,
+        max_registers: int | None = None,
+        block: int | None = None,
+        check: bool | None = False,
     ) -> None:
         if not isinstance(function, types.FunctionType):
             raise errors.ArgumentError(f"{function!r:.60} is no Python function: put @ww.kernel above a def")
@@ -89,13 +95,16 @@ class Kernel:
         self.function = function
         self.max_registers = max_registers
         self.block = block
+        self.bounds = check
+        self.twins: dict[int, Kernel] = {}
+        """Of launches with bounds checks, by number of arguments (see `bounds`)."""
         self.compiled: dict[Any, Any] = {}
         self.checked: set[tuple[int, int]] = set()
         """Numbers of extents and arguments with which launches are known to fit."""
         mark_device(function)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.function, self.max_registers, self.block)
+        return _again, (self.function, self.max_registers, self.block, self.bounds)
 
     def __getitem__(self, configuration: Any) -> Launch:
         return Launch(self, *_parse(configuration))
@@ -159,6 +168,9 @@ class Launch:
         target = device or device_of(args)
         if target not in DEVICES:
             raise errors.ArgumentError(f"device {target!r} is unknown: choose one of {', '.join(DEVICES)}")
+        if target != "interp" and checking(self.kernel):
+            run_checked(self, args, target, seed=seed, services=services, aborts=aborts)
+            return
         participants = list({id(a): a for a in args if is_argument(a)}.values())
         for argument in participants:
             if argument.device != target:
@@ -230,8 +242,8 @@ def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
     )
 
 
-def _again(function: Callable[..., Any], max_registers: int | None, block: int | None) -> Kernel:
-    return Kernel(function, max_registers=max_registers, block=block)
+def _again(function: Callable[..., Any], max_registers: int | None, block: int | None, check: bool | None) -> Kernel:
+    return Kernel(function, max_registers=max_registers, block=block, check=check)
 
 
 def _begin(participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any]) -> list[Any]:
@@ -288,6 +300,8 @@ def _run_interp(
     from .signature import check_arguments
 
     check_arguments(launch.kernel, values, compiles=False)
+    if checking(launch.kernel):
+        values = for_interp(launch.kernel, values)
     # arrays of one cache have the same steps, and one thread at a time may serve a port
     offered = (step for a in participants for step in getattr(a, "interp_services", list)())
     steps = list(dict.fromkeys([*services, *offered]))
@@ -306,7 +320,11 @@ def _seed() -> int:
 
 
 def kernel(
-    function: Callable[..., Any] | None = None, *, max_registers: int | None = None, block: int | None = None
+    function: Callable[..., Any] | None = None,
+    *,
+    max_registers: int | None = None,
+    block: int | None = None,
+    check: bool = False,
 ) -> Any:
     """Make a kernel of a plain Python function (a decorator).
 
@@ -320,6 +338,11 @@ def kernel(
         Threads of a block, on `cuda`, of a block kernel: it is launched over blocks, and finds its place with
         `block_index` and `thread_index` (see `warpwell.targets.block`).
 
+    check : bool
+        Look at every index of NumPy and device arrays, for debugging: one out of range is an `IndexRangeError` after
+        the launch, with the kernel's, the argument's name, index and extent. Until then reads give 0, and stores and
+        additions go nowhere. ``WARPWELL_CHECK=1`` does it for all kernels that are launched while it is set.
+
     Examples
     --------
     >>> import numpy as np, warpwell as ww
@@ -332,8 +355,8 @@ def kernel(
     """
     if function is None:
         _check_options(max_registers, block)  # here: the line is that of the decorator
-        return functools.partial(kernel, max_registers=max_registers, block=block)
-    return Kernel(function, max_registers=max_registers, block=block)
+        return functools.partial(kernel, max_registers=max_registers, block=block, check=check)
+    return Kernel(function, max_registers=max_registers, block=block, check=check)
 
 
 def device_of(args: Sequence[Any]) -> str:

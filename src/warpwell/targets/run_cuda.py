@@ -243,6 +243,15 @@ def _stream(stream: Any) -> Any:
     return stream
 
 
+def synchronize_stream(stream: Any) -> None:
+    """Wait for everything in a stream of any library, as `wait` does."""
+    from numba import cuda
+
+    done = cuda.event(timing=False)
+    done.record(_stream(stream))
+    wait(done)
+
+
 def synchronize(participants: Any = ()) -> None:
     """Wait for everything on the current stream, as `wait` does."""
     from numba import cuda
