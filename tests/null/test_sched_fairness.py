@@ -64,6 +64,9 @@ def test_priorities_count_up_to_the_ceiling_of_a_tenant() -> None:
     for name, its in wanted.items():
         found = [submit(core, name, 1e-3, 1, priority=p)[0].priority for p in (1 << 62, -(1 << 62), 5)]
         assert tuple(found) == its
+    core.step()
+    told = [e.why for e in core.log if e.kind == "arrive" and e.tenant == "b"]
+    assert told == [{"submitted": p, "priority": q} for p, q in ((1 << 62, 2), (-(1 << 62), -2), (5, 2))]
 
 
 @pytest.mark.parametrize("wrong", [{"ceiling": -1}, {"ceiling": 1.5}, {"ceiling": True}, {"priority": 1 << 63},

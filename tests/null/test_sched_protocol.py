@@ -29,6 +29,7 @@ from warpwell import errors
 from warpwell.scheduler import address, broker, holdings, protocol, references, wire
 from warpwell.scheduler.client import Client, connect
 from warpwell.scheduler.ledger import MAX_DEATHS, Held, Ledger, Piece
+from warpwell.scheduler.owner_lines import Lines
 from warpwell.scheduler.owner_process import TRIES
 from warpwell.scheduler.protocol import MAGIC, Connection, Peer
 from warpwell.scheduler.service import MAX_CLIENTS, SILENT, Service
@@ -364,6 +365,54 @@ def test_modules_are_hashed_when_they_are_imported(tmp_path: Path, monkeypatch: 
     finally:
         for name in [m for m in sys.modules if m.startswith("package_of_kernels")]:
             del sys.modules[name]
+
+
+def test_two_who_want_the_same_kernels_import_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slowly").mkdir()
+    (tmp_path / "slowly" / "__init__.py").write_text("")
+    text = "import time, warpwell as ww\ntime.sleep(0.3)\n@ww.kernel\ndef k(x):\n    x[0] = 1\n"
+    (tmp_path / "slowly" / "mod.py").write_text(text)
+    (tmp_path / "file.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    kernels, found = references.Kernels(tmp_path), []
+    file = {"path": str(tmp_path / "file.py"), "name": "k", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    named = [{"module": "slowly.mod", "name": "k", "sha256": ""}, file]
+    try:
+        assert not any(kernels.at_hand(n) for n in named)
+        threads = [threading.Thread(target=lambda n=n: found.append(kernels.load(n))) for n in named * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert len(found) == 6 and len({id(k) for k in found}) == 2 and all(kernels.at_hand(n) for n in named)
+    finally:
+        for name in [n for n in sys.modules if n.startswith(("slowly", "warpwell_kernels_"))]:
+            del sys.modules[name]
+
+
+def test_what_takes_long_lets_others_pass_and_keeps_its_order() -> None:
+    taken: list[Any] = []
+    gate = threading.Event()
+
+    def take(message: Any) -> None:
+        if message == "slow":
+            assert gate.wait(20)
+        if message == "wrong":
+            raise ValueError(message)
+        taken.append(message)
+
+    lines = Lines(take, lambda message: message == "slow")
+    assert lines.put("a", "first") and not lines.put("a", "slow")  # type: ignore[arg-type]
+    assert not lines.put("a", "second") and lines.put("b", "other") and not lines.put("a", "wrong")  # type: ignore[arg-type]
+    assert not lines.put("a", "third") and taken == ["first", "other"]  # type: ignore[arg-type]
+    hook, threading.excepthook = threading.excepthook, lambda args: taken.append(repr(args.exc_value))
+    try:
+        gate.set()
+        until(lambda: not lines._lines)
+    finally:
+        threading.excepthook = hook
+    assert taken == ["first", "other", "slow", "second", "ValueError('wrong')", "third"]
+    assert lines.put("a", "at once") and taken[-1] == "at once"  # type: ignore[arg-type]
 
 
 def test_arguments_that_do_not_travel() -> None:

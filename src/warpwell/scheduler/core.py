@@ -257,7 +257,8 @@ class Core:
         self.tenants.wants(self.tenants.account(task.tenant))
         self._queue.add(job)
         if "arrive" in self.log.kinds:
-            self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant))
+            why = {} if job.priority == task.priority else {"submitted": task.priority, "priority": job.priority}
+            self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant, why))
 
     def _happened(self, event: Ended | Stopped, events: Sequence[Ended | Stopped]) -> None:
         job, time = event.job, event.time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -46,7 +47,10 @@ class Lines:
     def _work(self, line: str) -> None:
         waits = self._lines[line]
         while True:
-            self._take(waits[0])
+            try:
+                self._take(waits[0])
+            except Exception:  # those behind it must not wait for ever
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             with self._lock:
                 waits.popleft()
                 if not waits:

@@ -84,7 +84,7 @@ class Outbox:
             try:
                 if not gone:
                     self._send(header, arrays() if callable(arrays) else arrays)
-            except errors.WarpwellError:
+            except Exception:  # the peer has gone, or memory; nobody may wait for this thread in vain
                 gone = True
                 self._connection.interrupt()  # its reader finds out, and cleans up
             del item, arrays  # not kept until the next one
