@@ -32,25 +32,27 @@ def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequenc
     from numba import cuda
 
     from warpwell.targets import run_cuda
+    from warpwell.targets.fault import LaunchFlag
 
     run_cuda.share_fault_page()
-    values = [a.kernel_struct() if hasattr(a, "kernel_struct") else a for a in args]
     compiled = run_cuda.compiled(kernel, 1, len(args))
     blocks = -(-n // run_cuda.BLOCK_THREADS)
     times = []
+    flag = LaunchFlag("cuda")
     for a in arrays:
-        a.launch_begins()
+        a.launch_begins(flag)
     try:
+        values = [a.kernel_struct(flag) if hasattr(a, "kernel_struct") else a for a in args]
         for _ in range(runs + 1):
             start, end = cuda.event(), cuda.event()
             start.record()
-            compiled[blocks, run_cuda.BLOCK_THREADS](n, 1, 1, *values)
+            run_cuda.configured(compiled, blocks, run_cuda.BLOCK_THREADS, None)(n, 1, 1, *values)
             end.record()
-            run_cuda.wait(end, arrays)
+            run_cuda.wait(end)
             times.append(cuda.event_elapsed_time(start, end) / 1000)
     finally:
         for a in arrays:
-            a.launch_ended()
+            a.launch_ended(flag)
     return statistics.median(times[1:])
 
 

@@ -278,7 +278,7 @@ def test_abandoning_aborts_waits_for_storage_that_no_other_task_shares(executor)
         def __init__(self):
             self.aborted = 0
 
-        def abort(self):
+        def abort(self, flag):
             self.aborted += 1
 
     mine, shared = Argument(), Argument()
@@ -372,7 +372,8 @@ def test_arguments_begin_and_end_once_a_task(executor, stored, monkeypatch):
     kind = type(stored)
     for name in ("launch_begins", "launch_ended"):
         real = getattr(kind, name)
-        monkeypatch.setattr(kind, name, lambda self, name=name, real=real: (calls.append(name), real(self))[1])
+        noted = lambda self, flag, name=name, real=real: (calls.append(name), real(self, flag))[1]  # noqa: E731
+        monkeypatch.setattr(kind, name, noted)
     y = np.zeros(8 * BLOCK, np.int64)
     job = job_of(copy[y.size], stored, y)
     executor.launch(job, Placement(workers=1))

@@ -11,6 +11,7 @@ from .. import errors
 from ..cache import Cache, Statistics
 from ..storage.medium import Medium
 from ..targets.device import seam_for
+from ..targets.fault import LaunchFlag, plain_flag
 from . import bulk
 from .attachment import Attachment, hand_over
 from .header import Header, check_extents
@@ -126,10 +127,10 @@ class Array(OnStorage):
             seam_for("cuda")  # numba-cuda asks for the view's type before it asks the extension
         return self.kernel_struct()
 
-    def kernel_struct(self) -> ArrayView:
+    def kernel_struct(self, flag: LaunchFlag | None = None) -> ArrayView:
         """Return what device code receives (see `warpwell.targets.KernelArgument`)."""
         cached = self.tier in ("storage", "host-cached")
-        constants = self.cache.constants(self._nsid)
+        constants = self.cache.constants(self._nsid, flag)
         itemsize = self.dtype.itemsize
         unit = itemsize // 2 if self.dtype.kind == "c" else itemsize
         aligned = unit & (unit - 1) == 0 and all(n % unit == 0 for n in (self._origin, *self._strides))
@@ -158,24 +159,24 @@ class Array(OnStorage):
         """Return a context in which kernels launched by other means may use the array's view."""
         return _Active(self)
 
-    def launch_begins(self) -> None:
+    def launch_begins(self, flag: LaunchFlag) -> None:
         """See `warpwell.targets.KernelArgument`."""
         with self._part.launch(self.writable):
-            self.cache.begin()
+            self.cache.begin(flag, self._nsid)
 
-    def launch_ended(self) -> None:
+    def launch_ended(self, flag: LaunchFlag) -> None:
         """See `warpwell.targets.KernelArgument`."""
         self._part.launch_ended()
-        self.cache.end()
+        self.cache.end(flag)
 
-    def launch_continues(self, done: Callable[[], bool]) -> None:
+    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """See `warpwell.targets.KernelArgument`."""
         self._part.launch_continues(done)
-        self.cache.continues(done)
+        self.cache.continues(flag, done)
 
-    def abort(self) -> None:
-        """Make every wait of device code on this array end soon."""
-        self.cache.abort()
+    def abort(self, flag: LaunchFlag) -> None:
+        """See `warpwell.targets.KernelArgument`."""
+        self.cache.abort(flag)
 
     def interp_services(self) -> list[Callable[[], int]]:
         """Return the controller's steps for an interpreted launch."""
@@ -341,19 +342,28 @@ class Array(OnStorage):
 
 
 class _Active:
+    """A launch of kernels that Warpwell does not know."""
+
     def __init__(self, array: Array) -> None:
         self._array = array
+        self._flag = plain_flag() if array.device == "cuda" else LaunchFlag(array.device)
 
     def __enter__(self) -> ArrayView:
-        self._array.launch_begins()
-        return self._array.view()
+        self._array.launch_begins(self._flag)
+        self._array.view()  # which lets numba-cuda know its type
+        return self._array.kernel_struct(self._flag)
 
     def __exit__(self, kind: Any, *_: object) -> None:
         if self._array.device == "cuda":
             from ..targets.run_cuda import synchronize
 
-            synchronize([self._array])
-        self._array.launch_ended()
+            synchronize([self])
+        self._array.launch_ended(self._flag)
+
+    def abort(self) -> None:
+        """Make every wait of device code end soon."""
+        self._flag.interrupt()
+        self._array.abort(self._flag)
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from .. import errors
 from ..cache import access as slow
 from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
 from ..cache.core import count, hashed, latch
-from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_CORE, S_NSID
+from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_NSID
 from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
 from ..queues.submission import field
 from ..targets import (
@@ -110,7 +110,7 @@ LOCATE = {2: locate2, 3: locate3, 4: locate4}
 @linked
 def out_of_range(space, index, extent):
     """Latch an index out of range of a dimension (thread)."""
-    latch(field(space, S_CORE), INDEX_ERROR, field(space, S_NSID), extent, index)
+    latch(space, INDEX_ERROR, field(space, S_NSID), extent, index)
     return 0
 
 
@@ -156,7 +156,7 @@ OUTSIDE = {1: outside1, 2: outside2, 3: outside3, 4: outside4}
 @linked
 def read_only(space):
     """Latch a write to a read-only array (thread)."""
-    latch(field(space, S_CORE), READ_ONLY, field(space, S_NSID), field(space, S_BASE), 0)
+    latch(space, READ_ONLY, field(space, S_NSID), field(space, S_BASE), 0)
     return 0
 
 

@@ -82,7 +82,7 @@ def access(space, page, item, bits):
     out = 0
     open_ = True
     first = 0
-    if lane == ffs(mask) - 1 and failed_before(field(space, S_CORE)):
+    if lane == ffs(mask) - 1 and failed_before(space):
         first = 1
     if shfl(mask, first, ffs(mask) - 1) != 0:
         return out
@@ -184,7 +184,7 @@ def let_go(space, page):
     page += field(space, S_BASE)
     if let_page_go(core, space, page, KERNEL_PIN):
         return 1
-    latch(core, NOT_PINNED, field(space, S_NSID), page, 0)
+    latch(space, NOT_PINNED, field(space, S_NSID), page, 0)
     return 0
 
 

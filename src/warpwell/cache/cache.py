@@ -17,8 +17,10 @@ from ..queues.layout import MERGE_MAX
 from ..storage.controller import Controller, service_threads
 from ..storage.medium import Medium
 from ..targets import Block, closing, default_device, memory_for
+from ..targets.fault import LaunchFlag, plain_flag
 from . import layout as at
-from .latch import Latch, error_of
+from .latch import error_of
+from .launches import CacheLaunch, Launches
 from .plan import Plan, Space
 from .process import OpeningProcess
 from .sizes import parse_page_size, parse_size
@@ -102,12 +104,12 @@ class Cache(Upkeep):
             self.pairs, threads=self._threads, spin=on_gpu, interpreted=self.device == "interp"
         )
         self._spaces: dict[int, Space] = {}
-        self._latch = Latch(self.memory)
-        self._count = self.memory.allocate(64)
+        self.launches = Launches(self.memory)
+        self._views: CacheLaunch | None = None
         self._stats = self.memory.allocate(8 * at.STATS_WORDS)
         self._core: Block | None = None
         self._in_flight = 0
-        self._streams: list[Callable[[], bool]] = []
+        self._pending: list[tuple[set[int], Exception]] = []
         self._lock = threading.RLock()
         self._pools: list[tuple[int, int]] = []
         self.hashed = False
@@ -202,9 +204,11 @@ class Cache(Upkeep):
         words[at.C_N_QUEUES] = self.pairs.count
         words[at.C_MERGE] = self.merge
         words[at.C_STATS] = self._stats.address
-        words[at.C_LATCH] = self._latch.address
         words[at.C_TIMEOUT] = int(self.timeout * 1e9)
         block.write(0, words)
+        records = words[at.CORE_WORDS : at.CORE_WORDS + at.SPACE_WORDS * len(plan.spaces)]
+        self.launches.lay_out(records.reshape(-1, at.SPACE_WORDS))
+        self._views = None
         self._core = block
         self._words = words
         self.hashed = plan.hashed
@@ -215,13 +219,22 @@ class Cache(Upkeep):
 
     # -- what views are made of -----------------------------------------------------------------------------
 
-    def constants(self, nsid: int) -> dict[str, int]:
-        """Return the members of a view that the cache knows."""
+    def index_of(self, nsid: int) -> int:
+        """Return where an array's space record stands among the others."""
+        return self._order.index(nsid)
+
+    def constants(self, nsid: int, flag: LaunchFlag | None = None) -> dict[str, int]:
+        """Return the members of a view that the cache knows, for a launch that has begun or for any."""
         space = self._spaces[nsid]
-        index = self._order.index(nsid)
+        core = self.core
+        launch = self.launches.of(flag) if flag is not None else None
+        if launch is None:  # of launches that nobody told the cache of, all of which share this one
+            with self._lock:
+                plain = plain_flag if self.device == "cuda" else lambda: LaunchFlag(self.device)
+                launch = self._views = self._views or self.launches.take(plain())
         return {
-            "core": self.core,
-            "space": int(self._words[at.C_SPACES]) + 8 * at.SPACE_WORDS * index,
+            "core": core,
+            "space": launch.space(self.index_of(nsid)),
             "base": space.base,
             "table": int(self._words[at.C_TABLE]) + (0 if self.hashed else 8 * space.base),
             "frames": int(self._words[at.C_FRAMES]),
@@ -243,56 +256,80 @@ class Cache(Upkeep):
 
     # -- launches -------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A launch on one of the arrays starts."""
+    def begin(self, flag: LaunchFlag, nsid: int | None = None) -> None:
+        """A launch on one of the arrays starts; raise what one of that array left that went on in a stream."""
         with self._lock:
             self.require_open()
             self._reap()
-            self.raise_latched()
+            for pending in self._pending:
+                if nsid is None or nsid in pending[0]:
+                    self._pending.remove(pending)
+                    raise pending[1]
+            launch = self.launches.take(flag)
             self.controller.begin()
             self._in_flight += 1
+            launch.users += 1
+            if nsid is not None:
+                launch.nsids.add(nsid)
 
-    def end(self) -> None:
-        """A launch ended: raise what it latched."""
+    def end(self, flag: LaunchFlag) -> None:
+        """A launch ended, for one of its arrays: after the last, raise what it latched."""
         with self._lock:
-            if self._in_flight:
-                self._in_flight -= 1
-                self.controller.end()
-            self.raise_latched()
+            launch = self.launches.of(flag)
+            if launch is None:
+                return  # with the launch of another of its arrays
+            self._in_flight -= 1
+            self.controller.end()
+            launch.users -= 1
+            error = self._over(launch) if launch.users == 0 else None
+        if error is not None:
+            raise error
 
-    def continues(self, done: Callable[[], bool]) -> None:
+    def _over(self, launch: CacheLaunch) -> Exception | None:
+        """Take back what a launch had; return its error."""
+        latched = launch.take()
+        self.launches.give_back(launch)
+        return self._error(latched)
+
+    def _error(self, latched: tuple[int, int, int, int]) -> Exception | None:
+        if latched[0] in (at.CLEAR, at.ABORTED):  # whoever aborted raises by itself
+            return None
+        return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
+
+    def continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """Note that a launch goes on in a stream: `end` is for later, when `done` says True."""
         with self._lock:
-            self._streams.append(done)
+            launch = self.launches.of(flag)
+            if launch is not None:  # else it is done, and was seen to be
+                launch.done = done
 
     def _reap(self, seconds: float = 0.0) -> None:
-        """End the launches in streams that are done, waiting for them up to `seconds`."""
+        """End the launches in streams that are done, waiting for them up to `seconds`; keep their errors."""
         deadline = time.monotonic() + seconds
         while True:
-            left = [done for done in self._streams if not done()]
-            ended = len(self._streams) - len(left)
-            self._streams = left
-            self._in_flight -= ended
-            for _ in range(ended):
-                self.controller.end()
-            if not left or time.monotonic() >= deadline:
+            going = self.launches.going()
+            for launch in [one for one in going if one.done is not None and one.done()]:
+                self._in_flight -= launch.users
+                for _ in range(launch.users):
+                    self.controller.end()
+                nsids, error = launch.nsids, self._over(launch)
+                if error is not None:
+                    self._pending.append((nsids, error))
+                going.remove(launch)
+            if self._views is not None:
+                latched = self._views.take()
+                error = self._error(latched)
+                if error is not None:
+                    self._pending.append(({latched[1]}, error))
+            if not going or time.monotonic() >= deadline:
                 return
             time.sleep(1e-3)
 
-    def abort(self) -> None:
-        """Make every wait of device code on this cache end soon."""
-        self._latch.abort()
-
-    def raise_latched(self) -> None:
-        """Raise the error that device code latched, and clear the latch."""
-        if self._latch.kind == at.CLEAR:
-            return
-        latched = self._latch.take()
-        if self._core is not None:
-            self._core.write(8 * at.C_FAILED, np.zeros(2, np.int64))  # and C_KIND beside it
-        if latched[0] == at.ABORTED:
-            return  # whoever aborted raises by itself
-        raise error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
+    def abort(self, flag: LaunchFlag) -> None:
+        """Make every wait of a launch's device code on this cache end soon (takes no lock)."""
+        launch = self.launches.of(flag)
+        if launch is not None:
+            launch.abort()
 
     # -- state ----------------------------------------------------------------------------------------------
 
@@ -337,7 +374,7 @@ class Cache(Upkeep):
     def require_ended(self, what: str) -> None:
         """Raise where another thread's launch uses the cache; launches in streams are waited for."""
         with self._lock:
-            if self._in_flight > len(self._streams):
+            if self._in_flight > sum(launch.users for launch in self.launches.going()):
                 raise errors.SharingError(f"a launch uses the cache: wait for it, then {what}")
 
     def _require_idle(self, what: str) -> None:
@@ -362,6 +399,8 @@ class Cache(Upkeep):
                 self.controller.close()
                 if self.pairs.outstanding() == 0:
                     self._core = None
+            if self._pending:
+                raise self._pending[0][1]
 
     def __enter__(self) -> Cache:
         return self

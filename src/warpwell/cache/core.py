@@ -6,12 +6,12 @@ from warpwell.queues.layout import I8, Q_PROGRESS, Q_WORDS
 from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
-    FAULT_PAGE,
     SYSTEM,
     clock_ns,
     compare_exchange,
     device,
     fetch_add_as,
+    interrupted,
     load_relaxed,
     rem,
     store_relaxed,
@@ -20,11 +20,7 @@ from warpwell.targets import (
 
 from .layout import (
     ABORTED,
-    C_FAILED,
     C_HASH_MASK,
-    C_KIND,
-    C_LATCH,
-    C_LOOK,
     C_N_QUEUES,
     C_N_SPACES,
     C_OWNERS,
@@ -35,10 +31,16 @@ from .layout import (
     C_TIMEOUT,
     CLEAR,
     L_ARRAY,
+    L_FLAG,
     L_KIND,
     L_PAGE,
     L_VALUE,
+    R_FAILED,
+    R_KIND,
+    R_LATCH,
+    R_LOOK,
     S_BASE,
+    S_LAUNCH,
     S_NSID,
     S_PAGES,
     SPACE_WORDS,
@@ -115,51 +117,54 @@ def count(core, counter, n):
 
 
 @device
-def latch(core, kind, array, page, value):
-    """Keep the first error for the host (thread); later ones are dropped.
+def latch(space, kind, array, page, value):
+    """Keep the first error of the launch that `space` belongs to, for the host (thread); later ones are dropped.
 
     The race is decided in device memory: host memory is stored to and never read-modified-written by a
     GPU, because many buses have no atomics. The kind is stored last, with release order.
     """
-    if compare_exchange(core + 8 * C_FAILED, 0, 1, DEVICE) == 0:
-        store_relaxed(core + 8 * C_KIND, kind, DEVICE)
-        record = field(core, C_LATCH)
+    launch = field(space, S_LAUNCH)
+    if compare_exchange(launch + 8 * R_FAILED, 0, 1, DEVICE) == 0:
+        store_relaxed(launch + 8 * R_KIND, kind, DEVICE)
+        record = field(launch, R_LATCH)
         store_relaxed(record + 8 * L_ARRAY, array, SYSTEM)
         store_relaxed(record + 8 * L_PAGE, page, SYSTEM)
         store_relaxed(record + 8 * L_VALUE, value, SYSTEM)
         store_release(record + 8 * L_KIND, kind, SYSTEM)
-        store_release(FAULT_PAGE, 1, SYSTEM)
+        store_release(load_relaxed(record + 8 * L_FLAG, SYSTEM), 1, SYSTEM)
 
 
 @device
-def failed_before(core):
-    """Tell whether device code latched an error (thread; device memory only, so the host's abort is not seen)."""
-    return load_relaxed(core + 8 * C_FAILED, DEVICE) != 0
+def failed_before(space):
+    """Tell whether the launch latched an error or saw the host's abort (thread; looks at device memory only)."""
+    return load_relaxed(field(space, S_LAUNCH) + 8 * R_FAILED, DEVICE) != 0 or interrupted() != 0
 
 
 @device
-def latched(core):
-    """Return the kind of the latched error or ABORTED, CLEAR where there is none (thread).
+def latched(space):
+    """Return the kind of the launch's latched error or ABORTED, CLEAR where there is none (thread).
 
     Of all that ask, one a millisecond looks at host memory: reads over the bus by everybody who waits take
     it from the data (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
     """
-    due = load_relaxed(core + 8 * C_LOOK, DEVICE)
+    if interrupted() != 0:
+        return ABORTED
+    launch = field(space, S_LAUNCH)
+    due = load_relaxed(launch + 8 * R_LOOK, DEVICE)
     now = clock_ns()
-    if now >= due and compare_exchange(core + 8 * C_LOOK, due, now + LOOK_NS, DEVICE) == due:
-        kind = load_relaxed(field(core, C_LATCH) + 8 * L_KIND, SYSTEM)
+    if now >= due and compare_exchange(launch + 8 * R_LOOK, due, now + LOOK_NS, DEVICE) == due:
+        kind = load_relaxed(field(launch, R_LATCH) + 8 * L_KIND, SYSTEM)
         if kind != CLEAR:
-            store_relaxed(core + 8 * C_KIND, kind, DEVICE)
-            # the host may have cleared the latch, and then this word, in between
-            if load_relaxed(field(core, C_LATCH) + 8 * L_KIND, SYSTEM) == CLEAR:
-                store_relaxed(core + 8 * C_KIND, CLEAR, DEVICE)
-    return load_relaxed(core + 8 * C_KIND, DEVICE)
+            # for all who look at device memory alone: an abort ends what misses, and not only what waits
+            store_relaxed(launch + 8 * R_KIND, kind, DEVICE)
+            store_relaxed(launch + 8 * R_FAILED, 1, DEVICE)
+    return load_relaxed(launch + 8 * R_KIND, DEVICE)
 
 
 @device
-def gave_up(core):
-    """Tell whether waiting is over: the host aborted, or a waiter saw a stall (thread)."""
-    kind = latched(core)
+def gave_up(space):
+    """Tell whether waiting is over for the launch: the host aborted it, or one of its waiters saw a stall (thread)."""
+    kind = latched(space)
     return kind == ABORTED or kind == STALLED
 
 

@@ -135,7 +135,7 @@ def find_frame(core, space, wanted, mask, lane, leader):
         if lane == leader:
             page = load_relaxed(owner_address(core, frame), DEVICE) - 1
         page = shfl(mask, page, leader)
-        if not call_cold(write_back, core, page, frame, mask, lane, leader):
+        if not call_cold(write_back, core, space, page, frame, mask, lane, leader):
             return NO_FRAME
         if lane == leader:
             word = word_address(core, page)
@@ -151,12 +151,12 @@ def find_frame(core, space, wanted, mask, lane, leader):
 
 
 @device
-def write_back(core, page, frame, mask, lane, leader):
+def write_back(core, launched, page, frame, mask, lane, leader):
     """Write a page in WRITEBACK to storage and wait for it (all lanes of `mask`).
 
     True: storage has it, and the word is still in WRITEBACK, for the caller to settle. False: the page is
     VALID and DIRTY as before (or stays in WRITEBACK with an orphan until that settles it); an error was
-    latched, or no command id was free.
+    latched for the launch of the space `launched`, or no command id was free.
     """
     space = space_of(core, page)
     shift = field(core, C_PAGE_SHIFT)
@@ -186,13 +186,13 @@ def write_back(core, page, frame, mask, lane, leader):
         submitted = 1
     status = -1
     if shfl(mask, submitted, leader) != 0:
-        status = call_cold(wait, core, queue, cid, mask, lane, leader)
+        status = call_cold(wait, core, launched, queue, cid, mask, lane, leader)
         if status < 0:
             return False
     if lane == leader:
         release_id(queue, cid)
         if status != 0:
-            latch(core, WRITE_ERROR, field(space, S_NSID), page, status)
+            latch(launched, WRITE_ERROR, field(space, S_NSID), page, status)
             unwritten(word)
         else:
             count(core, N_WRITEBACKS, 1)
@@ -209,11 +209,12 @@ def win_page(core, word):
 
 
 @device
-def clean(core, page, pinned_too, mask, lane, leader):
+def clean(core, space, page, pinned_too, mask, lane, leader):
     """Write a page back if it is dirty and nobody writes to it (all lanes of `mask`); True where nothing is left.
 
     The flush of one page: afterwards the page is VALID and clean. `pinned_too` takes pins for long-held
     ones, under which nobody writes meanwhile: only the host knows that, when no launch is in flight.
+    `space` belongs to the launch, and need not be the page's.
     """
     word = word_address(core, page)
     action = 0
@@ -236,7 +237,7 @@ def clean(core, page, pinned_too, mask, lane, leader):
     if action == 1:
         return False
     frame = shfl(mask, frame, leader)
-    if not call_cold(write_back, core, page, frame, mask, lane, leader):
+    if not call_cold(write_back, core, space, page, frame, mask, lane, leader):
         return False
     if lane == leader:
         leave_writeback(word, VALID)

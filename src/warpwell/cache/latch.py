@@ -1,15 +1,12 @@
-"""Latch: the first error that device code met, kept until the host raises it."""
+"""The exception for the first error that device code met in a launch."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .. import errors
 from ..nvme import describe
-from ..targets import Memory, fault_page
-from ..targets.fault import reason, settle
 from . import layout as at
 
 if TYPE_CHECKING:
@@ -17,52 +14,6 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 """Bytes of a logical block."""
-
-_latches: weakref.WeakSet[Latch] = weakref.WeakSet()
-
-
-class Latch:
-    """The latch record of a cache, in memory that host and device share.
-
-    The process's fault page, which `warpwell.failed` reads, is set while any latch is.
-
-    Attributes
-    ----------
-    block : Block
-        Memory of the record.
-    address : int
-        Of the record.
-    """
-
-    def __init__(self, memory: Memory) -> None:
-        fault_page()
-        self.block = memory.allocate_shared(4096)
-        self.address = self.block.address
-        _latches.add(self)
-
-    @property
-    def kind(self) -> int:
-        """Kind of the latched error; CLEAR where there is none."""
-        return int(self.block.words[at.L_KIND])
-
-    def abort(self) -> None:
-        """Make every wait of device code end soon."""
-        self.block.words[at.L_KIND] = at.ABORTED
-        fault_page()[0] = 1
-
-    def take(self) -> tuple[int, int, int, int]:
-        """Return kind, namespace, page and value, and clear the latch."""
-        record = self.block.words
-        out = (self.kind, int(record[at.L_ARRAY]), int(record[at.L_PAGE]), int(record[at.L_VALUE]))
-        record[: at.LATCH_WORDS] = 0
-        settle()  # others may be set still: user loops that ask for those must go on seeing it
-        return out
-
-
-@reason
-def _any_latched() -> bool:
-    return any(latch.kind != at.CLEAR for latch in list(_latches))
-
 
 def error_of(
     latched: tuple[int, int, int, int], spaces: Mapping[int, Space], *, page_size: int, timeout: float

@@ -23,22 +23,14 @@ C_MERGE = 7
 """Most pages of one command, a power of two up to `MERGE_MAX`."""
 C_STATS = 8
 """Address of the statistics, `STATS_WORDS` words."""
-C_LATCH = 9
-"""Address of the latch record (shared memory)."""
 C_TIMEOUT = 10
 """Nanoseconds without any completion after which a waiter gives up."""
 C_SPACES = 11
 C_N_SPACES = 12
 C_POOLS = 13
-C_FAILED = 16
-"""1 after device code latched an error, until the host has raised it. (A line of its own, for what changes.)"""
-C_KIND = 17
-"""What `latched` returns: the latch's kind, or the host's abort, as last seen."""
-C_LOOK = 18
-"""When some thread looks at the latch in host memory again (`clock_ns`)."""
-CORE_WORDS = 32
+CORE_WORDS = 16
 
-# -- space record --------------------------------------------------------------------------------------------
+# -- space record: one for the cache, and a copy for each launch record ---------------------------------------
 S_BASE = 0
 """First page of the array."""
 S_PAGES = 1
@@ -51,7 +43,22 @@ S_BYTES = 5
 """Length of the file in bytes."""
 S_CORE = 6
 """Address of the core record."""
+S_LAUNCH = 7
+"""Address of the launch record; 0 in the cache's own."""
 SPACE_WORDS = 8
+
+# -- launch record (device memory, followed by its copies of the space records) -------------------------------
+R_FAILED = 0
+"""1 after device code latched an error or saw the host's abort, until the launch is over."""
+R_KIND = 1
+"""What `latched` returns: the latch's kind, or the host's abort, as last seen."""
+R_LOOK = 2
+"""When some thread looks at the latch in host memory again (`clock_ns`)."""
+R_LATCH = 3
+"""Address of the latch record (shared memory)."""
+R_COUNT = 4
+"""What a maintenance kernel counts."""
+LAUNCH_WORDS = 16
 
 # -- pool record (128 bytes apart, they are raced for) -------------------------------------------------------
 F_FIRST = 0
@@ -82,13 +89,15 @@ KERNEL_PIN = 1 << KERNEL_SHIFT
 """One pin of a kernel."""
 KERNEL_PINS_MAX = (1 << (63 - KERNEL_SHIFT)) - 1
 
-# -- latch record (shared memory): the first error, for the host to raise -------------------------------------
+# -- latch record (shared memory): a launch's first error, for the host to raise ------------------------------
 L_KIND = 0
 L_ARRAY = 1
 """Array key."""
 L_PAGE = 2
 L_VALUE = 3
 """Index, status field or nanoseconds, by kind."""
+L_FLAG = 4
+"""Address of the word that `failed` reads in this launch."""
 LATCH_WORDS = 8
 
 CLEAR = 0

@@ -1,4 +1,7 @@
-"""Kernels that the host runs on a cache: flush, residency, settling. A warp takes one page."""
+"""Kernels that the host runs on a cache: flush, residency, settling. A warp takes one page.
+
+`space` is a space record of the launch: it tells where the launch's error is kept.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from .word import VALID, evicted, frame_of, pins_of, state_of
 
 
 @kernel
-def flush_frames(core, first_page, end_page, pinned_too, left):
+def flush_frames(core, space, first_page, end_page, pinned_too, left):
     """Write back what is dirty in pages [first_page, end_page); add pages that could not be to ``[left]``."""
     frame = div(grid(1), warp_size())
     mask = activemask()
@@ -43,13 +46,13 @@ def flush_frames(core, first_page, end_page, pinned_too, left):
         page = (owner & OWNER_PAGE) - 1
     page = shfl(mask, page, leader)
     if page >= first_page and page < end_page:
-        done = clean(core, page, pinned_too != 0, mask, lane, leader)
+        done = clean(core, space, page, pinned_too != 0, mask, lane, leader)
         if lane == leader and not done:
             fetch_add(left, 1, DEVICE)
 
 
 @kernel
-def settle_queues(core):
+def settle_queues(core, space):
     """Serve every queue until nothing of it is ready (bounded)."""
     index = div(grid(1), warp_size())
     mask = activemask()
@@ -124,7 +127,7 @@ def evict_pages(core, space, first_page, left):
     lane = lane_id()
     leader = ffs(mask) - 1
     page = first_page + div(grid(1), warp_size())
-    gone = clean(core, page, False, mask, lane, leader)
+    gone = clean(core, space, page, False, mask, lane, leader)
     if gone:
         gone = evict_page(core, space, page, mask, lane, leader)
     if lane == leader and not gone:

@@ -110,17 +110,17 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
             merge = frame != FAILED
         elif other > 0:
             # the word is held by a dirty page of the same hash: write that back, then it can be evicted
-            call_cold(clean, core, other - 2, False, mask, lane, leader)
+            call_cold(clean, core, space, other - 2, False, mask, lane, leader)
         stop = 0
         if lane == leader and (tried or attempt & 7 == 7):
-            if failed_before(core) or (attempt & 31 == 31 and latched(core) != CLEAR):
+            if failed_before(space) or (attempt & 31 == 31 and latched(space) != CLEAR):
                 stop = 1
             now = progress(core)
             if attempt <= 7 or now != seen:
                 seen = now
                 since = clock_ns()
             elif expired(core, since):
-                latch(core, STALLED, field(space, S_NSID), page, 0)
+                latch(space, STALLED, field(space, S_NSID), page, 0)
                 stop = 1
         if shfl(mask, stop, leader) != 0:
             return FAILED
@@ -223,7 +223,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     if shfl(mask, submitted, leader) == 0:
         status = 0x7FFF
     else:
-        status = call_cold(wait, core, queue, cid, mask, lane, leader)
+        status = call_cold(wait, core, space, queue, cid, mask, lane, leader)
     if status < 0:
         return RETRY  # waiting is over; the orphaned id keeps page and frame until its completion
     if status == 0:
@@ -249,7 +249,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
             abandon(core, page + k, load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE))
         release_id(queue, cid)
         if pages == 1:
-            latch(core, READ_ERROR, field(space, S_NSID), page, status)
+            latch(space, READ_ERROR, field(space, S_NSID), page, status)
         else:
             count(core, N_RETRIES, 1)
     if pages > 1:

@@ -115,8 +115,11 @@ def serve(core, queue, mask, lane, leader):
 
 
 @device
-def wait(core, queue, cid, mask, lane, leader):
-    """Wait for a command; return its status, or -1 where waiting is over (the id is then an orphan)."""
+def wait(core, space, queue, cid, mask, lane, leader):
+    """Wait for a command; return its status, or -1 where waiting is over (the id is then an orphan).
+
+    `space` belongs to the launch that waits, and need not be the page's.
+    """
     attempt = 0
     seen = 0
     since = 0
@@ -131,8 +134,8 @@ def wait(core, queue, cid, mask, lane, leader):
                     since = clock_ns()
                 elif expired(core, since):
                     page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
-                    latch(core, STALLED, nsid_of(core, page), page, 0)
-                if attempt & 63 == 63 and gave_up(core):
+                    latch(space, STALLED, nsid_of(core, page), page, 0)
+                if gave_up(space):
                     status = orphan(queue, cid, ORPHAN)
                     if status < 0:
                         status = -2

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from .. import errors
 from ..queues import QueuePairs
 from ..storage.controller import Controller
 from ..targets import Block
+from ..targets.fault import LaunchFlag
+from ..targets.uninterrupted import interruptible
 from . import layout as at
 from . import maintenance
+from .launches import Launches
 from .plan import Space
 
 _SWEEPS = 8
@@ -34,14 +36,14 @@ class Upkeep:
     _lock: threading.RLock
     _in_flight: int
     _core: Block | None
-    _count: Block
     _stats: Block
     _queues: int
     _depth: int
     require_open: Callable[[], None]
-    begin: Callable[[], None]
-    end: Callable[[], None]
-    constants: Callable[[int], dict[str, int]]
+    launches: Launches
+    begin: Callable[..., None]
+    end: Callable[[LaunchFlag], None]
+    index_of: Callable[[int], int]
     pool_frames: Callable[[int], int]
 
     @property
@@ -59,23 +61,19 @@ class Upkeep:
                 self._until_none(
                     maintenance.flush_frames,
                     self.frames,
-                    lambda left, s=space: (
-                        self.core, s.base, s.base + s.pages, int(self._in_flight == 0), left),
+                    space.nsid,
+                    lambda left, s=space: (s.base, s.base + s.pages, int(self._in_flight == 0), left),
                     f"flushing {space.name!r}",
-                )  # fmt: skip
+                )
                 if not space.host:
                     self.controller.medium(space.nsid).sync()
 
     def evict(self, nsid: int, first: int, end: int) -> None:
         """Write back and evict pages [first, end) of an array; pinned pages are an error."""
         with self._held():
-            constants = self.constants(nsid)
-            self._until_none(
-                maintenance.evict_pages,
-                end - first,
-                lambda left: (self.core, constants["space"], constants["base"] + first, left),
-                f"evicting pages of {self._spaces[nsid].name!r}",
-            )
+            space = self._spaces[nsid]
+            what = f"evicting pages of {space.name!r}"
+            self._until_none(maintenance.evict_pages, end - first, nsid, lambda left: (space.base + first, left), what)
 
     def prefetch(self, nsid: int, first: int, end: int) -> None:
         """Start to bring pages [first, end) in, as many as the array's frames hold.
@@ -84,22 +82,22 @@ class Upkeep:
         nobody. Pages that find no frame, because others are pinned, are dropped.
         """
         with self._held():
-            constants = self.constants(nsid)
+            space = self._spaces[nsid]
             end = min(end, first + self.pool_frames(nsid))
-            some = end - first if self._spaces[nsid].host else max(8, self._queues * self._depth // 4)
+            some = end - first if space.host else max(8, self._queues * self._depth // 4)
             for start in range(first, end, some):
                 n = min(some, end - start)
-                page = constants["base"] + start
-                if self._prefetch(n, constants["space"], page):
-                    dropped = self._stats.address + 8 * at.N_PREFETCH_DROPPED
-                    self.run(maintenance.prefetch_pages, n, self.core, constants["space"], page, dropped)
+                page = space.base + start
+                if self._prefetch(n, nsid, page):
+                    dropped = page, self._stats.address + 8 * at.N_PREFETCH_DROPPED
+                    self.run(maintenance.prefetch_pages, n, nsid, functools.partial(_rest, dropped))
             self.settle()
 
-    def _prefetch(self, n: int, space: int, page: int) -> int:
+    def _prefetch(self, n: int, nsid: int, page: int) -> int:
         """Start to bring pages [page, page + n) in; return how many found no frame."""
         least, since = n + 1, time.monotonic()
         idle = 0
-        while left := self._counted(maintenance.prefetch_pages, n, lambda left: (self.core, space, page, left)):
+        while left := self.run(maintenance.prefetch_pages, n, nsid, lambda left: (page, left), counts=True):
             now = time.monotonic()
             if left < least:
                 least, since, idle = left, now, 0
@@ -112,32 +110,27 @@ class Upkeep:
     def hold(self, nsid: int, first: int, end: int) -> int:
         """Bring pages [first, end) in, wait, and hold them for the host, which has none yet; return how many it got."""
         with self._held():
-            constants = self.constants(nsid)
-            return self._counted(
-                maintenance.hold_pages,
-                end - first,
-                lambda done: (self.core, constants["space"], constants["base"] + first, done),
-            )
+            base = self._spaces[nsid].base
+            return self.run(maintenance.hold_pages, end - first, nsid, lambda done: (base + first, done), counts=True)
 
     def unpin(self, nsid: int, first: int, end: int) -> int:
         """Give the host's pin of each page in [first, end) back; return how many had one."""
         with self._held():
-            constants = self.constants(nsid)
+            base = self._spaces[nsid].base
             width = 32 if self.device == "cuda" else 1
-            return self._counted(
-                maintenance.unpin_pages,
-                -(-(end - first) // width),
-                lambda done: (self.core, constants["space"], constants["base"] + first, constants["base"] + end, done),
-            )
+            warps = -(-(end - first) // width)
+            given = lambda done: (base + first, base + end, done)  # noqa: E731
+            return self.run(maintenance.unpin_pages, warps, nsid, given, counts=True)
 
     def _drop(self, nsid: int) -> None:
         """Take the frames of an array that is closed back, with what could not be written and pins that were left."""
-        constants, space = self.constants(nsid), self._spaces[nsid]
+        space = self._spaces[nsid]
         with contextlib.suppress(errors.KernelError):  # some other launch's: nobody asks for these pages any more
             self._until_none(
                 maintenance.drop_frames,
                 self.frames,
-                lambda left: (self.core, constants["space"], space.base, space.base + space.pages, left),
+                nsid,
+                lambda left: (space.base, space.base + space.pages, left),
                 f"dropping pages of {space.name!r}",
             )
 
@@ -155,15 +148,15 @@ class Upkeep:
 
     def settle(self) -> None:
         """Publish prefetched pages whose data has come, and release what late completions held."""
-        self.run(maintenance.settle_queues, self.pairs.count, self.core)
+        self.run(maintenance.settle_queues, self.pairs.count, None, functools.partial(_rest, ()))
 
-    def _until_none(self, kernel: Any, threads: int, args: Any, what: str) -> None:
+    def _until_none(self, kernel: Any, threads: int, nsid: int, args: Any, what: str) -> None:
         """Run a kernel until it counts nothing left, a bounded number of times."""
         left = 0
         attempts = 0
         deadline = None
         while attempts < 64:
-            left = self._counted(kernel, threads, args)
+            left = self.run(kernel, threads, nsid, args, counts=True)
             if left == 0:
                 return
             deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
@@ -177,23 +170,37 @@ class Upkeep:
             time.sleep(1e-3)
         raise errors.PinError(f"{what}: {left} pages are pinned or in use; unpin them first")
 
-    def _counted(self, kernel: Any, threads: int, args: Any) -> int:
-        """Run a kernel that counts in a word of device memory; return the count."""
-        self._count.write(0, np.zeros(1, np.int64))
-        self.run(kernel, threads, *args(self._count.address))
-        return int(self._count.read(0, 8).view(np.int64)[0])
+    def run(
+        self,
+        kernel: Any,
+        threads: int,
+        nsid: int | None,
+        args: Callable[[int], tuple[int, ...]],
+        *,
+        counts: bool = False,
+    ) -> int:
+        """Run a maintenance kernel: `threads` warps of work; return what it counted.
 
-    def run(self, kernel: Any, threads: int, *args: int) -> None:
-        """Run a maintenance kernel: `threads` warps of work."""
+        `args` is given the address of the word to count in, and returns what the kernel takes after core and space.
+        """
         if threads <= 0:
-            return
+            return 0
         width = 32 if self.device == "cuda" else 1
-        self.begin()
-        try:
-            launch = kernel[threads * width]
-            launch(*args, device=self.device, services=self.controller.services(), aborts=(self,))
-        finally:
-            self.end()
+        flag = LaunchFlag(self.device)
+        with interruptible(lambda: None):  # the launch stops; what surrounds it is done whole
+            self.begin(flag, nsid)
+            try:
+                launch = self.launches.take(flag)
+                if counts:
+                    launch.reset()
+                space = launch.space(0 if nsid is None else self.index_of(nsid))
+                kernel[threads * width](
+                    self.core, space, *args(launch.count_address), device=self.device,
+                    services=self.controller.services(), aborts=(self,), flag=flag,
+                )  # fmt: skip
+                return launch.counted() if counts else 0
+            finally:
+                self.end(flag)
 
     def _drain(self) -> bool:
         """Wait until no command is in flight; return False where the medium does not answer in time.
@@ -214,3 +221,8 @@ class Upkeep:
             f"{what}: {self.pairs.in_use()} commands had no answer for {self.timeout:g} s: the medium does not answer",
             seconds=self.timeout,
         )
+
+
+def _rest(words: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return what a kernel takes that does not count."""
+    return words

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import errors
 from ..storage.medium import NativeMedium
+from ..targets.fault import LaunchFlag
 from . import lifetime
 from . import requests as at
 from .engine import Engine, Options
@@ -121,12 +122,12 @@ class DeviceStore(Store):
 
     # -- an argument of kernels (`warpwell.targets.KernelArgument`) -----------------------------------------------
 
-    def kernel_struct(self) -> KernelStore:
+    def kernel_struct(self, flag: LaunchFlag | None = None) -> KernelStore:
         """Return what kernels receive."""
         self._check()
         return self._engine.view
 
-    def launch_begins(self) -> None:
+    def launch_begins(self, flag: LaunchFlag) -> None:
         """A launch that takes the store begins."""
         self._engine.begin()
         self._stack().append(self._engine.failures)
@@ -137,13 +138,13 @@ class DeviceStore(Store):
         stack: list[int] = self._marks.stack
         return stack
 
-    def launch_ended(self) -> None:
+    def launch_ended(self, flag: LaunchFlag) -> None:
         """A launch ended: raise where a command of it failed, or it gave up waiting."""
         failures = self._stack().pop()
         self._engine.end()
         self._engine.raise_since(failures)
 
-    def launch_continues(self, done: Callable[[], bool]) -> None:
+    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """A launch goes on in a stream: it is served until `done` says True; what failed is raised by a later one."""
         self._stack().pop()
         self._engine.continues(done)
@@ -152,6 +153,6 @@ class DeviceStore(Store):
         """Return the steps that an interpreted launch calls beside its threads."""
         return self._engine.services()
 
-    def abort(self) -> None:
+    def abort(self, flag: LaunchFlag) -> None:
         """Make every wait of device code end soon."""
         self._engine.abort()

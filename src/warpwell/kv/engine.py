@@ -21,7 +21,8 @@ from ..queues import QueuePairs
 from ..storage import Controller
 from ..storage.controller import service_threads
 from ..storage.medium import NativeMedium
-from ..targets import Block, fault_page, memory_for
+from ..targets import Block, memory_for
+from ..targets.fault import LaunchFlag
 from ..targets.stream import stream_on
 from . import requests as at
 from .batch import settle
@@ -86,7 +87,6 @@ class Engine:
     ) -> None:
         self.options, self.name = options, name
         self.target = "cuda" if options.device.startswith("cuda") else options.device
-        fault_page()  # `warpwell.failed` reads it in any kernel
         self.stream = stream_on(options.device)
         self._closed = False
         self._process = os.getpid()
@@ -251,7 +251,7 @@ class Engine:
                     self.end()
                     self.resume()
 
-    def abort(self) -> None:
+    def abort(self, flag: LaunchFlag | None = None) -> None:
         """Make every wait of device code end soon."""
         self._aborting = threading.get_ident()
         self._abort.words[0] = 1

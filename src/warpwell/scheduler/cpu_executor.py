@@ -231,11 +231,11 @@ class CpuExecutor(Executor):
             self._say(Ended(job, self.now(), error))
             going_on = [other for other in self._runs.values() if other.phase is not Phase.GONE]
             others = {id(a) for other in going_on for a in other.blocks.participants}
-        run.blocks.interrupt()  # a loop that asks `failed` ends, and its thread is not lost
+        run.blocks.flag.interrupt()  # a loop that asks `failed` ends, and its thread is not lost
         for argument in run.blocks.participants:
             # its waits for storage end at once; those of other tasks on the same arrays must not
             if id(argument) not in others:
-                argument.abort()
+                argument.abort(run.blocks.flag)
         if left:
             run.end()
 

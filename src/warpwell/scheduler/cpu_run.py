@@ -135,7 +135,7 @@ class Run:
 
     def run_whole(self) -> None:
         """Run the kernel as it is, in this thread and those of the `cpu` target."""
-        self.job.task.launch(*self.job.task.arguments, device="cpu")
+        self.job.task.launch(*self.job.task.arguments, device="cpu", flag=self.blocks.flag)
 
     def end(self) -> BaseException | None:
         """End the arguments; return the first error: of a block, else what device code latched."""

@@ -32,6 +32,7 @@ from .atomics import (
     ffs,
     grid,
     i64,
+    interrupted,
     lane_id,
     load_acquire,
     load_acquire_as,

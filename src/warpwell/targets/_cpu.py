@@ -29,7 +29,7 @@ from ._seam import (
 )
 from .compiled import compile_native
 from .device import linked_functions
-from .fault import INTERRUPTED
+from .fault import FLAG
 from .struct import DeviceStruct
 
 
@@ -54,8 +54,6 @@ seam = CpuSeam(
     typeof_impl=extending.typeof_impl,
 )
 
-CONTEXT_WORDS = 8
-"""Words of a thread's context: index, extents of the launch shape (3), `INTERRUPTED`, the rest reserved."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _tls_key = ctypes.c_uint32()
 if _libc.pthread_key_create(ctypes.byref(_tls_key), None) != 0:
@@ -316,9 +314,8 @@ def _any_sync(typingctx: Any, mask: Any, predicate: Any) -> Any:
 
 
 def _thread_context(builder: Any) -> Any:
-    key = cgutils.add_global_variable(builder.module, I32, "warpwell_tls_key") if (
-        "warpwell_tls_key" not in builder.module.globals
-    ) else builder.module.globals["warpwell_tls_key"]
+    name = "warpwell_tls_key"
+    key = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, I32, name)
     key.linkage = "external"
     get = _external(builder, "pthread_getspecific", I8.as_pointer(), I32)
     return builder.bitcast(builder.call(get, [builder.load(key)]), I64.as_pointer())
@@ -350,11 +347,16 @@ def _grid(typingctx: Any, ndim: Any) -> Any:
     return result(ndim), codegen
 
 
+def _launch_flag(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.load(cgutils.gep_inbounds(builder, _thread_context(builder), FLAG))
+
+
 def _interrupted(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     # atomic: the host stores to it meanwhile, and loops that ask must not take it for a constant
-    return builder.load_atomic(cgutils.gep_inbounds(builder, _thread_context(builder), INTERRUPTED), "monotonic", 8)
+    return _load("monotonic")(context, builder, sig, [builder.add(_launch_flag(context, builder, sig, args), I64(8))])
 
 
+_define(a.launch_flag, types.int64, 0, _launch_flag)
 _define(a.interrupted, types.int64, 0, _interrupted)
 
 
@@ -495,5 +497,4 @@ def link_all() -> None:
     for function in linked_functions():
         seam.link(None, function)
 
-
-__all__ = ["CONTEXT_WORDS", "DeviceStruct", "define_arithmetic", "define_bits", "seam", "set_context"]
+__all__ = ["DeviceStruct", "define_arithmetic", "define_bits", "seam", "set_context"]

@@ -21,6 +21,7 @@ from numba.cuda.typing.typeof import typeof_impl
 from . import atomics as a
 from ._cpu import define_arithmetic, define_bits
 from ._seam import I16, I32, I64, Seam, from_bits, item_bits, literal, scalar_of, symbol_of, to_bits
+from .fault import FAULT_PAGE
 
 
 class CudaSeam(Seam):
@@ -336,6 +337,7 @@ def _grid(typingctx: Any, ndim: Any) -> Any:
 
 
 _word(a.interrupted, 0, lambda b, _: I64(0))
+_word(a.launch_flag, 0, lambda b, _: I64(FAULT_PAGE))
 _word(a.clock_ns, 0, lambda b, _: _asm(b, I64, "mov.u64 $0, %globaltimer;", "=l" + _MEMORY, []))
 
 

@@ -53,6 +53,10 @@ def _claimed(builder: Any) -> Any:
     return _shared(builder, "warpwell_claimed_block", I64)
 
 
+def _flag(builder: Any) -> Any:
+    return _shared(builder, "warpwell_launch_flag", I64)
+
+
 def _tid(builder: Any) -> Any:
     def name(prefix: str, axis: str) -> Any:
         return _special(builder, f"{prefix}.{axis}")
@@ -72,6 +76,9 @@ _word(b.block_index, 0, lambda builder, _: _special(builder, "ctaid.x"))
 _word(b.own_block, 0, lambda builder, _: _special(builder, "ctaid.x"))
 _word(b.virtual_block_index, 0, lambda builder, _: _coordinate(builder, 0))
 _word(b.get_claim, 0, lambda builder, _: builder.load(_claimed(builder)))
+_word(b.own_flag, 0, lambda builder, _: builder.load(_flag(builder)))
+# by every thread, the same value: none waits for another to read what it has stored itself
+_word(b.set_flag, 1, lambda builder, v: builder.store(v[0], _flag(builder)), void=True)
 _word(b.barrier, 0, lambda builder, _: _asm(builder, VOID, "bar.sync 0;", "~{memory}", []), void=True)
 _define(b.add_relaxed, types.int64, 2, "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}", scope=False)
 

@@ -25,6 +25,8 @@ def native_handle(fn: Callable[..., int]) -> int:
 
 
 class Primitives(Accesses):
+    flag: Any
+
     # copies
 
     def copy_wide(self, dst: int, src: int, stride: int, count: int) -> None:
@@ -121,7 +123,7 @@ class Primitives(Accesses):
         return self.now * NS_PER_STEP
 
     def interrupted(self) -> int:
-        return 0  # Ctrl-C raises in the middle of an interpreted launch
+        return int(self.flag.interrupted)
 
     def grid(self, ndim: int) -> Any:
         return self._unravel(self.thread.index, ndim)

@@ -191,8 +191,13 @@ def grid(ndim: int) -> Any:
     return current().grid(ndim)
 
 
+def launch_flag() -> int:
+    """Return the address of the flag of the calling thread's launch (`cuda`: of plain ones; see `block.own_flag`)."""
+    return int(current().flag.address)
+
+
 def interrupted() -> int:
-    """Return whether the launch of the calling thread was interrupted (`cpu`; others are told by the fault page)."""
+    """Return whether the launch of the calling thread was interrupted (0 on `cuda`, whose flag and latch tell it)."""
     return current().interrupted()
 
 

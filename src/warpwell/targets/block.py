@@ -69,6 +69,16 @@ def set_virtual(x: int, y: int, z: int) -> None:
     raise RuntimeError("set_virtual is compiled launch code")
 
 
+def set_flag(address: int) -> None:
+    """Make `address` that of the launch's flag (every thread of the block, the same)."""
+    raise RuntimeError("set_flag is compiled launch code")
+
+
+def own_flag() -> int:
+    """Return the address of the launch's flag in a kernel on a GPU that began with `set_flag` (any thread)."""
+    raise RuntimeError("own_flag is compiled launch code")
+
+
 def opaque(value: Any) -> Any:
     """Return a value of which the compiler knows nothing more (any thread).
 

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from .. import errors
-from .fault import INTERRUPTED
+from .fault import LaunchFlag
 from .kernel import KernelArgument, Launch, device_of, finish, is_argument
 from .memory import Block, memory_for
 from .virtual import returns_early, virtual_copy
@@ -98,8 +98,7 @@ class BlockLaunch:
         self._values: list[Any] | None = None
         self._begun: list[KernelArgument] = []
         self._copied: list[tuple[Any, Any]] = []
-        self.interrupted = False
-        self.contexts: dict[int, Any] = {}  # of threads that work now (`cpu`)
+        self.flag = LaunchFlag(self.device)
 
     def _check(self) -> None:
         function = self.kernel.function
@@ -136,9 +135,9 @@ class BlockLaunch:
         """Prepare the arguments (once, before the first block). NumPy arrays are copied to a GPU."""
         try:
             for argument in self.participants:
-                argument.launch_begins()
+                argument.launch_begins(self.flag)
                 self._begun.append(argument)
-            values: list[Any] = [a.kernel_struct() if is_argument(a) else a for a in self.args]
+            values: list[Any] = [a.kernel_struct(self.flag) if is_argument(a) else a for a in self.args]
             if self.device == "cuda":
                 from .blocks_cuda import to_gpu
 
@@ -166,19 +165,13 @@ class BlockLaunch:
         begun, self._begun = self._begun, []
         self._copied = []
         self._values = None
-        finish(begun)
-
-    def interrupt(self) -> None:
-        """Let `failed` be true for this launch alone, on `cpu`."""
-        self.interrupted = True
-        for context in list(self.contexts.values()):
-            context[INTERRUPTED] = 1
+        finish(begun, self.flag)
 
     def abort(self) -> None:
-        """Make waits of device code on the arguments end soon, and loops that ask `failed`."""
-        self.interrupt()
+        """Make waits of device code on the arguments end soon, and loops that ask `failed`, of this launch alone."""
+        self.flag.interrupt()
         for argument in self.participants:
-            argument.abort()
+            argument.abort(self.flag)
 
     def new_control(self) -> Block:
         """Return a control record for a new launch: no stop, no target, cursor 0 (device memory on `cuda`)."""

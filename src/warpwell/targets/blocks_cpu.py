@@ -9,7 +9,7 @@ import numpy as np
 from . import atomics
 from .compiled import compile_host
 from .device import seam_for
-from .fault import INTERRUPTED
+from .fault import FLAG
 from .notice import compiling
 
 _DRIVER = """
@@ -68,9 +68,5 @@ def work(blocks: Any, control: int, worker: int) -> None:
     context = np.zeros(8, np.int64)
     context[1:4] = (*blocks.launch.shape, 1, 1)[:3]  # code divides by them
     values = [np.asarray(v) if foreign(v) else v for v in blocks.values]
-    blocks.contexts[id(context)] = context
-    context[INTERRUPTED] = blocks.interrupted  # last: who interrupts now finds the one or the other
-    try:
-        driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)
-    finally:
-        del blocks.contexts[id(context)]
+    context[FLAG] = blocks.flag.address
+    driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)

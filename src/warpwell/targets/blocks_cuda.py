@@ -15,6 +15,7 @@ from .block import (
     opaque,
     own_block,
     put_claim,
+    set_flag,
     set_virtual,
     thread_index,
     virtual_grid,
@@ -24,12 +25,13 @@ from .device import device, seam_for
 from .notice import compiling
 from .overlaps_cuda import shared_on_gpu
 from .prepared import Prepared, flat_arguments
-from .run_cuda import INSIDE, compiled, configuration, numba_cuda
+from .run_cuda import INSIDE, asks_flag, beginning, compiled, configuration, configured, numba_cuda
 
 _CURSOR, _DONE, _LIVE, _LEFT, _FLOOR, _BEGUN = 16, 24, 32, 40, 48, 56
 
 _WORKERS = """
 def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
+    {begin}
     worker = base + own_block()
     if thread_index() == 0:
         add_relaxed(control + LIVE, 1)
@@ -52,6 +54,7 @@ def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1,
 
 _SLICE = """
 def {name}(first, across, rows, extent0, extent1, extent2{parameters}):
+    {begin}
     number = first + own_block()
     {start}
     set_virtual(x, y, z)
@@ -132,8 +135,9 @@ class Forms:
         self._across, self._threads = configuration(blocks.launch.shape, blocks.kernel.block)
         self._extents = (*blocks.launch.shape, 1, 1)[:3]
         self._grid = (*self._across, 1, 1)[:2]
-        self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(blocks.args))
-        types = tuple(self.plain.typeof_pyval(v) for v in blocks.values)
+        self._values = [*blocks.values, blocks.flag.address] if asks_flag(blocks.kernel) else blocks.values
+        self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(self._values))
+        types = tuple(self.plain.typeof_pyval(v) for v in self._values)
         self._key = ("cuda-forms", len(blocks.launch.shape), types)
         self._forms: dict[str, tuple[Any, dict[str, int], Any]] = {}
         self._prepared: dict[str, Prepared] = {}
@@ -147,7 +151,7 @@ class Forms:
         blocks = self._blocks
         made = blocks.kernel.compiled
         if self._key not in made:
-            dims, count = len(blocks.launch.shape), len(blocks.args)
+            dims, count = len(blocks.launch.shape), len(self._values)
             threads = int(np.prod(self._threads))
             found = {"plain": (self.plain, self._kernel(self.plain, _WORDS["plain"]))}
             cap = registers_for(int(found["plain"][1].regs_per_thread), threads)
@@ -162,7 +166,7 @@ class Forms:
             }
         self._forms = made[self._key]
         plain = self._forms["plain"][2]
-        arguments = flat_arguments(plain, 3, blocks.values)
+        arguments = flat_arguments(plain, 3, self._values)
         if arguments is not None:
             self._prepared = {
                 form: Prepared(kernel, _WORDS[form], arguments) for form, (_, _, kernel) in self._forms.items()
@@ -174,7 +178,7 @@ class Forms:
         return self._key in self._blocks.kernel.compiled
 
     def _kernel(self, dispatcher: Any, words: int) -> Any:
-        types = tuple(dispatcher.typeof_pyval(a) for a in [0] * words + self._blocks.values)
+        types = tuple(dispatcher.typeof_pyval(a) for a in [0] * words + self._values)
         if types not in dispatcher.overloads:
             name = self._blocks.kernel.__name__
             with compiling(f"kernel {name!r}"), explained(name, "cuda"):
@@ -208,7 +212,7 @@ class Forms:
             prepared.launch(grid, self._threads, stream, words)
             return
         dispatcher = self.plain if form == "plain" else self._forms[form][0]
-        dispatcher[grid, self._threads, stream](*words, *self._blocks.values)
+        configured(dispatcher, grid, self._threads, stream)(*words, *self._values)
 
 
 def _resources(kernel: Any, threads: int) -> dict[str, int]:
@@ -265,13 +269,15 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
     name = f"warpwell_{'workers' if template is _WORKERS else 'slice'}_{blocks.kernel.__name__}"
     names = [f"argument{k}" for k in range(count)]
     workers = template is _WORKERS
-    call = f"function({', '.join(f'opaque({n})' if workers else n for n in names)})"
+    passed, begin = beginning(blocks.kernel, names)
+    call = f"function({', '.join(f'opaque({n})' if workers else n for n in passed)})"
     body = [call]
     if blocks.kernel.block is None:
         body = [f"index = virtual_grid({dims})", f"if {INSIDE[dims]}:", f"    {call}"]
     source = template.format(
         name=name,
         parameters="".join(f", {n}" for n in names),
+        begin=begin,
         start=_indented(_WRAP + _START[dims], 8) if workers else _indented(_START[dims], 4),
         # threads of a block kernel share memory; those of others only their warp's place
         together="syncwarp(ALL_LANES)" if blocks.kernel.block is None else "barrier()",
@@ -281,6 +287,7 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
     scope = {
         "function": blocks.virtual,
         "claim": claim,
+        "set_flag": set_flag,
         "set_virtual": set_virtual,
         "div_short": div_short,
         "rem": rem,
@@ -309,6 +316,8 @@ def ptx(blocks: Any, argument_types: tuple[Any, ...], form: str = "workers", *, 
     from .run_cuda import ptx_of
 
     dims = len(blocks.launch.shape)
+    if asks_flag(blocks.kernel):
+        argument_types = (*argument_types, 0)
     template, words = (_WORKERS if form == "workers" else _SLICE), _WORDS[form]
     return ptx_of(_function(blocks, template, dims, len(argument_types)), words, argument_types, cc)
 

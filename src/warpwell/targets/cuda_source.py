@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import errors
 from .blocks import BlockLaunch
+from .fault import LaunchFlag
 from .kernel import Launch, by_name, has_cuda, is_argument, placed
 from .source_text import SourceText
 from .source_types import converted
@@ -153,6 +154,7 @@ class SourceLaunch(Launch):
         seed: int | None = None,
         services: Sequence[Callable[[], object]] = (),
         aborts: Sequence[Any] = (),
+        flag: LaunchFlag | None = None,
         **named: Any,
     ) -> None:
         """Run the kernel on the current GPU, as it is, and wait for it. NumPy arrays are copied there and back.
@@ -164,7 +166,7 @@ class SourceLaunch(Launch):
             to the type of their parameter.
         device : str, optional
             "cuda", if any.
-        seed, services, aborts
+        seed, services, aborts, flag
             Of no use here: they belong to kernels in Python.
         """
         if named:

@@ -67,10 +67,6 @@ def struct_function(stub: Callable[..., Any], name: str, other: Callable[..., An
 def seam_for(target: str) -> Any:
     """Return the compiler hooks of "cpu" or "cuda", with everything registered so far."""
     if target not in _seams:
-        if target == "cpu":
-            from .fault import fault_page
-
-            fault_page()  # any kernel may ask `warpwell.failed`, which reads it
         module = importlib.import_module(f"{__package__}._{target}")
         _seams[target] = module.seam
         for part in ("blocks", "bounds"):

@@ -1,4 +1,4 @@
-"""The process-wide fault page: one word that tells device code whether anything failed."""
+"""`failed`, and the flag of a launch that it asks: whether anything of this launch failed, or Ctrl-C ended it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .atomics import SYSTEM, interrupted, load_relaxed
+from .atomics import SYSTEM, interrupted, launch_flag, load_relaxed
+from .block import own_flag
 from .device import device
-from .memory import view_of
-from .uninterrupted import uninterrupted
+from .memory import Block, memory_for, view_of
 
 FAULT_PAGE = 0x5A5A_0000_0000
-"""Address of the fault page. Fixed, so that compiled code in the on-disk cache can name it."""
+"""Address of the fault page, which kernels that others launch (``@cuda.jit``) ask: they know no launch."""
 
-INTERRUPTED = 4
-"""Word of a thread's context on `cpu`: not 0 when its launch was interrupted. So no launch sees another's interrupt."""
+FLAG = 4
+"""Word of a thread's context on `cpu`: address of the launch's flag. Before it stand index and launch shape (3)."""
 
 _NBYTES = 4096
 
@@ -32,16 +31,101 @@ _pinned: Any = None
 
 @device
 def failed() -> bool:
-    """Tell whether an array has latched an error that was not raised yet, or the launch was interrupted.
+    """Tell whether an access of this launch to an array has failed, or Ctrl-C ended the launch.
 
     User loops that ask can stop. A thread calls it. It is one relaxed load of host memory: on a GPU, ask every so many
-    iterations.
+    iterations. In a plain Numba kernel it tells of all such kernels of the process.
     """
-    return load_relaxed(FAULT_PAGE, SYSTEM) != 0 or interrupted() != 0
+    return load_relaxed(launch_flag(), SYSTEM) != 0 or interrupted() != 0
+
+
+@device
+def launch_failed() -> bool:
+    """What `failed` is in a kernel that Warpwell launches on a GPU (see `virtual.launch_copy`)."""
+    return load_relaxed(own_flag(), SYSTEM) != 0
+
+
+class LaunchFlag:
+    """The flag of a launch: two words that device code reads.
+
+    Word 0 is not 0 when the launch failed or was interrupted, word 1 when it was interrupted.
+
+    Parameters
+    ----------
+    target : {"cpu", "cuda", "interp"}
+
+    Attributes
+    ----------
+    interrupted : bool
+    """
+
+    def __init__(self, target: str) -> None:
+        self.interrupted = False
+        self._on_gpu = target == "cuda"
+        self._pinned: Words | None = None
+        self._words: Words | None = None
+        if not self._on_gpu:
+            words = np.zeros(2, np.int64)
+            self._words = words, int(words.ctypes.data)
+
+    @property
+    def address(self) -> int:
+        """Address of the words, which a GPU reads too: pinned memory, taken when it is first asked for."""
+        if self._words is None:
+            self._words = self._pinned = _take()
+            self._words[0][:] = self.interrupted
+        return self._words[1]
+
+    def interrupt(self) -> None:
+        """Let `failed` be true, and waits and misses end."""
+        self.interrupted = True
+        if self._words is not None:
+            self._words[0][:] = 1
+
+    def clear(self) -> None:
+        """Undo what device code set."""
+        if self._words is not None and not self.interrupted:
+            self._words[0][:] = 0
+
+    def __del__(self) -> None:
+        if getattr(self, "_pinned", None) is not None:
+            _free.append(self._pinned)  # one step: a finalizer may come while the lock is held
+
+
+class _PlainFlag(LaunchFlag):
+    """The flag of all launches of plain kernels, which the fault page holds."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+        self._words = fault_page()[:2], FAULT_PAGE
+
+
+Words = tuple[NDArray[np.int64], int]
+"""The words of a flag, and their address."""
+
+_free: list[Any] = []
+_blocks: list[Block] = []
+
+
+def _take() -> Words:
+    """Return two words of pinned memory, which any GPU of the process reads."""
+    with _lock:
+        if not _free:
+            block = memory_for("cuda").allocate_shared(_NBYTES)
+            _blocks.append(block)
+            rows = block.words[: _NBYTES // 8].reshape(-1, 8)  # a line each
+            _free.extend((row[:2], block.address + 64 * k) for k, row in enumerate(rows))
+        taken: Words = _free.pop()
+    return taken
+
+
+def plain_flag() -> LaunchFlag:
+    """Return a flag for plain kernels, all of which look at the same words."""
+    return _PlainFlag()
 
 
 def fault_page() -> NDArray[np.int64]:
-    """Return the fault page (words); word 0 is not 0 while an error is latched, or a launch on a GPU is interrupted.
+    """Return the fault page (words).
 
     Raises
     ------
@@ -69,50 +153,7 @@ def _map() -> NDArray[np.int64]:
     return view_of(FAULT_PAGE, _NBYTES, np.int64)
 
 
-_reasons: list[Callable[[], bool]] = []
-
-
-def reason(set_now: Callable[[], bool]) -> Callable[[], bool]:
-    """Add a reason for the page to be set: what tells whether it holds now."""
-    _reasons.append(set_now)
-    return set_now
-
-
-def settle() -> None:
-    """Let the page say whether there is a reason for it to be set, after one has gone."""
-    page = fault_page()
-    page[0] = int(any(holds() for holds in _reasons))
-    # device code latches first and sets the page then: what it latched since the look above must not be lost
-    if any(holds() for holds in _reasons):
-        page[0] = 1
-
-
-_interrupted: set[Interrupt] = set()
-
-
-@reason
-def _any_interrupted() -> bool:
-    return bool(_interrupted)
-
-
-class Interrupt:
-    """What Ctrl-C aborts of a launch on a GPU besides its arguments: loops that ask `failed` end without any."""
-
-    def abort(self) -> None:
-        """Let `failed` be true until the launch is over."""
-        _interrupted.add(self)
-        fault_page()[0] = 1
-
-    def over(self) -> None:
-        """Let `failed` be what it is without this launch."""
-        if self in _interrupted:
-            with uninterrupted():  # half of it would leave the page set for good
-                _interrupted.discard(self)
-                settle()
-
-
 def _after_fork() -> None:
-    _interrupted.clear()
     if _page is not None:
         _page[0] = 0  # arrays of the parent are of no use here, and what failed there failed for others
 

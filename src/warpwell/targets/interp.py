@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warpwell.targets._accesses import i64
 from warpwell.targets._primitives import Primitives, native_handle
 from warpwell.targets.scheduler import InterpStallError
+
+if TYPE_CHECKING:
+    from .fault import LaunchFlag
 
 __all__ = ["InterpStallError", "Interpreter", "current", "i64", "launch", "native_handle"]
 
@@ -49,6 +52,8 @@ class Interpreter(Primitives):
         One switch point for each copy instead of one for each 8-byte word; the values stay weak.
     trace : int
         Number of last accesses to keep (0: none); they are added to an exception's notes.
+    flag : LaunchFlag, optional
+        What `warpwell.failed` reads.
     """
 
     def __init__(
@@ -60,9 +65,13 @@ class Interpreter(Primitives):
         fresh: float | None = None,
         coarse_copies: bool = False,
         trace: int = 0,
+        flag: LaunchFlag | None = None,
     ) -> None:
+        from .fault import LaunchFlag
+
         super().__init__(seed, switch_probability, max_steps, fresh, trace)
         self.coarse_copies = coarse_copies
+        self.flag = flag or LaunchFlag("interp")
 
     @property
     def trace_hash(self) -> int:
@@ -81,9 +90,6 @@ class Interpreter(Primitives):
         """
         if getattr(_local, "running", None) is not None:
             raise RuntimeError("an interpreted launch from device code of another one")
-        from .fault import fault_page
-
-        fault_page()  # any kernel may ask `warpwell.failed`, which reads it
         if self.shape == (0,):
             self.shape = (sum(not t.daemon for t in self.threads),)
         self.memory.forget()
@@ -157,6 +163,8 @@ class Interpreter(Primitives):
     def _logical(self, fn: Callable[..., object], args: Sequence[Any], indices: Iterator[int]) -> None:
         name = getattr(fn, "__name__", "thread")
         for index in indices:
+            if self.flag.interrupted:
+                return
             self.thread.index = index
             self.thread.name = f"{name}[{index}]"
             fn(*args)

@@ -14,7 +14,9 @@ import numpy as np
 from .. import errors
 from .bounds import checking, for_interp, run_checked
 from .device import device as mark_device
+from .fault import LaunchFlag
 from .struct import DeviceStruct
+from .uninterrupted import Interrupts, interruptible
 
 if TYPE_CHECKING:
     from .blocks import BlockLaunch
@@ -42,20 +44,20 @@ class KernelArgument(Protocol):
 
     device: str
 
-    def kernel_struct(self) -> DeviceStruct:
-        """Return what device code receives in its place."""
+    def kernel_struct(self, flag: LaunchFlag | None = None) -> DeviceStruct:
+        """Return what device code of a launch that has begun receives in its place (its type alone needs none)."""
 
-    def launch_begins(self) -> None:
-        """Prepare for a launch (raise what an earlier one left)."""
+    def launch_begins(self, flag: LaunchFlag) -> None:
+        """Prepare for a launch, which its flag names (raise what one left that went on in a stream)."""
 
-    def launch_ended(self) -> None:
-        """Raise what device code latched during the launch."""
+    def launch_ended(self, flag: LaunchFlag) -> None:
+        """Raise what device code latched during this launch."""
 
-    def launch_continues(self, done: Callable[[], bool]) -> None:
+    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """Note that the launch goes on in a stream until `done` says True (in place of `launch_ended`)."""
 
-    def abort(self) -> None:
-        """Make every wait of device code on this object end soon (Ctrl-C)."""
+    def abort(self, flag: LaunchFlag) -> None:
+        """Make every wait of this launch's device code on this object end soon (Ctrl-C; takes no lock)."""
 
 
 def is_argument(value: Any) -> bool:
@@ -128,6 +130,8 @@ class Launch:
         self.kernel = kernel
         self.shape = shape
         self.stream = stream
+        self.waits = stream is None
+        """Whether a call waits for the kernel."""
 
     def __call__(
         self,
@@ -136,6 +140,7 @@ class Launch:
         seed: int | None = None,
         services: Sequence[Callable[[], object]] = (),
         aborts: Sequence[Any] = (),
+        flag: LaunchFlag | None = None,
         **named: Any,
     ) -> None:
         """Run the kernel.
@@ -151,7 +156,9 @@ class Launch:
         services : sequence of callables
             Steps that an interpreted launch calls beside its threads.
         aborts : sequence of objects
-            Their ``abort()`` is called on Ctrl-C, as the arguments' is.
+            Their ``abort(flag)`` is called on Ctrl-C, as the arguments' is.
+        flag : LaunchFlag, optional
+            The launch's own, by which others interrupt it.
 
         Raises
         ------
@@ -177,27 +184,51 @@ class Launch:
                 raise errors.ArgumentError(
                     f"an array on {argument.device!r} cannot be used by a kernel on {target!r}: open it with device="
                 )
+        own = flag or LaunchFlag(target)
+
+        def stop() -> None:
+            own.interrupt()
+            for one in (*participants, *aborts):
+                one.abort(own)
+
+        with interruptible(stop) as interrupts:
+            interrupts.leaves = not aborts
+            self._run(args, target, participants, own, interrupts, seed=seed, services=services)
+
+    def _run(
+        self,
+        args: Sequence[Any],
+        target: str,
+        participants: Sequence[KernelArgument],
+        flag: LaunchFlag,
+        interrupts: Interrupts,
+        *,
+        seed: int | None,
+        services: Sequence[Callable[[], object]],
+    ) -> None:
         total = math.prod(self.shape)
         done: Callable[[], bool] | None = None
         begun: list[Any] = []
         try:
-            values = _begin(participants, begun, args)
+            values = _begin(participants, begun, args, flag)
             if total and target == "cpu" and not _compiled(self.kernel, values):
                 # threads that serve arguments rest meanwhile: awake, they take a fifth of a core from the compiler
                 ended, begun[:] = list(begun), []
-                finish(ended)
+                finish(ended, flag)
                 _compile(self.kernel, values)
-                values = _begin(participants, begun, args)
-            if total and target == "interp":
-                _run_interp(self, values, participants, seed, services)
-            elif total:
-                done = _runner(target)(self, values, total, [*participants, *aborts])
+                values = _begin(participants, begun, args, flag)
+            if not total or interrupts.raised:
+                pass  # a launch that Ctrl-C ended before it began
+            elif target == "interp":
+                _run_interp(self, values, participants, flag, interrupts, seed, services)
+            else:
+                done = _runner(target)(self, values, total, flag, interrupts)
         finally:
             if done is None:
-                finish(begun)
+                finish(begun, flag)
         if done is not None:
             for argument in participants:
-                argument.launch_continues(done)
+                argument.launch_continues(flag, done)
 
     def check(self, args: Sequence[Any]) -> None:
         """Raise where the kernel cannot be launched over this shape, or with so many arguments."""
@@ -246,12 +277,14 @@ def _again(function: Callable[..., Any], max_registers: int | None, block: int |
     return Kernel(function, max_registers=max_registers, block=block, check=check)
 
 
-def _begin(participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any]) -> list[Any]:
+def _begin(
+    participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any], flag: LaunchFlag
+) -> list[Any]:
     """Begin a launch; note whose has begun, and return what device code receives."""
     for argument in participants:
-        argument.launch_begins()
+        argument.launch_begins(flag)
         begun.append(argument)
-    return [a.kernel_struct() if is_argument(a) else a for a in args]
+    return [a.kernel_struct(flag) if is_argument(a) else a for a in args]
 
 
 def _compiled(kernel: Kernel, values: Sequence[Any]) -> bool:
@@ -266,12 +299,12 @@ def _compile(kernel: Kernel, values: Sequence[Any]) -> None:
     compile_launch(kernel, values)
 
 
-def finish(participants: Sequence[KernelArgument]) -> None:
+def finish(participants: Sequence[KernelArgument], flag: LaunchFlag) -> None:
     """Tell every argument that its launch has ended; raise the first failure that one reports."""
     first: BaseException | None = None
     for argument in participants:
         try:
-            argument.launch_ended()
+            argument.launch_ended(flag)
         except Exception as error:
             # every array must see the end of the launch; the first failure is the one to report
             first = first or error
@@ -293,6 +326,8 @@ def _run_interp(
     launch: Launch,
     values: list[Any],
     participants: Sequence[KernelArgument],
+    flag: LaunchFlag,
+    interrupts: Interrupts,
     seed: int | None,
     services: Sequence[Callable[[], object]],
 ) -> None:
@@ -306,10 +341,12 @@ def _run_interp(
     offered = (step for a in participants for step in getattr(a, "interp_services", list)())
     steps = list(dict.fromkeys([*services, *offered]))
     chosen = _seed() if seed is None else seed
+    interrupts.at_once = True
     interp.launch(
         launch.kernel.function, launch.shape, values, seed=chosen, services=steps,
-        coarse_copies=True, max_steps=1_000_000_000,
+        coarse_copies=True, max_steps=1_000_000_000, flag=flag,
     )  # fmt: skip
+    interrupts.at_once = False
 
 
 def _seed() -> int:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .cuda_source import SourceLaunch
+from .fault import LaunchFlag
 from .kernel import Launch, has_cuda, is_argument
 from .memory_pool import MemoryPool
-from .run_cuda import start
+from .run_cuda import asks_flag, keep, start
 
 OOM_SECONDS = 2.0
 """How long an allocation without room waits for memory that is being freed."""
@@ -181,14 +182,15 @@ class PoolGpu:
             return
         storage = [a for a in arguments if is_argument(a)]
         if storage:
-            Launch(launch.kernel, launch.shape, stream.numba)(*arguments, device="cuda")
             # what device code latches is this launch's failure, and not that of a later operation
-            self.synchronize(stream)
-            for argument in storage:
-                argument.launch_begins()
-                argument.launch_ended()
+            waiting = Launch(launch.kernel, launch.shape, stream.numba)
+            waiting.waits = True
+            waiting(*arguments, device="cuda")
         elif math.prod(launch.shape):
-            start(launch, arguments, stream.numba)
+            flag = LaunchFlag("cuda")
+            start(launch, arguments, stream.numba, flag)
+            if asks_flag(launch.kernel):
+                keep(flag, self.mark(stream, False))
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -252,9 +254,14 @@ class GpuMark:
     def __init__(self, driver: Any, handle: Any) -> None:
         self.handle = handle
         self._destroy = driver.cuEventDestroy
+        self._query, self._not_ready = driver.cuEventQuery, driver.CUresult.CUDA_ERROR_NOT_READY
 
     def __del__(self) -> None:
         self._destroy(self.handle)
+
+    def query(self) -> bool:
+        """Tell whether it is reached, or the GPU lost."""
+        return int(self._query(self.handle)[0]) != int(self._not_ready)
 
 
 def pinned(nbytes: int) -> NDArray[np.uint8]:

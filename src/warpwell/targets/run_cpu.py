@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +20,10 @@ from . import atomics
 from .compile_errors import explained
 from .compiled import compile_host
 from .device import seam_for
-from .fault import INTERRUPTED
+from .fault import FLAG, LaunchFlag
 from .notice import compiling
 from .signature import check_arguments
+from .uninterrupted import Interrupts
 
 
 def _threads() -> int:
@@ -34,6 +38,9 @@ def _threads() -> int:
 THREADS = _threads()
 """OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
 
+TELL_SECONDS = 1.0
+"""When a launch that Ctrl-C did not end says so."""
+
 _DRIVER = """
 def driver(context, counter, total, chunk{parameters}):
     set_context(context)
@@ -42,6 +49,8 @@ def driver(context, counter, total, chunk{parameters}):
         if start >= total:
             return
         for index in range(start, min(start + chunk, total)):
+            if interrupted() != 0:
+                return
             store_relaxed(context, index, BLOCK)
             function({arguments})
 """
@@ -90,8 +99,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
-    """Run a launch that is compiled, and wait for it. Ctrl-C aborts waits in device code, then is raised."""
+def run(
+    launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
+) -> Callable[[], bool] | None:
+    """Run a launch that is compiled, and wait for it; after a second Ctrl-C return what tells whether it is over."""
     driver = launch.kernel.compiled["cpu", len(values)]
     # small chunks balance the load, large ones spare the counter
     chunk = max(1, min(1024, total // (THREADS * 8)))
@@ -99,12 +110,13 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
     counter = np.zeros(8, np.int64)
     contexts = np.zeros((threads, 8), np.int64)
     contexts[:, 1:4] = (*launch.shape, 1, 1)[:3]  # code divides by them
+    contexts[:, FLAG] = flag.address
     arguments = _arguments(values)
     done = threading.Semaphore(0)
     failures: list[BaseException] = []
     ended: list[int] = []
 
-    def job(context: int, held: Any = contexts) -> None:  # they outlive a wait that Ctrl-C ends between two lines
+    def job(context: int, held: Any = (contexts, flag)) -> None:  # they outlive a wait that was given up
         try:
             driver(context, counter.ctypes.data, total, chunk, *arguments)
         except BaseException as error:  # handed to the caller below
@@ -115,22 +127,33 @@ def run(launch: Any, values: list[Any], total: int, participants: Any) -> None:
 
     first = contexts[0].ctypes.data
     _workers.submit([lambda k=k: job(first + 64 * k) for k in range(threads)])  # type: ignore[misc]
-    interrupted: BaseException | None = None
-    while True:
+    since, told = 0.0, False
+    while len(ended) < threads:
         try:
-            if interrupted is not None:
-                contexts[:, INTERRUPTED] = 1  # this launch's own flag: others are not interrupted
-                for participant in participants:
-                    participant.abort()
-            while len(ended) < threads:  # the list counts: Ctrl-C may come between an acquire and a note of it
-                done.acquire(timeout=0.2)
-            break
-        except KeyboardInterrupt as error:
-            interrupted = error
-    if interrupted is not None:
-        raise interrupted
+            done.acquire(timeout=0.2)
+            if not interrupts.raised or not interrupts.leaves:
+                continue
+            if len(interrupts.raised) > 1:
+                _leak(driver, arguments, contexts, counter, flag)
+                return lambda: len(ended) == threads
+            since = since or time.monotonic()
+            if not told and time.monotonic() > since + TELL_SECONDS:
+                told = _tell(launch.kernel.__name__)
+        except BaseException as error:  # a signal's: the threads go on, and use what is here
+            interrupts.catch(error)
     if failures:
         raise failures[0]
+    return None
+
+
+def _tell(name: str) -> bool:
+    sys.stderr.write(f"warpwell: kernel {name!r} stays in one index: Ctrl-C once more leaves it behind\n")
+    return True
+
+
+def _leak(*held: Any) -> None:
+    """Keep what threads that were left behind use, also while Python ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
 _WORDS = 0, 0, 0, 0
@@ -192,6 +215,7 @@ def _driver(kernel: Any, count: int) -> Any:
         scope = {
             "function": kernel.function,
             "set_context": set_context,
+            "interrupted": atomics.interrupted,
             "fetch_add": atomics.fetch_add,
             "store_relaxed": atomics.store_relaxed,
             "DEVICE": atomics.DEVICE,

@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from .. import errors
 from .compile_errors import explained
 from .device import seam_for
-from .fault import Interrupt, share_fault_page
+from .fault import LaunchFlag, share_fault_page
 from .notice import compiling
-from .overlaps_cuda import shared_on_gpu
 from .signature import check_arguments
 from .struct import DeviceStruct
+from .uninterrupted import Interrupts, interruptible
+from .virtual import asks, launch_copy
 
 BLOCK_THREADS = 256
 """Threads of a block for launches of one dimension."""
@@ -32,6 +31,7 @@ much between reads want more.
 
 _WRAPPER = """
 def {name}(extent0, extent1, extent2{parameters}):
+    {begin}
     index = grid({dims})
     if {inside}:
         function({arguments})
@@ -39,6 +39,7 @@ def {name}(extent0, extent1, extent2{parameters}):
 
 _BLOCK_WRAPPER = """
 def {name}(extent0, extent1, extent2{parameters}):
+    {begin}
     function({arguments})
 """
 
@@ -66,23 +67,50 @@ class NumbaCuda:
 numba_cuda = NumbaCuda()
 
 
-def run(launch: Any, values: list[Any], total: int, participants: Any) -> Callable[[], bool] | None:
+def run(
+    launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
+) -> Callable[[], bool] | None:
     """Run a launch and wait for it; with a stream return at once, with what tells whether it is done."""
     from numba import cuda
 
+    from .copies_cuda import copy_in, copy_out
+
     share_fault_page()
     stream = _stream(launch.stream)
-    start(launch, values, stream)
+    values, copied = copy_in(values, stream)
+    start(launch, values, stream, flag)
     done = cuda.event(timing=False)
     done.record(stream or 0)
-    if launch.stream is not None:
-        return lambda: bool(done.query())
-    wait(done, participants)
-    return None
+    if launch.stream is not None and not copied and not launch.waits:
+        if asks_flag(launch.kernel):
+            keep(flag, done)
+    elif _reached(done, interrupts):
+        copy_out(copied, stream)
+        return None
+    return lambda: bool(done.query())
 
 
-def start(launch: Any, values: Sequence[Any], stream: Any) -> None:
-    """Start a launch in a numba-cuda stream, and no more."""
+_going: list[tuple[Any, LaunchFlag]] = []
+"""Launches that go on in streams, which read their flags."""
+
+
+def keep(flag: LaunchFlag, done: Any) -> None:
+    """Keep the flag of a launch until an event is reached."""
+    _going[:] = [(event, kept) for event, kept in _going if not event.query()]
+    _going.append((done, flag))
+
+
+def configured(dispatcher: Any, blocks: Any, threads: Any, stream: Any) -> Any:
+    """Return a dispatcher with its grid, of which numba-cuda does not say that it is small: users did not choose it."""
+    large = dispatcher.configure((1 << 20,), threads, stream or 0)
+    grid = blocks if isinstance(blocks, tuple) else (blocks,)
+    large.griddim = (*grid, 1, 1)[:3]
+    return large
+
+
+def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> None:
+    """Start a launch in a numba-cuda stream, and no more; `flag` must be kept until it is done (see `keep`)."""
+    values = [*values, flag.address] if asks_flag(launch.kernel) else values
     kernel = compiled(launch.kernel, len(launch.shape), len(values))
     extents = (*launch.shape, 1, 1)[:3]
     blocks, threads = configuration(launch.shape, launch.kernel.block)
@@ -92,51 +120,56 @@ def start(launch: Any, values: Sequence[Any], stream: Any) -> None:
         )
     if not kernel.overloads:
         check_arguments(launch.kernel, values, compiles=False)
-    shared = shared_on_gpu(values) if any(isinstance(v, np.ndarray) for v in values) else {}
-    if shared:
-        values = [shared[id(v)][0] if id(v) in shared else v for v in values]
     with (
         contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"),
         explained(launch.kernel.__name__, "cuda"),
     ):
-        kernel[blocks, threads, stream or 0](*extents, *values)
-    if shared:
-        from numba import cuda
-
-        (stream or cuda.default_stream()).synchronize()
-        for span in {id(span): span for _, span in shared.values()}.values():
-            span.copy_to_host(None)
+        configured(kernel, blocks, threads, stream)(*extents, *values)
 
 
 def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
     """Launch a kernel of `n` threads over words in a numba-cuda stream, and return; no more than that."""
     dispatcher = compiled(kernel, 1, len(values))
     with contextlib.nullcontext() if dispatcher.overloads else compiling(f"kernel {kernel.__name__!r}"):
-        dispatcher[-(-n // BLOCK_THREADS), BLOCK_THREADS, stream](n, 1, 1, *values)
+        configured(dispatcher, -(-n // BLOCK_THREADS), BLOCK_THREADS, stream)(n, 1, 1, *values)
 
 
 def wait(event: Any, participants: Any = ()) -> None:
     """Wait for an event such that Ctrl-C works: it aborts waits in device code, then is raised."""
+
+    def stop() -> None:
+        for participant in participants:
+            participant.abort()
+
+    with interruptible(stop) as interrupts:
+        interrupts.leaves = not participants
+        _reached(event, interrupts)
+
+
+def _reached(event: Any, interrupts: Interrupts) -> bool:
+    """Wait for an event; return whether it came, which a second Ctrl-C does not wait for."""
     # asking whether an event is done is no failure to log
     logging.getLogger("numba.cuda.cudadrv.driver").setLevel(logging.CRITICAL)
-    interrupted: BaseException | None = None
-    loops = Interrupt()
     spins = 0
-    try:
-        while not event.query():
-            try:
-                spins += 1
-                if spins > 200:
-                    time.sleep(min(50e-6 * (spins - 200), 1e-3))
-            except KeyboardInterrupt as error:
-                interrupted = error
-                for participant in (loops, *participants):
-                    participant.abort()
-        event.synchronize()  # raises what the driver has to say
-    finally:
-        loops.over()
-    if interrupted is not None:
-        raise interrupted
+    while not event.query():
+        try:
+            spins += 1
+            if spins > 200:
+                time.sleep(min(50e-6 * (spins - 200), 1e-3))
+        except BaseException as error:  # a signal's: the kernel goes on, and uses what the caller holds
+            interrupts.catch(error)
+        if len(interrupts.raised) > 1 and interrupts.leaves:
+            return False
+    event.synchronize()  # raises what the driver has to say
+    return True
+
+
+def asks_flag(kernel: Any) -> bool:
+    """Tell whether a kernel is given its launch's flag as a last argument: where it asks `failed`."""
+    key = "cuda-asks"
+    if key not in kernel.compiled:
+        kernel.compiled[key] = asks(kernel.function)
+    return bool(kernel.compiled[key])
 
 
 def compiled(kernel: Any, dims: int, count: int) -> Any:
@@ -164,6 +197,8 @@ def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
     cc : (int, int)
         Compute capability.
     """
+    if asks_flag(kernel):
+        argument_types = (*argument_types, 0)
     return ptx_of(_wrapper(kernel, dims, len(argument_types)), 3, argument_types, cc)
 
 
@@ -201,21 +236,35 @@ def without_gpu(cc: tuple[int, int]) -> Iterator[None]:
 
 
 def _wrapper(kernel: Any, dims: int, count: int) -> Any:
-    from . import atomics
+    from . import atomics, block
 
     seam_for("cuda")
     names = [f"argument{k}" for k in range(count)]
     name = f"warpwell_{kernel.__name__}"
+    passed, begin = beginning(kernel, names)
     source = (_WRAPPER if kernel.block is None else _BLOCK_WRAPPER).format(
         name=name,
         dims=dims,
         inside=INSIDE[dims],
         parameters="".join(f", {n}" for n in names),
-        arguments=", ".join(names),
+        begin=begin,
+        arguments=", ".join(passed),
     )
-    scope = {"function": kernel.function, "grid": atomics.grid, "__name__": "warpwell.targets.generated"}
+    scope = {
+        "function": launch_copy(kernel.function),
+        "grid": atomics.grid,
+        "set_flag": block.set_flag,
+        "__name__": "warpwell.targets.generated",
+    }
     exec(compile(source, f"<warpwell {kernel.__name__}>", "exec"), scope)
     return scope[name]
+
+
+def beginning(kernel: Any, names: list[str]) -> tuple[list[str], str]:
+    """Return the parameters that are the kernel's own, and what a generated kernel begins with."""
+    if not asks_flag(kernel):
+        return names, "pass"
+    return names[:-1], f"set_flag({names[-1]})"
 
 
 def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,11 +1,11 @@
-"""`uninterrupted`: keeps Ctrl-C until a compiler is done."""
+"""`uninterrupted` keeps Ctrl-C until a compiler is done, `interruptible` until a launch has been stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
@@ -29,3 +29,63 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
         if came:
             previous(signal.SIGINT, came[0])
+
+
+class Interrupts:
+    """What came of Ctrl-C in a block; see `interruptible`."""
+
+    def __init__(self, stop: Callable[[], object]) -> None:
+        self.raised: list[BaseException] = []
+        self.at_once = False
+        """Whether the second one raises where it comes: in a block that does not look for it."""
+        self.leaves = True
+        """Whether what the block waits for may be left behind after a second one."""
+        self.caught = False
+        self._stop = stop
+
+    def came(self, error: BaseException) -> None:
+        """Note one; the first stops what the block waits for."""
+        self.raised.append(error)
+        if len(self.raised) == 1:
+            self._stop()
+
+    def catch(self, error: BaseException) -> None:
+        """Note what was raised while the block waited: by a handler of another signal."""
+        self.caught = True
+        self.came(error)
+
+
+@contextlib.contextmanager
+def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
+    """Call `stop` when an interrupt of the main thread would raise in the block, and raise at its end.
+
+    So nothing in the block is left half done, and what it waits for ends soon. The program's own handler is called at
+    once; where that raises nothing, the block goes on. Blocks within blocks are all stopped, and the outermost raises.
+    `stop` runs between two lines of the block and takes no lock.
+    """
+    found = Interrupts(stop)
+    previous = signal.getsignal(signal.SIGINT)
+    handled = threading.current_thread() is threading.main_thread() and callable(previous)
+
+    def handle(number: int, frame: FrameType | None) -> BaseException | None:
+        try:
+            error: object = previous(number, frame)  # type: ignore[operator, misc]
+        except BaseException as raised:  # kept for the end of the block
+            error = raised
+        if not isinstance(error, BaseException):
+            return None
+        found.came(error)
+        if found.at_once and len(found.raised) > 1:
+            raise error
+        return error  # to the block within this one, whose handler called
+
+    if handled:
+        handle.within = True  # type: ignore[attr-defined]
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield found
+    finally:
+        if handled:
+            signal.signal(signal.SIGINT, previous)
+        if found.raised and (found.caught or not hasattr(previous, "within")):
+            raise found.raised[0].with_traceback(None)

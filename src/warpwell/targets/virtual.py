@@ -18,6 +18,7 @@ from . import atomics, block
 from .cache_key import VERSIONED
 from .code_names import attributes, names_of
 from .device import device
+from .fault import failed, launch_failed
 
 _VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
 _OWN = __package__.partition(".")[0]
@@ -33,9 +34,19 @@ def virtual_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     TransformError
         The function names the hardware's grid itself; ``construct`` and ``line`` say where.
     """
-    copies: dict[Any, Any] = {}
-    copy = _copy(function, copies)
+    copy = _Copier({**_VIRTUAL, failed: launch_failed}, refuses=True).copy(function)
     return device(copy) if copy is function else copy
+
+
+def launch_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a device function that asks its own launch whether it `failed`; itself where it does not ask."""
+    copy: Callable[..., Any] = _Copier({failed: launch_failed}, refuses=False).copy(function)
+    return copy
+
+
+def asks(function: Callable[..., Any]) -> bool:
+    """Tell whether a device function, or one that it calls, asks `failed`."""
+    return launch_copy(function) is not function
 
 
 def returns_early(function: Callable[..., Any]) -> int | None:
@@ -61,64 +72,81 @@ def returns_early(function: Callable[..., Any]) -> int | None:
     return None
 
 
-def _copy(value: Any, copies: dict[Any, Any]) -> Any:
-    """Return what stands for `value` in a copy: itself where nothing below it asks for its place."""
-    if not isinstance(value, types.FunctionType):
-        _refuse_compiled(value)
-        return value
-    if value in _VIRTUAL:
-        return _VIRTUAL[value]
-    if id(value) in copies:
-        return copies[id(value)]
-    copies[id(value)] = value  # a function that calls itself is, so far, its own copy
-    if is_primitive(value):
-        return value
-    _refuse_hardware(value)
-    names = set(names_of(value.__code__))
-    scope = {n: value.__globals__[n] for n in names if n in value.__globals__}
-    changed = {n: new for n, old in scope.items() if (new := _inner(old, names, copies)) is not old}
-    cells = tuple(_cell(cell, names, copies) for cell in value.__closure__ or ())
-    if not changed and all(a is b for a, b in zip(cells, value.__closure__ or (), strict=True)):
-        return value
-    copy = types.FunctionType(
-        value.__code__, {**value.__globals__, **changed}, value.__name__, value.__defaults__, cells
-    )
-    copy.__kwdefaults__ = value.__kwdefaults__
-    copy.__module__ = value.__module__
-    copies[id(value)] = copy
-    return device(copy)
+class _Copier:
+    """Copies device functions with other names in reach.
 
-
-def _inner(value: Any, names: set[str], copies: dict[Any, Any]) -> Any:
-    """Return what stands for `value` in the copy of a function that says `names`."""
-    return _module(value, names, copies) if isinstance(value, types.ModuleType) else _copy(value, copies)
-
-
-def _module(module: types.ModuleType, names: set[str], copies: dict[Any, Any]) -> Any:
-    """Return a module whose functions, and modules within, are what stands for them in the copy.
-
-    Only `names` are looked at.
+    Parameters
+    ----------
+    instead : dict
+        What stands in the copy for which functions.
+    refuses : bool
+        Whether functions that name the hardware's grid are refused.
     """
-    key = id(module), frozenset(names)
-    if key in copies:
+
+    def __init__(self, instead: dict[Any, Any], *, refuses: bool) -> None:
+        self._instead = instead
+        self._refuses = refuses
+        self._copies: dict[Any, Any] = {}
+
+    def copy(self, value: Any) -> Any:
+        """Return what stands for `value` in a copy: itself where nothing below it is replaced."""
+        copies = self._copies
+        if not isinstance(value, types.FunctionType):
+            if self._refuses:
+                _refuse_compiled(value)
+            return value
+        if value in self._instead:
+            return self._instead[value]
+        if id(value) in copies:
+            return copies[id(value)]
+        copies[id(value)] = value  # a function that calls itself is, so far, its own copy
+        if is_primitive(value):
+            return value
+        if self._refuses:
+            _refuse_hardware(value)
+        names = set(names_of(value.__code__))
+        scope = {n: value.__globals__[n] for n in names if n in value.__globals__}
+        changed = {n: new for n, old in scope.items() if (new := self._inner(old, names)) is not old}
+        cells = tuple(self._cell(cell, names) for cell in value.__closure__ or ())
+        if not changed and all(a is b for a, b in zip(cells, value.__closure__ or (), strict=True)):
+            return value
+        copy = types.FunctionType(
+            value.__code__, {**value.__globals__, **changed}, value.__name__, value.__defaults__, cells
+        )
+        copy.__kwdefaults__ = value.__kwdefaults__
+        copy.__module__ = value.__module__
+        copies[id(value)] = copy
+        return device(copy)
+
+    def _inner(self, value: Any, names: set[str]) -> Any:
+        """Return what stands for `value` in the copy of a function that says `names`."""
+        return self._module(value, names) if isinstance(value, types.ModuleType) else self.copy(value)
+
+    def _module(self, module: types.ModuleType, names: set[str]) -> Any:
+        """Return a module whose functions, and modules within, are what stands for them in the copy.
+
+        Only `names` are looked at.
+        """
+        copies = self._copies
+        key = id(module), frozenset(names)
+        if key in copies:
+            return copies[key]
+        copies[key] = module  # one that names itself is, so far, its own copy
+        if module.__name__.partition(".")[0] in VERSIONED - {_OWN}:
+            return module  # these know nothing of blocks
+        kinds = types.FunctionType, types.ModuleType
+        found = {n: v for n, v in attributes(module, names).items() if isinstance(v, kinds)}
+        changed = {n: new for n, v in found.items() if (new := self._inner(v, names)) is not v}
+        if changed:
+            copies[key] = types.ModuleType(module.__name__)
+            vars(copies[key]).update({**vars(module), **changed})
         return copies[key]
-    copies[key] = module  # one that names itself is, so far, its own copy
-    if module.__name__.partition(".")[0] in VERSIONED - {_OWN}:
-        return module  # these know nothing of blocks
-    kinds = types.FunctionType, types.ModuleType
-    found = {n: v for n, v in attributes(module, names).items() if isinstance(v, kinds)}
-    changed = {n: new for n, v in found.items() if (new := _inner(v, names, copies)) is not v}
-    if changed:
-        copies[key] = types.ModuleType(module.__name__)
-        vars(copies[key]).update({**vars(module), **changed})
-    return copies[key]
 
-
-def _cell(cell: Any, names: set[str], copies: dict[Any, Any]) -> Any:
-    if not _bound(cell):
-        return cell
-    new = _inner(cell.cell_contents, names, copies)
-    return cell if new is cell.cell_contents else types.CellType(new)
+    def _cell(self, cell: Any, names: set[str]) -> Any:
+        if not _bound(cell):
+            return cell
+        new = self._inner(cell.cell_contents, names)
+        return cell if new is cell.cell_contents else types.CellType(new)
 
 
 def _bound(cell: Any) -> bool:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..targets import FAULT_PAGE, Block
+from ..targets import Block
 from ..targets.interp import Interpreter
 from ..targets.scheduler import Thread
 
@@ -63,8 +63,8 @@ class Adversary(Interpreter):
         self._nap_at = self._next_nap() if self._every else 1 << 62
 
     def announce_blocks(self, *blocks: Block) -> None:
-        """Name the blocks, and the fault page, as the only memory there is."""
-        self.announce(FAULT_PAGE, 4096)
+        """Name the blocks, and the launch's flag, as the only memory there is."""
+        self.announce(self.flag.address, 16)
         for block in blocks:
             self.announce(block.address, block.nbytes)
 

@@ -30,6 +30,7 @@ from ..cache.word import DIRTY, INVALID, PINS, READABLE, VALID, frame_of, pins_o
 from ..queues.layout import Q_IN_USE
 from ..storage.serve import serve_media
 from ..targets import DEVICE, backoff, closing, load_acquire
+from ..targets.fault import LaunchFlag
 from .adversary import Adversary, Violation
 from .scripted_medium import ScriptedMedium
 
@@ -98,6 +99,7 @@ class CacheModel:
         self.array = Array(
             self.medium, header, cache=self.cache, owns_cache=False, tier="storage", writable=True, name="model"
         )
+        self.flag = LaunchFlag("interp")
         self.view = self.array.kernel_struct()
         self.frames = self.cache.frames
         self.held: dict[int, int] = defaultdict(int)
@@ -128,9 +130,10 @@ class CacheModel:
         cache = self.cache
         assert cache._core is not None
         run.announce_blocks(
-            cache._core, cache._latch.block, cache._count, cache._stats, cache.pairs._device, cache.pairs._shared,
+            cache._core, *cache.launches.blocks, cache._stats, cache.pairs._device, cache.pairs._shared,
             *cache.controller.blocks(), self.medium.order,
         )  # fmt: skip
+        run.announce(self.flag.address, 16)
         controller = cache.controller
         run.serve(*controller.services(), lambda: serve_media(controller.control, controller.namespaces))
         for address in range(cache.table_bytes // 8):
@@ -227,7 +230,7 @@ class CacheModel:
 
     def _clean(self, page: int, evict: bool) -> None:
         core, space = self.cache.core, self.view.space
-        if clean(core, page, False, 1, 0, 0) and evict:
+        if clean(core, space, page, False, 1, 0, 0) and evict:
             evict_page(core, space, page, 1, 0, 0)
 
     # -- the whole ------------------------------------------------------------------------------------------
@@ -242,15 +245,16 @@ class CacheModel:
             run = self.run
             for thread in range(self.threads):
                 run.spawn(self._worker, thread, self.random.getrandbits(32), name=f"worker-{thread}")
-            cache.begin()
+            cache.begin(self.flag)
+            self.view = self.array.kernel_struct(self.flag)
             run.run()
-            cache.end()
-            cache.begin()
+            cache.end(self.flag)
+            cache.begin(self.flag)
             self._check_words(settled=False)
             rest = self._interpreter(self.seed + (1 << 40))
             rest.spawn(self._settle, name="settle")
             rest.run()
-            cache.end()
+            cache.end(self.flag)
             self._flush()
             self._check_words(settled=True)
             self._check_file()
@@ -270,18 +274,19 @@ class CacheModel:
     def _flush(self) -> None:
         cache = self.cache
         base = cache.space(self.array._nsid).base
-        count = cache._count.words
-        arguments = (cache.core, base, base + MANY_PAGES, 0, cache._count.address)
         # once more where command ids were short
         for attempt in range(4):
-            count[0] = 0
             run = self._interpreter(self.seed + ((attempt + 1) << 41))
-            cache.begin()
+            cache.begin(self.flag)
+            launch = cache.launches.take(self.flag)
+            launch.reset()
+            arguments = (cache.core, launch.space(0), base, base + MANY_PAGES, 0, launch.count_address)
             run.launch(flush_frames.function, self.frames, arguments)
-            cache.end()
-            if not count[0]:
+            left = launch.counted()
+            cache.end(self.flag)
+            if not left:
                 return
-        raise Violation(f"{count[0]} pages could not be flushed when all was done")
+        raise Violation(f"{left} pages could not be flushed when all was done")
 
     def _check_words(self, *, settled: bool) -> None:
         words = self.cache.words()
@@ -339,7 +344,6 @@ class CacheModel:
 
     def _discard(self) -> None:
         """Forget array and cache without the flush that closing would do."""
-        self.cache._latch.block.words[: at.LATCH_WORDS] = 0
         self.array._finalizer.detach()
         self.array._part.closed = self.cache._closed = True
         closing.forget(self.array._part)

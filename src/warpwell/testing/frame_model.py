@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 
 from ..cache.core import hashed, owner_address, word_address
-from ..cache.layout import C_FAILED, HELD_FRAME
+from ..cache.layout import HELD_FRAME
 from ..cache.transfer import fill, publish
 from ..cache.word import BUSY, evicted, with_state
 from ..targets import DEVICE, compare_exchange, load_relaxed, store_relaxed
@@ -64,14 +64,13 @@ class FrameModel(CacheModel):
             self.sources = [np.array([base_value(p, k) for k in range(ITEMS)], np.int64) for p in self.pages]
             for source in self.sources:
                 run.announce(source.ctypes.data, source.nbytes)
-            assert cache._core is not None
-            cache._core.write(8 * C_FAILED, np.ones(1, np.int64))  # a miss is answered by 0, and brings nothing in
+            run.flag.interrupt()  # a miss is answered by 0, and brings nothing in
             for reader in range(self.readers):
                 run.spawn(self._look, self.random.getrandbits(32), name=f"reader-{reader}")
             run.spawn(self._move, 60, name="mover")
-            cache.begin()
+            cache.begin(self.flag)
             run.run()
-            cache.end()
+            cache.end(self.flag)
         finally:
             self._discard()
         return run.steps

@@ -1,0 +1,139 @@
+"""Launches: what a cache keeps for each launch that uses it, so that its errors are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..targets import Block, Memory
+from ..targets.fault import LaunchFlag
+from . import layout as at
+
+TOGETHER = 16
+"""Launch records that are made at a time."""
+
+
+class CacheLaunch:
+    """A launch on a cache: its records, and who takes part.
+
+    Attributes
+    ----------
+    flag : LaunchFlag
+        Of the launch.
+    users : int
+        Arguments that have begun and not ended.
+    nsids : set of int
+        Their namespaces.
+    done : callable or None
+        Tells whether a launch that goes on in a stream is done.
+    """
+
+    def __init__(self, block: Block, offset: int, latch: NDArray[np.int64]) -> None:
+        self._block = block
+        self._offset = offset
+        self._latch = latch
+        self.users = 0
+        self.nsids: set[int] = set()
+        self.flag: LaunchFlag
+        self.done: Callable[[], bool] | None = None
+
+    def space(self, index: int) -> int:
+        """Return the address of the launch's copy of a space record."""
+        return self._block.address + self._offset + 8 * (at.LAUNCH_WORDS + at.SPACE_WORDS * index)
+
+    def abort(self) -> None:
+        """Make every wait of device code for this launch end soon."""
+        if self._latch[at.L_KIND] == at.CLEAR:
+            self._latch[at.L_KIND] = at.ABORTED
+
+    def start(self, flag: LaunchFlag) -> None:
+        """Let device code tell this flag when it fails."""
+        self.flag = flag
+        self._latch[at.L_FLAG] = flag.address
+
+    @property
+    def count_address(self) -> int:
+        """Where maintenance kernels count."""
+        return self._block.address + self._offset + 8 * at.R_COUNT
+
+    def counted(self) -> int:
+        """Return what maintenance kernels counted since `reset`."""
+        return int(self._block.read(self._offset + 8 * at.R_COUNT, 8).view(np.int64)[0])
+
+    def reset(self) -> None:
+        """Count from 0."""
+        self._block.write(self._offset + 8 * at.R_COUNT, np.zeros(1, np.int64))
+
+    def take(self) -> tuple[int, int, int, int]:
+        """Return kind, namespace, page and value of what was latched, and clear that."""
+        record = self._latch
+        out = (int(record[at.L_KIND]), int(record[at.L_ARRAY]), int(record[at.L_PAGE]), int(record[at.L_VALUE]))
+        if out[0] != at.CLEAR:
+            record[: at.L_FLAG] = 0
+            self._block.write(self._offset, np.zeros(2, np.int64))  # R_FAILED and R_KIND
+            self.flag.clear()
+        return out
+
+
+class Launches:
+    """The launch records of a cache, made as they are needed and used again.
+
+    Parameters
+    ----------
+    memory : Memory
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._spaces = np.zeros((0, at.SPACE_WORDS), np.int64)
+        self._free: list[CacheLaunch] = []
+        self._taken: dict[LaunchFlag, CacheLaunch] = {}
+        self.blocks: list[Block] = []
+
+    def lay_out(self, spaces: NDArray[np.int64]) -> None:
+        """Take over new space records; no launch is in flight."""
+        self._spaces = spaces.copy()
+        self._free, self._taken, self.blocks = [], {}, []
+
+    def of(self, flag: LaunchFlag) -> CacheLaunch | None:
+        """Return what is kept for a launch."""
+        return self._taken.get(flag)
+
+    def take(self, flag: LaunchFlag) -> CacheLaunch:
+        """Return what is kept for a launch, from now on if there is nothing yet."""
+        launch = self._taken.get(flag)
+        if launch is None:
+            if not self._free:
+                self._make()
+            launch = self._free.pop()
+            launch.start(flag)
+            self._taken[flag] = launch
+        return launch
+
+    def give_back(self, launch: CacheLaunch) -> None:
+        """Use the records of a launch that is over for others."""
+        self._taken.pop(launch.flag, None)
+        launch.users, launch.done = 0, None
+        launch.nsids = set()
+        self._free.append(launch)
+
+    def going(self) -> list[CacheLaunch]:
+        """Return the launches that go on in streams."""
+        return [launch for launch in self._taken.values() if launch.done is not None]
+
+    def _make(self) -> None:
+        each = at.LAUNCH_WORDS + at.SPACE_WORDS * len(self._spaces)
+        block = self._memory.allocate(8 * each * TOGETHER)
+        latches = self._memory.allocate_shared(8 * at.LATCH_WORDS * TOGETHER)
+        words = np.zeros((TOGETHER, each), np.int64)
+        for k in range(TOGETHER):
+            words[k, at.R_LATCH] = latches.address + 8 * at.LATCH_WORDS * k
+            copies = words[k, at.LAUNCH_WORDS :].reshape(-1, at.SPACE_WORDS)
+            copies[:] = self._spaces
+            copies[:, at.S_LAUNCH] = block.address + 8 * each * k
+        block.write(0, words)
+        self.blocks += [block, latches]
+        records = latches.words.reshape(-1)[: at.LATCH_WORDS * TOGETHER].reshape(TOGETHER, at.LATCH_WORDS)
+        self._free += [CacheLaunch(block, 8 * each * k, records[k]) for k in range(TOGETHER)]

@@ -1,0 +1,208 @@
+"""Errors and `failed` belong to a launch: those of launches side by side on one array, one cache, one scheduler."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.scheduler import Scheduler
+from warpwell.storage import Faulty, RamMedium
+from warpwell.targets.fault import LaunchFlag
+from warpwell.testing.array_kernels import write
+from warpwell.testing.until import until
+
+WAITING, OPEN = 0, 1
+
+
+@ww.kernel
+def beyond(a, distance, gate, out):
+    """Fail, and stay until the gate opens."""
+    i = ww.grid(1)
+    out[i] = a[a.size + distance]
+    ww.atomic_add(gate, WAITING, 1)
+    while ww.atomic_add(gate, OPEN, 0) == 0:
+        ww.backoff(100)
+
+
+@ww.kernel
+def overwrite(a, gate, out):
+    """Write to an array that is read-only, and stay."""
+    i = ww.grid(1)
+    a[i] = 1
+    ww.atomic_add(gate, WAITING, 1)
+    while ww.atomic_add(gate, OPEN, 0) == 0:
+        ww.backoff(100)
+
+
+@ww.kernel
+def total(a, out):
+    """Add all items up, unless the launch failed."""
+    i = ww.grid(1)
+    for k in range(a.size):
+        if ww.failed():
+            return
+        out[i] += a[k]
+
+
+class Beside(threading.Thread):
+    """A launch in a thread, which keeps what it raises."""
+
+    def __init__(self, launch: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.error: Exception | None = None
+        self._launch = launch
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._launch()
+        except Exception as error:
+            self.error = error
+
+
+def compiled(a: ww.Array, gate: np.ndarray, out: np.ndarray) -> None:
+    """Compile what is launched, with the gate open."""
+    gate[OPEN] = 1
+    with pytest.raises(errors.IndexRangeError):
+        beyond[1](a, 1, gate, out)
+    with pytest.raises(errors.ReadOnlyError):
+        overwrite[1](a, gate, out)
+    total[1](a, out)
+    gate[:] = 0
+    out[:] = 0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    np.save(tmp_path / "a.npy", np.arange(4096))
+    return tmp_path / "a.npy"
+
+
+def test_three_launches_side_by_side_raise_their_own(path: Path) -> None:
+    gate, out = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    with ww.open(path, device="cpu", cache=8192) as a:
+        compiled(a, gate, out)
+        far = Beside(lambda: beyond[1](a, 7, gate, out))
+        write = Beside(lambda: overwrite[1](a, gate, out))
+        until(lambda: gate[WAITING] == 2)
+        sums = np.zeros(2, np.int64)
+        total[2](a, sums)
+        assert sums.tolist() == [4096 * 4095 // 2] * 2
+        assert a[5] == 5 and a[4000:4002].tolist() == [4000, 4001]
+        gate[OPEN] = 1
+        for beside in (far, write):
+            beside.join(30)
+        assert isinstance(far.error, errors.IndexRangeError) and far.error.index == 4103
+        assert isinstance(write.error, errors.ReadOnlyError)
+        total[2](a, np.zeros(2, np.int64))
+
+
+def test_a_launch_on_another_array_of_the_cache_is_not_told(path: Path) -> None:
+    gate, out = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    with ww.Cache(16384, device="cpu") as cache:
+        a, b = ww.open(path, cache=cache), ww.open(path, cache=cache)
+        compiled(a, gate, out)
+        far = Beside(lambda: beyond[1](a, 1, gate, out))
+        until(lambda: gate[WAITING] == 1)
+        sums = np.zeros(1, np.int64)
+        total[1](b, sums)
+        b.prefetch(0, 100)
+        b.evict()
+        gate[OPEN] = 1
+        far.join(30)
+        assert sums[0] == 4096 * 4095 // 2 and isinstance(far.error, errors.IndexRangeError)
+        a.close()
+        b.close()
+
+
+def test_the_scheduler_tells_the_task_that_failed(path: Path) -> None:
+    gate, out = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    with ww.open(path, device="cpu", cache=8192) as a:
+        compiled(a, gate, out)
+        sums = np.zeros(2, np.int64)
+        with Scheduler(device="cpu", policy="left-over") as scheduler:
+            failing = scheduler.submit(beyond[1], a, 3, gate, out, tenant="one")
+            until(lambda: gate[WAITING] == 1)
+            fine = scheduler.submit(total[2], a, sums, tenant="other")
+            fine.result(timeout=30)
+            gate[OPEN] = 1
+            with pytest.raises(errors.IndexRangeError):
+                failing.result(timeout=30)
+        assert sums.tolist() == [4096 * 4095 // 2] * 2
+
+
+def test_many_launches_at_once_have_records_of_their_own(path: Path) -> None:
+    """More than are made at a time."""
+    gate, out = np.zeros(2, np.int64), np.zeros(64, np.int64)
+    with ww.open(path, device="cpu", cache=8192) as a:
+        compiled(a, gate, out)
+        launches = [Beside(lambda k=k: beyond[1](a, k, gate, out)) for k in range(40)]
+        until(lambda: gate[WAITING] == 40)
+        gate[OPEN] = 1
+        for k, beside in enumerate(launches):
+            beside.join(30)
+            assert isinstance(beside.error, errors.IndexRangeError) and beside.error.index == 4096 + k
+
+
+def test_launches_in_streams_are_told_one_by_one_to_operations_on_their_array(path: Path) -> None:
+    """What a GPU does in streams, by hand: the launches go on after their calls."""
+    with ww.Cache(16384, device="cpu") as cache:
+        a, b = ww.open(path, cache=cache), ww.open(path, cache=cache)
+        done = []
+        for distance in (1, 2, 0):
+            flag = LaunchFlag("cpu")
+            a.launch_begins(flag)
+            gate = np.ones(2, np.int64)
+            if distance:
+                beyond[1](a.kernel_struct(flag), distance, gate, np.zeros(1, np.int64), device="cpu", flag=flag)
+            a.launch_continues(flag, lambda: bool(done))
+        assert b[3] == 3 and a[3] == 3  # nothing is known yet
+        done.append(True)
+        assert b[3] == 3  # not its own
+        for index in (4097, 4098):
+            with pytest.raises(errors.IndexRangeError) as caught:
+                a[3]
+            assert caught.value.index == index
+        assert a[3] == 3
+        a.close()
+        b.close()
+
+
+def test_what_a_stream_left_is_told_by_closing_at_the_latest(path: Path) -> None:
+    a = ww.open(path, device="cpu", cache=8192)
+    flag = LaunchFlag("cpu")
+    a.launch_begins(flag)
+    beyond[1](a.kernel_struct(flag), 1, np.ones(2, np.int64), np.zeros(1, np.int64), device="cpu", flag=flag)
+    a.launch_continues(flag, lambda: True)
+    with pytest.raises(errors.IndexRangeError):
+        a.close()
+    a.close()
+
+
+def test_a_write_that_fails_is_told_to_the_launch_that_needed_the_frame() -> None:
+    medium = Faulty(RamMedium(np.zeros(4096, np.int64)))
+    with ww.Cache(8192, page_size=4096, device="cpu") as cache:
+        a = ww.open(medium, "r+", dtype="i8", cache=cache)
+        write[2](a, np.arange(2), np.array([5, 6]))
+        medium.configure(fail_writes=True)
+        with pytest.raises(errors.MediumError, match="writing"):
+            a[:]
+        medium.configure()
+        assert a[:3].tolist() == [5, 6, 0]
+        a.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_failed_is_false_again_in_the_next_launch(path: Path, device: str) -> None:
+    gate, out = np.array([0, 1]), np.zeros(1, np.int64)
+    np.arange(20).tofile(path)
+    with ww.open(path, device=device, cache=8192, dtype="i8") as a:
+        with pytest.raises(errors.IndexRangeError):
+            beyond[1](a, 1, gate, out)
+        sums = np.zeros(1, np.int64)
+        total[1](a, sums)
+        assert sums[0] == 190
