@@ -122,7 +122,7 @@ def test_a_floor_before_the_journal_is_found(memory, monkeypatch):
     def early(self, records, *, ordered, last):
         write(self, records, ordered=ordered, last=last)
         if last:
-            floors[-1].raise_to(self.position.seq, self.position.chain)
+            floors[-1].raise_to(self.position.seq, self.position.chain, self.salt)
 
     monkeypatch.setattr(Journal, "write", early)
     assert power_cuts(300, 7, memory).refused > 0

@@ -13,6 +13,7 @@ from .files import Files, write_new
 from .format import JOURNAL_FILE, SUPERBLOCK, Superblock, new_salt
 from .guard import Guard
 from .journal import Journal, Position, journal_path
+from .lock import WriterLock
 from .manifest import Manifest
 from .recovery import remove_strays
 from .segments import Segments
@@ -32,10 +33,13 @@ class Catalog:
     manifest : Manifest
     segments : Segments
     guard : Guard
+    writer : WriterLock
     """
 
-    def __init__(self, files: Files, folder: str, manifest: Manifest, segments: Segments, guard: Guard) -> None:
-        self.manifest = manifest
+    def __init__(
+        self, files: Files, folder: str, manifest: Manifest, segments: Segments, guard: Guard, writer: WriterLock
+    ) -> None:
+        self.manifest, self._writer = manifest, writer
         self._files, self._folder, self._segments, self._guard = files, folder, segments, guard
 
     def roll(self, durable: Position | None) -> None:
@@ -46,6 +50,7 @@ class Catalog:
         durable : Position, optional
             The last record that is durable, where that is known.
         """
+        self._guard.fence(self._writer.check)
         segment = self.manifest.next_segment
         manifest = _raised(self.manifest, durable).with_changes(
             segments=(*self.manifest.segments, segment), next_segment=segment + 1
@@ -73,6 +78,7 @@ class Catalog:
         drop : sequence of int
             Segments that the manifest shall not name any more; their files stay for now.
         """
+        self._guard.fence(self._writer.check)
         old, id = self.manifest, self.manifest.next_file
         journal: Journal | None = None
         try:
@@ -96,6 +102,7 @@ class Catalog:
         self._publish(self.manifest.with_changes(schema=schema))
 
     def _publish(self, manifest: Manifest) -> None:
+        self._guard.fence(self._writer.check)
         manifest.publish(self._files, self._folder)
         # From here on a crash may leave the old or the new one, until the folder is synced.
         self._guard.sync(lambda: self._files.sync_folder(self._folder))

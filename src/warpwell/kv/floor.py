@@ -21,10 +21,14 @@ FLOOR_NAME = "COMMITTED"
 PLACES = (0, 4096)
 
 MARK: np.dtype[Any] = np.dtype(
-    [("magic", "S8"), ("uuid", "V16"), ("seq", "<i8"), ("chain", "<u4"), ("reserved", "V24"), ("crc", "<u4")]
+    [("magic", "S8"), ("uuid", "V16"), ("seq", "<i8"), ("chain", "<u4"), ("salt", "<u4"), ("reserved", "V20"),
+     ("crc", "<u4")]
 )
-require_layout(MARK, 64, {"magic": 0, "uuid": 8, "seq": 24, "chain": 32, "reserved": 36, "crc": 60})
+require_layout(MARK, 64, {"magic": 0, "uuid": 8, "seq": 24, "chain": 32, "salt": 36, "reserved": 40, "crc": 60})
 _MAGIC = b"warpwfl1"
+
+Mark = tuple[int, int, int]
+"""Sequence number and checksum of a record, and the salt of its journal."""
 
 
 class Floor:
@@ -49,12 +53,16 @@ class Floor:
                 files.sync_folder(folder)
         marks = _marks(self._fd, uuid)
         # the older place, or one that does not read, is the next to be written
-        self._next = min(range(2), key=lambda k: (marks[k] or (-1, 0))[0])
+        self._next = min(range(2), key=lambda k: (marks[k] or (-1, 0, 0))[0])
 
-    def raise_to(self, seq: int, chain: int) -> None:
-        """Note that the record `seq` is durable. A full disk is no reason to fail: the old floor stays good."""
+    def raise_to(self, seq: int, chain: int, salt: int) -> None:
+        """Note that the record `seq` of the journal with this salt is durable.
+
+        A full disk is no reason to fail: the old floor stays good.
+        """
         mark = np.zeros(1, MARK)
         mark["magic"], mark["uuid"], mark["seq"], mark["chain"] = _MAGIC, np.void(self._uuid), seq, chain
+        mark["salt"] = salt
         mark["crc"] = crc32c(mark.view(np.uint8)[:60])
         with contextlib.suppress(OSError):
             self._files.pwrite(self._fd, mark.view(np.uint8), PLACES[self._next])
@@ -71,16 +79,25 @@ class Floor:
             self._files.close(fd)
 
 
-def read_floor(folder: str, uuid: bytes) -> tuple[int, int]:
-    """Return sequence number and checksum of the highest mark that reads; (0, 0) for none."""
+def read_floor(folder: str, uuid: bytes) -> list[Mark]:
+    """Return the marks that read; see `highest`."""
     try:
         fd = os.open(os.path.join(folder, FLOOR_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return 0, 0
+        return []
     try:
-        return max((m for m in _marks(fd, uuid) if m), default=(0, 0))
+        return [m for m in _marks(fd, uuid) if m]
     finally:
         os.close(fd)
+
+
+def highest(marks: list[Mark], salt: int) -> tuple[int, int]:
+    """Return sequence number and checksum of the highest mark for a journal; (0, 0) for none.
+
+    Marks for others do not count: the manifest is above those of journals before, and a writer that does not know yet
+    that another has come may note records that are in no journal any more. Format 1 does not say for which one (0).
+    """
+    return max(((m[0], m[1]) for m in marks if m[2] in (0, salt)), default=(0, 0))
 
 
 def damaged_places(folder: str, uuid: bytes) -> list[int]:
@@ -96,13 +113,14 @@ def damaged_places(folder: str, uuid: bytes) -> list[int]:
         os.close(fd)
 
 
-def _marks(fd: int, uuid: bytes) -> list[tuple[int, int] | None]:
-    out: list[tuple[int, int] | None] = []
+def _marks(fd: int, uuid: bytes) -> list[Mark | None]:
+    out: list[Mark | None] = []
     for at in PLACES:
         data = read_at(fd, 64, at)
         mark = np.frombuffer(data, MARK, 1)[0] if len(data) == 64 else None
         if mark is None or int(mark["crc"]) != crc32c(data[:60]) or mark["magic"] != _MAGIC:
             out.append(None)
         else:
-            out.append((int(mark["seq"]), int(mark["chain"])) if mark["uuid"].tobytes() == uuid else None)
+            said = int(mark["seq"]), int(mark["chain"]), int(mark["salt"])
+            out.append(said if mark["uuid"].tobytes() == uuid else None)
     return out

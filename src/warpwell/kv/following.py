@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .files import Files, closing_on_error
-from .floor import read_floor
+from .floor import highest, read_floor
 from .format import SUPERBLOCK
 from .journal import Journal, Position, journal_path, read_superblock, scan
 from .manifest import Manifest, read_manifest
@@ -117,7 +117,7 @@ def _follow(
     # In this order: the floor that is read first is one of the journal that the manifest then names, or of an
     # earlier one; and nothing is appended to a journal after a manifest without it.
     uuid = manifest.uuid_bytes
-    floor = read_floor(folder, uuid)
+    floor = highest(read_floor(folder, uuid), journal.salt)
     newest = read_manifest(folder)
     if newest.uuid != manifest.uuid:
         raise errors.CorruptionError(f"{folder} is another store than before: open it again", path=folder)

@@ -24,6 +24,7 @@ class Guard:
     def __init__(self, path: str) -> None:
         self._path = path
         self._failure: tuple[str, int | None] | None = None
+        self._fenced: errors.SharingError | None = None
 
     @property
     def failed(self) -> bool:
@@ -31,7 +32,7 @@ class Guard:
         return self._failure is not None
 
     def check(self) -> None:
-        """Raise StoreFailedError if something failed."""
+        """Raise StoreFailedError if something failed, SharingError if another writer came."""
         if self._failure is not None:
             raise self._error()
 
@@ -49,6 +50,14 @@ class Guard:
                 self._failure = (str(error), error.errno)
             raise self._error() from error
 
+    def fence(self, check: Callable[[], object]) -> None:
+        """Call what raises SharingError if another writer has come: that ends the writing, too."""
+        try:
+            check()
+        except errors.SharingError as error:
+            self._failure, self._fenced = ("another writer", None), error
+            raise
+
     def sync(self, call: Callable[[], object]) -> None:
         """Call something that syncs; whatever its error is, it ends the writing."""
         try:
@@ -57,7 +66,9 @@ class Guard:
             self._failure = (f"fsync: {error}", error.errno)
             raise
 
-    def _error(self) -> errors.StoreFailedError:
+    def _error(self) -> Exception:
+        if self._fenced is not None:
+            return errors.SharingError(str(self._fenced), path=self._path)
         what, code = self._failure or ("", None)
         return errors.StoreFailedError(
             f"{self._path} takes no more writes since one failed ({what}): what was committed before is safe. "

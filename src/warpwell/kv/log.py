@@ -163,10 +163,27 @@ class Log(LogSegments):
     def _writer_of(cls, path: str, files: Files, opened: Opened) -> Log:
         log = cls(path, files, opened.manifest, opened.segments, opened.journal)
         log.writable = True
-        log._catalog = Catalog(files, path, opened.manifest, opened.segments, log._guard)
+        log._catalog = Catalog(files, path, opened.manifest, opened.segments, log._guard, opened.writer)
         log._floor, log._writer = opened.floor, opened.writer
         log._set_recovered(opened.loaded)
+        try:
+            log._take_over(opened.writer)
+        except BaseException:
+            log._give_back(clean=False)
+            raise
         return log
+
+    def _take_over(self, writer: WriterLock) -> None:
+        """Make sure that no other writer appends to the files that this one appends to."""
+        if not writer.sole:
+            found, floor = self.recovered, self._floor
+            assert found is not None and floor is not None
+            with self._guard.writing():
+                self._roll()
+            self.snapshot(found.keys, found.key_lens, found.locs)
+            with self._guard.writing():
+                floor.raise_to(self._journal.position.seq, self._journal.position.chain, self._journal.salt)
+                self._guard.fence(writer.settle)
 
     def _set_recovered(self, loaded: Loaded) -> None:
         self.recovered = Recovered(*split(live(loaded.slots, loaded.distinct)))
@@ -257,6 +274,8 @@ class Log(LogSegments):
             Nothing was committed; what was appended stays, and `commit` may be called again.
         StoreFailedError
             A write or fsync failed: the log takes no more writes.
+        SharingError
+            Another writer has opened the store, as locks do nothing here: this one takes no more writes.
         """
         with self.lock:
             self._check_writable()
@@ -273,6 +292,8 @@ class Log(LogSegments):
                     self._spilled = 0
                     if ordered:
                         self._sync_journal()
+                    elif self._writer is not None:
+                        self._guard.fence(self._writer.check)
             return journal.position.seq
 
     # -- snapshots --------------------------------------------------------------------------------------------
@@ -384,6 +405,7 @@ class Log(LogSegments):
         with self.lock:
             if self._closed:
                 return
+            clean = False
             try:
                 if self.writable and not self._guard.failed and os.getpid() == self._pid:
                     self.commit()
@@ -393,14 +415,18 @@ class Log(LogSegments):
                         if self._floor is not None:
                             self._guard.sync(self._floor.sync)
                     self.release(sorted(self._retired))
+                    clean = True
             finally:
-                self._closed = True
-                self._segments.close()
-                self._journal.close()
-                if self._floor is not None:
-                    self._floor.close()
-                if self._writer is not None:
-                    self._writer.release()
+                self._give_back(clean=clean)
+
+    def _give_back(self, *, clean: bool) -> None:
+        self._closed = True
+        self._segments.close()
+        self._journal.close()
+        if self._floor is not None:
+            self._floor.close()
+        if self._writer is not None:
+            self._writer.release(clean=clean)
 
     def __enter__(self) -> Self:
         return self
@@ -427,8 +453,11 @@ class Log(LogSegments):
         if self._unsynced:
             self._guard.sync(journal.sync)
             self._unsynced = False
+            # Only now: a newcomer notes itself first and reads the journal then, so it reads what was noted as ours.
+            if self._writer is not None:
+                self._guard.fence(self._writer.check)
             if self._floor is not None:
-                self._floor.raise_to(journal.position.seq, journal.position.chain)
+                self._floor.raise_to(journal.position.seq, journal.position.chain, journal.salt)
 
     def _always(self) -> None:
         if self.durability != "always":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid as uuids
 from collections.abc import Iterator
@@ -50,12 +51,13 @@ def create_writable(
         )
     identity = uuids.uuid4()
     manifest = Manifest(identity.hex, durability, int(segment_bytes), 1, None, (1,), 2, 2, schema=schema, kinds=True)
-    with _space(path):
+    with _told(path, "choose a folder that can be written"):
         made = make_folder(files, path)
         writer: WriterLock | None = None
         ours = made
         try:
             writer = WriterLock(files, path)
+            writer.sole = True  # nobody writes to what is not there yet
             clear(files, path)
             ours = True
             segments = Segments(files, path, identity.bytes, segment_bytes, writable=True)
@@ -71,19 +73,20 @@ def create_writable(
             files.sync_folder(path)
             return _open(files, path, writer)
         except BaseException as error:
-            if isinstance(error, errors.SharingError | errors.ArgumentError):
+            other = isinstance(error, errors.SharingError) and error.__cause__ is None  # and not: there are no locks
+            if other or isinstance(error, errors.ArgumentError):
                 ours = False
             if ours:  # and not a store that somebody else has created meanwhile
                 remove_made(path, made)
             if writer is not None:
-                writer.release()
+                writer.release(clean=False)
             raise
 
 
 def open_writable(files: Files, path: str) -> Opened:
     """Open a log for writing and repair what a crash left; see `Log.open`."""
     read_manifest(path)  # before a lock file is made in a folder that is no store
-    with _space(path):
+    with _told(path, 'open it with mode="r"'):
         writer = WriterLock(files, path)
         try:
             return _open(files, path, writer)
@@ -104,13 +107,15 @@ def _open(files: Files, path: str, writer: WriterLock) -> Opened:
                 path=error.filename,
             ) from None
         with closing_on_error(files, loaded.fd):
-            repair(files, path, loaded, manifest, segments)
+            repair(files, path, loaded, manifest, segments, sole=writer.sole)
             head = manifest.segments[-1]
             # Behind the file's end, not behind the last record: a location is never used twice.
             segments.set_head(head, segments.size(head))
             journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
             floor = Floor(files, path, manifest.uuid_bytes)
-            floor.raise_to(loaded.position.seq, loaded.position.chain)
+            if writer.sole:
+                floor.raise_to(loaded.position.seq, loaded.position.chain, loaded.salt)
+                writer.settle()
     except BaseException:
         segments.close()
         raise
@@ -118,7 +123,8 @@ def _open(files: Files, path: str, writer: WriterLock) -> Opened:
 
 
 @contextlib.contextmanager
-def _space(path: str) -> Iterator[None]:
+def _told(path: str, instead: str) -> Iterator[None]:
+    """Turn errors of the system into ours where there is something to do about them."""
     try:
         yield
     except errors.WarpwellError:
@@ -126,4 +132,9 @@ def _space(path: str) -> Iterator[None]:
     except OSError as error:
         if full(error):
             raise storage_full(path) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise errors.ReadOnlyError(
+                f"{path} cannot be written ({os.strerror(error.errno)}): {instead}, or have its file system or"
+                " permissions changed"
+            ) from error
         raise

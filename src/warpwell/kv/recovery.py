@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .checksum import check_file
 from .files import Files, closing_on_error, read_at
-from .floor import read_floor
+from .floor import highest, read_floor
 from .format import INTEGER, RECORD_BYTES, SLOT_BYTES, SUPERBLOCK, key_len_of, offset_of, segment_of, size_of
 from .journal import Position, Scanned, journal_path, read_superblock, scan
 from .manifest import Manifest
@@ -81,7 +81,7 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
         A file that the manifest names is not there (for a reader: perhaps a newer manifest stands there already).
     """
     uuid = manifest.uuid_bytes
-    floor = max(read_floor(folder, uuid), (manifest.floor_seq, manifest.floor_crc))
+    marks = read_floor(folder, uuid)
     for segment in manifest.segments:
         segments.open(segment)
     base = np.empty((0, 4), np.int64)
@@ -100,6 +100,7 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
                 path=path,
                 offset=0,
             )
+        floor = max(highest(marks, block.salt), (manifest.floor_seq, manifest.floor_crc))
         start = Position(SUPERBLOCK, seq, chain)
         scanned = scan(fd, block.salt, start, floor)
         refuse_damage(scanned, path)
@@ -230,8 +231,13 @@ def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.
     return slots
 
 
-def repair(files: Files, folder: str, loaded: Loaded, manifest: Manifest, segments: Segments) -> None:
+def repair(
+    files: Files, folder: str, loaded: Loaded, manifest: Manifest, segments: Segments, *, sole: bool = True
+) -> None:
     """Do what a writer does before it goes on: drop the torn end, and make all that counts durable.
+
+    Where another writer may still append to the journal (not `sole`), the journal stays as it is: a snapshot and a new
+    one follow at once.
 
     What lies behind the floor is written once more. After a failed fsync the system takes lost pages for clean,
     so that another fsync alone would say that all is well. Values need that only with durability "none": all others
@@ -241,7 +247,7 @@ def repair(files: Files, folder: str, loaded: Loaded, manifest: Manifest, segmen
     # files we delete, must not depend on a name that a power cut takes back.
     files.sync_folder(folder)
     position, fd = loaded.position, loaded.fd
-    if loaded.size != position.offset:
+    if sole and loaded.size != position.offset:
         files.truncate(fd, position.offset)
         files.sync(fd)
     seen = min(max(loaded.floor[0], loaded.start.seq), position.seq)
@@ -249,8 +255,9 @@ def repair(files: Files, folder: str, loaded: Loaded, manifest: Manifest, segmen
     if len(fresh):
         if manifest.durability == "none":
             _rewrite_values(files, fresh, segments)
-        _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
-        files.sync(fd)
+        if sole:
+            _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
+            files.sync(fd)
     remove_strays(files, folder, manifest)
 
 
