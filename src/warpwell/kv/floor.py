@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ MARK: np.dtype[Any] = np.dtype(
 )
 require_layout(MARK, 64, {"magic": 0, "uuid": 8, "seq": 24, "chain": 32, "salt": 36, "reserved": 40, "crc": 60})
 _MAGIC = b"warpwfl1"
+_PACKED = struct.Struct("<8s16sqII20x")  # all of `MARK` but its CRC
 
 Mark = tuple[int, int, int]
 """Sequence number and checksum of a record, and the salt of its journal."""
@@ -60,12 +62,9 @@ class Floor:
 
         A full disk is no reason to fail: the old floor stays good.
         """
-        mark = np.zeros(1, MARK)
-        mark["magic"], mark["uuid"], mark["seq"], mark["chain"] = _MAGIC, np.void(self._uuid), seq, chain
-        mark["salt"] = salt
-        mark["crc"] = crc32c(mark.view(np.uint8)[:60])
+        mark = _PACKED.pack(_MAGIC, self._uuid, seq, chain, salt)
         with contextlib.suppress(OSError):
-            self._files.pwrite(self._fd, mark.view(np.uint8), PLACES[self._next])
+            self._files.pwrite(self._fd, mark + crc32c(mark).to_bytes(4, "little"), PLACES[self._next])
             self._next = 1 - self._next
 
     def sync(self) -> None:

@@ -216,7 +216,12 @@ def as_keys(keys: Any) -> Keys:
 
 
 def _from_list(keys: list[Any]) -> Keys:
+    kinds = set(map(type, keys))
+    if kinds == {bytes} and max(map(len, keys)) <= MAX_KEY and all(keys):
+        return from_bytes(keys)
     out = from_bytes([as_key(k) for k in keys])
+    if kinds <= {bytes, str}:
+        return out
     integers = np.fromiter(map(is_integer, keys), np.bool_, len(keys))
     return out._replace(integers=integers) if integers.any() else out
 
