@@ -27,6 +27,7 @@ from ..targets.cuda_source import CudaSource
 from ..targets.device import device as mark_device
 from ..targets.device import is_device
 from ..targets.kernel import Kernel
+from ..targets.pickling import cloudpickle
 
 _lock = threading.RLock()  # what is pickled may call a device, and so pickle
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
@@ -64,8 +65,6 @@ class Code:
         ------
         CodeError
             Something that it names cannot be serialized; the message says what.
-        PoolError
-            cloudpickle is not installed.
         """
         try:
             made = _made.get(thing)
@@ -147,7 +146,7 @@ def dumps(value: Any, handle_of: Callable[[Any], int | None] | None = None) -> t
         plain.persistent_id = persistent_id  # type: ignore[method-assign]
         plain.dump(value)
         return _message(out), tuple(handles)
-    any_value = _cloudpickle().Pickler(out)
+    any_value = cloudpickle().Pickler(out)
     any_value.persistent_id = persistent_id
     with _by_value():
         any_value.dump(value)
@@ -285,19 +284,19 @@ def _culprit(function: Any) -> str | None:
 @contextlib.contextmanager
 def _by_value() -> Iterator[None]:
     """Let modules that are not installed travel by value for a block."""
-    cloudpickle = _cloudpickle()
+    pickling = cloudpickle()
     with _lock:
         added = []
-        known = cloudpickle.list_registry_pickle_by_value()
+        known = pickling.list_registry_pickle_by_value()
         for name, module in list(sys.modules.items()):
             if name not in known and _is_users(name, module):
-                cloudpickle.register_pickle_by_value(module)
+                pickling.register_pickle_by_value(module)
                 added.append(module)
         try:
             yield
         finally:
             for module in added:
-                cloudpickle.unregister_pickle_by_value(module)
+                pickling.unregister_pickle_by_value(module)
 
 
 _users: dict[str, bool] = {}
@@ -324,14 +323,6 @@ def _installed() -> list[str]:
     # wherever else packages were installed: pip's --target, a second environment
     folders |= {path for path in sys.path if path and next(Path(path).glob("*.dist-info"), None) is not None}
     return sorted(folders)
-
-
-def _cloudpickle() -> Any:
-    try:
-        import cloudpickle
-    except ImportError:
-        raise errors.PoolError(f"devices of a pool take cloudpickle: install {errors.general.extra('mpi')}") from None
-    return cloudpickle
 
 
 def _versions() -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from ..errors.general import extra
+
 
 @cache
 def communicator() -> Any:
@@ -18,7 +20,10 @@ def communicator() -> Any:
     ImportError
         mpi4py is not installed: install the extra ``mpi``.
     """
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ImportError(f"mpi4py cannot be imported ({error}): install {extra('mpi')}") from None
 
     from . import connecting
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import marshal
+import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from ..targets.pickling import cloudpickle
 
 INLINE = 64 << 10
 """Copies of at most so many bytes travel inside their message."""
@@ -178,10 +180,8 @@ def pack_failure(error: BaseException) -> tuple[str, str, bytes | None]:
     """Return what an exception says, its traceback, and itself, where it can be pickled and read back."""
     text = "".join(traceback.format_exception(error))
     try:
-        import cloudpickle
-
-        pickled = cloudpickle.dumps(error)
-        cloudpickle.loads(pickled)
+        pickled = cloudpickle().dumps(error)
+        pickle.loads(pickled)
     except Exception:  # whatever its own code raises: the texts are enough
         pickled = None
     return _describe(error), text, pickled
@@ -202,9 +202,7 @@ def unpack_failure(packed: tuple[str, str, bytes | None], call: str, device: str
     cause: Any = None
     if pickled is not None:
         try:
-            import cloudpickle
-
-            cause = cloudpickle.loads(pickled)
+            cause = pickle.loads(pickled)
         except Exception:  # its class is not known here
             cause = None
     error.__cause__ = cause if isinstance(cause, BaseException) else None
