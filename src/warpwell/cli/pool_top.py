@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
             (f"there is no job {job!r}" if job else "several jobs run here" if running else "no job of yours runs here")
             + (f": choose --job from {names}" if running else ": start one with warpwell run")
         )
+    if arguments.every is not None and not 0 < arguments.every < 1e9:
+        raise ArgumentError(f"--every {arguments.every:g}: give seconds, more than 0", name="every")
     while True:
         found = ask_job(running[job])
         if arguments.json:

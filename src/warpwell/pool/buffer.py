@@ -114,8 +114,11 @@ class Buffer:
 
     def fill(self, value: Any, stream: Stream | None = None) -> None:
         """Set every item."""
-        item = np.array(value).astype(self.dtype).tobytes()
-        if len(item) != self.dtype.itemsize:
+        try:
+            item = b"" if value is None else np.array(value).astype(self.dtype).tobytes()
+        except (TypeError, ValueError):  # a text for numbers
+            item = b""
+        if len(item) != self.dtype.itemsize or np.ndim(value):
             raise errors.ArgumentError(f"{value!r:.60} is not one item of {self.dtype}", name="value")
         self.device.connection.post(self.device.channel(stream), Op.FILL, self.handle, item)
 
@@ -129,7 +132,7 @@ class Buffer:
         if not self.ndim:
             raise IndexError("a buffer of no dimensions has no items")
         row = self.nbytes // self.shape[0] if self.shape[0] else 0
-        if isinstance(index, int | np.integer):
+        if isinstance(index, int | np.integer) and not isinstance(index, bool):
             first = int(index) + (self.shape[0] if index < 0 else 0)
             if not 0 <= first < self.shape[0]:
                 raise IndexError(f"index {index} of {self.shape[0]}")

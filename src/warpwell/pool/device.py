@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from ..targets.kernel import Launch, is_argument
 from . import copying
 from .buffer import Buffer
 from .caller import Caller, Connection
+from .checks import extents, kind_of, seconds, whole
 from .code import Code, dumps
 from .event import Event
 from .host_arrays import HostArrays
@@ -85,16 +85,11 @@ class Device:
 
     def empty(self, shape: Shape, dtype: DTypeLike = np.float64, stream: Stream | None = None) -> Buffer:
         """Return a buffer whose items are not set. Having no room is raised by the next synchronization."""
-        kind = np.dtype(dtype)
-        if kind.hasobject:
-            raise errors.DTypeError(f"{kind} holds Python objects, which live in one process only")
-        dimensions = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
-        if any(n < 0 for n in dimensions):
-            raise errors.ArgumentError(f"shape {shape} has a negative extent", name="shape")
+        kind, dimensions = kind_of(dtype), extents(shape)
         handle, channel = new_id(), self.channel(stream)
         nbytes = int(np.prod(dimensions, dtype=object)) * kind.itemsize
         if nbytes >= 1 << 62:
-            raise MemoryError(f"{nbytes} bytes")
+            raise MemoryError(f"a buffer of {nbytes} bytes is more than any device has room for")
         buffer = Buffer(self, handle, dimensions, kind)  # first: what Ctrl-C leaves of it is freed
         self.connection.post(channel, Op.ALLOCATE, handle, nbytes, pack_dtype(kind), dimensions)
         return buffer
@@ -146,6 +141,8 @@ class Device:
             The kernel names something that cannot be sent.
         """
         channel = self.channel(stream)
+        if not isinstance(launch, Launch):
+            raise errors.ArgumentError(f"{launch!r:.60} is no launch: give kernel[n]", name="launch")
         kernel: Any = launch.kernel
         code = Code.of(kernel)
         if isinstance(kernel, CudaSource) and self.target != "cuda":
@@ -231,11 +228,7 @@ class Device:
 
     def stream(self, priority: int = 0) -> Stream:
         """Return a new stream. 0 is the least priority."""
-        try:
-            level = operator.index(priority)
-        except TypeError:
-            raise errors.ArgumentError(f"priority={priority!r:.60}: give an integer", name="priority") from None
-        return Stream(self, level)
+        return Stream(self, whole(priority, "priority"))
 
     def event(self, timing: bool = True) -> Event:
         """Return an event, which stands for no point yet."""
@@ -243,7 +236,7 @@ class Device:
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait for all streams; raises as `Stream.synchronize` does, the default stream's failures first."""
-        what = f"all streams of {self.connection.label}"
+        timeout, what = seconds(timeout), f"all streams of {self.connection.label}"
         with self.connection.lock:  # no stream begins or ends meanwhile
             channels = list(self.connection.channels.values())
             replies = [self.connection.ask(channel, Op.SYNCHRONIZE, Reply) for channel in channels]
@@ -332,7 +325,9 @@ def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any,
     """
     made: list[Any] = []
     failures: list[tuple[Device, Exception]] = []
-    given = list(devices)
+    given = [] if isinstance(devices, Device) else list(devices)
+    if isinstance(devices, Device) or not all(isinstance(device, Device) for device in given):
+        raise errors.ArgumentError(f"{devices!r:.60}: give devices, such as ww.devices() or a lease", name="devices")
     for device in given:
         try:
             with device:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import errors
 from .channel import Channel
+from .checks import seconds
 from .ids import new_id
 from .protocol import Op
 from .reply import Reply
@@ -47,11 +48,11 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """Let it stand for the point behind everything that a stream of its device was given."""
         stream = self.device.default_stream if stream is None else stream
-        if stream.device is not self.device:
+        if getattr(stream, "device", self.device) is not self.device:
             raise errors.ArgumentError(
                 f"the event is of device {self.device.index}, and the stream of device {stream.device.index}"
             )
-        self._channel = stream.channel
+        self._channel = self.device.channel(stream)
         self.device.connection.post(self._channel, Op.RECORD, self._handle, self.timing)
         self.recorded = True
 
@@ -64,6 +65,7 @@ class Event:
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait until the stream has come so far; raises as `Stream.synchronize`."""
+        timeout = seconds(timeout)
         if self.recorded:
             reply = self._ask(Op.UNTIL, self._handle)
             reply.wait(self._what, timeout)
@@ -73,7 +75,7 @@ class Event:
 
     def elapsed(self, earlier: Event) -> float:
         """Return the seconds between `earlier` and this event of the same device; waits for both."""
-        if earlier.device is not self.device:
+        if checked(earlier).device is not self.device:
             raise errors.ArgumentError("the clocks of two devices differ: ask for events of one", name="earlier")
         if not (self.recorded and earlier.recorded and self.timing and earlier.timing):
             raise errors.ArgumentError("both events must have been recorded, and made with timing=True")
@@ -97,3 +99,10 @@ class Event:
         handle = getattr(self, "_handle", 0)
         if handle:
             self._freed(handle)
+
+
+def checked(thing: Any, wanted: str = "an event") -> Event:
+    """Return an event; raise `ArgumentError` for anything else."""
+    if not isinstance(thing, Event):
+        raise errors.ArgumentError(f"{thing!r:.60}: give {wanted} of a device", name="event")
+    return thing

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from .. import errors
 from .buffer import Buffer
 from .devices import current_device
 
@@ -28,6 +29,8 @@ def zeros(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> Buffer
 
 def empty_like(other: Any) -> Buffer:
     """Return a buffer of the shape and dtype of an array or buffer: on the buffer's device, else on the current one."""
+    if not hasattr(other, "shape") or not hasattr(other, "dtype"):
+        raise errors.ArgumentError(f"{other!r:.60} has no shape and dtype: give an array or a buffer", name="other")
     place = getattr(other, "warpwell_place", None) or current_device()
     buffer: Buffer = place.empty(other.shape, other.dtype)
     return buffer

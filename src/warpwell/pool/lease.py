@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from .. import errors
+from .checks import seconds, whole
 from .device import Device
 from .group import Group
 from .milestone import LOOK, limit
@@ -77,8 +78,12 @@ class Leases:
     def lease(self, count: int, *, target: str | None, memory: int | None, host: str | None,
               timeout: float | None) -> Lease:  # fmt: skip
         """See `Devices.lease`."""
-        if count < 1:
+        if whole(count, "count", -(1 << 30)) < 1:
             raise errors.ArgumentError(f"a lease of {count} devices: ask for one at least", name="count")
+        if memory is not None:
+            whole(memory, "memory", 0, 1 << 62)
+        if target not in (None, "cpu", "cuda"):
+            raise errors.ArgumentError(f"target={target!r:.60}: choose 'cpu' or 'cuda'", name="target")
         wanted = {"target": target, "host": host}
 
         def fits(device: Device) -> bool:
@@ -87,7 +92,7 @@ class Leases:
             )
 
         asked = "".join(f", {name} {value!r}" for name, value in (*wanted.items(), ("memory", memory)) if value)
-        bound = limit(timeout)
+        bound = limit(seconds(timeout))
         end = time.monotonic() + bound
         request = _Request(count, fits)
         with self._lock:

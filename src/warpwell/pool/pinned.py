@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..targets.kernel import has_cuda
 from ..targets.pool_memory import pin
+from .checks import extents, kind_of
 from .ids import new_id
 
 
@@ -69,9 +71,8 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) ->
     A copy from it to a device does not copy it first: it is lent, and must not change until the stream of the copy
     has come so far (an event, or `Stream.synchronize`).
     """
-    kind = np.dtype(dtype)
-    dimensions = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    nbytes = int(np.prod(dimensions, dtype=np.int64)) * kind.itemsize
+    kind, dimensions = kind_of(dtype), extents(shape)
+    nbytes = math.prod(dimensions) * kind.itemsize
     return np.asarray(Pinned(nbytes))[:nbytes].view(kind).reshape(dimensions)
 
 

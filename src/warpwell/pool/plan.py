@@ -6,6 +6,7 @@ import os
 from typing import NamedTuple
 
 from .. import errors
+from .checks import whole
 from .region import MAX_CHUNK
 
 CHUNK = 2 << 20
@@ -53,12 +54,8 @@ class Tuning:
     def __init__(
         self, chunk: int | None = None, buffers: int = BUFFERS, pipelined: bool = True, direct: bool = True
     ) -> None:
-        if chunk is not None and not 4096 <= chunk <= MAX_CHUNK:
-            raise errors.ArgumentError(f"chunk is {chunk} bytes: give 4096 to {MAX_CHUNK}", name="chunk")
-        if not 1 <= buffers <= 1024:
-            raise errors.ArgumentError(f"buffers is {buffers}: give 1 to 1024", name="buffers")
-        self.chunk = chunk
-        self.buffers = buffers
+        self.chunk = None if chunk is None else whole(chunk, "chunk", 4096, MAX_CHUNK)
+        self.buffers = whole(buffers, "buffers", 1, 1024)
         self.pipelined = pipelined
         self.direct = direct
 

@@ -9,6 +9,7 @@ from typing import Any
 from . import code
 from .answers import Answer
 from .channel import Channel
+from .checks import seconds
 from .reply import Reply
 
 
@@ -47,6 +48,7 @@ class Result:
             The function raised, which is ``__cause__`` where it can be had; the traceback is in ``remote_traceback``.
         DeviceLostError, StallError
         """
+        timeout = seconds(timeout)
         try:
             if self._loaded is None:
                 begun = time.monotonic()

@@ -53,6 +53,8 @@ def stand_in(device: Device, handle: int, service: str) -> Any:
 
 def path_of(service: str) -> str:
     """Return the path of a registered name; a path stays as it is."""
+    if not isinstance(service, str) or service.count(":") > 1:
+        raise errors.ArgumentError(f"{service!r:.60}: give the name of a service, or 'module:callable'", name="service")
     if ":" in service:
         return service
     for provider in () if service in _paths else _PROVIDERS:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NoReturn
 from .. import errors
 from ..targets.uninterrupted import uninterrupted
 from .channel import Channel
+from .checks import seconds
 from .copying import in_order
-from .event import Event
+from .event import Event, checked
 from .ids import new_id
 from .protocol import Op
 from .reply import Reply
@@ -63,6 +64,7 @@ class Stream:
         """
         connection = self.device.connection
         what = f"a stream of {connection.label}"
+        timeout = seconds(timeout)
         reply = connection.ask(self.channel, Op.SYNCHRONIZE, Reply)
         reply.wait(what, timeout)
         self.channel.raise_kept()
@@ -76,7 +78,7 @@ class Stream:
         event : Event, optional
             Of this device; a new one otherwise.
         """
-        event = Event(self.device) if event is None else event
+        event = Event(self.device) if event is None else checked(event)
         event.record(self)
         return event
 
@@ -86,7 +88,7 @@ class Stream:
         An event that was never recorded is waited for by nobody. One that is recorded again later stands for the point
         that it stood for at this call.
         """
-        event = other.record() if isinstance(other, Stream) else other
+        event = other.record() if isinstance(other, Stream) else checked(other, "an event, or a stream")
         if not event.recorded:
             return
         to, origin = self.device, event.device

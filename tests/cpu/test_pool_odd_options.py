@@ -1,0 +1,82 @@
+"""What calls of a pool refuse, and say why; nothing of it reaches a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.pool import Tuning
+from warpwell.pool.devices import Devices
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[Devices]:
+    with Devices(targets=["cpu"]) as found:
+        yield found
+
+
+ODD: list[tuple[Callable[[Any], object], str]] = [
+    (lambda d: d.empty(-1), "negative extent"),
+    (lambda d: d.zeros((2, -3)), "negative extent"),
+    (lambda d: d.empty(2.5), "shape 2.5: give an integer"),
+    (lambda d: d.empty((2.5,)), "give an integer, or a tuple"),
+    (lambda d: d.empty("3"), "shape '3'"),
+    (lambda d: d.empty(None), "shape None"),
+    (lambda d: d.empty(3, "no"), "dtype 'no'"),
+    (lambda d: d.full(3, "abc", np.int64), "is not one item of int64"),
+    (lambda d: d.full(3, [1], np.int64), "is not one item of int64"),
+    (lambda d: d.zeros(3).fill(None), "None is not one item"),
+    (lambda d: d.zeros(3)[True], "view .True. of a buffer"),
+    (lambda d: d.synchronize(INF), "timeout=inf: give seconds"),
+    (lambda d: d.default_stream.synchronize(NAN), "timeout=nan: give seconds"),
+    (lambda d: d.default_stream.record().synchronize("1"), "timeout='1'"),
+    (lambda d: d.call(sum, [1]).get(-1), "timeout=-1"),
+    (lambda d: d.stream(1.5), "priority=1.5"),
+    (lambda d: d.stream(-1), "priority=-1"),
+    (lambda d: d.default_stream.wait(3), "3: give an event, or a stream"),
+    (lambda d: d.default_stream.record(3), "3: give an event of a device"),
+    (lambda d: d.event().record(3), "3 is no stream"),
+    (lambda d: d.event().elapsed(None), "None: give an event"),
+    (lambda d: d.launch(None), "None is no launch: give kernel"),
+    (lambda d: d.create(3), "give the name of a service"),
+    (lambda d: d.create("a:b:c"), "give the name of a service"),
+    (lambda d: Tuning(chunk=NAN), "chunk=nan"),
+    (lambda d: Tuning(buffers=2.5), "buffers=2.5"),
+    (lambda d: ww.pinned_empty(-3), "negative extent"),
+    (lambda d: ww.pinned_empty((2, 2.5)), "give an integer, or a tuple"),
+    (lambda d: ww.pinned_empty(3, object), "holds Python objects"),
+    (lambda d: ww.empty_like(3), "3 has no shape and dtype"),
+    (lambda d: ww.broadcast(d, len), "give devices, such as"),
+    (lambda d: ww.broadcast([3], len), "give devices, such as"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), ODD, ids=[said for _, said in ODD])
+def test_odd_options_are_refused(devices: Devices, call: Callable[[Any], object], said: str) -> None:
+    (device,) = devices
+    with pytest.raises((errors.ArgumentError, errors.DTypeError), match=said):
+        call(device)
+    device.synchronize(30)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"count": 1.5}, "count=1.5"), ({"count": 0}, "at least"), ({"memory": -1}, "memory=-1"),
+    ({"target": "tpu"}, "target='tpu': choose 'cpu' or 'cuda'"), ({"timeout": INF}, "timeout=inf"),
+])  # fmt: skip
+def test_leases_that_cannot_be(devices: Devices, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=said):
+        devices.lease(**options)
+    devices.lease(1, timeout=0).release()
+
+
+def test_more_than_any_device_has_room_for(devices: Devices) -> None:
+    for shape in (1 << 62, (1 << 40, 1 << 40)):
+        with pytest.raises(MemoryError, match="any device has room for"):
+            devices[0].empty(shape)
