@@ -33,6 +33,7 @@ class EmulatedDevice(CpuRuntime):
     synchronous = False
 
     def __init__(self, bandwidth: float = 10e9, jitter: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
         self.bandwidth = bandwidth
         self.jitter = jitter
         self.chance = random.Random(seed)
