@@ -179,6 +179,13 @@ def test_a_dataset_is_a_sequence(store: Any) -> None:
     for index in (N, -N - 1):
         with pytest.raises(IndexRangeError, match=f"index {index} of a dataset of {N}"):
             dataset[index]
+    for odd in (slice(0, 2), 1.7, "a", None):
+        with pytest.raises(ArgumentError, match="whole number"):
+            dataset[odd]  # type: ignore[index]
+    assert repr(dataset) == f"<Dataset of {store.path!r}: {N} records>"
+    for no_store in (None, store.path):
+        with pytest.raises(ArgumentError, match=r"kv\.open"):
+            ww.kv.Dataset(no_store)
     assert sum(1 for _ in dataset) == N  # by __getitem__ until IndexError, as sequences without __iter__ are
 
 

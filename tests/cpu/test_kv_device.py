@@ -718,12 +718,20 @@ def test_two_devices_on_one_controller(numbers: Any) -> None:
     [{"queues": 0}, {"queues": -1}, {"depth": 3}, {"depth": 0}, {"depth": 48},
      {"value_bytes": 0}, {"value_bytes": 1 << 25}, {"timeout": 0},
      {"timeout": float("nan")}, {"threads": 0}, {"cache": "much"}, {"returns": "maybe"}, {"weight": 0},
-     {"device": "cpu:1"}, {"device": "cudas"}, {"mode": "w"}],
+     {"device": "cpu:1"}, {"device": "cudas"}, {"device": 3}, {"mode": "w"}, {"mode": None},
+     {"timeout": float("inf")}, {"timeout": "3"}, {"timeout": None}, {"timeout": True}, {"timeout": 1e10},
+     {"queues": 2.5}, {"queues": True}, {"queues": "2"}, {"queues": 10**6}, {"depth": 16.0}, {"depth": 2**40},
+     {"threads": 1.5}, {"cache": -1}, {"cache": True}, {"value_bytes": 2.5}, {"window": -1}, {"window": 1.5},
+     {"window": float("nan")}, {"weight": 1.5}, {"weight": 1000}, {"returns": None}, {"beside": 3}, {"drive": 3}],
 )  # fmt: skip
 def test_options_that_cannot_be(numbers: Any, options: dict[str, Any]) -> None:
     path, records = numbers
-    with pytest.raises(errors.ArgumentError):
+    (name,) = options
+    with pytest.raises(errors.ArgumentError, match=name):
         opened(path, **options)
+    if name not in ("device", "mode"):
+        with pytest.raises(errors.ArgumentError):  # without a device, too
+            kv.open(path, **options)
     with opened(path) as store:
         load.check_batch(*store.get_async([3]).wait(), [3], records, 512)
 

@@ -397,12 +397,34 @@ def test_fewer_samples_than_ranks() -> None:
 @pytest.mark.parametrize(("options", "match"), [
     ({"batch_size": 0}, "batch_size is 0"), ({"batch_size": 2.0}, "whole number"), ({"batch_size": True}, "batch_size"),
     ({"rank": 2, "world_size": 2}, "from 0 to 1"), ({"rank": -1}, "rank is -1"), ({"world_size": 0}, "world_size"),
-    ({"prefetch": -1}, "prefetch"), ({"seed": "a"}, "seed"), ({"keys": 5}, "keys"),
+    ({"prefetch": -1}, "prefetch"), ({"seed": "a"}, "seed"), ({"keys": 5}, "keys"), ({"seed": 1.5}, "seed"),
+    ({"shuffle": "no"}, "True or False"), ({"shuffle": None}, "shuffle"), ({"drop_last": 2}, "drop_last"),
+    ({"prefetch": float("inf")}, "whole number"), ({"keys": "abc"}, "keys"),
     ({"keys": range(2**63, 2**63 + 9)}, "64 bits"),
 ])  # fmt: skip
 def test_options_that_cannot_be(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ArgumentError, match=match):
         DataLoader(Records(np.arange(10)), **options)
+
+
+def test_what_is_no_store() -> None:
+    for store in (None, "train.kv", 3):
+        with pytest.raises(ArgumentError, match=r"kv\.open"):
+            DataLoader(store)
+
+
+def test_a_loader_tells_what_it_delivers() -> None:
+    loader = DataLoader(Records(np.arange(10)), 4, seed=3, rank=1, world_size=2)
+    assert repr(loader) == (
+        "<DataLoader of 'Records': 10 samples in 2 batches of 4, shuffled with seed 3, rank 1 of 2, epoch 0>"
+    )
+    assert "1 batch of 16, in the order of keys, epoch 2" in repr(_at_epoch(2))
+
+
+def _at_epoch(epoch: int) -> DataLoader:
+    loader = DataLoader(Records(np.arange(10)), 16, shuffle=False)
+    loader.set_epoch(epoch)
+    return loader
 
 
 @pytest.mark.parametrize(("change", "match"), [

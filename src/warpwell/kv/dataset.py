@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from .. import errors
 from .keys import Keys, as_keys
+from .loader import require_store
 from .opening import open_store
 
 
@@ -38,6 +40,7 @@ class Dataset:
     """
 
     def __init__(self, store: Any, keys: Any = None) -> None:
+        require_store(store, keys)
         self._store: Any = store
         if keys is None:  # a store knows which keys are integers, and another's array of keys may not
             self._keys: Keys = as_keys(store.ordered() if hasattr(store, "ordered") else store.keys_array())
@@ -55,6 +58,9 @@ class Dataset:
 
     def __len__(self) -> int:
         return self._keys.size
+
+    def __repr__(self) -> str:
+        return f"<Dataset of {str(self._path)!r}: {len(self)} records>"
 
     def __getitem__(self, index: int) -> Any:
         """Return one record; a negative index counts from the end."""
@@ -85,7 +91,13 @@ class Dataset:
         return {**self.__dict__, "_store": None}
 
     def _rows(self, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        rows = np.array([int(i) for i in indices], np.int64)
+        try:
+            rows = np.array([operator.index(i) for i in indices], np.int64)
+        except TypeError:
+            wrong = next(i for i in indices if not hasattr(i, "__index__"))
+            raise errors.ArgumentError(
+                f"index {wrong!r} of a dataset: give a whole number, or a list of them to __getitems__()", name="index"
+            ) from None
         rows[rows < 0] += len(self)
         outside = np.flatnonzero((rows < 0) | (rows >= len(self)))
         if outside.size:

@@ -50,7 +50,7 @@ class DeviceStore(Store):
         self._beside = beside
         self._engine: Engine
         try:
-            natives = [] if beside is not None else self._natives()
+            natives = [] if beside is not None else parts.serve(None if schema is None else schema.nbytes)
             self._drives = [drive(native) for native in natives] if drive is not None else []
             served = [d.native() for d in self._drives] if self._drives else natives
             if beside is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -19,13 +18,15 @@ from .. import errors
 from ..nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
 from ..queues import QueuePairs
 from ..storage import Controller
-from ..storage.controller import service_threads
+from ..storage.controller import MAX_WEIGHT, service_threads
 from ..storage.medium import NativeMedium
+from ..storage.serve import MAX_PORTS
 from ..targets import Block, memory_for
 from ..targets.fault import LaunchFlag
 from ..targets.stream import stream_on
 from . import requests as at
 from .batch import settle
+from .checks import seconds, whole
 from .device_cache import D_DATA, D_MASK, D_STRIDE, D_WAYS, D_WORDS, W_WORDS
 from .format import MAX_VALUE
 from .kernel_view import KernelStore
@@ -58,14 +59,19 @@ class Options:
         ------
         ArgumentError
         """
-        for name, least in (("queues", 1), ("depth", 4), ("cache_bytes", 0), ("threads", 1)):
+        ranges = {
+            "queues": (1, MAX_PORTS), "depth": (4, 1 << 16), "threads": (1, None), "cache_bytes": (0, None),
+            "value_bytes": (1, MAX_VALUE), "window": (0, None), "weight": (1, MAX_WEIGHT),
+        }  # fmt: skip
+        for name, (least, most) in ranges.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise errors.ArgumentError(f"{name} is {value!r}: a number, at least {least}", name=name)
-        if not isinstance(self.value_bytes, int) or not 1 <= self.value_bytes <= MAX_VALUE:
-            raise errors.ArgumentError(f"value_bytes is {self.value_bytes!r}: 1 to {MAX_VALUE}", name="value_bytes")
-        if not 0 < self.timeout < math.inf:
-            raise errors.ArgumentError(f"timeout is {self.timeout!r}: seconds, more than 0", name="timeout")
+            if value is not None or name != "threads":
+                object.__setattr__(self, name, whole(name, value, least, most))
+        if self.depth & (self.depth - 1):
+            raise errors.ArgumentError(f"depth is {self.depth}: give a power of two, 4 to 65536", name="depth")
+        object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
+        if self.returns not in ("request", "queue"):
+            raise errors.ArgumentError(f'returns is {self.returns!r}: "request" or "queue"', name="returns")
 
 
 class Engine:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import errors
+from .checks import seconds
 
 _pools: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
 """One, of this process."""
@@ -40,12 +41,19 @@ class HostFuture:
         ForkError
             This process was forked from the one that began to read.
         """
+        if timeout is not None:
+            timeout = seconds("timeout", timeout, zero=True)
         if self._pid != os.getpid():
             raise errors.ForkError(
                 f"this read was begun in process {self._pid}, which this one ({os.getpid()}) was forked from: begin it"
                 " again here"
             )
-        return self._future.result(timeout)
+        try:
+            return self._future.result(timeout)
+        except concurrent.futures.TimeoutError as error:
+            if self._future.done():
+                raise  # by the read itself
+            raise TimeoutError(f"the read is not done after {timeout:g} s: wait longer") from error
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""

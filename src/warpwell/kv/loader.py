@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .checks import flag, whole
 from .host_future import HostFuture
 from .keys import Keys, as_keys
 from .permutation import BLOCK, Permutation
@@ -86,25 +87,35 @@ class DataLoader:
         drop_last: bool = False,
         keys: Any = None,
     ) -> None:
+        require_store(store, keys)
         self.store = store
-        self.batch_size = _whole("batch_size", batch_size, 1)
-        self.shuffle = bool(shuffle)
-        self.seed = _whole("seed", seed, None)
-        self.prefetch = _whole("prefetch", prefetch, 0)
-        self.world_size = _whole("world_size", world_size, 1)
-        self.rank = _whole("rank", rank, 0)
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.shuffle = flag("shuffle", shuffle)
+        self.seed = whole("seed", seed, None)
+        self.prefetch = whole("prefetch", prefetch, 0)
+        self.world_size = whole("world_size", world_size, 1)
+        self.rank = whole("rank", rank, 0)
         if self.rank >= self.world_size:
             raise errors.ArgumentError(
                 f"rank is {rank} of a world_size of {world_size}: ranks count from 0 to {self.world_size - 1}",
                 name="rank",
             )
-        self.drop_last = bool(drop_last)
+        self.drop_last = flag("drop_last", drop_last)
         if keys is None:
             self._keys = _keys_of(store.ordered() if hasattr(store, "ordered") else store.keys_array())
         else:
             self._keys = _keys_of(keys, given=True)
         self._crc: int | None = None
         self._place = _Place(0, 0)
+
+    def __repr__(self) -> str:
+        order = f"shuffled with seed {self.seed}" if self.shuffle else "in the order of keys"
+        batches = f"{len(self)} batch{'' if len(self) == 1 else 'es'} of {self.batch_size}"
+        part = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        return (
+            f"<DataLoader of {name_of(self.store)}: {self.samples} samples in {batches}, {order}{part}, epoch"
+            f" {self.epoch}>"
+        )
 
     @property
     def epoch(self) -> int:
@@ -132,7 +143,7 @@ class DataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Deliver this epoch from its start in the next iteration."""
-        self._place = _Place(_whole("epoch", epoch, 0), 0)
+        self._place = _Place(whole("epoch", epoch, 0), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was delivered, as numbers that JSON and pickle take.
@@ -183,11 +194,11 @@ class DataLoader:
                 " here: open the store it was saved with, or pass the keys of then as keys=",
                 name="state",
             )
-        place = _Place(_whole("epoch", epoch, 0), _whole("position", position, 0))
+        place = _Place(whole("epoch", epoch, 0), whole("position", position, 0))
         if place.position > self.samples:
             raise errors.ArgumentError(f"position {position} of {samples} samples: is the state edited?", name="state")
-        self.seed = _whole("seed", seed, None)
-        self.shuffle = bool(shuffle)
+        self.seed = whole("seed", seed, None)
+        self.shuffle = flag("shuffle", shuffle)
         self._place = place
 
     def _checksum(self) -> int:
@@ -345,6 +356,21 @@ def _checked(part: _Part, batch: Any, found: Any) -> Any:
     return batch
 
 
+def require_store(store: Any, keys: Any) -> None:
+    """Raise ArgumentError for what is no store, or has no list of its keys while `keys` are left out."""
+    if not hasattr(store, "get_many"):
+        raise errors.ArgumentError(
+            f"store is {store!r}: pass a store that is open, from warpwell.kv.open(path)", name="store"
+        )
+    if keys is None and not hasattr(store, "keys_array"):
+        raise errors.ArgumentError(f"{store!r} does not list its keys: pass those to deliver as keys=", name="keys")
+
+
+def name_of(store: Any) -> str:
+    """Return what stands for a store in a repr."""
+    return repr(str(getattr(store, "path", None) or type(store).__name__))
+
+
 class _KeyRange:
     """Integer keys in arithmetic progression: no list of them is kept."""
 
@@ -368,11 +394,3 @@ def _keys_of(keys: Any, *, given: bool = False) -> Keys | _KeyRange:
         if last - first == checked.size - 1 and (np.diff(checked.words) == 1).all():
             return _KeyRange(range(first, last + 1))
     return checked.copied() if given else checked
-
-
-def _whole(name: str, value: Any, least: int | None) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise errors.ArgumentError(f"{name} is {value!r}: give a whole number", name=name)
-    if least is not None and value < least:
-        raise errors.ArgumentError(f"{name} is {value}: give {least} or more", name=name)
-    return int(value)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from .. import errors
 from ..cache.sizes import parse_size
 from ..targets import has_cuda
 from . import lifetime
+from .checks import callback, flag, path_of
 from .device_store import DeviceStore, Drive
 from .engine import Options
 from .files import Files
@@ -68,13 +69,16 @@ def create(
     SchemaError, MissingFileError, StorageFullError, SharingError
         Nothing was created.
     """
+    path, overwrite = path_of(path), flag("overwrite", overwrite)
     given = as_schema(schema)
     meta: dict[str, Any] = {"schema": None if given is None else given.to_json()}
     options: dict[str, Any] = {
         "durability": durability,
         "segment_bytes": parse_size(segment_bytes, "segment_bytes"),
     }
-    folders = None if shards is None else [os.path.abspath(folder) for folder in shards]
+    if isinstance(shards, str | bytes | os.PathLike) or not isinstance(shards, Iterable | None):
+        raise errors.ArgumentError(f"shards is {shards!r}: give a list of folders", name="shards")
+    folders = None if shards is None else [os.path.abspath(path_of(folder, "shards")) for folder in shards]
     _check_shards(os.path.abspath(path), folders)
     with contextlib.ExitStack() as undo:
         finish = _replaced(os.path.abspath(path), folders or [], undo) if overwrite else None
@@ -94,7 +98,7 @@ def open_store(
     queues: int = 4,
     depth: int = 1024,
     threads: int | None = None,
-    value_bytes: int | None = None,
+    value_bytes: int | str | None = None,
     timeout: float = 10.0,
     window: int = 0,
     weight: int = 1,
@@ -120,7 +124,7 @@ def open_store(
         Queue pairs, and entries of each (a power of two); half as many commands are in flight at most.
     threads : int, optional
         Native threads that serve the queues.
-    value_bytes : int, optional
+    value_bytes : int or str, optional
         Room for a value in a batch, for stores without a schema (4096). Larger values are cut there.
     timeout : float
         Seconds without any answer after which waiting device code gives up. Where others are answered, a command is
@@ -153,18 +157,25 @@ def open_store(
     """
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
-    options = None
-    if returns not in ("request", "queue"):
-        raise errors.ArgumentError(f'returns is {returns!r}: "request" or "queue"', name="returns")
-    if device is not None:
-        options = Options(
-            device=_device(device),
-            cache_bytes=0 if cache is None or mode == "r+" else parse_size(cache),
-            queues=queues, depth=depth, threads=threads, timeout=timeout, window=window, weight=weight, returns=returns,
-            value_bytes=4096 if value_bytes is None else value_bytes,
-        )  # fmt: skip
-    elif cache is not None or beside is not None or drive is not None or value_bytes is not None:
-        raise errors.ArgumentError("cache, value_bytes, beside and drive need a device: pass device=", name="device")
+    path = path_of(path)
+    options = Options(
+        device="cpu" if device is None else _device(device),
+        cache_bytes=0 if cache is None else parse_size(cache, "cache"),
+        queues=queues, depth=depth, threads=threads, timeout=timeout, window=window, weight=weight, returns=returns,
+        value_bytes=4096 if value_bytes is None else parse_size(value_bytes, "value_bytes"),
+    )  # fmt: skip
+    callback("drive", drive)
+    if beside is not None and not isinstance(beside, DeviceStore):
+        raise errors.ArgumentError(f"beside is {beside!r}: give a store that was opened with device=", name="beside")
+    if device is None:
+        if options != Options(device="cpu") or beside is not None or drive is not None:
+            raise errors.ArgumentError(
+                "cache, queues, depth, threads, value_bytes, timeout, window, weight, returns, beside and drive need a"
+                " device: pass device=",
+                name="device",
+            )
+    elif mode == "r+":
+        options = replace(options, cache_bytes=0)
     try:
         log = Log.open(path, writable=mode == "r+")
     except errors.SharingError:
@@ -186,7 +197,7 @@ def open_store(
             parts = Shards(log, _open_shards(log, meta["shards"], opened))
         else:
             parts = Part(log, log.path)
-        if options is None:
+        if device is None:
             return Store(parts, schema=schema, writable=log.writable, durability=log.durability)
         if schema is not None:
             options = replace(options, value_bytes=schema.nbytes)
@@ -207,6 +218,8 @@ def reopen(path: Path, options: Options) -> Store:
 
 
 def _device(name: str) -> str:
+    if not isinstance(name, str):
+        raise errors.ArgumentError(f'device is {name!r}: give "cpu", "cuda", "cuda:1" or "interp"', name="device")
     on_gpu = name == "cuda" or name.startswith("cuda:")
     if name in ("cpu", "interp") or on_gpu:
         if on_gpu and not has_cuda():
@@ -256,6 +269,7 @@ def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[
 
 
 def _check_shards(path: str, folders: list[str] | None) -> None:
+    """Raise ArgumentError for folders that cannot be."""
     if folders is None:
         return
     if not 1 <= len(folders) <= MAX_SHARDS:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..targets.device import device
+from .checks import whole
 
 ROUNDS = 16
 """Rounds of the network; with 12 and more no bias shows over all orders of up to 6 positions (60,000 seeds)."""
@@ -59,11 +60,11 @@ class Permutation:
     """
 
     def __init__(self, size: int, seed: int = 0, epoch: int = 0) -> None:
+        size = self.size = whole("size", size, None)
         if not 1 <= size <= MAX_SIZE:
             raise errors.ArgumentError(f"size is {size}; an order has 1 to 2**62 positions", name="size")
-        self.size = size
-        self.seed = seed
-        self.epoch = epoch
+        self.seed = whole("seed", seed, None)
+        self.epoch = whole("epoch", epoch, None)
         bits = max(LEAST_BITS, (size - 1).bit_length())
         self._high, self._low = bits // 2, bits - bits // 2
         digest = hashlib.shake_256(f"warpwell order {seed} {epoch}".encode()).digest(4 * ROUNDS)
@@ -75,6 +76,9 @@ class Permutation:
 
     def __len__(self) -> int:
         return self.size
+
+    def __repr__(self) -> str:
+        return f"<Permutation of {self.size} positions, seed {self.seed}, epoch {self.epoch}>"
 
     def __call__(self, positions: Any) -> NDArray[np.int64]:
         """Return what stands at these positions of the order.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..cache.sizes import format_size
+
 
 @dataclass(frozen=True)
 class StoreStatistics:
@@ -52,6 +54,28 @@ class StoreStatistics:
     shards: int
     durability: str
     python_served: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Return what is not zero: "10 records, 640 B of values, 13.6 KiB on disk in 1 segment, 3 gets"."""
+        disk = f"{format_size(self.disk_bytes)} on disk in {_count(self.segments, 'segment')}"
+        told = [_count(self.records, "record"), f"{format_size(self.live_bytes)} of values", disk]
+        if self.shards > 1:
+            told[-1] += f" of {self.shards} shards"
+        told += [
+            _count(getattr(self, name), name.removesuffix("s").replace("_", " "))
+            for name in ("gets", "hits", "puts", "deletes", "commits", "read_errors")
+            if getattr(self, name)
+        ]
+        if self.read_bytes:
+            told.append(f"{format_size(self.read_bytes)} read")
+        return ", ".join(told)
+
+    def __repr__(self) -> str:
+        return f"<StoreStatistics: {self}>"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True)

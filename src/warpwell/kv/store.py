@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from .. import errors
 from ..storage.medium import NativeMedium
 from . import lifetime
+from .checks import callback, share, text, whole
 from .compaction import CompactionReport
 from .host_future import HostFuture
-from .keys import INT_KEY, Key, Keys, as_key, as_keys, as_utf8, is_integer, shown
+from .keys import INT_KEY, Key, Keys, as_key, as_keys, is_integer, shown
 from .schema import Schema
 from .sorting import in_order, with_prefix
 from .statistics import StoreStatistics
@@ -287,9 +288,8 @@ class Store(MutableMapping[Any, Any]):
             At most so many.
         """
         self._check()
-        first = as_utf8(prefix) if isinstance(prefix, str) else bytes(prefix)
-        if limit is not None and limit < 0:
-            raise errors.ArgumentError(f"limit is {limit}: 0 or more", name="limit")
+        first = text("prefix", prefix)
+        limit = None if limit is None else whole("limit", limit, 0)
         begin = None if start is None else shown(start) if self._parts.kinds else as_key(start)
         keys = with_prefix(self._parts.entries()[0], first, begin)
         return in_order(keys).take(slice(limit)).to_list()
@@ -319,8 +319,7 @@ class Store(MutableMapping[Any, Any]):
         """Delete all records."""
         self.delete_many(self._parts.entries()[0])
 
-    # Two stores are equal when they are the same: comparing records would read them all.
-    __eq__ = object.__eq__
+    __eq__ = object.__eq__  # comparing records would read them all
     __hash__ = object.__hash__
 
     # -- the whole ------------------------------------------------------------------------------------------
@@ -356,6 +355,7 @@ class Store(MutableMapping[Any, Any]):
             ``sound`` says whether all is well, and ``problems`` what is not.
         """
         self._check()
+        callback("progress", progress)
         return self._parts.verify(progress=progress)
 
     def compact(
@@ -379,9 +379,8 @@ class Store(MutableMapping[Any, Any]):
             A live value is damaged: it stays where it is, and so does its segment.
         """
         self._check_writable()
-        if not 0 < threshold <= 1:
-            raise errors.ArgumentError(f"threshold is {threshold}: a share, above 0 and at most 1", name="threshold")
-        return self._parts.compact(threshold=threshold, progress=progress)
+        callback("progress", progress)
+        return self._parts.compact(threshold=share("threshold", threshold), progress=progress)
 
     @property
     def stats(self) -> StoreStatistics:
@@ -435,10 +434,8 @@ class Store(MutableMapping[Any, Any]):
         is closed.
         """
         self._check()
-        return [replace(native, owner=self) for native in self._natives()]
-
-    def _natives(self) -> Sequence[NativeMedium]:
-        return self._parts.serve(None if self.schema is None else self.schema.nbytes)
+        value_bytes = None if self.schema is None else self.schema.nbytes
+        return [replace(native, owner=self) for native in self._parts.serve(value_bytes)]
 
     def uncommitted(self) -> int:
         """Return the number of changes that the next `commit` makes durable."""
