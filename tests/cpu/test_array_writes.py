@@ -396,11 +396,11 @@ PROGRAM = """
 
     TIERS = ["storage", "host-cached", "host", "device"]
 
-    def write(shared=False):
+    def write(value=8, shared=False):
         cache = ww.Cache("64KiB", device="cpu") if shared else "64KiB"
         arrays = [ww.open(f"{tier}.npy", "r+", tier=tier, cache=cache, device="cpu") for tier in TIERS]
         for a in arrays:
-            a[3] = 8
+            a[3] = value
         return arrays
 """
 ENDS = {
@@ -411,7 +411,14 @@ ENDS = {
     "sys.exit": ("kept = write(); sys.exit(3)", 3),
     "exception": ("kept = write(); 1 / 0", 1),
     "handler": ("atexit.register(lambda: [a.close() for a in kept]); kept = write()", 0),
-    "thread": ("kept = []\nthreading.Thread(target=lambda: (time.sleep(0.2), kept.extend(write()))).start()", 0),
+    "thread": (  # it opens while the main thread is there: from Python 3.12 on nobody starts threads after that
+        "opened = threading.Event()\n"
+        "def work():\n"
+        "    global kept\n"
+        "    kept = write(7)\n"
+        "    opened.set(); time.sleep(0.2)\n"
+        "    for a in kept: a[3] = 8\n"
+        "threading.Thread(target=work).start(); opened.wait(60)", 0),
     "multiprocessing": (
         "p = multiprocessing.get_context('fork').Process(target=lambda: globals().update(kept=write()))\n"
         "p.start(); p.join(60); assert p.exitcode == 0", 0),
@@ -420,7 +427,9 @@ ENDS = {
 
 def program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     source = textwrap.dedent(PROGRAM) + textwrap.dedent(text)
-    return subprocess.run([sys.executable, "-c", source], cwd=folder, capture_output=True, text=True, timeout=60)
+    quiet = "ignore:This process:DeprecationWarning"  # of fork() beside threads, from Python 3.12 on
+    command = [sys.executable, "-W", quiet, "-c", source]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("how", ENDS)

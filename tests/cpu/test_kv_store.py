@@ -5,6 +5,8 @@ import errno
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -667,3 +669,17 @@ def test_values_that_hold_addresses_are_refused(tmp_path):
         assert list(w) == [1] and w[1] == (5).to_bytes(8, "little")
         with pytest.raises(errors.ArgumentError, match="surrogates"):
             w.list("\udc80")
+
+
+def test_an_integer_that_is_too_large_may_come_first(tmp_path: Path) -> None:
+    """Nothing is compiled then yet, and the compiler would refuse it in words of its own."""
+    ww.kv.create(tmp_path / "s.kv").close()
+    program = (
+        "import sys, warpwell as ww\n"
+        "try:\n    ww.kv.open(sys.argv[1]).get(1 << 64)\n"
+        "except ww.errors.KeyLengthError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "s.kv")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "no signed integer of 64 bits" in done.stdout

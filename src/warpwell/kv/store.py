@@ -127,11 +127,11 @@ class Store(MutableMapping[Any, Any]):
             key = as_key(key)
         try:
             value = self._get(key)
-        except OverflowError:
-            as_key(key)  # raises what tells why
-            raise
         except errors.CorruptionError:
             self._check()  # another thread closed the store meanwhile
+            raise
+        except Exception:
+            as_key(key)  # raises what tells why; of an integer that is too large the compiler says something else
             raise
         if value is None:
             return default
