@@ -1084,6 +1084,52 @@ def test_messages_count_while_they_come(make: Made, monkeypatch: pytest.MonkeyPa
         until(lambda: other.status()["held_bytes"] == 0)
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.long)])
+def test_nothing_is_held_for_those_who_have_gone(make: Made, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """Whatever clients and owners do in which order: in the end nobody has anything."""
+    monkeypatch.setattr(holdings, "ROOM", 0.05)
+    monkeypatch.setattr(broker, "ALONE", 0.05)
+    service = make(max_held=600_000)
+
+    def client(number: int) -> None:
+        chance = np.random.default_rng((rounds, number))
+        for _ in range(rounds):
+            there: list[Any] = []
+            handles: list[Any] = []
+            with contextlib.suppress(errors.WarpwellError), connect(service.path, tenant="ab"[number % 2]) as mine:
+
+                def some() -> NDArray[Any]:
+                    return np.zeros(int(chance.integers(1, 30_000)))
+
+                acts: list[Callable[[], Any]] = [
+                    lambda: there.append(mine.to_device(some())),
+                    lambda: there.pop().free(),
+                    lambda: there[-1].numpy(),
+                    lambda: handles.append(mine.submit(waits[4], some())),
+                    lambda: handles.append(mine.submit(double[4], there[-1])),
+                    lambda: handles.pop().cancel(),
+                    lambda: mine.submit_many([(double[4], some())] * 3)[-1].result(20),
+                    lambda: mine.log(),
+                    lambda: mine.submit(kills[4], some()) if rounds > 1 and chance.random() < 0.1 else None,
+                ]
+                for _ in range(12):
+                    with contextlib.suppress(errors.WarpwellError, CancelledError, IndexError, FutureTimeout):
+                        acts[chance.integers(len(acts))]()
+                mine.close(cancel=True)
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+        assert not thread.is_alive()
+    until(lambda: service.broker.status()["held_bytes"] == 0 == service.broker.status()["requests"])
+    held_ = service.broker._holdings
+    assert not any([*held_._coming.values(), *held_._unread.values()])
+    ledger = service.broker._ledger
+    assert not any([*ledger._bytes.values(), *ledger._leaving.values(), ledger._left, ledger._freeing, ledger.buffers])
+
+
 def raw_socket(service: Service) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(os.fspath(service.path))
