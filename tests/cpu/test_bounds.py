@@ -151,6 +151,28 @@ def test_slices_additions_and_records(device: str) -> None:
     assert r["a"].tolist() == [0, 0, 3]
 
 
+@ww.kernel(check=True)
+def one_or_other(x, y, which, out):
+    made = np.zeros(4)
+    row = made
+    if which == 1:
+        row = x[1]
+    both = x[0] if which == 2 else y
+    out[0] = row[2] + both[2] + x[1].sum() + len(y)
+    for value in x[0]:
+        out[0] += value
+
+
+def test_variables_that_are_one_array_or_another() -> None:
+    x, out = np.arange(12.0).reshape(3, 4), np.zeros(1)
+    for which, expected in ((0, 0 + 1), (1, 6 + 1), (2, 0 + 2)):
+        one_or_other[1](x, np.ones(4), which, out, device="cpu")
+        assert out[0] == expected + 22 + 4 + 6
+    one_or_other[1](x, np.ones(2), 2, out, device="cpu")
+    with pytest.raises(errors.IndexRangeError, match=r"index 2 .* size 2"):
+        one_or_other[1](x, np.ones(2), 0, out, device="cpu")
+
+
 def test_the_environment_switches_it_on_at_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     y = np.zeros(3)
     monkeypatch.setenv("WARPWELL_CHECK", "1")

@@ -154,6 +154,8 @@ def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
 
     def touch(x, i, r, out):
         x[i, 1] += out[x[i][0]]
+        row = x[0] if i > 2 else out
+        out[3] = row[1]
         ww.atomic_add(out, i, r[i]["b"])
         r["a"][i] = out[0]
 

@@ -49,9 +49,12 @@ class CheckedArray(types.Array):
         return name, [*args, self.number]
 
     def unify(self, typingctx: Any, other: Any) -> Any:
-        """Return the type of a variable that is this array or another: checked, and said to be this one."""
+        """Return the type of a variable that is this array or another: checked where both are, and said to be this one.
+
+        An array that the kernel has made has no record.
+        """
         plain = super().unify(typingctx, other)
-        return plain and self.of(plain, self.number)
+        return self.of(plain, self.number) if plain and isinstance(other, CheckedArray) else plain
 
 
 def install(seam: Any, extending: Any, register_model: Any, arrays: Any) -> None:
@@ -91,6 +94,8 @@ def install(seam: Any, extending: Any, register_model: Any, arrays: Any) -> None
         with builder.if_then(_inside(context, builder, arrays, sig.args[0], array, indices), likely=True):
             arrays.setitem_array(context, builder, sig, args)
 
+    # a variable that is one array or another
+    extending.lower_cast(CheckedArray, types.Array)(lambda context, builder, source, target, value: value)
     for index in (types.Integer, types.BaseTuple):
         extending.lower_builtin(operator.getitem, CheckedArray, index)(getitem)
     extending.lower_builtin(operator.setitem, CheckedArray, types.Any, types.Any)(setitem)
