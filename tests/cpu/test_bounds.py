@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, storage
 from warpwell.targets import bounds
 from warpwell.targets.cache_key import cache_key
 from warpwell.targets.kernel import Kernel, Launch
@@ -236,3 +236,42 @@ def test_blocks_and_options_stay() -> None:
     assert again == (None, None, True)
     assert bounds._twin(k, 2).max_registers == 40
     assert isinstance(k[3], Launch)
+
+
+@ww.kernel(check=True)
+def item_then_index(a, x, out):
+    value = a[0]
+    out[0] = x[100 - int(value)]  # within `x` where the item could be read
+
+
+@ww.kernel(check=True)
+def index_then_item(a, x, out):
+    out[0] = a[int(x[out.size]) + a.size]
+
+
+@ww.kernel(check=True)
+def until_failed(x, rounds):
+    i = ww.grid(1)
+    if i == 0:
+        x[x.size] = 1
+    while rounds[i] < 2_000_000_000 and not ww.failed():
+        rounds[i] += 1
+
+
+def test_what_failed_first_is_told() -> None:
+    """Reads that failed give 0, and so do indices: what comes of that is not the error."""
+    medium = storage.Faulty(storage.RamMedium(np.full(1000, 100)), fail_ranges=[(0, 4096)])
+    out, x = np.zeros(2), np.zeros(100)
+    with ww.open(medium, dtype="i8", device="cpu", cache="64KiB") as a:
+        with pytest.raises(errors.MediumError):
+            item_then_index[1](a, x, out)
+        medium.configure()
+        item_then_index[1](a, x, out)
+        fails(lambda: index_then_item[1](a, np.zeros(2), out), "index_then_item", "x", 2, 2)
+        item_then_index[1](a, x, out)  # nothing is left of it
+
+
+def test_loops_that_ask_whether_the_launch_failed_stop() -> None:
+    rounds = np.zeros(4, np.int64)
+    fails(lambda: until_failed[4](np.zeros(3), rounds, device="cpu"), "until_failed", "x", 3, 3)
+    assert rounds.max() < 2_000_000_000

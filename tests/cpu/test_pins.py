@@ -1,6 +1,7 @@
 """Pins belong to who took them: kernels, the host through one array, or a group that stores at the moment."""
 
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,8 @@ def pins_left(a: ww.Array) -> int:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_kernel_cannot_give_back_the_pins_under_which_others_store(tmp_path: Path, device: str) -> None:
-    threads, rounds = (64, 500) if device == "cpu" else (4, 8)
-    with ww.create(tmp_path / "a.npy", 64 * ITEMS, np.int64, cache=PAGE * 3, page_size=PAGE, timeout=20,
+    pages, threads, rounds = (64, 64, 500) if device == "cpu" else (6, 4, 8)
+    with ww.create(tmp_path / "a.npy", pages * ITEMS, np.int64, cache=PAGE * 3, page_size=PAGE, timeout=20,
                    device=device) as a:  # fmt: skip
         with pytest.raises(errors.PinError, match="no kernel holds") as caught:
             add_and_unpin[threads](a, rounds, 1)
@@ -145,3 +146,33 @@ def test_a_closed_array_leaves_no_frame_that_nobody_can_write(tmp_path: Path) ->
             assert out[0] == 8192 * 8191 / 2
         b.unpin(0, 10)
         b.close()
+
+
+def test_two_threads_pin_pages_of_two_arrays_of_one_cache(tmp_path: Path) -> None:
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.zeros(16384))
+    with ww.Cache("4MiB", device="cpu") as cache:
+        arrays = [ww.open(tmp_path / f"{name}.npy", cache=cache) for name in "ab"]
+        failures: list[BaseException] = []
+
+        def work(a: ww.Array) -> None:
+            try:
+                for _ in range(25):
+                    a.pin(0, 8192)
+                    a.pin(4096, 10000)
+                    a.unpin(0, 8192)
+                    a.unpin(4096, 10000)
+            except BaseException as error:
+                failures.append(error)
+
+        arrays[0].pin(0, 1)
+        arrays[0].unpin(0, 1)
+        threads = [threading.Thread(target=work, args=(arrays[k % 2],)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not failures and not any(thread.is_alive() for thread in threads)
+        assert [pins_left(a) for a in arrays] == [0, 0]
+        for a in arrays:
+            a.close()

@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import errors
-from .atomics import DEVICE, SYSTEM, compare_exchange, load_relaxed, store_relaxed
+from .atomics import DEVICE, SYSTEM, compare_exchange, load_relaxed, store_relaxed, store_release
 from .device import device
 from .memory import Block, memory_for
 
-_FAILED, _TAKEN, _ARGUMENT, _INDEX, _EXTENT = 0, 2, 3, 4, 5
+if TYPE_CHECKING:
+    from .fault import LaunchFlag
+
+_FLAG, _TAKEN, _ARGUMENT, _INDEX, _EXTENT = range(5)
 SINK = 64
 """Where additions go that are out of range: behind the record."""
 _WORDS = 16
@@ -51,18 +54,20 @@ def checked(value: Any, record: int, number: int) -> Any:
 @device
 def note(record, number, index, extent):  # type: ignore[no-untyped-def]
     """Keep the first index that is out of range; those after a failure of the launch are its consequence (thread)."""
-    if load_relaxed(record, SYSTEM) == 0 and compare_exchange(record + 8 * _TAKEN, 0, 1, DEVICE) == 0:
+    flag = load_relaxed(record + 8 * _FLAG, SYSTEM)
+    if load_relaxed(flag, SYSTEM) == 0 and compare_exchange(record + 8 * _TAKEN, 0, 1, DEVICE) == 0:
         store_relaxed(record + 8 * _ARGUMENT, number, SYSTEM)
         store_relaxed(record + 8 * _INDEX, index, SYSTEM)
         store_relaxed(record + 8 * _EXTENT, extent, SYSTEM)
-        store_relaxed(record, 1, SYSTEM)
+        store_release(flag, 1, SYSTEM)
 
 
 class Record:
     """What a launch with checks notes, in memory that host and device share."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, flag: LaunchFlag) -> None:
         self._block: Block = memory_for(target).allocate_shared(8 * _WORDS)
+        self._block.words[_FLAG] = flag.address
         self.address = self._block.address
 
     def error(self, kernel: Any) -> errors.IndexRangeError | None:
@@ -76,6 +81,9 @@ class Record:
         return out_of_range(kernel.__name__, name, index, extent)
 
 
+_left: list[Record] = []
+
+
 def out_of_range(kernel: str, name: str, index: int, extent: int) -> errors.IndexRangeError:
     """Return the exception for an index of an argument."""
     return errors.IndexRangeError(
@@ -85,18 +93,21 @@ def out_of_range(kernel: str, name: str, index: int, extent: int) -> errors.Inde
     )  # fmt: skip
 
 
-def run_checked(launch: Any, args: Sequence[Any], target: str, **options: Any) -> None:
+def run_checked(launch: Any, args: Sequence[Any], target: str, flag: LaunchFlag, **options: Any) -> None:
     """Run a launch with checks, and wait for it also where it was given a stream."""
     from .kernel import Launch
 
     kernel = launch.kernel
-    record = Record(target)
+    record = Record(target, flag)
     twin = _twin(kernel, len(args))
     failure: BaseException | None = None
     try:
-        Launch(twin, launch.shape, launch.stream)(*args, record.address, device=target, **options)
+        Launch(twin, launch.shape, launch.stream)(*args, record.address, device=target, flag=flag, **options)
     except errors.KernelError as error:
         failure = error
+    except BaseException:
+        _left.append(record)  # Ctrl-C may have left the kernel behind, which notes all the same
+        raise
     if launch.stream is not None:
         from .run_cuda import synchronize_stream
 

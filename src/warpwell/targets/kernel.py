@@ -176,7 +176,7 @@ class Launch:
         if target not in DEVICES:
             raise errors.ArgumentError(f"device {target!r} is unknown: choose one of {', '.join(DEVICES)}")
         if target != "interp" and checking(self.kernel):
-            run_checked(self, args, target, seed=seed, services=services, aborts=aborts)
+            run_checked(self, args, target, flag or LaunchFlag(target), seed=seed, services=services, aborts=aborts)
             return
         participants = list({id(a): a for a in args if is_argument(a)}.values())
         for argument in participants:
