@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from warpwell.testing.interrupts_pool import POOL, left
 from warpwell.testing.marked import command_of
 from warpwell.testing.pool_losing import MOMENTS
 
@@ -70,6 +71,18 @@ def test_ctrl_c_leaves_everything_usable_and_ends_a_program(start: Start, how: s
     assert run.end(20) == 130
     assert time.monotonic() - began < 1.0 and "KeyboardInterrupt" in run.errors
     assert run.nothing_is_left() < 1.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_ctrl_c_at_random_moments(start: Start, seed: int) -> None:
+    run = start("--agents", "2", "--target", "cpu", "-c", POOL, str(seed))
+    run.line("READY")
+    time.sleep(0.1 * seed)
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end(20) == 130 and time.monotonic() - began < 1.0
+    assert left(run.folder) == []
 
 
 def test_an_application_that_does_not_listen_is_killed_by_the_second_interrupt(start: Start) -> None:

@@ -40,8 +40,8 @@ _GRACE = 1.0
 _COMPILING = 600.0
 """More that processes have while some compile what moves data, which happens once on a machine."""
 _TICK = 0.1
-_IMPATIENT = 2
-"""The Ctrl-C that ends an application which does not end by itself."""
+_IMPATIENT, _IN_A_ROW = 2, 3.0
+"""The Ctrl-C that ends an application which does not end by itself, and seconds in which they are counted together."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -107,7 +107,7 @@ class Launcher:
         self._here: dict[tuple[str, int], Connection] = {}
         self._phase = "here"
         self._status: int | None = None
-        self._interrupts = 0
+        self._interrupts, self._interrupted = 0, 0.0
         self._doom: tuple[float, AgentError | int] | None = None
         self._mapped: set[str] = set()
         self._allowance = options.start
@@ -324,7 +324,9 @@ class Launcher:
             if self._phase == "running" and application is not None:
                 application.tell(signal=number)
             return
-        self._interrupts += 1
+        now = time.monotonic()
+        self._interrupts = self._interrupts + 1 if now - self._interrupted < _IN_A_ROW else 1
+        self._interrupted = now
         if self._phase != "running" or application is None or self._interrupts >= _IMPATIENT:
             self._status = -number
         else:
