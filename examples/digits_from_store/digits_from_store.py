@@ -7,9 +7,16 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 import warpwell as ww
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    raise SystemExit(
+        "this example needs scikit-learn, which has the digits: run pip install -e '.[examples]' in the checkout of "
+        "Warpwell, or pip install scikit-learn"
+    ) from None
 
 EPOCHS, BATCH, SEED = 10, 64, 7
 

@@ -34,6 +34,7 @@ from warpwell.scheduler import (
     State,
     Task,
 )
+from warpwell.scheduler.client import connect
 from warpwell.scheduler.cpu_executor import CpuExecutor
 from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.scheduler import Scheduler
@@ -337,9 +338,30 @@ def test_bad_arguments_are_refused_at_once(scheduler):
         (lambda: scheduler.submit(double[BLOCK], x, profile={}), "give a Profile"),
         (lambda: scheduler.submit(double[BLOCK], x, tenant=[], after=handle), "tenant"),
         (lambda: scheduler.submit(double[BLOCK], x, after=[3]), "handles"),
+        (lambda: scheduler.submit(double[BLOCK], x, after=3), "handles"),
+        (lambda: scheduler.submit(double[BLOCK], x, size=3), "size is 3"),
         (lambda: scheduler.submit_many([]), "without launches"),
         (lambda: scheduler_of("no-such-policy"), "first-come"),
         (lambda: scheduler_of(limit=0), "limit"),
+        (lambda: scheduler_of(limit=2.5), "limit is an integer"),
+        (lambda: scheduler_of(limit=np.nan), "limit is an integer"),
+        (lambda: scheduler_of(limit="2"), "limit is an integer"),
+        (lambda: scheduler_of(stuck_after=np.nan), "stuck_after"),
+        (lambda: scheduler_of(stuck_after=np.inf), "stuck_after"),
+        (lambda: scheduler_of(stuck_after="5"), "stuck_after"),
+        (lambda: scheduler_of(3), "policy is 3"),
+        (lambda: scheduler_of(rates=3), "rates is 3"),
+        (lambda: scheduler_of(analyzer=3), "analyzer is 3"),
+        (lambda: scheduler_of(executor=3), "executor is 3"),
+        (lambda: scheduler_of(log=[]), "log is"),
+        (lambda: CpuExecutor(2.5), "threads is an integer"),
+        (lambda: CpuExecutor(0), "threads is an integer"),
+        (lambda: CpuExecutor(memory=2.5), "memory is an integer"),
+        (lambda: CpuExecutor(patience=np.nan), "patience is a number"),
+        (lambda: connect("none.sock", timeout=np.inf), "timeout is a number"),
+        (lambda: handle.result(np.inf), "timeout is a number"),
+        (lambda: handle.result("3"), "timeout is a number"),
+        (lambda: handle.exception(np.nan), "timeout is a number"),
         (lambda: scheduler_of(stuck_after=0.0), "stuck_after"),
         (lambda: Scheduler("tpu"), "tpu"),
     ):

@@ -101,7 +101,8 @@ def test_a_trace_and_back(tmp_path, capsys):
      (["--processes", "0"], "one"),
      (["--rates", "matrix"], "matrix"), (["--matrix", "none.json"], "none.json"), (["--trace", "none.csv"], "none.csv"),
      (["--arrivals", "none.csv"], "none.csv"), (["--model", "none.json"], "none.json"), (["--models", "x*"], "app0"),
-     (["--log", "no/such/folder/log"], "create it")],
+     (["--log", "no/such/folder/log"], "create it"), (["--log", "/"], "is a folder"), (["--trace", "/"], "/"),
+     (["--load", "nan"], "load"), (["--urgent", "nan"], "urgent")],
 )  # fmt: skip
 def test_options_that_cannot_be(capsys, options, says):
     import re

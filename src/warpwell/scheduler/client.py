@@ -69,8 +69,7 @@ class Client:
                 "the service's owner imports this file for its kernels, and cannot be its own client: put what the "
                 "file runs under if __name__ == '__main__'"
             )
-        if not timeout > 0:
-            raise errors.ArgumentError(f"timeout is {timeout} s: give more than 0", name="timeout")
+        timeout = errors.checked_seconds(timeout, "timeout")
         self.path = address.checked_path(path)
         self._lock = threading.Lock()
         self._submitting = threading.Lock()

@@ -74,8 +74,7 @@ class Core:
         keep: bool = True,
         learner: Learner | None = None,
     ) -> None:
-        if limit < 1:
-            raise errors.ArgumentError(f"limit is {limit}: at least one kernel must be able to run", name="limit")
+        limit = errors.checked_integer(limit, "limit")
         if isinstance(policy, str):
             from .policies import policy as named
 

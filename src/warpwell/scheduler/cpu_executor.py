@@ -74,10 +74,9 @@ class CpuExecutor(Executor):
     """
 
     def __init__(self, threads: int | None = None, *, memory: int | None = None, patience: float = 10.0) -> None:
-        if threads is not None and threads < 1:
-            raise errors.ArgumentError(f"{threads} threads run nothing: give at least one", name="threads")
-        if memory is not None and memory < 0:
-            raise errors.ArgumentError(f"memory of {memory} bytes: give none or more", name="memory")
+        threads = None if threads is None else errors.checked_integer(threads, "threads")
+        memory = None if memory is None else errors.checked_integer(memory, "memory", least=0)
+        patience = errors.checked_seconds(patience, "patience")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = threads or THREADS_PER_CORE * cores
         processors = min(cores, self.threads)

@@ -61,8 +61,7 @@ class Experiment:
     def __post_init__(self) -> None:
         if not 0 <= self.error < float("inf"):
             raise errors.ArgumentError(f"error of predictions is {self.error}: give 0 or more", name="error")
-        if self.limit < 1:
-            raise errors.ArgumentError(f"limit is {self.limit}: at least one kernel must be able to run", name="limit")
+        errors.checked_integer(self.limit, "limit")
 
     def capacity(self, workload: Workload) -> Capacity:
         """Return the simulated device, with the partitions that policies may choose from."""
@@ -182,8 +181,12 @@ def log_path(path: str | os.PathLike[str], name: str, several: bool) -> Path:
     ------
     MissingFileError
         Its folder does not exist.
+    ArgumentError
+        It is a folder.
     """
     place = Path(path)
+    if place.is_dir():
+        raise errors.ArgumentError(f"{place} is a folder: give the name of a file", name="path")
     if not place.parent.is_dir():
         message = f"{place.parent} does not exist: create it, or write elsewhere"
         raise errors.MissingFileError(message, path=place.parent)

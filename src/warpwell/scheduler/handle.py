@@ -53,6 +53,8 @@ class Handle(Future[None]):
 
         Raises
         ------
+        ArgumentError
+            `timeout` is no number of seconds, or not finite.
         TimeoutError
             It has not ended in time. It goes on.
         CancelledError
@@ -65,12 +67,12 @@ class Handle(Future[None]):
             This process was forked from the scheduler's, and the task had not ended: nobody runs it here.
         """
         self._require_owner()
-        return super().result(timeout)
+        return super().result(_seconds(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end, `timeout` seconds at most, and return what `result` would raise, or None."""
         self._require_owner()
-        return super().exception(timeout)
+        return super().exception(_seconds(timeout))
 
     def running(self) -> bool:
         """Tell whether the task has a place on the device now."""
@@ -108,3 +110,12 @@ class Handle(Future[None]):
             self.set_exception(error)
         else:
             self.set_result(None)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    """Return a time to wait; none, and less, is to look once."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, int | float) and timeout <= 0:
+        return 0.0
+    return errors.checked_seconds(timeout, "timeout")

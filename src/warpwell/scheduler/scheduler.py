@@ -109,6 +109,16 @@ class Scheduler:
         self.device = device or default_device()
         if self.device not in ("cpu", "cuda"):
             raise errors.ArgumentError(f"device {self.device!r} has no scheduler: choose cpu or cuda", name="device")
+        for name, given, fits, wanted in (
+            ("policy", policy, isinstance(policy, str | Policy), "a name, or a Policy"),
+            ("rates", rates, rates is None or callable(getattr(rates, "together", None)), "Rates, or None"),
+            ("analyzer", analyzer, analyzer is None or callable(analyzer), "what takes a task and returns a Profile"),
+            ("executor", executor, executor is None or isinstance(executor, Executor) or callable(executor),
+             "an Executor, or what makes one"),
+            ("log", log, log is None or isinstance(log, Log), "a Log, or None"),
+        ):  # fmt: skip
+            if not fits:
+                raise errors.ArgumentError(f"{name} is {given!r:.60}: give {wanted}", name=name)
         self.log = Log(most=KEPT) if log is None else log
         self._analyzer: Callable[[Task], Profile] | None = Learner() if analyzer is None else analyzer
         learner = self._analyzer if isinstance(self._analyzer, Learner) else None
@@ -215,6 +225,8 @@ class Scheduler:
         """Submit a request of tasks that `task` has made, which run in order; see `submit_many`."""
         if not tasks:
             raise errors.ArgumentError("a request without launches: give at least one", name="launches")
+        if not isinstance(after, Future | Iterable):
+            raise errors.ArgumentError(f"after= has {after!r:.80}: give handles", name="after")
         futures = [after] if isinstance(after, Future) else list(after)
         for future in futures:
             if not isinstance(future, Future):
@@ -239,6 +251,8 @@ class Scheduler:
             raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n], and its arguments after it")
         if launch.stream is not None:
             raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
+        if size is not None and not isinstance(size, Mapping):
+            raise errors.ArgumentError(f"size is {size!r:.60}: give names and numbers", name="size")
         blocks = launch.cut(args, self.device)
         title = name or blocks.name
         if idempotent and blocks.participants:

@@ -28,9 +28,7 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float | None) -> None:
-        if seconds is not None and not seconds > 0:
-            raise errors.ArgumentError(f"stuck_after of {seconds} s: give a positive time, or None", name="stuck_after")
-        self.seconds = seconds
+        self.seconds = seconds = None if seconds is None else errors.checked_seconds(seconds, "stuck_after")
         self.due = None if seconds is None else 0.0
         self._seen: dict[Job, tuple[tuple[int, int], float]] = {}
 
