@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -21,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+os.environ["WARPWELL_QUIET"] = "1"  # what programs that are compiled for the first time say on standard error
 HERE = Path(__file__).parent
 
 # Compiling makes millions of objects that stay: a twentieth of its time went to collections that freed next to nothing.

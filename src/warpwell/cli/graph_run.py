@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
     """Open a graph with the options that all runs have."""
-    # a small frontier makes a small grid, which is no mistake of the user's
-    warnings.filterwarnings("ignore", message="Grid size")
     return LoadedGraph(
         graph, device=arguments.device, tier=arguments.tier, cache=arguments.cache,
         page_size=arguments.page_size, stats="full",

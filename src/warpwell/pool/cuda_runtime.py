@@ -160,7 +160,7 @@ class CudaRuntime(Runtime):
             self.gpu.synchronize_default()
             return _at_home(result)
         if stream.cupy is None:
-            stream.cupy = cupy.cuda.ExternalStream(int(stream.handle))
+            stream.cupy = as_cupy_stream(cupy, stream)
         with cupy.cuda.Device(self.gpu.ordinal), stream.cupy:
             given = [_as_cupy(cupy, a) for a in arguments]
             named = {name: _as_cupy(cupy, a) for name, a in options.items()}
@@ -244,3 +244,9 @@ def _at_home(value: Any) -> Any:
     if type(value) is dict:
         return {key: _at_home(v) for key, v in value.items()}
     return value
+
+
+def as_cupy_stream(cupy: Any, stream: Any) -> Any:
+    """Return a stream as CuPy's: by the protocol ``__cuda_stream__``, or by its handle for a CuPy that knows none."""
+    external = getattr(cupy.cuda.Stream, "from_external", None)
+    return cupy.cuda.ExternalStream(int(stream.handle)) if external is None else external(stream)

@@ -105,6 +105,11 @@ class Kernel:
         """Numbers of extents and arguments with which launches are known to fit."""
         mark_device(function)
 
+    def __repr__(self) -> str:
+        options = {"max_registers": self.max_registers, "block": self.block}
+        given = "".join(f", {name}={value}" for name, value in options.items() if value is not None)
+        return f"<warpwell.kernel {self.__name__!r}{given}>"  # type: ignore[attr-defined]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.function, self.max_registers, self.block, self.bounds)
 
@@ -132,6 +137,11 @@ class Launch:
         self.stream = stream
         self.waits = stream is None
         """Whether a call waits for the kernel."""
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        stream = "" if self.stream is None else f", in {self.stream!r:.60}"
+        return f"<launch of {self.kernel!r} over {shape}{stream}>"
 
     def __call__(
         self,

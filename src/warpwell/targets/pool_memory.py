@@ -247,6 +247,10 @@ class GpuStream:
         self.cupy: Any = None
         self.open = True
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return version and handle, for other libraries."""
+        return 0, int(self.handle)
+
 
 class GpuMark:
     """An event."""

@@ -1,0 +1,276 @@
+"""Ctrl-C at random moments: programs that are interrupted must end within a second, and leave nothing.
+
+Run as ``python -m warpwell.testing.interrupts --what kernel --times 200 --seed 1``. A program of `PROGRAMS` runs in a
+process group of its own, in an empty folder. It prints READY before what may be interrupted. One that goes on prints
+OUT when it has caught the interrupt, and DONE when it has seen that everything can be used; another must end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LIMIT = 1.0
+"""Seconds from the signal until it must have been answered."""
+
+PATIENCE = 150.0
+"""Seconds that a program may take for everything else."""
+
+KERNEL = """
+import random, sys, tempfile
+import numpy as np
+import warpwell as ww
+
+seed, rounds = int(sys.argv[1]), int(sys.argv[2])
+choose = random.Random(seed)
+
+@ww.kernel
+def read(a, out):
+    i = ww.grid(1)
+    out[i & 63] = a[(i * 5003) % a.size]
+
+@ww.kernel
+def add(a, index):
+    i = ww.grid(1)
+    ww.atomic_add(a, index[i & 1023], 1)
+
+def whole(a, out):
+    read[1 << 40](a, out)
+
+def gather(a, out):
+    while True:
+        a[np.random.default_rng(seed).integers(0, a.size, 5000)]
+
+def host(a, out):
+    while True:
+        a.prefetch(0, 3000)
+        a[:2000]
+        a.evict(0, 100)
+
+def written(a, out):
+    while True:
+        add[4096](b, index)
+        b.flush()
+
+items = 400_000
+np.save("a.npy", np.arange(items))
+index = np.arange(1024) * 300
+with (
+    ww.open("a.npy", device="cpu", cache="64KiB") as a,
+    ww.create("b.npy", items, np.int64, device="cpu", cache="64KiB") as b,
+):
+    out = np.zeros(64, np.int64)
+    read[64](a, out)
+    add[1](b, index)
+    a.prefetch(0, 10); a.evict(0, 10); b.flush(); a[:5]; a[index]
+    for _ in range(rounds):
+        work = choose.choice((whole, gather, host, written))
+        try:
+            print("READY", flush=True)
+            work(a, out)
+        except KeyboardInterrupt:
+            print("OUT", flush=True)
+        out[:] = 0
+        read[64](a, out)
+        assert out.tolist() == [(k * 5003) % items for k in range(64)], out
+        assert a[7] == 7 and a.stats.misses > 0
+        before = b[index].sum()
+        add[1024](b, index)
+        b.flush()
+        assert b[index].sum() == before + 1024
+        print("DONE", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is interrupted.
+
+    Attributes
+    ----------
+    command : sequence of str
+        The program, after Python's own name; "{seed}" and "{times}" stand for numbers, "{source}" for `source`'s file.
+    together : int
+        Interrupts that one process answers; 1: it ends with the interrupt.
+    delays : (float, float)
+        Seconds from READY to the interrupt, the range.
+    ready : bool
+        Whether it prints READY; else the time counts from its start.
+    """
+
+    command: Sequence[str]
+    source: str = ""
+    together: int = 1
+    delays: tuple[float, float] = (0.0, 0.2)
+    ready: bool = True
+
+
+PROGRAMS = {"kernel": Program(("{source}", "{seed}", "{times}"), KERNEL, together=20)}
+"""By the name that ``--what`` takes."""
+
+
+@dataclass
+class Outcome:
+    """What was seen of a number of interrupts."""
+
+    times: int = 0
+    worst: float = 0.0
+    faults: list[str] = field(default_factory=list)
+
+
+def run(what: str, times: int, seed: int) -> Outcome:
+    """Interrupt a program so many times; return what was seen."""
+    program, out = PROGRAMS[what], Outcome()
+    chosen = random.Random(seed)
+    before = _shared_memory()
+    while out.times < times and not out.faults:
+        rounds = min(program.together, times - out.times)
+        with tempfile.TemporaryDirectory(prefix="warpwell-interrupts-") as folder:
+            _process(program, rounds, chosen, Path(folder), out)
+            left = [p.name for p in Path(folder).rglob("*") if p.name.startswith((".", "tmp")) or p.suffix == ".part"]
+        if left:
+            out.faults.append(f"files were left: {left}")
+        if new := {name for name in _shared_memory() - before if not _mapped(name)}:
+            out.faults.append(f"shared memory was left: {sorted(new)}")
+    return out
+
+
+def _process(program: Program, rounds: int, chosen: random.Random, folder: Path, out: Outcome) -> None:
+    source = folder / "program.py"
+    source.write_text(program.source)
+    numbers = {"seed": str(chosen.randrange(1 << 30)), "times": str(rounds), "source": str(source)}
+    command = [sys.executable, *(numbers.get(word.strip("{}"), word) for word in program.command)]
+    environment = {**os.environ, "TMPDIR": str(folder), "WARPWELL_QUIET": "1"}
+    with open(folder.with_suffix(".err"), "w+b") as errors:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+            preexec_fn=_listen,
+        )  # fmt: skip
+        try:
+            for _ in range(rounds):
+                if program.ready and not _line(process, "READY", PATIENCE):
+                    out.faults.append(_said(f"it was not ready after {PATIENCE:g} s", process, errors))
+                    return
+                time.sleep(chosen.uniform(*program.delays))
+                since = time.monotonic()
+                os.killpg(process.pid, signal.SIGINT)
+                answered = _ended(process) if program.together == 1 else _line(process, "OUT", PATIENCE)
+                taken = time.monotonic() - since
+                out.times += 1
+                out.worst = max(out.worst, taken)
+                if not answered or taken > LIMIT:
+                    out.faults.append(_said(f"Ctrl-C was answered after {taken:.2f} s", process, errors))
+                    return
+                if program.together > 1 and not _line(process, "DONE", PATIENCE):
+                    out.faults.append(_said("what it used cannot be used", process, errors))
+                    return
+            if not _ended(process) or (program.together > 1 and process.returncode != 0):
+                out.faults.append(_said("it did not end as it should", process, errors))
+        finally:
+            if _group(process.pid) and process.poll() is not None:
+                out.faults.append("processes of it are left")
+            _kill(process)
+            os.unlink(errors.name)
+
+
+def _listen() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _line(process: subprocess.Popen[bytes], wanted: str, seconds: float) -> bool:
+    """Read lines until one is as wanted; return whether it came in time."""
+    assert process.stdout is not None
+    end = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        line = b""
+        while selector.select(max(0.0, end - time.monotonic())):
+            byte = os.read(process.stdout.fileno(), 1)
+            if not byte:
+                return False
+            line += byte
+            if byte == b"\n":
+                if line.strip() == wanted.encode():
+                    return True
+                line = b""
+    return False
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _said(what: str, process: subprocess.Popen[bytes], errors: object) -> str:
+    errors.seek(0)  # type: ignore[attr-defined]
+    text = errors.read().decode(errors="replace")[-2000:]  # type: ignore[attr-defined]
+    return f"{what} (status {process.poll()})\n{text}"
+
+
+def _group(group: int) -> bool:
+    """Tell whether a process of a group is there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if _group(process.pid):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {p.name for p in folder.iterdir() if p.name.startswith(("warpwell", "psm_"))} if folder.is_dir() else set()
+
+
+def _mapped(name: str) -> bool:
+    """Tell whether a process has shared memory of that name: then it is another program's."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if name in maps.read_text(errors="replace"):
+                return True
+    return False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the campaign; return 1 where something was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m warpwell.testing.interrupts", description=__doc__)
+    parser.add_argument("--what", choices=sorted(PROGRAMS), default="kernel")
+    parser.add_argument("--times", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    if options.times < 1:
+        parser.error("--times is at least 1")
+    since = time.monotonic()
+    found = run(options.what, options.times, options.seed)
+    print(
+        f"{options.what}: {found.times} interrupts, worst {found.worst:.3f} s, {len(found.faults)} faults "
+        f"({time.monotonic() - since:.0f} s, seed {options.seed})"
+    )
+    for fault in found.faults:
+        print(fault, file=sys.stderr)
+    return 1 if found.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

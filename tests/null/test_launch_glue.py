@@ -1,0 +1,80 @@
+"""What a launch says and does around device code: notices, names, warnings of Numba and CuPy."""
+
+import io
+import sys
+import time
+import types
+import warnings
+from typing import Any
+
+import pytest
+
+import warpwell as ww
+from warpwell.pool.cuda_runtime import as_cupy_stream
+from warpwell.targets import notice
+from warpwell.targets.run_cuda import configured
+
+SMALL = "Grid size 4 will likely result in GPU under-utilization"
+
+
+@ww.kernel
+def scale(x):
+    x[ww.grid(1)] *= 2
+
+
+def test_kernels_and_launches_say_what_they_are() -> None:
+    assert repr(scale) == "<warpwell.kernel 'scale'>"
+    assert repr(ww.kernel(scale.function, max_registers=64)) == "<warpwell.kernel 'scale', max_registers=64>"
+    assert repr(scale[3, 4]) == "<launch of <warpwell.kernel 'scale'> over 3, 4>"
+
+
+def test_the_first_compilation_is_told_once_also_where_nobody_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(notice, "SECONDS", 0.01)
+    monkeypatch.setattr(notice, "enabled", True)
+    monkeypatch.setattr(notice, "_said", False)
+    with notice.compiling("kernel 'one'"):
+        pass  # too short to be told
+    for name in ("one", "two"):
+        with notice.compiling(f"kernel {name!r}"):
+            time.sleep(0.2)
+    assert said.getvalue().count("\n") == 1
+    assert "compiling kernel 'one'" in said.getvalue() and "WARPWELL_QUIET=1" in said.getvalue()
+
+
+def test_a_small_grid_is_no_reason_to_warn() -> None:
+    class Dispatcher:
+        """Warns as numba-cuda's does."""
+
+        def configure(self, blocks: Any, threads: Any, stream: Any) -> Any:
+            if blocks[0] < 128:
+                warnings.warn(coloured(SMALL), stacklevel=1)
+            return types.SimpleNamespace(griddim=blocks, blockdim=threads, stream=stream)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = configured(Dispatcher(), 4, 32, None)
+        assert (found.griddim, found.blockdim) == ((4, 1, 1), 32)
+        assert configured(Dispatcher(), (4, 2), (32, 8), None).griddim == (4, 2, 1)
+
+
+def coloured(text: str) -> str:
+    """Return a text as Numba formats warnings where it colours them."""
+    return f"\x1b[1m{text} due to low occupancy.\x1b[0m"
+
+
+@pytest.mark.parametrize("text", [SMALL, "Host array used in CUDA kernel"])
+def test_tests_may_launch_plain_numba_kernels_that_warn_in_colour(text: str) -> None:
+    """The filters of pyproject.toml, under which this test runs, take both forms."""
+    warnings.warn(f"{text} ...", stacklevel=1)
+    warnings.warn(coloured(text), stacklevel=1)
+
+
+def test_a_stream_becomes_cupys_by_the_protocol_where_there_is_one() -> None:
+    stream = types.SimpleNamespace(handle=7)
+    space = types.SimpleNamespace
+    old = space(cuda=space(Stream=object, ExternalStream=lambda handle: ("old", handle)))
+    new = space(cuda=space(Stream=space(from_external=lambda s: ("new", s.handle))))
+    assert as_cupy_stream(old, stream) == ("old", 7)
+    assert as_cupy_stream(new, stream) == ("new", 7)
