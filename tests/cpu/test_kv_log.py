@@ -2,13 +2,16 @@
 
 import json
 import os
+import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from warpwell import errors
+from warpwell.kv import segments
 from warpwell.kv.checksum import crc32c, crc32c_many
 from warpwell.kv.compaction import compact
 from warpwell.kv.files import Files
@@ -622,3 +625,27 @@ def test_segments_are_announced(path):
         put(log, {b"%d" % k: bytes(30_000) for k in range(5)})
         assert [segment for segment, _ in seen] == log.segments() == [1, 2, 3, 4, 5]
     assert [fd for _, fd in seen[5:]] == [-1] * 5
+
+
+def test_gaps_are_made_in_the_middle_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writers, of two stores, share them: a gap of another length would move all values behind it."""
+    monkeypatch.setattr(segments, "_pads", [b""])
+    code, came = segments._zeros.__code__, 0
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        nonlocal came
+        frame.f_trace_opcodes = True
+        if frame.f_code is code and event == "opcode" and came < 60:
+            came += 1
+            segments._zeros(len(segments._pads))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        made = segments._zeros(9)
+    finally:
+        sys.settrace(before)
+    assert came > 5 and len(made) >= 10  # each call made one more
+    for pads in (made, segments._pads):
+        assert [len(pad) for pad in pads] == list(range(len(pads)))

@@ -5,6 +5,7 @@ import errno
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +50,22 @@ class ListMedium(PythonMedium):
     def write(self, offset: int, data: np.ndarray) -> None:
         assert offset + data.size <= self.nbytes
         self.data[offset : offset + data.size] = data.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("source", [4096, np.zeros(4096, np.uint8)], ids=["own", "array"])
+def test_a_forked_child_has_memory_of_its_own(source: Any) -> None:
+    medium = RamMedium(source)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            medium.write(0, np.ones(512, np.uint8))
+            code = 0 if medium.read(0, 512).all() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not medium.read(0, 512).any()
 
 
 def stripes(content: np.ndarray, count: int, stripe: int) -> list[np.ndarray]:

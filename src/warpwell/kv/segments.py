@@ -296,9 +296,13 @@ _pads: list[bytes] = [b""]
 
 
 def _zeros(most: int) -> list[bytes]:
-    while len(_pads) <= most:
-        _pads.append(bytes(len(_pads)))
-    return _pads
+    """Return runs of zeros by their length, 0 to `most` at least."""
+    global _pads
+    pads = _pads
+    if len(pads) <= most:
+        # another list, whole at once: writers of other stores, and signal handlers, may be in here, too
+        pads = _pads = [bytes(n) for n in range(most + 1)]
+    return pads
 
 
 def _allow_more_files() -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..nvme import FLUSH, INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED, READ, WRITE
 from ..targets import copy_bytes, memory_for, native
+from ..targets.memory import private_block
 from ._words import word, zero_fill
 from .medium import Medium, NativeMedium, raw_bytes
 
@@ -48,7 +49,7 @@ class RamMedium(Medium):
         else:
             if source < 0:
                 raise errors.ArgumentError(f"a medium of {source} bytes: 0 or more", name="source")
-            self._owner = memory_for("cpu").allocate(source)
+            self._owner = private_block(max(source, 8))
             self._bytes = self._owner.view(np.dtype(np.uint8))[:source]
             self.writable = True if writable is None else writable
         self.nbytes = self._bytes.nbytes
