@@ -62,24 +62,25 @@ class _Workers:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._idle = 0
-        self._started = False
         self._lock = threading.Lock()
 
     def submit(self, jobs: list[Callable[[], None]]) -> None:
+        """Have jobs run by threads, each by one that is idle."""
         with self._lock:
-            for _ in range(max(0, len(jobs) - self._idle)):
-                try:
+            try:
+                for _ in range(max(0, len(jobs) - self._idle)):
                     threading.Thread(target=self._work, name="warpwell-cpu", daemon=True).start()
-                except RuntimeError:
-                    # none can be started where the interpreter ends: those that are there take one job after another
-                    if not self._started:
-                        raise
-                    break
-                self._started = True
-                self._idle += 1
-            self._idle -= len(jobs)
+                    self._idle += 1
+                self._idle -= len(jobs)
+                threads = True
+            except RuntimeError:
+                # none can be started where the interpreter ends, and those that are there may be busy for ever
+                threads = False
         for job in jobs:
-            self._jobs.put(job)
+            if threads:
+                self._jobs.put(job)
+            else:
+                job()
 
     def _work(self) -> None:
         while True:
