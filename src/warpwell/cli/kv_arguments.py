@@ -60,6 +60,12 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     _store(verify)
     json_option(verify)
 
+    salvage = command(verbs, "salvage", "kv_salvage",
+                      "put what is sound of a damaged store into a new one (exit code 1: some is lost)")  # fmt: skip
+    _store(salvage)
+    salvage.add_argument("target", metavar="NEW", help="folder of the new store; STORE is only read")
+    json_option(salvage)
+
     compact = command(verbs, "compact", "kv_compact", "give back the space of values that were replaced or deleted")
     _store(compact)
     compact.add_argument("--threshold", type=float, default=0.5, metavar="SHARE",

@@ -14,6 +14,7 @@ from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
 from .permutation import Permutation
 from .remote_store import RemoteStore
+from .salvage import SalvageReport, salvage
 from .schema import Schema
 from .statistics import StoreStatistics
 from .store import Store
@@ -24,9 +25,11 @@ __all__ = [
     "DeviceStore",
     "Permutation",
     "RemoteStore",
+    "SalvageReport",
     "Schema",
     "Store",
     "StoreStatistics",
     "create",
     "open",
+    "salvage",
 ]

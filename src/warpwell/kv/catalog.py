@@ -67,7 +67,7 @@ class Catalog:
         self._segments.set_head(segment, SUPERBLOCK)
 
     def replace_journal(self, slots: NDArray[np.int64], end: Position, drop: Sequence[int]) -> Journal:
-        """Write a snapshot and begin a new journal, which is returned; the old files are deleted.
+        """Write a snapshot and begin a new journal, which is returned; those before the old ones are deleted.
 
         Parameters
         ----------
@@ -86,7 +86,9 @@ class Catalog:
             journal = new_journal(self._files, self._folder, old.uuid_bytes, id + 1, end)
             self._files.sync_folder(self._folder)
             kept = tuple(s for s in old.segments if s not in drop)
-            manifest = _raised(old, end).with_changes(snapshot=id, journal=id + 1, next_file=id + 2, segments=kept)
+            manifest = _raised(old, end).with_changes(
+                snapshot=id, journal=id + 1, next_file=id + 2, segments=kept, previous=(old.snapshot, old.journal)
+            )
             self._publish(manifest)
         except OSError:
             if journal is not None:

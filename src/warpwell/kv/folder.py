@@ -10,7 +10,7 @@ from .files import Files
 from .floor import FLOOR_NAME
 from .format import SUPERBLOCK
 from .lock import LOCK_NAME
-from .manifest import MANIFEST_NAME, NEW_NAME
+from .manifest import IDENTITY_NAME, MANIFEST_NAME, NEW_NAME
 
 
 def make_folder(files: Files, path: str) -> bool:
@@ -73,7 +73,7 @@ def remove_made(path: str, made: bool) -> None:
 def _left_over(path: str) -> bool:
     """Tell whether a file can only be of a store that never held a record."""
     name = os.path.basename(path)
-    if name in (LOCK_NAME, NEW_NAME):
+    if name in (LOCK_NAME, NEW_NAME, IDENTITY_NAME):
         return True
     empty = os.path.getsize(path) <= SUPERBLOCK
     return empty and (name == FLOOR_NAME or os.path.splitext(name)[1] in (".val", ".jnl"))

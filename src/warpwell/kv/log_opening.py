@@ -12,13 +12,13 @@ from typing import Any
 
 from .. import errors
 from .catalog import new_journal
-from .files import Files, closing_on_error, full, storage_full
+from .files import Files, closing_on_error, full, storage_full, write_new
 from .floor import Floor
 from .folder import clear, make_folder, remove_made
 from .format import SUPERBLOCK
 from .journal import Journal, Position
 from .lock import WriterLock
-from .manifest import DURABILITIES, Manifest, read_manifest
+from .manifest import DURABILITIES, IDENTITY_NAME, Manifest, read_manifest
 from .recovery import Loaded, load, repair
 from .segments import Segments
 
@@ -67,6 +67,7 @@ def create_writable(
                 segments.close()
             new_journal(files, path, identity.bytes, 1, Position(SUPERBLOCK, 0, 0)).close()
             Floor(files, path, identity.bytes).close()
+            files.close(write_new(files, os.path.join(path, IDENTITY_NAME), [manifest.pack()]))
             files.sync_folder(os.path.dirname(path))
             files.sync_folder(path)
             manifest.publish(files, path)

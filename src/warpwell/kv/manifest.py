@@ -16,6 +16,8 @@ from .format import FORMAT_VERSION, newer
 
 MANIFEST_NAME = "MANIFEST"
 NEW_NAME = "MANIFEST.new"
+IDENTITY_NAME = "IDENTITY"
+"""A copy of the first manifest: what never changes, for `salvage`."""
 TITLE = "warpwell-kv"
 DURABILITIES = ("commit", "always", "none")
 
@@ -44,6 +46,8 @@ class Manifest:
         Whatever JSON the store above keeps here.
     kinds : bool
         Locations tell whether a key was given as an integer. False in stores that format 1 created.
+    previous : tuple, optional
+        The snapshot (or None) and the journal before the present ones: together they say what the snapshot says.
     """
 
     uuid: str
@@ -58,11 +62,21 @@ class Manifest:
     floor_crc: int = 0
     schema: dict[str, Any] | None = field(default=None)
     kinds: bool = False
+    previous: tuple[int | None, int] | None = None
 
     @property
     def uuid_bytes(self) -> bytes:
         """The 16 bytes in superblocks."""
         return uuids.UUID(self.uuid).bytes
+
+    def journals(self) -> list[int]:
+        """Return the journals that are kept, the present one last."""
+        return [*([] if self.previous is None else [self.previous[1]]), self.journal]
+
+    def snapshots(self) -> list[int]:
+        """Return the snapshots that are kept, the present one last."""
+        before = None if self.previous is None else self.previous[0]
+        return [id for id in (before, self.snapshot) if id is not None]
 
     def pack(self) -> bytes:
         """Return the file: a line with version, length and CRC-32C, then JSON."""
@@ -90,7 +104,15 @@ class Manifest:
         return replace(self, **changes)
 
 
-def read_manifest(folder: str) -> Manifest:
+def read_identity(folder: str) -> Manifest | None:
+    """Return the copy of a store's first manifest, if there is one that reads."""
+    try:
+        return read_manifest(folder, IDENTITY_NAME)
+    except (errors.MissingFileError, errors.FormatError):
+        return None
+
+
+def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
     """Return a store's manifest.
 
     Raises
@@ -104,7 +126,7 @@ def read_manifest(folder: str) -> Manifest:
     CorruptionError
         The manifest is damaged.
     """
-    path = os.path.join(folder, MANIFEST_NAME)
+    path = os.path.join(folder, name)
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -133,12 +155,18 @@ def read_manifest(folder: str) -> Manifest:
         )
     version = int(words[1]) if words[1].isdigit() else 0
     if data != _title(version, body) + body:
-        raise errors.CorruptionError(f"{path} is damaged or was edited: restore it from a copy", path=path, offset=0)
+        raise errors.CorruptionError(
+            f"{path} is damaged or was edited: restore it from a copy, or see `warpwell kv salvage`",
+            path=path,
+            offset=0,
+        )
     if version > FORMAT_VERSION:
         raise newer(path, version)
     try:
         fields = json.loads(body)
         fields["segments"] = tuple(fields["segments"])
+        if fields.get("previous") is not None:
+            fields["previous"] = tuple(fields["previous"])
         return Manifest(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise errors.CorruptionError(

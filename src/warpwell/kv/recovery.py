@@ -110,13 +110,38 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
     )
 
 
+def check_previous(folder: str, manifest: Manifest) -> None:
+    """Check that the snapshot and the journal before the present ones lead to the present snapshot.
+
+    Raises
+    ------
+    CorruptionError
+    FileNotFoundError
+    """
+    uuid, (before, id) = manifest.uuid_bytes, manifest.previous or (None, 0)
+    seq = chain = 0
+    if before is not None:
+        _, seq, chain = read_snapshot(folder, uuid, before)
+    path = journal_path(folder, id)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        block = read_superblock(fd, uuid, id, path)
+        _, last, crc = read_snapshot(folder, uuid, manifest.snapshot or 0)
+        scanned = scan(fd, block.salt, Position(SUPERBLOCK, block.seq, block.chain), (last, crc))
+        refuse_damage(scanned, path)
+        if (block.seq, block.chain) != (seq, chain) or scanned.position.seq < last:
+            raise errors.CorruptionError(f"{path} does not lead from one snapshot to the next", path=path, offset=0)
+    finally:
+        os.close(fd)
+
+
 def refuse_damage(scanned: Scanned, path: str) -> None:
     """Raise CorruptionError where a scan says that the journal is damaged."""
     if scanned.damaged:
         offset = scanned.bad if scanned.bad is not None else scanned.position.offset
         raise errors.CorruptionError(
             f"{path} is damaged at byte {offset}: {scanned.why}. Nothing was changed; `warpwell kv verify` says more, "
-            "and a copy of the store is the way back",
+            "and a copy of the store is the way back, or `warpwell kv salvage`",
             path=path,
             offset=offset,
         )
@@ -286,9 +311,8 @@ def remove_strays(files: Files, folder: str, manifest: Manifest) -> None:
     from .manifest import NEW_NAME
 
     named = {file_name(SEGMENT_FILE, s) for s in manifest.segments}
-    named |= {file_name(JOURNAL_FILE, manifest.journal)}
-    if manifest.snapshot is not None:
-        named.add(file_name(SNAPSHOT_FILE, manifest.snapshot))
+    named |= {file_name(JOURNAL_FILE, id) for id in manifest.journals()}
+    named |= {file_name(SNAPSHOT_FILE, id) for id in manifest.snapshots()}
     for name in os.listdir(folder):
         stem, suffix = os.path.splitext(name)
         ours = suffix in SUFFIXES.values() and stem.isdigit() and len(stem) >= 8

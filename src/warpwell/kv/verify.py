@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from .files import Files
 from .floor import FLOOR_NAME, PLACES, damaged_places
 from .following import load_for_reading
 from .format import INTEGER, key_len_of, marked_len_of, offset_of, segment_of, size_of
-from .manifest import Manifest, read_manifest
-from .recovery import live
+from .manifest import IDENTITY_NAME, Manifest, read_manifest
+from .recovery import check_previous, live
 from .segments import Segments
 
 _BATCH = 1024
@@ -93,6 +94,7 @@ def verify(
         report.problems.append(
             Problem(os.path.join(path, FLOOR_NAME), at, f"the mark in place {PLACES.index(at)} is missing or damaged")
         )
+    _check_spares(manifest, path, report)
     try:
         manifest, segments, loaded = load_for_reading(Files(), path)
     except errors.CorruptionError as error:
@@ -109,6 +111,21 @@ def verify(
     finally:
         segments.close()
     return report
+
+
+def _check_spares(manifest: Manifest, folder: str, report: VerifyReport) -> None:
+    """Check what only `salvage` reads: the copy of the first manifest, and the snapshot and journal before."""
+    try:
+        with contextlib.suppress(errors.MissingFileError):
+            if os.path.lexists(os.path.join(folder, IDENTITY_NAME)):
+                read_manifest(folder, IDENTITY_NAME)
+        if manifest.previous is not None and manifest.snapshot is not None:
+            check_previous(folder, manifest)
+    except errors.CorruptionError as error:
+        report.problems.append(_problem(error))
+    except FileNotFoundError as error:
+        if read_manifest(folder) == manifest:  # else a writer has deleted it in the meantime
+            report.problems.append(Problem(str(error.filename), None, "the file is missing"))
 
 
 def _check_superblocks(manifest: Manifest, folder: str, report: VerifyReport) -> None:

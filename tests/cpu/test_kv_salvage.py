@@ -1,0 +1,196 @@
+"""Salvage: damage in every kind of file, and what comes back of it."""
+
+import json
+import os
+import random
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.cli.main import main
+
+
+def bytes_of(folder):
+    return {p: p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
+
+
+def flip(path, at, bit=0):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def snapshot(store):
+    with store._parts.lock:
+        store._parts._snapshot()
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A store with two snapshots, deletes, and records behind; the versions of each key, and the last ones."""
+    path, versions, last = tmp_path / "a.kv", {}, {}
+    with ww.kv.create(path, segment_bytes="64KiB") as w:
+        for turn in range(3):
+            for k in [*range(turn, 40, 2), f"name {turn}", "8 bytes."]:
+                value = f"{turn} {k} ".encode() * (1 + hash(str(k)) % 40)
+                w.put(k, value)
+                key = k.encode() if isinstance(k, str) else k
+                versions.setdefault(key, set()).add(value)
+                last[key] = value
+            w.delete(turn)
+            last.pop(turn, None)
+            w.commit()
+            if turn < 2:
+                snapshot(w)
+    return path, versions, last
+
+
+def salvaged(path, versions, last):
+    """Salvage, check that nothing is wrong, and return the report and what came back."""
+    before = bytes_of(path)
+    target = path.parent / "new.kv"
+    report = ww.kv.salvage(path, target)
+    assert bytes_of(path) == before
+    with ww.kv.open(target) as r:
+        held = dict(r.items())
+        assert r.verify().sound and len(held) == report.records
+    shutil.rmtree(target)
+    assert all(value in versions[key] for key, value in held.items())
+    if report.complete:
+        assert held == last
+    if not report.missing_records:  # then whatever is there is the last one
+        assert all(last[key] == value for key, value in held.items())
+        assert set(last) - set(held) == {p.key for p in report.lost}
+    return report, held
+
+
+def test_a_sound_store_comes_over_whole(damaged):
+    report, _ = salvaged(*damaged)
+    assert report.complete and not report.problems
+
+
+def test_one_flipped_bit_anywhere(damaged):
+    path, versions, last = damaged
+    rng, incomplete = random.Random(5), {}
+    for file in sorted(path.iterdir()):
+        if file.name == "LOCK":
+            continue
+        good = file.read_bytes()
+        places = range(len(good)) if file.suffix != ".val" else [0, 40, *range(4096, len(good))]
+        for at in [0, *rng.sample(list(places), min(5, len(places)))]:
+            flip(file, at, rng.randrange(8))
+            report, held = salvaged(path, versions, last)
+            if not report.complete:
+                incomplete.setdefault(file.suffix, []).append((report, held))
+            file.write_bytes(good)
+    assert set(incomplete) <= {".jnl", ".val"}  # all else stands in two places
+    assert all(len(r.lost) + r.missing_records == 1 for some in incomplete.values() for r, _ in some)
+
+
+def test_whole_files_that_are_missing(damaged):
+    path, versions, last = damaged
+    names = sorted(p.name for p in path.iterdir())
+    snapshots = [n for n in names if n.endswith(".snap")]
+    journals = [n for n in names if n.endswith(".jnl")]
+    assert len(snapshots) == len(journals) == 2
+    for gone, complete in [
+        (["MANIFEST"], True), (["MANIFEST", "IDENTITY"], True), (snapshots[1:], True), (snapshots[:1], True),
+        (journals[:1], True), (["COMMITTED", "LOCK", "MANIFEST"], True), (journals[1:], False), (snapshots, False),
+        (["MANIFEST", *snapshots], False), ([n for n in names if n.endswith(".val")], False),
+    ]:  # fmt: skip
+        kept = {name: (path / name).read_bytes() for name in gone}
+        for name in gone:
+            (path / name).unlink()
+        report, _ = salvaged(path, versions, last)
+        assert report.complete == complete and report.problems + report.lost, gone
+        for name, data in kept.items():
+            (path / name).write_bytes(data)
+    assert salvaged(path, versions, last)[0].complete
+
+
+def test_a_damaged_manifest_keeps_its_schema(tmp_path):
+    with ww.kv.create(tmp_path / "a.kv", schema={"x": ("uint8", (3,)), "y": ("int64", ())}) as w:
+        w.put_many(np.arange(9), {"x": np.ones((9, 3), np.uint8), "y": np.arange(9)})
+    flip(tmp_path / "a.kv" / "MANIFEST", 60)
+    report = ww.kv.salvage(tmp_path / "a.kv", tmp_path / "b.kv")
+    with ww.kv.open(tmp_path / "b.kv") as r:
+        assert report.complete and r[7]["y"] == 7 and r[7]["x"].tolist() == [1] * 3
+    (tmp_path / "a.kv" / "IDENTITY").unlink()
+    report = ww.kv.salvage(tmp_path / "a.kv", tmp_path / "c.kv")
+    with ww.kv.open(tmp_path / "c.kv") as r:
+        assert r.schema is None and len(r[7]) == 16 and "schema is not known" in report.problems[0].what
+
+
+def test_shards_are_gathered(tmp_path):
+    with ww.kv.create(tmp_path / "m.kv", shards=[tmp_path / "a", tmp_path / "b"]) as w:
+        w.put_many(np.arange(50), [b"%d" % k for k in range(50)])
+    flip(tmp_path / "a" / "MANIFEST", 70)
+    report = ww.kv.salvage(tmp_path / "m.kv", tmp_path / "n.kv")
+    with ww.kv.open(tmp_path / "n.kv") as r:
+        assert report.complete and {k: r[k] for k in r} == {k: b"%d" % k for k in range(50)}
+    shutil.rmtree(tmp_path / "b")
+    report = ww.kv.salvage(tmp_path / "m.kv", tmp_path / "o.kv")
+    assert not report.complete and 0 < report.records < 50 and "shard 1" in report.lost[0].what
+
+
+def test_a_snapshot_of_format_1(tmp_path):
+    with zipfile.ZipFile(Path(__file__).parent.parent / "data" / "kv-format-1.zip") as file:
+        file.extractall(tmp_path)
+    (damaged,) = (tmp_path / "snap.kv").glob("*.snap")
+    flip(damaged, 4096 + 32 * 5 + 28)  # a value's checksum
+    with pytest.raises(errors.CorruptionError, match="kv salvage"):
+        ww.kv.open(tmp_path / "snap.kv")
+    report = ww.kv.salvage(tmp_path / "snap.kv", tmp_path / "new.kv")
+    assert (report.records, report.unproven, len(report.lost)) == (20, 20, 1) and not report.complete
+    with ww.kv.open(tmp_path / "new.kv") as r:
+        assert r.keys_array().size == 20 and r[20] == b"s20"
+
+
+def test_stores_that_are_no_stores_or_in_use(tmp_path, damaged):
+    path = damaged[0]
+    with ww.kv.open(path, "r+"), pytest.raises(errors.SharingError, match="open for writing"):
+        ww.kv.salvage(path, tmp_path / "new.kv")
+    with pytest.raises(errors.MissingFileError):
+        ww.kv.salvage(tmp_path / "none", tmp_path / "new.kv")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(errors.FormatError):
+        ww.kv.salvage(tmp_path / "empty", tmp_path / "new.kv")
+    with pytest.raises(errors.ArgumentError, match="in the store itself"):
+        ww.kv.salvage(path, path / "new.kv")
+    assert not (tmp_path / "new.kv").exists()
+    ww.kv.create(tmp_path / "other.kv").close()
+    with pytest.raises(errors.ArgumentError, match="store already"):
+        ww.kv.salvage(path, tmp_path / "other.kv")
+
+
+def test_verify_reads_what_salvage_needs(damaged):
+    path, _, last = damaged
+    spares = [path / "IDENTITY", min(path.glob("*.snap")), min(path.glob("*.jnl"))]
+    for spare in spares:
+        good = spare.read_bytes()
+        for at in (3, len(good) // 2, len(good) - 10):
+            flip(spare, at)
+            with ww.kv.open(path, "r") as r:
+                assert dict(r.items()) == last
+                assert [p.path for p in r.verify().problems] == [str(spare)]
+            spare.write_bytes(good)
+    spares[1].unlink()
+    with ww.kv.open(path) as r:
+        assert [p.what for p in r.verify().problems] == ["the file is missing"]
+
+
+def test_the_command(damaged, tmp_path, capsys):
+    path = damaged[0]
+    assert main(["kv", "salvage", str(path), str(tmp_path / "b.kv"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["complete"]
+    with ww.kv.open(path) as r:
+        victim = int(r._parts.index.lookup(ww.kv.dataset.as_keys([33]))[0, 0])
+    flip(path / f"{victim >> 40:08d}.val", (victim & ((1 << 40) - 1)) * 64)
+    assert main(["kv", "salvage", str(path), str(tmp_path / "c.kv")]) == 1
+    assert "key 33 is lost" in "".join(capsys.readouterr().out.split("\n")).replace("  ", " ")
+    assert os.path.isdir(tmp_path / "c.kv")
