@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import interrupts_pool
+
 LIMIT = 1.0
 """Seconds from the signal until it must have been answered."""
 
@@ -116,7 +118,10 @@ class Program:
     ready: bool = True
 
 
-PROGRAMS = {"kernel": Program(("{source}", "{seed}", "{times}"), KERNEL, together=20)}
+PROGRAMS = {
+    "kernel": Program(("{source}", "{seed}", "{times}"), KERNEL, together=20),
+    "pool": Program(interrupts_pool.COMMAND, interrupts_pool.POOL, delays=(0.0, 0.5)),
+}
 """By the name that ``--what`` takes."""
 
 
@@ -139,8 +144,9 @@ def run(what: str, times: int, seed: int) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="warpwell-interrupts-") as folder:
             _process(program, rounds, chosen, Path(folder), out)
             left = [p.name for p in Path(folder).rglob("*") if p.name.startswith((".", "tmp")) or p.suffix == ".part"]
+            left += interrupts_pool.left(Path(folder))
         if left:
-            out.faults.append(f"files were left: {left}")
+            out.faults.append(f"files or processes were left: {left}")
         if new := {name for name in _shared_memory() - before if not _mapped(name)}:
             out.faults.append(f"shared memory was left: {sorted(new)}")
     return out

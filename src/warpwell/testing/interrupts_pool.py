@@ -74,7 +74,7 @@ while True:
     choose.choice(ways)()
 """
 
-COMMAND = ("-m", "warpwell", "run", "--agents", "2", "--target", "cpu", "-c", POOL, "{seed}")
+COMMAND = ("-m", "warpwell", "run", "--agents", "2", "--target", "cpu", "{source}", "{seed}")
 
 
 def left(folder: Path, seconds: float = 1.0) -> list[str]:
