@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ..targets import KernelArgument, Launch
 from ..targets.cache_key import cache_key
@@ -51,6 +54,7 @@ def lasts(kernel: str) -> bool:
     return "@~" not in kernel
 
 
+@functools.lru_cache(maxsize=4096)
 def size_class(value: float) -> float:
     """Return the size that stands for all that differ by less than a fifth; what is not positive for itself."""
     return 2.0 ** (round(STEPS * math.log2(value)) / STEPS) if value > 0 and math.isfinite(value) else value
@@ -78,6 +82,9 @@ def footprint(arguments: Sequence[Any]) -> int:
     """
     found: dict[int, int] = {}
     for value in arguments:
+        if type(value) is np.ndarray:
+            found[id(value)] = value.nbytes
+            continue
         cache = getattr(value, "cache", None)
         if cache is not None and isinstance(value, KernelArgument):
             found[id(cache)] = int(getattr(cache, "cache_bytes", 0))
@@ -94,9 +101,11 @@ def _code(kernel: Any) -> str:
 
 
 def _type(value: Any) -> Any:
+    if type(value) is np.ndarray:  # what most are
+        return value.dtype, value.ndim, value.flags.c_contiguous
     if is_argument(value):
         return type(value).__qualname__, str(getattr(value, "dtype", "")), getattr(value, "ndim", 0)
     if getattr(value, "ndim", False) and hasattr(value, "dtype"):
         flags = getattr(value, "flags", None)
-        return str(value.dtype), value.ndim, flags is None or bool(flags["C_CONTIGUOUS"])
+        return value.dtype, value.ndim, flags is None or bool(flags["C_CONTIGUOUS"])
     return type(value).__qualname__
