@@ -11,6 +11,7 @@ from __future__ import annotations
 from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
+    backoff,
     call_cold,
     compare_exchange,
     device,
@@ -29,6 +30,8 @@ from .word import READABLE, frame_of, state_of
 NOT_HELD = 0
 HELD = 1
 FULL = 2
+TRIES = 8
+"""Looks at a full pool, for places that are given back at once."""
 
 
 @device
@@ -41,26 +44,48 @@ def hold_page(core, space, page, pin, mask, lane, leader):
     found = FULL
     if lane == leader and field(core, C_HASH_MASK) == 0:
         found = hold_again(core, page, pin)
-        if found == NOT_HELD and not reserve(core, space):
+        attempt = 0
+        while found == NOT_HELD and room(core, space) <= 0 and attempt <= TRIES:
+            # the last places may be those of others who hold this very page in a moment
+            backoff(attempt)
+            attempt += 1
+            found = hold_again(core, page, pin)
+        if attempt > TRIES and found == NOT_HELD:
             found = FULL
     found = shfl(mask, found, leader)
     if found != NOT_HELD:
         return found == HELD
     frame = call_cold(pin_page, core, space, page, -1, mask, lane, leader)
-    if lane == leader:
-        if frame < 0:
-            fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
-        else:
-            owner = owner_address(core, frame)
+    held = 0
+    if lane == leader and frame >= 0 and keep(core, space, page, frame, pin):
+        held = 1
+    return shfl(mask, held, leader) != 0
+
+
+@device
+def keep(core, space, page, frame, pin):
+    """Turn the caller's pin of the page word into a long-held one, or give it back and return False (thread)."""
+    word = word_address(core, page)
+    owner = owner_address(core, frame)
+    old = load_relaxed(owner, DEVICE)
+    attempt = 0
+    while attempt <= TRIES:
+        first = old <= OWNER_PAGE
+        if first and not reserve(core, space):
+            backoff(attempt)
+            attempt += 1
             old = load_relaxed(owner, DEVICE)
-            while True:
-                seen = compare_exchange(owner, old, old + pin, DEVICE)
-                if seen == old:
-                    break
-                old = seen
-            if old > OWNER_PAGE:
-                give_word_back(core, space, page)  # held by another meanwhile, whose pin of the word is enough
-    return frame >= 0
+            continue
+        seen = compare_exchange(owner, old, old + pin, DEVICE)
+        if seen == old:
+            if not first:
+                unpin(word, 0)  # the first holder's is enough
+            return True
+        if first:
+            fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
+        old = seen
+    unpin(word, 0)
+    return False
 
 
 @device
@@ -113,6 +138,13 @@ def give_word_back(core, space, page):
     """Give back a holder's pin of the page word, and its place among the held pages of the pool (thread)."""
     unpin(word_address(core, page), 0)
     fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
+
+
+@device
+def room(core, space):
+    """Return how many more pages of a pool may be held (thread)."""
+    pool = pool_of(core, space)
+    return field(pool, F_COUNT) - 1 - load_relaxed(pool + 8 * F_PINNED, DEVICE)
 
 
 @device
