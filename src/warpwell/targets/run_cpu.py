@@ -42,14 +42,14 @@ TELL_SECONDS = 1.0
 """When a launch that Ctrl-C did not end says so."""
 
 _DRIVER = """
-def driver(context, counter, total, chunk{parameters}):
+def driver(context, counter, total, chunk, interrupted{parameters}):
     set_context(context)
     while True:
         start = fetch_add(counter, chunk, DEVICE)
         if start >= total:
             return
         for index in range(start, min(start + chunk, total)):
-            if interrupted() != 0:
+            if load_relaxed(interrupted, SYSTEM) != 0:
                 return
             store_relaxed(context, index, BLOCK)
             function({arguments})
@@ -119,7 +119,7 @@ def run(
 
     def job(context: int, held: Any = (contexts, flag)) -> None:  # they outlive a wait that was given up
         try:
-            driver(context, counter.ctypes.data, total, chunk, *arguments)
+            driver(context, counter.ctypes.data, total, chunk, flag.address + 8, *arguments)
         except BaseException as error:  # handed to the caller below
             failures.append(error)
         finally:
@@ -157,7 +157,7 @@ def _leak(*held: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
-_WORDS = 0, 0, 0, 0
+_WORDS = 0, 0, 0, 0, 0
 """Types of a driver's own parameters."""
 
 
@@ -216,7 +216,8 @@ def _driver(kernel: Any, count: int) -> Any:
         scope = {
             "function": kernel.function,
             "set_context": set_context,
-            "interrupted": atomics.interrupted,
+            "load_relaxed": atomics.load_relaxed,
+            "SYSTEM": atomics.SYSTEM,
             "fetch_add": atomics.fetch_add,
             "store_relaxed": atomics.store_relaxed,
             "DEVICE": atomics.DEVICE,
