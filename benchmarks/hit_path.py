@@ -140,7 +140,8 @@ def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, sto
         # more than once: while many bring pages in, the clock passes frames that were given back unused
         for _ in range(5):
             before = a.stats.misses
-            a.cache.load(a._nsid, 0, pages, keep=False)
+            a.cache.hold(a._nsid, 0, pages)
+            a.cache.unpin(a._nsid, 0, pages)
             if a.stats.misses == before:
                 break
         filled = time.perf_counter()

@@ -14,7 +14,6 @@ import warpwell as ww
 from warpwell import errors, storage
 
 RECORD = np.dtype([("x", "<i4"), ("y", "<f8", (2,)), ("z", "u1")])
-pytestmark = pytest.mark.timeout(60)
 
 
 def medium_of(raw: Any, **options: Any) -> ww.Array:

@@ -23,7 +23,6 @@ from warpwell.targets import closing
 
 TIERS = ["storage", "host-cached", "host", "device"]
 N = 1024
-pytestmark = pytest.mark.timeout(60)
 
 
 @ww.kernel
@@ -524,3 +523,56 @@ def test_a_prefetch_from_the_host_brings_what_the_frames_hold(tier: str) -> None
         a.pin(0, 64 * (a.cache.frames - 5))
         a.prefetch()  # pages that are there count as brought; for others there are five frames
         assert a.stats.prefetch_dropped <= 5
+
+
+# -- views and queues -------------------------------------------------------------------------------------------------
+
+
+def test_a_view_from_before_the_frames_moved_is_refused(tmp_path: Path) -> None:
+    path = zeros(tmp_path / "a.npy")
+    with ww.Cache("64KiB", device="cpu") as cache, ww.open(path, "r+", cache=cache) as a:
+        with a.active() as used:
+            fill[1](used, 3, 5, device="cpu")
+        never_used = a.view()
+        ww.open(path, cache=cache).close()
+        for view in (used, never_used):
+            with pytest.raises(errors.ClosedError, match="take a new one"):
+                fill[1](view, 3, 6, device="cpu")
+            with pytest.raises(errors.ClosedError, match="take a new one"):
+                view.flat()
+        with a.active() as view:
+            fill[1](view, 4, 6, device="cpu")
+        assert a[3:5].tolist() == [5, 6]
+
+
+def test_small_arrays_have_few_queues(tmp_path: Path) -> None:
+    with ww.open(zeros(tmp_path / "a.npy"), cache="1MiB", device="cpu") as a:
+        assert a.cache.pairs.count == 1
+    with ww.open(tmp_path / "a.npy", cache="1MiB", device="cpu", queues=4) as a:
+        assert a.cache.pairs.count == 4
+    with ww.open(zeros(tmp_path / "b.npy", 1 << 16), cache="1MiB", device="cpu") as a:
+        assert a.cache.pairs.count == 8 and (a[:] == 0).all()
+
+
+def test_counts_of_threads_are_apart(tmp_path: Path) -> None:
+    """Flush and evict count what is left to do: with one word for both, a flush could miss what it has not written."""
+    with ww.Cache("256KiB", page_size=512, device="cpu") as cache:
+        arrays = [ww.open(zeros(tmp_path / f"{k}.npy", 1 << 12), "r+", cache=cache) for k in range(2)]
+        unexpected: list[Any] = []
+
+        def work(k: int) -> None:
+            for n in range(40):
+                try:
+                    arrays[k].pin(0, 2000)
+                    arrays[k].unpin(0, 2000)
+                except BaseException as error:
+                    unexpected.append((k, n, error))
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(50)
+        assert not unexpected and cache.pinned(arrays[0]._nsid) == 0
+        for a in arrays:
+            a.close()

@@ -153,7 +153,7 @@ class Array(OnStorage):
             values |= {"origin": self._origin, "once": int(self.read_once)}
         else:
             values["data"] = self._part.block.address + self._origin  # type: ignore[union-attr]
-        return ArrayView(static, values)
+        return ArrayView(static, values, _mover(self.cache) if cached else None)
 
     def active(self) -> _Active:
         """Return a context in which kernels launched by other means may use the array's view."""
@@ -373,3 +373,9 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
         strides.append(step)
         step *= extent
     return tuple(reversed(strides))
+
+
+def _mover(cache: Cache) -> Callable[[], bool]:
+    """Return what tells whether a cache's frames have moved since."""
+    moves = cache.moves
+    return lambda: cache.moves != moves

@@ -71,6 +71,7 @@ class Attachment:
         self._cached = tier in ("storage", "host-cached")
         self._turn = threading.RLock()  # of flush and close: one at a time; taken before the cache's lock
         self._ending = False
+        self._closing = False
         self._launches = 0
         self._streams: list[Callable[[], bool]] = []
         self._begun = 0
@@ -156,30 +157,37 @@ class Attachment:
             A launch uses the array; it stays open. (Launches in streams are waited for, up to twice the time-out.)
         """
         with self._turn:
-            if self.closed or self._ending:
+            if self.closed or self._closing:
                 return
-            self._end()
-            written = False
+            self._closing = True  # a finalizer of the user's may call this in the middle of itself
             try:
-                self.flush()
-                written = True
+                self._end()
+                self._close()
             finally:
-                closing.forget(self)
+                self._closing = False
+
+    def _close(self) -> None:
+        written = False
+        try:
+            self.flush()
+            written = True
+        finally:
+            closing.forget(self)
+            try:
+                # both flush once more, in case that it was another launch's error that flush raised
+                if self._owns_cache:
+                    self.cache.close()
+                else:
+                    self._let_go()
+                    self.cache.detach(self.nsid)
+            finally:
                 try:
-                    # both flush once more, in case that it was another launch's error that flush raised
-                    if self._owns_cache:
-                        self.cache.close()
-                    else:
-                        self._let_go()
-                        self.cache.detach(self.nsid)
+                    if self._resident is not None and self._writable and not written:
+                        self._resident.write_back()
                 finally:
-                    try:
-                        if self._resident is not None and self._writable and not written:
-                            self._resident.write_back()
-                    finally:
-                        self.closed = True
-                        self.medium.close()
-                        self._on_close()
+                    self.closed = True
+                    self.medium.close()
+                    self._on_close()
 
     def _end(self) -> None:
         """Let no launch begin any more, once none is there."""

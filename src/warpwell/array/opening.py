@@ -13,6 +13,8 @@ import numpy as np
 
 from .. import errors
 from ..cache import Cache, parse_size
+from ..cache.cache import default_queues
+from ..cache.sizes import parse_page_size
 from ..storage.file import FileMedium
 from ..storage.medium import Medium
 from ..targets import closing, default_device, has_cuda
@@ -116,6 +118,10 @@ def open_array(
             small = tier in ("host", "device")
             if small:
                 options = {"queues": 1, "depth": 4, "threads": 1, **options}
+            elif options.get("queues") is None:
+                # a small array needs no more than it has pages for: their rings and staging are pinned memory
+                page = 4096 if page_size is None else parse_page_size(page_size)
+                options = {**options, "queues": default_queues(chosen, -(-medium.nbytes // page))}
             chosen_ones = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
             own = Cache(cache, device=chosen, **{k: v for k, v in chosen_ones.items() if v is not None})
         return Array(

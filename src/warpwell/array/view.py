@@ -40,6 +40,31 @@ class ArrayView(DeviceStruct):
 
     _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
 
+    def __init__(
+        self, static: ViewStatic, values: dict[str, int | tuple[int, ...]], moved: Callable[[], bool] | None = None
+    ) -> None:
+        super().__init__(static, values)
+        self._moved = moved
+
+    def _check(self) -> None:
+        """Raise where the frames have moved since the view was made: its addresses are of memory that is gone."""
+        if self._moved is not None and self._moved():
+            raise errors.ClosedError(
+                "this view was made before another array was opened on, or closed from, its cache: take a new one for "
+                "each launch, a.view()"
+            )
+
+    @property
+    def address(self) -> int:
+        """Where the flat words lie, while they are good."""
+        self._check()
+        return super().address
+
+    def flat(self) -> tuple[int, ...]:
+        """Return the values in the order of the layout, while they are good."""
+        self._check()
+        return super().flat()
+
     @classmethod
     def layout(cls, static: ViewStatic) -> Sequence[tuple[str, int | None]]:
         """Return the members: addresses, sizes, then shape and strides (bytes)."""

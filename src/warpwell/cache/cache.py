@@ -91,7 +91,7 @@ class Cache(Upkeep):
         self.merge = merge
         self.memory = memory_for(self.device)
         on_gpu = self.device == "cuda"
-        self._queues = queues or (32 if on_gpu else 1 if self.device == "interp" else 8)
+        self._queues = queues or default_queues(self.device)
         self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
         self._threads = threads or service_threads(self.device)
         # staging is pinned memory, set aside for every command id
@@ -106,6 +106,7 @@ class Cache(Upkeep):
         self._spaces: dict[int, Space] = {}
         self.launches = Launches(self.memory)
         self._views: CacheLaunch | None = None
+        self.moves = 0
         self._stats = self.memory.allocate(8 * at.STATS_WORDS)
         self._core: Block | None = None
         self._in_flight = 0
@@ -196,6 +197,7 @@ class Cache(Upkeep):
 
     def _lay_out(self) -> None:
         """Allocate table, owners and frames for the arrays that are there, all empty."""
+        self.moves += 1
         plan = Plan(list(self._spaces.values()), budget=self.cache_bytes, page_size=self.page_size)
         self._core = None  # freed before the new block is taken: a cache may fill the device
         block = self.memory.allocate(plan.nbytes)
@@ -395,6 +397,7 @@ class Cache(Upkeep):
                     self.flush()
             finally:
                 self._closed = True
+                self.moves += 1
                 self._finalizer.detach()
                 self.controller.close()
                 if self.pairs.outstanding() == 0:
@@ -419,3 +422,9 @@ def _dropped(controller: Controller, process: OpeningProcess) -> None:
     # a finalizer: it takes no lock, and closing waits for threads. No array is left, so nothing is unwritten
     if not process.forked:
         closing.hand_over(controller.close)
+
+
+def default_queues(device: str, pages: int | None = None) -> int:
+    """Return the number of queue pairs of a cache for `pages` pages at most; groups of eight share a queue."""
+    most = {"cuda": 32, "interp": 1}.get(device, 8)
+    return most if pages is None else max(1, min(most, -(-pages // MERGE_MAX)))
