@@ -474,27 +474,22 @@ _define(a.call_foreign, types.int64, 8, _call_foreign)
 @extending.unbox(StructType)
 def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
     """Read the struct from the flat words that the host object keeps at `address`, unless asking for it raises."""
-    total = sum(1 if member is types.int64 else len(member) for _, member in typ.members)
-    nothing = cgutils.alloca_once(c.builder, ir.ArrayType(I64, total), zfill=True)
+    nothing = cgutils.alloca_once(c.builder, ir.ArrayType(I64, 256), zfill=True)
     address = cgutils.alloca_once_value(c.builder, c.builder.ptrtoint(nothing, I64))
     boxed = c.pyapi.object_getattr_string(obj, "address")
-    failed = cgutils.is_null(c.builder, boxed)
-    with c.builder.if_then(c.builder.not_(failed)):
+    with c.builder.if_then(cgutils.is_not_null(c.builder, boxed)):
         c.builder.store(c.pyapi.long_as_longlong(boxed), address)
         c.pyapi.decref(boxed)
     model = c.context.data_model_manager[typ]
     base = c.builder.inttoptr(c.builder.load(address), I64.as_pointer())
-    value = ir.Constant(model.get_value_type(), ir.Undefined)
-    position = 0
+    value, position = ir.Constant(model.get_value_type(), ir.Undefined), 0
     for name, member in typ.members:
         count = 1 if member is types.int64 else len(member)
-        words = [
-            c.builder.load(cgutils.gep_inbounds(c.builder, base, position + k)) for k in range(count)
-        ]
+        words = [c.builder.load(cgutils.gep_inbounds(c.builder, base, position + k)) for k in range(count)]
         packed = words[0] if member is types.int64 else cgutils.pack_array(c.builder, words)
         value = model.set(c.builder, value, packed, name)
         position += count
-    return extending.NativeValue(value, is_error=failed)
+    return extending.NativeValue(value, is_error=cgutils.is_null(c.builder, boxed))
 
 
 def link_all() -> None:
