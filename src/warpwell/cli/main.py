@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..errors import WarpwellError
 from . import kv_arguments, pool_arguments, sched_arguments
 from .arguments import command, json_option, program
-from .interrupt import INTERRUPTED, end_soon, say
+from .interrupt import INTERRUPTED, end_soon, leave, say
 
 BAD_INPUT = 2
 BROKEN_PIPE = 141
@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"out of memory ({error}). Take a smaller --cache, a smaller input or --tier storage.")
     except KeyboardInterrupt:
         say()
+        if argv is None and arguments.module not in _OWN:
+            leave()
         return INTERRUPTED
 
 
