@@ -70,7 +70,7 @@ def test_copies_that_nobody_takes_are_let_go(start: Start, native: str) -> None:
     assert run.end() == 0, run.errors
     assert run.output.splitlines() == [
         *["upload: True"] * 3, *["copy: True"] * 6, "at once: True", "kept: 0",
-        "interrupted: True", "told: True", "the same tag: True",
+        "interrupted: True", "told: nobody", "the same tag: True",
     ]  # fmt: skip
     run.nothing_is_left()
 
