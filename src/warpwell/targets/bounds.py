@@ -38,7 +38,7 @@ def checking(kernel: Any) -> bool:
     """
     if kernel.bounds is not False:
         return bool(kernel.bounds)  # None: those that launch others with checks
-    if kernel.function.__module__.startswith("warpwell."):
+    if str(kernel.function.__module__).startswith("warpwell."):
         return False
     text = os.environ.get("WARPWELL_CHECK") or "0"
     if text not in ("0", "1"):

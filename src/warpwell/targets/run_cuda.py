@@ -118,6 +118,11 @@ def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> 
         raise errors.ArgumentError(
             f"launch shape {launch.shape} has too many outer blocks for a GPU: put the longest dimension last"
         )
+    if blocks[0] >= 1 << 31:
+        raise errors.ArgumentError(
+            f"launch shape {launch.shape} has {blocks[0]} blocks, and a GPU takes fewer than 2**31: launch over "
+            "parts, or let each thread do more"
+        )
     if not kernel.overloads:
         check_arguments(launch.kernel, values, compiles=False)
     with (
