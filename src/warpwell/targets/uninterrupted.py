@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes enumerations of all that passes it, and is slow by that
 import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+
+_SIGINT = int(signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -64,12 +67,12 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
     `stop` runs between two lines of the block and takes no lock.
     """
     found = Interrupts(stop)
-    previous = signal.getsignal(signal.SIGINT)
+    previous = _signal.getsignal(_SIGINT)
     handled = threading.current_thread() is threading.main_thread() and callable(previous)
 
     def handle(number: int, frame: FrameType | None) -> BaseException | None:
         try:
-            error: object = previous(number, frame)  # type: ignore[operator, misc]
+            error: object = previous(number, frame)
         except BaseException as raised:  # kept for the end of the block
             error = raised
         if not isinstance(error, BaseException):
@@ -81,11 +84,11 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
 
     if handled:
         handle.within = True  # type: ignore[attr-defined]
-        signal.signal(signal.SIGINT, handle)
+        _signal.signal(_SIGINT, handle)
     try:
         yield found
     finally:
         if handled:
-            signal.signal(signal.SIGINT, previous)
+            _signal.signal(_SIGINT, previous)
         if found.raised and (found.caught or not hasattr(previous, "within")):
             raise found.raised[0].with_traceback(None)
