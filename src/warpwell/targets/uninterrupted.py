@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` makes enumerations of all that passes it, and is slow by that
+import _signal  # type: ignore[import-not-found]  # `signal` makes an enumeration of all that passes it
 import contextlib
 import signal
 import threading
