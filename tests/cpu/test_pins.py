@@ -148,6 +148,18 @@ def test_a_closed_array_leaves_no_frame_that_nobody_can_write(tmp_path: Path) ->
         b.close()
 
 
+@pytest.mark.parametrize("tier", ["storage", "host-cached"])
+def test_what_was_written_to_held_pages_is_flushed(tmp_path: Path, tier: str) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(10 * ITEMS))
+    with ww.open(tmp_path / "a.npy", "r+", tier=tier, cache=PAGE * 8, page_size=PAGE, device="cpu") as a:
+        a.pin(0, 2 * ITEMS)
+        fill[2 * ITEMS](a)
+        a.flush()
+        assert np.load(tmp_path / "a.npy").sum() == 2 * ITEMS
+        a[0] = 5
+    assert np.load(tmp_path / "a.npy")[0] == 5
+
+
 def test_two_threads_pin_pages_of_two_arrays_of_one_cache(tmp_path: Path) -> None:
     for name in "ab":
         np.save(tmp_path / f"{name}.npy", np.zeros(16384))

@@ -57,12 +57,14 @@ class Upkeep:
         """Write dirty pages back (of one array, or all) and make them durable."""
         with self._lock:
             self.require_open()
+            # looked at before the flush is a launch itself; none begins meanwhile, for the lock is held
+            alone = self._in_flight == 0
             for space in [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]:
                 self._until_none(
                     maintenance.flush_frames,
                     self.frames,
                     space.nsid,
-                    lambda left, s=space: (s.base, s.base + s.pages, int(self._in_flight == 0), left),
+                    lambda left, s=space: (s.base, s.base + s.pages, int(alone), left),
                     f"flushing {space.name!r}",
                 )
                 if not space.host:
