@@ -99,6 +99,29 @@ def test_ctrl_c_ends_a_loop_that_asks_and_that_of_no_other_launch(tmp_path: Path
     ]
 
 
+LATER = """
+    import numpy as np
+    import warpwell as ww
+
+    @ww.kernel
+    def total(x, out):
+        i = ww.grid(1)
+        ww.atomic_add(out, 0, x[i])
+
+    out = np.zeros(1)
+    total[9](np.ones(9), out)
+    np.save("a.npy", np.ones(9))
+    with ww.open("a.npy", cache="64KiB") as a:  # imports what its items are read by
+        total[9](a, out)
+    print(out[0])
+"""
+
+
+def test_code_from_the_disk_finds_what_was_imported_after_the_first_launch(tmp_path: Path) -> None:
+    for _ in range(2):  # compiled, and loaded
+        assert run(tmp_path, LATER) == "18.0\n"
+
+
 # -- what a launch refuses --------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ from . import atomics
 from .compiled import compile_host
 from .device import seam_for
 from .fault import FLAG
-from .notice import compiling
 
 _DRIVER = """
 def driver(context, control, worker, total, threads{parameters}):
@@ -44,10 +43,8 @@ def driver(blocks: Any) -> Any:
     key = ("cpu-blocks", len(values))
     if key not in kernel.compiled:
         seam_for("cpu")
-        from ._cpu import link_all, set_context
+        from ._cpu import set_context
 
-        with compiling("the miss path"):
-            link_all()
         names = [f"argument{k}" for k in range(len(values))]
         source = _DRIVER.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
         scope = {

@@ -193,6 +193,10 @@ def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: lis
         raise errors.ArgumentError(f"kernel {kernel.__name__!r} cannot take its arguments: {error}") from error
     if signature not in driver.overloads:
         check_arguments(kernel, arguments)
+        from ._cpu import link_all
+
+        with compiling("the miss path"):
+            link_all()  # each time: modules that were imported since the kernel's first launch define functions, too
         with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cpu"):
             driver.compile(signature)
 
@@ -206,10 +210,7 @@ def _driver(kernel: Any, count: int) -> Any:
     key = ("cpu", count)
     if key not in kernel.compiled:
         seam_for("cpu")
-        from ._cpu import link_all, set_context
-
-        with compiling("the miss path"):
-            link_all()
+        from ._cpu import set_context
 
         names = [f"argument{k}" for k in range(count)]
         source = _DRIVER.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
