@@ -19,6 +19,7 @@ from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
 from warpwell.pool.stream import Stream
 from warpwell.scheduler import PoolHandle, PoolScheduler, Profile, Scheduler, State
+from warpwell.scheduler.pool_agent import AgentScheduler
 from warpwell.scheduler.pool_handle import Unit
 from warpwell.scheduler.pool_member import Member
 from warpwell.scheduler.pool_places import Places
@@ -428,3 +429,24 @@ def test_waiting_arrays_do_not_fill_the_device(devices: Devices, monkeypatch: py
         handles = [scheduler.submit(double[100], a) for a in arrays]
         wait(handles, 60)
         assert all((a == 2 * k).all() for k, a in enumerate(arrays))
+
+
+@pytest.mark.parametrize("make", [lambda: Places([]), lambda: AgentScheduler("cpu")], ids=["places", "agent"])
+def test_who_drops_it_starts_no_thread(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a finalizer may run while its thread holds a lock that starting another one takes
+    dropped = make()
+    started: list[str] = []
+    closed = threading.Event()
+    there = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        started.append(threading.current_thread().name)
+        there(thread)
+        closed.set()
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    if isinstance(dropped, Places):
+        dropped.retire()
+    del dropped
+    assert closed.wait(10)
+    assert set(started) == {"warpwell-closing"}

@@ -291,6 +291,14 @@ def test_quotas_over_what_there_is(settings, message) -> None:
         ({"a": {"speed": 3}}, "speed"),
         ({"a": {"window": 0}}, "window"),
         ([Tenant("a"), Tenant("a")], "two settings"),
+        (3, "tenants is 3: give a dictionary"),
+        ("ab", "tenants has 'a', which is no Tenant: give a dictionary"),
+        ({3: 1}, "named 3: give a string"),
+        ({"a": "x"}, "setting of tenant 'a' is 'x': give a dictionary"),
+        ({"a": True}, "setting of tenant 'a' is True"),
+        ({"a": {"weight": "2"}}, "weight of tenant 'a' is '2': give a number"),
+        ({"a": {"share": "0.5"}}, "share of tenant 'a' is '0.5': give a number"),
+        ({"a": Tenant("b")}, "tenant 'a' is that of 'b'"),
     ],
 )
 def test_settings_that_cannot_be(settings, message) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from ..pool import code
+from ..targets import closing
 from .core import Core
 from .executor import Executor
 from .scheduler import Scheduler
@@ -39,6 +39,7 @@ class AgentScheduler:
 
             return CudaExecutor(ordinal)
 
+        closing.ready()
         self._scheduler = Scheduler(device, executor=make if device == "cuda" else None, **options)
         self._kernels: dict[str, Any] = {}
         self._handles: dict[int, Future[None]] = {}
@@ -114,8 +115,8 @@ class AgentScheduler:
     def __del__(self) -> None:
         # the application is gone, or has let it go: nobody waits for its tasks
         if hasattr(self, "_scheduler"):
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, and closes it
-                threading.Thread(target=self._scheduler.close, kwargs={"cancel": True}, daemon=True).start()
+            close = functools.partial(self._scheduler.close, cancel=True)
+            closing.hand_over_to_thread(close, "warpwell-pool-retired")
 
 
 def _finish_stream() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 import threading
 from collections import deque
@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import errors
 from ..pool.result import Result
+from ..targets import closing
 from .pool_handle import PoolHandle, Unit
 from .pool_member import Member
 from .task import State, Task
@@ -43,6 +44,7 @@ class Places:
         self._numbers = 0
         self._turn = 0
         self._closed = False
+        closing.ready()
 
     # -- what the scheduler and handles call -------------------------------------------------------------------
 
@@ -131,9 +133,8 @@ class Places:
             member.close(cancel)
 
     def retire(self) -> None:
-        """Like `close`, when nobody has the scheduler any more, without waiting."""
-        with contextlib.suppress(RuntimeError):  # the interpreter ends
-            threading.Thread(target=self.close, args=(False,), name="warpwell-pool-retired", daemon=True).start()
+        """Like `close`, when nobody has the scheduler any more, without waiting. Safe in a finalizer."""
+        closing.hand_over_to_thread(functools.partial(self.close, False), "warpwell-pool-retired")
 
     # -- places ------------------------------------------------------------------------------------------------
 

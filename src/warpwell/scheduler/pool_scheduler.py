@@ -28,7 +28,7 @@ from .pool_member import Member
 from .pool_places import Places
 from .scheduler import Scheduler
 from .task import Profile, Task, require_profile
-from .tenants import Tenant
+from .tenants import Tenant, read_tenants
 
 services.register("scheduler", "warpwell.scheduler.pool_agent:AgentScheduler", provided=True)
 
@@ -74,7 +74,7 @@ class PoolScheduler(Scheduler):
         if len({id(d) for d in found}) < len(found):
             raise errors.ArgumentError("devices= has a device twice", name="devices")
         self._analyzer = analyzer
-        settings = tenants if tenants is None or isinstance(tenants, Mapping) else list(tenants)
+        settings = None if tenants is None else read_tenants(tenants)
         options = {"policy": policy, "limit": limit, "rates": rates, "stuck_after": stuck_after}
         members: list[Member] = []
         try:

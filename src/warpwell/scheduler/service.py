@@ -24,6 +24,7 @@ from . import address, protocol
 from .broker import MAX_HELD, Broker, not_named
 from .owner_process import COMMAND, SILENCE
 from .session import Session
+from .tenants import read_tenants
 
 MAX_CLIENTS = 64
 """Clients of a tenant, and twice as many of a user."""
@@ -90,7 +91,8 @@ class Service:
         self.path = address.checked_path(path)
         self._group = None if group is None else address.group_id(str(group))
         self._users = None if users is None else {address.user_id(str(name)): t for name, t in users.items()}
-        self._named = frozenset(tenants or ())
+        named = {t.name: t.settings() for t in read_tenants(tenants)}
+        self._named = frozenset(named)
         unnamed = sorted(set((users or {}).values()) - self._named)
         if self._named and unnamed:
             raise errors.ArgumentError(
@@ -99,7 +101,7 @@ class Service:
             )
         self._max_message, self._patience = max_message, patience
         self._settings: dict[str, Any] = {
-            "device": device, "policy": policy, "limit": limit, "tenants": dict(tenants) if tenants else None,
+            "device": device, "policy": policy, "limit": limit, "tenants": named or None,
             "stuck": stuck, "max_message": max_message,
         }  # fmt: skip
         self._broker_options: dict[str, Any] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 from .. import errors
@@ -14,6 +15,8 @@ from .task import MOST, Job
 
 IDLE = 1024
 """Tenants without settings that are remembered while they want nothing."""
+
+_TAKEN = "give a dictionary by name, of weights or of dictionaries as {'share': 0.5}, or a list of Tenant"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,16 @@ class Tenant:
     ceiling: int = 8
 
     def __post_init__(self) -> None:
+        if type(self.name) is not str or not self.name:
+            raise errors.ArgumentError(f"a tenant is named {self.name!r:.40}: give a string", name="tenants")
+        for field in ("weight", "share", "memory", "window"):
+            value = getattr(self, field)
+            if value is None and field in ("share", "memory"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise errors.ArgumentError(
+                    f"{field} of tenant {self.name!r} is {value!r:.40}: give a number", name=field
+                )
         if not (self.weight > 0 and math.isfinite(self.weight)):
             raise errors.ArgumentError(
                 f"weight of tenant {self.name!r} is {self.weight}: give more than 0", name="weight"
@@ -79,6 +92,10 @@ class Tenant:
                     f"{', 0 or more' if name == 'ceiling' else ''}",
                     name=name,
                 )
+
+    def settings(self) -> dict[str, Any]:
+        """Return its fields but the name, as plain data."""
+        return {name: value for name, value in asdict(self).items() if name != "name"}
 
 
 class Account:
@@ -157,7 +174,7 @@ class Tenants(Mapping[str, Account]):
         self._time = 0.0
         self.behind: dict[Job, Job] = {}
         self._owed: dict[Job, tuple[float, int]] = {}
-        for tenant in _read(settings):
+        for tenant in read_tenants(settings):
             if tenant.name in self._accounts:
                 raise errors.ArgumentError(f"tenant {tenant.name!r} has two settings: keep one", name="tenants")
             self._accounts[tenant.name] = Account(tenant, capacity)
@@ -333,18 +350,27 @@ class Tenants(Mapping[str, Account]):
         return min(times, default=None)
 
 
-def _read(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[Tenant]:
+def read_tenants(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[Tenant]:
+    """Return settings of tenants as objects; see `Tenants` for what they may be, and what it raises."""
     if settings is None:
         return []
     if not isinstance(settings, Mapping):
-        return list(settings)
+        if not isinstance(settings, Iterable):
+            raise errors.ArgumentError(f"tenants is {settings!r:.40}: {_TAKEN}", name="tenants")
+        found = list(settings)
+        wrong = next((one for one in found if not isinstance(one, Tenant)), None)
+        if wrong is not None:
+            raise errors.ArgumentError(f"tenants has {wrong!r:.40}, which is no Tenant: {_TAKEN}", name="tenants")
+        return found
     found = []
     for name, value in settings.items():
         if isinstance(value, Tenant):
+            if value.name != name:
+                raise errors.ArgumentError(
+                    f"the setting of tenant {name!r} is that of {value.name!r}: name both alike", name="tenants"
+                )
             found.append(value)
-        elif isinstance(value, int | float):
-            found.append(Tenant(name, weight=float(value)))
-        else:
+        elif isinstance(value, Mapping):
             try:
                 found.append(Tenant(name, **value))
             except TypeError as error:
@@ -353,4 +379,8 @@ def _read(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[Tenant]
                     "window, ceiling",
                     name="tenants",
                 ) from error
+        elif isinstance(value, bool) or not isinstance(value, Real):
+            raise errors.ArgumentError(f"setting of tenant {name!r} is {value!r:.40}: {_TAKEN}", name="tenants")
+        else:
+            found.append(Tenant(name, weight=float(value)))
     return found

@@ -7,6 +7,7 @@ for nothing: it hands over what is to be closed, by the one call that Python doc
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import sys
@@ -57,6 +58,16 @@ def ready() -> None:
 def hand_over(close: Callable[[], None]) -> None:
     """Have `close` called in the closing thread (for finalizers). Where it raises, the error goes to stderr."""
     _dropped.put(close)
+
+
+def hand_over_to_thread(close: Callable[[], None], name: str) -> None:
+    """As `hand_over`, for what may take as long as a program does: it has a thread of its own."""
+
+    def start() -> None:
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            threading.Thread(target=close, name=name, daemon=True).start()
+
+    hand_over(start)
 
 
 def settle(seconds: float) -> bool:
