@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,6 +94,34 @@ with (
         print("DONE", flush=True)
 """
 
+LOAD = """
+import sys
+import numpy as np
+from warpwell.cli import main
+
+rows = 1_000_000
+np.savez("rows.npz", keys=np.arange(rows), x=np.arange(4 * rows).reshape(rows, 4))
+print("READY", flush=True)
+sys.exit(main(["kv", "load", "rows.npz", "rows.kv"]))
+"""
+
+LOADED = """
+from pathlib import Path
+import numpy as np
+import warpwell as ww
+
+if Path("rows.kv").exists():  # else the interrupt came before it
+    with ww.kv.open("rows.kv", "r+") as store:
+        assert store.verify().sound
+        keys = np.asarray(list(store.keys()), np.int64)
+        assert np.array_equal(np.sort(keys), np.arange(len(store))), "records up to a commit, without a hole"
+        for first in range(0, len(keys), 65536):
+            part = keys[first : first + 65536]
+            values, found = store.get_many(part)
+            assert found.all() and np.array_equal(values["x"], 4 * part[:, None] + np.arange(4))
+        store.put(-1, {"x": np.arange(4)})
+"""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -109,6 +137,8 @@ class Program:
         Seconds from READY to the interrupt, the range.
     ready : bool
         Whether it prints READY; else the time counts from its start.
+    check : str
+        A program that must find everything in order afterwards.
     """
 
     command: Sequence[str]
@@ -116,10 +146,17 @@ class Program:
     together: int = 1
     delays: tuple[float, float] = (0.0, 0.2)
     ready: bool = True
+    check: str = ""
 
+
+_POLICIES = "first-come,left-over,source,warpwell"
 
 PROGRAMS = {
     "kernel": Program(("{source}", "{seed}", "{times}"), KERNEL, together=20),
+    "load": Program(("{source}",), LOAD, delays=(0.0, 1.5), check=LOADED),
+    "simulate": Program(
+        ("-m", "warpwell", "sched", "simulate", "--policy", _POLICIES), delays=(0.0, 4.0), ready=False
+    ),
     "pool": Program(interrupts_pool.COMMAND, interrupts_pool.POOL, delays=(0.0, 0.5)),
 }
 """By the name that ``--what`` takes."""
@@ -143,12 +180,15 @@ def run(what: str, times: int, seed: int) -> Outcome:
         rounds = min(program.together, times - out.times)
         with tempfile.TemporaryDirectory(prefix="warpwell-interrupts-") as folder:
             _process(program, rounds, chosen, Path(folder), out)
+            if program.check and (wrong := _wrong(program.check, Path(folder))):
+                out.faults.append(f"what is left cannot be used: {wrong}")
             left = [p.name for p in Path(folder).rglob("*") if p.name.startswith((".", "tmp")) or p.suffix == ".part"]
             left += interrupts_pool.left(Path(folder))
         if left:
             out.faults.append(f"files or processes were left: {left}")
-        if new := {name for name in _shared_memory() - before if not _mapped(name)}:
-            out.faults.append(f"shared memory was left: {sorted(new)}")
+        # what another program makes at the moment is mapped, or gone, soon
+        if not _soon(lambda: all(map(_mapped, _shared_memory() - before))):
+            out.faults.append(f"shared memory was left: {sorted(_shared_memory() - before)}")
     return out
 
 
@@ -184,10 +224,17 @@ def _process(program: Program, rounds: int, chosen: random.Random, folder: Path,
             if not _ended(process) or (program.together > 1 and process.returncode != 0):
                 out.faults.append(_said("it did not end as it should", process, errors))
         finally:
-            if _group(process.pid) and process.poll() is not None:
+            if process.poll() is not None and not _soon(lambda: not _living(process.pid)):
                 out.faults.append("processes of it are left")
             _kill(process)
             os.unlink(errors.name)
+
+
+def _wrong(check: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    return done.stderr[-2000:] if done.returncode else ""
 
 
 def _listen() -> None:
@@ -225,6 +272,26 @@ def _said(what: str, process: subprocess.Popen[bytes], errors: object) -> str:
     errors.seek(0)  # type: ignore[attr-defined]
     text = errors.read().decode(errors="replace")[-2000:]  # type: ignore[attr-defined]
     return f"{what} (status {process.poll()})\n{text}"
+
+
+def _soon(true: Callable[[], bool]) -> bool:
+    """Wait until something is true, for `LIMIT`; return whether it is."""
+    end = time.monotonic() + LIMIT
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _living(group: int) -> bool:
+    """Tell whether a process of a group runs; one that has ended and that nobody waited for does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _group(group: int) -> bool:
