@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,36 @@ def test_a_store_is_replaced_once_the_new_one_is_whole(
     assert sorted(p.name for p in tmp_path.iterdir()) == before
     with kv.open(words) as store:
         assert dict(store.items()) == {0: b"v"}
+
+
+@pytest.mark.parametrize(("module", "name"), [(shutil, "rmtree"), (os, "rename")])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_interrupt_while_something_is_replaced_leaves_the_old_or_the_new(
+    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, nth: int
+) -> None:
+    out = tmp_path / "out"
+    assert main(["kv", "dump", str(words), str(out)]) == 0
+    new = sorted(p.name for p in out.iterdir())
+    (out / "mine").write_bytes(b"")
+    (tmp_path / "words" / "a").write_bytes(b"second")
+    really, calls = getattr(module, name), 0
+
+    def interrupted(*given: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise KeyboardInterrupt
+        really(*given, **options)
+
+    for command in (["dump", words, out], ["load", tmp_path / "words", words]):
+        calls = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, interrupted)
+            main(["kv", *map(str, command), "--overwrite"])
+    assert calls
+    assert sorted(p.name for p in out.iterdir()) in (new, sorted([*new, "mine"]))
+    with kv.open(words) as store:
+        assert len(store) == 3 and store[b"a"] in (b"first", b"second")
 
 
 def test_load_lmdb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,9 +58,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replace(part: Path, out: Path) -> None:
-    if os.path.lexists(out) and (out.is_dir() or part.is_dir()):
-        _remove(out)
-    os.replace(part, out)
+    if not (os.path.lexists(out) and (out.is_dir() or part.is_dir())):
+        os.replace(part, out)
+        return
+    old = part.with_suffix(".old")
+    try:
+        os.rename(out, old)
+        os.rename(part, out)
+    finally:
+        if os.path.lexists(out):
+            _remove(old)
+        elif os.path.lexists(old):
+            os.rename(old, out)
 
 
 def _remove(path: Path) -> None:

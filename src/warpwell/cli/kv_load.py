@@ -15,6 +15,7 @@ from .. import kv
 from ..cache.sizes import parse_size
 from ..errors import ArgumentError, CorruptionError, SchemaError, StoreVersionError, WarpwellError
 from ..kv.importers import Loaded, Progress, Source, load, open_source
+from ..kv.opening import put_aside
 from ..kv.schema import Schema, as_schema
 from .output import Output
 
@@ -82,7 +83,7 @@ def _create(
     except BaseException as error:
         store.close()
         if place != path or isinstance(error, WarpwellError):
-            shutil.rmtree(place)
+            shutil.rmtree(place, ignore_errors=True)  # it may be in its place already
             if was_there:
                 place.mkdir()
         raise
@@ -90,10 +91,12 @@ def _create(
 
 
 def _replace(path: Path, new: Path) -> None:
-    """Put a new store in the place of an old one."""
-    kv.create(path, overwrite=True).close()  # refuses one that somebody opened meanwhile
-    shutil.rmtree(path)
-    new.rename(path)
+    """Put a new store in the place of an old one; one of them is there, whatever interrupts this."""
+    with contextlib.ExitStack() as undo:
+        finish = put_aside(os.path.abspath(path), [], undo)  # refuses one that somebody opened meanwhile
+        new.rename(path)
+        undo.pop_all()
+    finish()
 
 
 def _append(

@@ -81,7 +81,7 @@ def create(
     folders = None if shards is None else [os.path.abspath(path_of(folder, "shards")) for folder in shards]
     _check_shards(os.path.abspath(path), folders)
     with contextlib.ExitStack() as undo:
-        finish = _replaced(os.path.abspath(path), folders or [], undo) if overwrite else None
+        finish = put_aside(os.path.abspath(path), folders or [], undo) if overwrite else None
         parts = _create(path, meta, options, folders)
         undo.pop_all()
     if finish is not None:
@@ -278,7 +278,7 @@ def _check_shards(path: str, folders: list[str] | None) -> None:
         raise errors.ArgumentError("a folder is named twice in path and shards: give each its own", name="shards")
 
 
-def _replaced(main: str, folders: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:
+def put_aside(main: str, folders: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:
     """Move a store and its shards out of the way; return what removes them for good. `undo` moves them back."""
     moved: list[str] = []
     # main goes first and comes back last: without it there is no store
