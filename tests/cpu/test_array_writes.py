@@ -1,6 +1,7 @@
 """What is written reaches the file and nothing else does: flush beside launches, close, drop, the program's end."""
 
 import gc
+import queue
 import subprocess
 import sys
 import textwrap
@@ -367,6 +368,29 @@ def test_a_collection_between_any_two_lines_blocks_nothing(tmp_path: Path) -> No
         gc.enable()
         gc.unfreeze()
     assert len(done) == 39
+
+
+def test_a_closing_thread_that_could_not_be_started_is_started_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = zeros(tmp_path / "a.npy")
+    monkeypatch.setattr(closing, "_thread", None)
+    monkeypatch.setattr(closing, "_dropped", queue.SimpleQueue())
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "warpwell-closing":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            ww.open(path, "r+", device="cpu", cache="64KiB")
+    a = ww.open(path, "r+", device="cpu", cache="64KiB")
+    a[3] = 8
+    del a
+    assert until(lambda: bool(np.load(path)[3] == 8))
 
 
 def test_dropped_caches_are_freed(tmp_path: Path) -> None:

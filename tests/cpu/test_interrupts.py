@@ -191,6 +191,29 @@ def test_a_handler_that_does_not_raise_stops_nothing(path: Path) -> None:
         assert sums[0] == 10 * (100_000 * 99_999 // 2)
 
 
+def test_a_handler_that_puts_another_in_its_place_keeps_it() -> None:
+    """As programs do that stop softly at the first Ctrl-C, and at once at the second."""
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    gate = np.zeros(2, np.int64)
+
+    def press() -> None:
+        until(lambda: signal.getsignal(signal.SIGINT) is not first)  # the launch has begun
+        os.kill(os.getpid(), signal.SIGINT)
+        until(lambda: signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        gate[0] = 1
+
+    stay[1](np.ones(2, np.int64))  # compiled before: a compiler keeps interrupts until it is done
+    signal.signal(signal.SIGINT, first)
+    presser = threading.Thread(target=press, daemon=True)
+    presser.start()
+    stay[1](gate)
+    presser.join()
+    assert gate[1] == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_the_second_leaves_a_kernel_behind_that_stays_in_one_index() -> None:
     x, y = np.zeros(2, np.int64), np.zeros(2, np.int64)
     stay[1](np.array([1, 0]))

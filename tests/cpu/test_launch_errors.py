@@ -9,6 +9,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.cache.launches import CacheLaunch
 from warpwell.scheduler import Scheduler
 from warpwell.storage import Faulty, RamMedium
 from warpwell.targets.fault import LaunchFlag
@@ -180,6 +181,75 @@ def test_what_a_stream_left_is_told_by_closing_at_the_latest(path: Path) -> None
     a.launch_continues(flag, lambda: True)
     with pytest.raises(errors.IndexRangeError):
         a.close()
+    a.close()
+
+
+@pytest.mark.parametrize("closes", ["array", "shared array", "cache"])
+def test_closing_writes_what_changed_whatever_streams_left(path: Path, closes: str) -> None:
+    """Two launches in streams failed: each operation raises one of their errors, and closing is one operation."""
+    cache = None if closes == "array" else ww.Cache(65536, device="cpu")
+    a = ww.open(path, "r+", device="cpu", cache=cache or 65536)
+    write[8](a, np.arange(8), np.full(8, -1))
+    done: list[bool] = []
+    for distance in (1, 2):
+        flag = LaunchFlag("cpu")
+        a.launch_begins(flag)
+        gate = np.ones(2, np.int64)
+        beyond[1](a.kernel_struct(flag), distance, gate, np.zeros(1, np.int64), device="cpu", flag=flag)
+        a.launch_continues(flag, lambda: bool(done))
+    done.append(True)
+    with pytest.raises(errors.IndexRangeError, match="4097"):
+        (cache if cache and closes == "cache" else a).close()
+    a.close()
+    if cache:
+        cache.close()
+    assert np.load(path)[:9].tolist() == [-1] * 8 + [8]
+
+
+def test_closing_gives_pins_back_whatever_a_stream_left(path: Path) -> None:
+    with ww.Cache(65536, device="cpu") as cache:
+        a = ww.open(path, cache=cache)
+        a.pin(0, 512)
+        flag = LaunchFlag("cpu")
+        a.launch_begins(flag)
+        beyond[1](a.kernel_struct(flag), 1, np.ones(2, np.int64), np.zeros(1, np.int64), device="cpu", flag=flag)
+        a.launch_continues(flag, lambda: True)
+        with pytest.raises(errors.IndexRangeError):
+            a.close()
+        with ww.open(path, cache=cache) as b:
+            assert b[7] == 7
+
+
+def test_an_interrupt_at_the_end_of_a_launch_ends_no_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes between the two lines that take the launch's error and give its records to the next one."""
+    with ww.open(path, device="cpu", cache=8192) as a:
+        take = CacheLaunch.take
+
+        def interrupted(launch: CacheLaunch) -> tuple[int, int, int, int]:
+            latched = take(launch)
+            a.abort(launch.flag)
+            return latched
+
+        with monkeypatch.context() as patched:
+            patched.setattr(CacheLaunch, "take", interrupted)
+            total[1](a, np.zeros(1, np.int64))
+        sums = np.zeros(1, np.int64)
+        total[1](a, sums)
+        assert sums[0] == 4096 * 4095 // 2
+
+
+def test_a_block_of_plain_kernels_that_cannot_begin_leaves_no_launch(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = ww.open(path, device="cpu", cache=8192)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ww.Array, "kernel_struct", fail)
+        with pytest.raises(MemoryError), a.active():
+            pass
     a.close()
 
 

@@ -350,15 +350,21 @@ class _Active:
 
     def __enter__(self) -> ArrayView:
         self._array.launch_begins(self._flag)
-        self._array.view()  # which lets numba-cuda know its type
-        return self._array.kernel_struct(self._flag)
+        try:
+            self._array.view()  # which lets numba-cuda know its type
+            return self._array.kernel_struct(self._flag)
+        except BaseException:
+            self._array.launch_ended(self._flag)
+            raise
 
     def __exit__(self, kind: Any, *_: object) -> None:
-        if self._array.device == "cuda":
-            from ..targets.run_cuda import synchronize
+        try:
+            if self._array.device == "cuda":
+                from ..targets.run_cuda import synchronize
 
-            synchronize([self])
-        self._array.launch_ended(self._flag)
+                synchronize([self])
+        finally:  # else the array could not be closed any more
+            self._array.launch_ended(self._flag)
 
     def abort(self) -> None:
         """Make every wait of device code end soon."""

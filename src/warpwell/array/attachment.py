@@ -166,8 +166,13 @@ class Attachment:
             finally:
                 self._closing = False
 
+    def _left(self) -> list[Exception]:
+        """Take the errors of launches in streams, to raise them last: a flush that found one would write nothing."""
+        return [] if self.cache.closed else self.cache.take_left(self.nsid)
+
     def _close(self) -> None:
         written = False
+        left = self._left()
         try:
             self.flush()
             written = True
@@ -178,8 +183,10 @@ class Attachment:
                 if self._owns_cache:
                     self.cache.close()
                 else:
-                    self._let_go()
-                    self.cache.detach(self.nsid)
+                    try:
+                        self._let_go()
+                    finally:
+                        self.cache.detach(self.nsid)
             finally:
                 try:
                     if self._resident is not None and self._writable and not written:
@@ -188,6 +195,8 @@ class Attachment:
                     self.closed = True
                     self.medium.close()
                     self._on_close()
+        if left:
+            raise left[0]
 
     def _end(self) -> None:
         """Let no launch begin any more, once none is there."""
@@ -224,10 +233,13 @@ class Attachment:
         """Write at the end of the program. It stays open, for handlers of the user's that come later."""
         if self.forked or self.closed or not self._begun:
             return
+        left = self._left()
         self.flush()
         with self.cache.lock:
             if self._running():
                 raise errors.SharingError("a launch in a daemon thread or stream goes on: wait for it before the end")
+        if left:
+            raise left[0]
 
     # -- state ----------------------------------------------------------------------------------------------
 

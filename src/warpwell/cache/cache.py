@@ -289,9 +289,7 @@ class Cache(Upkeep):
 
     def _over(self, launch: CacheLaunch) -> Exception | None:
         """Take back what a launch had; return its error."""
-        latched = launch.take()
-        self.launches.give_back(launch)
-        return self._error(latched)
+        return self._error(self.launches.give_back(launch))
 
     def _error(self, latched: tuple[int, int, int, int]) -> Exception | None:
         if latched[0] in (at.CLEAR, at.ABORTED):  # whoever aborted raises by itself
@@ -326,6 +324,14 @@ class Cache(Upkeep):
             if not going or time.monotonic() >= deadline:
                 return
             time.sleep(1e-3)
+
+    def take_left(self, nsid: int | None = None) -> list[Exception]:
+        """Return what launches in streams left, of one array or all, which nobody else is told any more."""
+        with self._lock:
+            self._reap()
+            left = [pending for pending in self._pending if nsid is None or nsid in pending[0]]
+            self._pending = [pending for pending in self._pending if pending not in left]
+            return [error for _, error in left]
 
     def abort(self, flag: LaunchFlag) -> None:
         """Make every wait of a launch's device code on this cache end soon (takes no lock)."""
@@ -390,9 +396,11 @@ class Cache(Upkeep):
             if self._closed or self.process.forked:
                 return
             self.require_ended("close it")
+            left: list[Exception] = []
             try:
                 # launches in streams end by themselves: each of their waits is bounded by the time-out
                 self._reap(2 * self.timeout)
+                left = self.take_left()  # raised at the end: they keep nothing from being written
                 if self._spaces:
                     self.flush()
             finally:
@@ -402,8 +410,8 @@ class Cache(Upkeep):
                 self.controller.close()
                 if self.pairs.outstanding() == 0:
                     self._core = None
-            if self._pending:
-                raise self._pending[0][1]
+            if left:
+                raise left[0]
 
     def __enter__(self) -> Cache:
         return self

@@ -51,6 +51,7 @@ class CacheLaunch:
     def start(self, flag: LaunchFlag) -> None:
         """Let device code tell this flag when it fails."""
         self.flag = flag
+        self._latch[: at.L_FLAG] = 0  # an abort that came too late for the launch before
         self._latch[at.L_FLAG] = flag.address
 
     @property
@@ -112,12 +113,14 @@ class Launches:
             self._taken[flag] = launch
         return launch
 
-    def give_back(self, launch: CacheLaunch) -> None:
-        """Use the records of a launch that is over for others."""
-        self._taken.pop(launch.flag, None)
+    def give_back(self, launch: CacheLaunch) -> tuple[int, int, int, int]:
+        """Use the records of a launch that is over for others; return what was latched."""
+        self._taken.pop(launch.flag, None)  # first: Ctrl-C, between any two lines, aborts what is found here
+        latched = launch.take()
         launch.users, launch.done = 0, None
         launch.nsids = set()
         self._free.append(launch)
+        return latched
 
     def going(self) -> list[CacheLaunch]:
         """Return the launches that go on in streams."""

@@ -50,7 +50,7 @@ def ready() -> None:
         if not _registered:
             _register()
             _registered = True
-        if _thread is None:
+        if _thread is None or not _thread.is_alive():  # one that could not be started is not alive
             _thread = threading.Thread(target=_close_dropped, args=(_dropped,), name="warpwell-closing", daemon=True)
             _thread.start()
 

@@ -88,7 +88,7 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
     try:
         yield found
     finally:
-        if handled:
+        if handled and _signal.getsignal(_SIGINT) is handle:  # else the program's handler installed another
             _signal.signal(_SIGINT, previous)
         if found.raised and (found.caught or not hasattr(previous, "within")):
             raise found.raised[0].with_traceback(None)
