@@ -63,8 +63,8 @@ class Interrupts:
     def _look(self, frame: Any, event: str, _: Any) -> None:
         if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(OWN):
             return
-        if "__del__" in (frame.f_code.co_name, frame.f_back.f_code.co_name):
-            return  # Python forgets what comes there
+        if "__del__" in (frame.f_code.co_name, frame.f_back.f_code.co_name) or frame.f_code.co_name == "<genexpr>":
+            return  # Python forgets what comes there, and while a generator is closed
         self.places += 1
         if self.places == self.at:
             signal.raise_signal(signal.SIGINT)

@@ -149,7 +149,8 @@ class Device:
             raise errors.DeviceNotFoundError(
                 f"CUDA source {code.name!r} runs on a GPU, and device {self.index} is none", device=self.target
             )
-        host = HostArrays(self, stream, args) if any(isinstance(a, np.ndarray) for a in args) else None
+        # a list: an interrupt that comes while Python closes a generator is lost
+        host = HostArrays(self, stream, args) if any([isinstance(a, np.ndarray) for a in args]) else None
         self.connection.ensure(code)
         packed = pack_arguments(args if host is None else host.values(args), self._handle_of)
         self.connection.post(channel, Op.LAUNCH, code.key, launch.subscript(), packed)
