@@ -206,6 +206,24 @@ def test_closing_writes_what_changed_whatever_streams_left(path: Path, closes: s
     assert np.load(path)[:9].tolist() == [-1] * 8 + [8]
 
 
+def test_opening_and_closing_another_array_keep_what_a_stream_left(path: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.arange(512))
+    with ww.Cache(65536, device="cpu") as cache:
+        a = ww.open(path, "r+", cache=cache)
+        b = ww.open(tmp_path / "b.npy", cache=cache)
+        for change in (b.close, lambda: ww.open(tmp_path / "b.npy", cache=cache).close()):
+            write[8](a, np.arange(8), np.full(8, -1))
+            flag = LaunchFlag("cpu")
+            a.launch_begins(flag)
+            gate = np.ones(2, np.int64)
+            beyond[1](a.kernel_struct(flag), 1, gate, np.zeros(1, np.int64), device="cpu", flag=flag)
+            a.launch_continues(flag, lambda: True)
+            change()
+            with pytest.raises(errors.IndexRangeError):
+                a[3]
+        a.close()
+
+
 def test_closing_gives_pins_back_whatever_a_stream_left(path: Path) -> None:
     with ww.Cache(65536, device="cpu") as cache:
         a = ww.open(path, cache=cache)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +149,8 @@ class Cache(Upkeep):
             self._require_idle("open another array on it")
             if any(self.pinned(k) for k in self._spaces):
                 raise errors.SharingError("arrays of this cache have pinned pages: unpin them, then open another on it")
-            self.flush()
+            with self._left_alone():
+                self.flush()
             if not self._drain():
                 raise self._silence("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
@@ -183,7 +184,7 @@ class Cache(Upkeep):
                 held = any(self.pinned(k) for k in self._spaces)
                 self._forget(nsid)
                 if self._spaces and settled and not held:
-                    with contextlib.suppress(errors.KernelError):  # theirs, and kept for their own flush
+                    with contextlib.suppress(errors.KernelError), self._left_alone():  # kept for their own flush
                         self.flush()
                         self._lay_out()
 
@@ -332,6 +333,15 @@ class Cache(Upkeep):
             left = [pending for pending in self._pending if nsid is None or nsid in pending[0]]
             self._pending = [pending for pending in self._pending if pending not in left]
             return [error for _, error in left]
+
+    @contextlib.contextmanager
+    def _left_alone(self) -> Iterator[None]:
+        """Keep what launches in streams left for operations on their own arrays; with the lock."""
+        left, self._pending = self._pending, []
+        try:
+            yield
+        finally:
+            self._pending = left + self._pending
 
     def abort(self, flag: LaunchFlag) -> None:
         """Make every wait of a launch's device code on this cache end soon (takes no lock)."""
