@@ -36,6 +36,7 @@ from warpwell.scheduler import (
 )
 from warpwell.scheduler.client import connect
 from warpwell.scheduler.cpu_executor import CpuExecutor
+from warpwell.scheduler.learner import Learner
 from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.scheduler import Scheduler
 from warpwell.scheduler.watchdog import Watchdog
@@ -719,6 +720,24 @@ def test_a_forked_child_is_told():
         gate.open()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         gate.handle.result(60)
+
+
+def test_a_forked_child_is_told_though_the_learner_was_busy():
+    with scheduler_of(limit=1) as scheduler:
+        assert isinstance(scheduler._analyzer, Learner)
+        with warnings.catch_warnings(), scheduler._analyzer._lock:  # another thread's, at the fork
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(10)
+                code = 1
+                try:
+                    scheduler.submit(double[4], np.zeros(4, np.int32))
+                except errors.ForkError:
+                    code = 0
+                finally:
+                    os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 PROGRAM = """

@@ -317,6 +317,7 @@ def test_features_and_footprint_of_a_launch():
     y = np.zeros((4, 5))
     size = default_size(scale[8, 4], (y, 16, True, 2.5, -1))
     assert size == {"extent0": 8.0, "extent1": 4.0, "argument1": 16.0, "bytes": size_class(160)}
+    assert default_size(scale[8, 4], (y, np.int64(16), np.True_, 2.5, np.int32(-1))) == size
     assert default_size(scale[1000], ()) == default_size(scale[1010], ()) != default_size(scale[1300], ())
     assert footprint((y, y, 3, np.float32(1), X)) == y.nbytes + X.nbytes
     assert analyzer().analyze(scale[32000], (X, 3)).source == "static"

@@ -67,7 +67,7 @@ def default_size(launch: Launch, arguments: Sequence[Any]) -> dict[str, float]:
     """
     size = {f"extent{k}": size_class(n) for k, n in enumerate(launch.shape)}
     for k, value in enumerate(arguments):
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int | np.integer) and not isinstance(value, bool) and value > 0:
             size[f"argument{k}"] = size_class(value)
     nbytes = footprint(arguments)
     if nbytes:

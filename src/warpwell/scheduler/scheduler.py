@@ -247,6 +247,7 @@ class Scheduler:
         **options: Any,
     ) -> Task:
         """Return the task of a launch, without submitting it. See `submit` for parameters and errors."""
+        self._dispatcher.require_process()  # before the analyzer, whose lock another thread may have held at the fork
         if not isinstance(launch, Launch):
             raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n], and its arguments after it")
         if launch.stream is not None:
