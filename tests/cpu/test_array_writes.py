@@ -21,6 +21,7 @@ import warpwell as ww
 from warpwell import errors, storage
 from warpwell.array import opening
 from warpwell.targets import closing
+from warpwell.testing.array_kernels import write
 
 TIERS = ["storage", "host-cached", "host", "device"]
 N = 1024
@@ -408,6 +409,18 @@ def test_dropped_caches_are_freed(tmp_path: Path) -> None:
         use()
     gc.collect()
     assert closing.settle(20) and until(lambda: threading.active_count() <= before)
+
+
+@pytest.mark.parametrize("tier", ["host", "device"])
+def test_what_kernels_write_that_nobody_counts_is_written(tier: str, tmp_path: Path) -> None:
+    """Those that are given a view; in these tiers they need no controller, so nothing brackets them."""
+    path = zeros(tmp_path / "a.npy")
+    with ww.open(path, "r+", device="cpu", tier=tier) as a:
+        view = a.view()
+        for value in (1, 2):
+            write[4](view, np.arange(4), np.full(4, value), device="cpu")
+            a.flush()
+            assert np.load(path)[:5].tolist() == [value] * 4 + [0]
 
 
 # -- the end of the program -------------------------------------------------------------------------------------------

@@ -123,9 +123,13 @@ class Array(OnStorage):
         synchronization, which keeps the controller awake and raises what device code latched.
         """
         self._require_open()
+        self._part.viewed |= self.writable
+        return self._plain_view(None)
+
+    def _plain_view(self, flag: LaunchFlag | None) -> ArrayView:
         if self.device == "cuda":
             seam_for("cuda")  # numba-cuda asks for the view's type before it asks the extension
-        return self.kernel_struct()
+        return self.kernel_struct(flag)
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> ArrayView:
         """Return what device code receives (see `warpwell.targets.KernelArgument`)."""
@@ -351,8 +355,7 @@ class _Active:
     def __enter__(self) -> ArrayView:
         self._array.launch_begins(self._flag)
         try:
-            self._array.view()  # which lets numba-cuda know its type
-            return self._array.kernel_struct(self._flag)
+            return self._array._plain_view(self._flag)
         except BaseException:
             self._array.launch_ended(self._flag)
             raise

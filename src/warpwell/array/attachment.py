@@ -45,6 +45,8 @@ class Attachment:
     pins : HostPins
         Pages that the host holds, and how often.
     closed : bool
+    viewed : bool
+        Views were given out by which kernels that nobody counts may write.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Attachment:
         self.name = name
         self.pins = HostPins()
         self.closed = False
+        self.viewed = False
         self._owns_cache = owns_cache
         self._writable = writable
         self._on_close = on_close
@@ -138,7 +141,7 @@ class Attachment:
             with self.cache.lock:
                 # what a launch writes while bytes are compared, or after, is found the next time
                 settled = -1 if self._running() else self._begun
-            stale = self._compared != self._begun
+            stale = self.viewed or self._compared != self._begun
             self._compared = -1  # unless all of this succeeds
             try:
                 if self._cached and not self.cache.closed:
@@ -231,7 +234,7 @@ class Attachment:
 
     def finish(self) -> None:
         """Write at the end of the program. It stays open, for handlers of the user's that come later."""
-        if self.forked or self.closed or not self._begun:
+        if self.forked or self.closed or not (self._begun or self.viewed):
             return
         left = self._left()
         self.flush()
