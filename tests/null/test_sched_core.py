@@ -284,6 +284,11 @@ def test_quotas_over_what_there_is(settings, message) -> None:
         Core(ScriptedExecutor(SMALL), "left-over", tenants=settings)
 
 
+@pytest.mark.parametrize("settings", [None, {}, []])
+def test_without_settings_any_tenant_is_welcome(settings) -> None:
+    assert Tenants(Capacity(), settings).account("anybody").name == "anybody"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -21,7 +21,7 @@ from warpwell.scheduler.identity import default_size, footprint, size_class
 from warpwell.scheduler.matrix import Pair
 from warpwell.scheduler.predictor import Predictor
 from warpwell.scheduler.roofline import Machine, estimate, machine_for
-from warpwell.scheduler.sample import Sample, kind_of
+from warpwell.scheduler.sample import Sample, kind_of, sized
 from warpwell.scheduler.task import Kind, Task
 from warpwell.scheduler.workloads import make
 
@@ -174,6 +174,8 @@ def test_a_history_that_is_not_there_is_empty(tmp_path, monkeypatch):
      '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": 3, "size": {}, "warps": 1}]}',
      '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {"n": NaN}, "warps": 1}]}',
      '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 0}]}',
+     '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 1, "seconds": 1'
+     + 400 * "0" + "}]}",
      '{"format": "warpwell-history/2", "device": "d", "pairs": [{"first": "a"}]}'],
 )  # fmt: skip
 def test_damaged_histories_are_refused_and_stop_nothing(tmp_path, text):
@@ -318,6 +320,7 @@ def test_features_and_footprint_of_a_launch():
     size = default_size(scale[8, 4], (y, 16, True, 2.5, -1))
     assert size == {"extent0": 8.0, "extent1": 4.0, "argument1": 16.0, "bytes": size_class(160)}
     assert default_size(scale[8, 4], (y, np.int64(16), np.True_, 2.5, np.int32(-1))) == size
+    assert sized({"n": np.int64(3), "x": np.float32(0.5), "name": "a"}) == {"n": 3.0, "x": 0.5}
     assert default_size(scale[1000], ()) == default_size(scale[1010], ()) != default_size(scale[1300], ())
     assert footprint((y, y, 3, np.float32(1), X)) == y.nbytes + X.nbytes
     assert analyzer().analyze(scale[32000], (X, 3)).source == "static"

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Real
 from typing import Any
 
 from .. import errors
@@ -99,10 +100,10 @@ class Sample:
             if not all(math.isfinite(v) for values in numbers.values() for v in values.values()):
                 raise ValueError("a size or an estimate is not finite")
             return cls(**{**entry, **numbers})
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise errors.FormatError(f"{place} is damaged: {error}") from error
 
 
 def sized(size: Mapping[str, Any]) -> dict[str, float]:
     """Return the features of a size that are numbers, as floats."""
-    return {str(k): float(v) for k, v in size.items() if isinstance(v, int | float) and math.isfinite(v)}
+    return {str(k): float(v) for k, v in size.items() if isinstance(v, Real) and math.isfinite(v)}

@@ -170,7 +170,6 @@ class Tenants(Mapping[str, Account]):
     ) -> None:
         self._capacity = capacity
         self._accounts: dict[str, Account] = {}
-        self._named = settings is not None
         self._time = 0.0
         self.behind: dict[Job, Job] = {}
         self._owed: dict[Job, tuple[float, int]] = {}
@@ -178,6 +177,7 @@ class Tenants(Mapping[str, Account]):
             if tenant.name in self._accounts:
                 raise errors.ArgumentError(f"tenant {tenant.name!r} has two settings: keep one", name="tenants")
             self._accounts[tenant.name] = Account(tenant, capacity)
+        self._named = bool(self._accounts)
         accounts = self._accounts.values()
         total = sum(a.tenant.share or 0.0 for a in accounts)
         if total > 1 + 1e-9:
