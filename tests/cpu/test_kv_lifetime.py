@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.kv import lifetime
+from warpwell.kv.prefetch import Prefetch
+from warpwell.targets import closing
 
 
 @pytest.fixture
@@ -79,11 +82,70 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, capfd: pytes
 
     store._parts.log.commit = fail
     del store
+    assert closing.settle(20)
     said = capfd.readouterr().err
     assert "2 changes" in said and str(path) in said and "are lost" in said and "no space left" in said
     assert "Traceback" not in said
     with ww.kv.open(path, "r+") as again:
         assert len(again) == 10
+
+
+def test_an_interrupt_while_a_dropped_writer_commits(path: Path) -> None:
+    store = ww.kv.open(path, "r+")
+    store.put(11, b"x")
+    inner = store._parts.log.commit
+
+    def commit() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return inner()
+
+    store._parts.log.commit = commit
+    with pytest.raises(KeyboardInterrupt):  # and not in a finalizer, where it would be forgotten, and the record lost
+        del store
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            time.sleep(0.01)
+    with ww.kv.open(path) as again:
+        assert again[11] == b"x"
+
+
+def test_a_dropped_prefetch_is_not_waited_for() -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    class Answer:
+        def wait(self) -> None:
+            begun.set()
+            assert answered.wait(20)
+
+    ahead: Prefetch[int] = Prefetch(iter(range(3)), lambda _: Answer(), 2)
+    flight = ahead._flight
+    start = time.monotonic()
+    del ahead  # wherever that is: in the very thread that has to answer, say
+    assert time.monotonic() - start < 10
+    assert begun.wait(20)
+    answered.set()
+    assert closing.settle(20) and not flight._futures
+
+
+def test_a_dropped_writer_on_a_device_is_replaced(path: Path) -> None:
+    store = ww.kv.open(path, "r+", device="cpu")
+    store.put(50, b"x")
+    del store
+    with ww.kv.create(path, overwrite=True) as new:
+        assert len(new) == 0
+
+
+def test_a_store_and_another_beside_it_are_dropped_at_once(path: Path) -> None:
+    for swapped in (False, True):
+        first = ww.kv.open(path, device="cpu")
+        knot: list[Any] = [first, ww.kv.open(path, device="cpu", beside=first)]
+        ends = [store._engine for store in knot]
+        if swapped:
+            knot.reverse()
+        knot.append(knot)
+        del first, knot
+        gc.collect()
+        assert eventually(lambda ends=ends: all(engine._closed for engine in ends))  # type: ignore[misc]
 
 
 def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:

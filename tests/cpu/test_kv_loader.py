@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import warpwell as ww
 from warpwell.errors import ArgumentError, ForkError, KeyMissingError
 from warpwell.kv.keys import as_keys
 from warpwell.kv.loader import DataLoader
 from warpwell.kv.permutation import Permutation
 from warpwell.kv.prefetch import Prefetch
+from warpwell.targets import closing
 
 # The threads of the parent do nothing that a child here waits for.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -310,12 +312,22 @@ def test_stopping_early_leaves_nothing_behind(kind: Callable[[Any], Any], how: s
             with pytest.raises(OSError, match="planted"):
                 batches(loader)
         gc.collect()
-        # the store may be closed at once
+        assert closing.settle(20)  # as the store does when it is closed
         assert store.active == 0 and getattr(store, "flying", 0) == 0
         calls = store.calls
         assert threading.active_count() <= threads + 4
     time.sleep(0.05)
     assert store.calls == calls
+
+
+def test_a_store_on_a_device_is_closed_right_after_a_loop_was_left(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "s.kv", {"x": ("int64", ())}) as store:
+        store.put_many(np.arange(100), {"x": np.arange(100)})
+    store = ww.kv.open(tmp_path / "s.kv", device="cpu")
+    for _ in DataLoader(store, 5, prefetch=6):
+        break
+    store.close()
+    assert store.closed
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -59,7 +59,7 @@ class DeviceStore(Store):
         except BaseException:
             super()._close(commit=False)
             raise
-        lifetime.on_device(self._estate, self._engine)
+        lifetime.on_device(self._estate, self._engine, beside)
         self._spaces = Spaces()
         self.device = self._engine.target
         # launches of a thread that are under way, with the failures that were known before
@@ -117,7 +117,11 @@ class DeviceStore(Store):
     def _close(self, *, commit: bool) -> None:
         if self.closed:
             return
-        self._engine.close()
+        try:
+            self._engine.close()
+        except errors.SharingError:  # batches of an iterator that was dropped just now, perhaps
+            lifetime.settle()
+            self._engine.close()
         super()._close(commit=commit)
 
     # -- an argument of kernels (`warpwell.targets.KernelArgument`) -----------------------------------------------

@@ -5,8 +5,9 @@ for writing when the process ends: what was put is not lost because somebody for
 process, nothing is committed, as at the end of a ``with`` block: the group of changes that the exception cut is not
 whole. What is lost is said on stderr.
 
-A store on a device has threads and kernels that may be under way, and a finalizer may come in the middle of anything,
-locks held. So a thread closes it.
+A dropped store that is open for writing has files to sync, and one on a device has threads and kernels that may be
+under way: the closing thread sees to both (`warpwell.targets.closing`), since a finalizer may come in the middle of
+anything, locks held, and Ctrl-C in the middle of a finalizer. A reader of the host gives back at once what it has.
 
 A fork: a child goes on with what its parent had: memory as of the fork (`warpwell.targets.memory.private_memory`), and
 descriptors and mappings of its own of files that never change in place. Three things have to be seen to.
@@ -19,10 +20,8 @@ descriptors and mappings of its own of files that never change in place. Three t
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import queue
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .. import errors
+from ..targets import closing
 from ..targets.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -45,29 +45,77 @@ _DEVICE_SECONDS = 60.0
 _open: dict[int, weakref.ref[Store]] = {}
 
 
-@dataclass
+@dataclass(eq=False)
 class Estate:
     """What a store leaves to be closed."""
 
+    store: weakref.ref[Store]
     parts: Parts
+    writable: bool
     pid: int = field(default_factory=os.getpid)
     engine: Engine | None = None
+    beside: Store | None = None
+    """Whose controller the engine uses: it is closed after this one, also where both are dropped at once."""
+
+    def drop(self) -> None:
+        """Close after the store was dropped."""
+        end = time.monotonic() + _DEVICE_SECONDS
+        while self.engine is not None and time.monotonic() < end:
+            try:
+                self.engine.close()
+                break
+            except errors.SharingError:  # kernels are under way
+                time.sleep(0.01)
+            except Exception:
+                break  # which is what is told below
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Close, and say what is lost; in a forked child nothing is committed."""
+        ours, left, why = self.pid == os.getpid(), 0, ""
+        try:
+            if self.engine is not None:
+                self.engine.close()
+            left = self.parts.uncommitted() if ours else 0
+            self.parts.close(commit=ours)
+            if left and self.parts.failed:
+                why = "a write failed before"
+        except BaseException as error:  # nobody is there to raise it to
+            why = str(error) or type(error).__name__
+        if why and left:
+            _say(f"{_changes(left)} of {self.parts.path}, which was dropped without close(), {_are(left)} lost: {why}")
+        elif why:
+            _say(f"{self.parts.path}, which was dropped without close(), could not be closed: {why}")
+
+    def finish(self) -> None:
+        """Close at the end of the program."""
+        store = self.store()
+        if store is not None and not store.closed:
+            _close_at_exit(store, _ended_by_exception())
 
 
 def opened(store: Store, parts: Parts) -> tuple[Estate, weakref.finalize[..., Store]]:
     """Note an open store; return what it leaves, and what closes that when the store is dropped."""
-    _open[id(store)] = weakref.ref(store)
-    estate = Estate(parts)
+    estate = Estate(weakref.ref(store), parts, store.writable)
+    if store.writable:
+        closing.ready()
+        closing.keep(estate, parts.path)
+    _open[id(store)] = estate.store
     finalizer = weakref.finalize(store, _dropped, id(store), estate)
     finalizer.atexit = False
-    if store.writable:
-        _expect_the_end()
     return estate, finalizer
+
+
+def on_device(estate: Estate, engine: Engine, beside: Store | None) -> None:
+    """Note that a store is on a device."""
+    closing.ready()
+    estate.engine, estate.beside = engine, beside
 
 
 def closed(store: Store) -> None:
     """Forget a store."""
     _open.pop(id(store), None)
+    closing.forget(store._estate)
 
 
 def open_stores() -> list[Store]:
@@ -75,32 +123,21 @@ def open_stores() -> list[Store]:
     return [store for store in (reference() for reference in list(_open.values())) if store is not None]
 
 
+def settle() -> None:
+    """Wait for dropped stores to be closed: what they had is durable then, and their locks are free."""
+    closing.settle(_SECONDS)
+
+
 # -- dropped stores -----------------------------------------------------------------------------------------------
 
 
 def _dropped(key: int, estate: Estate) -> None:
     _open.pop(key, None)
-    if estate.engine is not None and estate.pid == os.getpid():
-        _closer.put(estate)
+    closing.forget(estate)
+    if (estate.writable or estate.engine is not None) and estate.pid == os.getpid():
+        closing.hand_over(estate.drop)
     else:
-        _close(estate)
-
-
-def _close(estate: Estate) -> None:
-    ours, left, why = estate.pid == os.getpid(), 0, ""
-    try:
-        if estate.engine is not None:
-            estate.engine.close()
-        left = estate.parts.uncommitted() if ours else 0
-        estate.parts.close(commit=ours)
-        if left and estate.parts.failed:
-            why = "a write failed before"
-    except BaseException as error:  # nobody is there to raise it to
-        why = str(error)
-    if why and left:
-        _say(f"{_changes(left)} of {estate.parts.path}, which was dropped without close(), {_are(left)} lost: {why}")
-    elif why:
-        _say(f"{estate.parts.path}, which was dropped without close(), could not be closed: {why}")
+        estate.give_back()
 
 
 def _changes(count: int) -> str:
@@ -116,90 +153,7 @@ def _say(what: str) -> None:
         print(f"warpwell: {what}", file=sys.stderr, flush=True)
 
 
-class _Closer:
-    """A thread that closes dropped stores on devices."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Estate | threading.Event] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Make the thread, before there is anything to do: a finalizer cannot."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="warpwell-kv-closer", daemon=True)
-            self._thread.start()
-
-    def put(self, estate: Estate) -> None:
-        """Close what a store left, soon; may be called anywhere."""
-        self._jobs.put(estate)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for all that was put; return whether it is done (False where no store was on a device)."""
-        if self._thread is None:
-            return False
-        done = threading.Event()
-        self._jobs.put(done)
-        return done.wait(seconds)
-
-    def _work(self) -> None:
-        while True:
-            job: Estate | threading.Event | None = self._jobs.get()
-            if isinstance(job, threading.Event):
-                job.set()
-            elif job is not None:
-                end = time.monotonic() + _DEVICE_SECONDS
-                while job.engine is not None and time.monotonic() < end:
-                    try:
-                        job.engine.close()
-                        break
-                    except errors.SharingError:  # kernels are under way
-                        time.sleep(0.01)
-                    except Exception:
-                        break  # which is what _close tells of
-                _close(job)
-            job = None  # its memory is not kept until the next one comes
-
-
-_closer = _Closer()
-
-
-def on_device(estate: Estate, engine: Engine) -> None:
-    """Note that a store is on a device."""
-    estate.engine = engine
-    _closer.start()
-
-
-def wait_for_dropped() -> bool:
-    """Wait for dropped stores on devices; return whether there may have been any."""
-    return _closer.wait(_SECONDS)
-
-
 # -- the end of the process ---------------------------------------------------------------------------------------
-
-_expected = 0
-"""The process whose end is seen to."""
-
-
-def _expect_the_end() -> None:
-    global _expected
-    if _expected == os.getpid():
-        return
-    _expected = os.getpid()
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        from multiprocessing import util
-
-        util.Finalize(None, _at_exit, exitpriority=0)  # a process that was forked there calls no atexit functions
-
-
-def _at_exit() -> None:
-    failed = _ended_by_exception()
-    for store in open_stores():
-        if store.writable and not store.closed:
-            _close_at_exit(store, failed)
-    _closer.wait(_SECONDS)
 
 
 def _close_at_exit(store: Store, failed: bool) -> None:
@@ -217,7 +171,8 @@ def _close_at_exit(store: Store, failed: bool) -> None:
                 " block: an exception ended the program. Call commit() where what was put is whole"
             )
     except BaseException as error:
-        _say(f"{_changes(left)} of {store.path}, which the program left open, {_are(left)} lost: {error}")
+        why = str(error) or type(error).__name__
+        _say(f"{_changes(left)} of {store.path}, which the program left open, {_are(left)} lost: {why}")
 
 
 def _ended_by_exception() -> bool:
@@ -280,8 +235,6 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _closer
-    _closer = _Closer()
     for store in open_stores():
         parts = store.folders()
         for part in parts:

@@ -80,6 +80,7 @@ def create(
         raise errors.ArgumentError(f"shards is {shards!r}: give a list of folders", name="shards")
     folders = None if shards is None else [os.path.abspath(path_of(folder, "shards")) for folder in shards]
     _check_shards(os.path.abspath(path), folders)
+    lifetime.settle()
     with contextlib.ExitStack() as undo:
         finish = put_aside(os.path.abspath(path), folders or [], undo) if overwrite else None
         parts = _create(path, meta, options, folders)
@@ -176,12 +177,8 @@ def open_store(
             )
     elif mode == "r+":
         options = replace(options, cache_bytes=0)
-    try:
-        log = Log.open(path, writable=mode == "r+")
-    except errors.SharingError:
-        if not lifetime.wait_for_dropped():
-            raise
-        log = Log.open(path, writable=True)
+    lifetime.settle()
+    log = Log.open(path, writable=mode == "r+")
     opened: list[Callable[[], None]] = [log.close]
     try:
         meta = log.schema_json or {}
@@ -298,8 +295,10 @@ def put_aside(main: str, folders: list[str], undo: contextlib.ExitStack) -> Call
                 )
         lock = WriterLock(Files(), path)
         aside = f"{path}.replaced-{uuid.uuid4().hex[:8]}"
-        os.rename(path, aside)
-        lock.release()
+        try:
+            os.rename(path, aside)
+        finally:
+            lock.release()
         moved.append(aside)
         undo.callback(_put_back, aside, path)
 

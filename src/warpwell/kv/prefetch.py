@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from .. import errors
+from ..targets import closing
 
 Request = TypeVar("Request")
 
@@ -23,8 +24,9 @@ class Future(Protocol):
 class Prefetch(Generic[Request]):
     """Iterator of requests and their results, in order, of which at most `depth` are in flight ahead.
 
-    Nothing is in flight any more once it is exhausted, closed or collected, or has raised. An error comes in its turn:
-    after the results of the requests before it.
+    Nothing is in flight any more once it is exhausted or closed, or has raised; where it is dropped, the closing thread
+    waits for what is (`warpwell.targets.closing`). An error comes in its turn: after the results of the requests before
+    it.
 
     Parameters
     ----------
@@ -41,14 +43,17 @@ class Prefetch(Generic[Request]):
         self._pid = os.getpid()
         self._flight = _Flight(requests, submit)
         self._depth = depth
-        self._close = weakref.finalize(self, _land, self._pid, self._flight)
+        closing.ready()
+        closing.keep(self._flight, "a prefetch")
+        self._dropped = weakref.finalize(self, _dropped, self._pid, self._flight)
+        self._dropped.atexit = False
         self._flight.fill(depth)
 
     def __iter__(self) -> Prefetch[Request]:
         return self
 
     def __next__(self) -> tuple[Request, Any]:
-        if not self._close.alive:
+        if not self._dropped.alive:
             raise StopIteration
         if os.getpid() != self._pid:
             raise errors.ForkError(
@@ -65,7 +70,10 @@ class Prefetch(Generic[Request]):
 
     def close(self) -> None:
         """Fetch no more, and wait for what is in flight; may be called again."""
-        self._close()
+        if self._dropped.detach() is not None:
+            closing.forget(self._flight)
+            if os.getpid() == self._pid:  # a forked child has the list, and not the requests
+                self._flight.finish()
 
 
 class _Flight(Generic[Request]):
@@ -95,12 +103,17 @@ class _Flight(Generic[Request]):
         self._futures.popleft()
         return request, result
 
+    def finish(self) -> None:
+        """Wait for everything in flight, so that the store may be closed."""
+        while self._futures:
+            _, future = self._futures.popleft()
+            try:
+                future.wait()
+            except Exception:
+                continue
 
-def _land(pid: int, flight: _Flight[Any]) -> None:
-    """Wait for everything in flight, so that the store may be closed."""
-    while flight._futures and os.getpid() == pid:  # a forked child has the list, and not the requests
-        _, future = flight._futures.popleft()
-        try:
-            future.wait()
-        except Exception:
-            continue
+
+def _dropped(pid: int, flight: _Flight[Any]) -> None:
+    closing.forget(flight)
+    if os.getpid() == pid:
+        closing.hand_over(flight.finish)
