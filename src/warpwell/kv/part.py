@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,7 @@ class Part:
         self._writes: Writes | None = None
         self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
         self._changing = False
+        self._forks: list[None] = []  # one for each thread that waits in `hold`
         self.state = StoreState()
         recovered, log.recovered = log.recovered, None
         assert recovered is not None
@@ -146,6 +148,8 @@ class Part:
 
     def refresh(self) -> int:
         """Follow the writer of a store that is open for reading; return how many records changed."""
+        if self._forks:
+            time.sleep(1e-3)  # locks are not fair: a loop of refreshes would keep a fork out until it gives up
         with self.lock:
             self._changing = True
             try:
@@ -249,8 +253,12 @@ class Part:
 
     def hold(self, seconds: float) -> bool:
         """Keep refreshes out until `let_go`; return False, and hold nothing, where one does not end in time."""
-        if not self.lock.acquire(timeout=seconds):
-            return False
+        self._forks.append(None)
+        try:
+            if not self.lock.acquire(timeout=seconds):
+                return False
+        finally:
+            self._forks.pop()
         if self._changing:  # by this thread: it forks in a signal handler that came in the middle of it
             self.lock.release()
             return False
@@ -264,6 +272,7 @@ class Part:
         """Go on in a forked child, without the parent's threads."""
         self.lock = self.log.lock = threading.RLock()
         self._compacting = threading.Lock()
+        self._forks = []
         self.state.forked()
         self.reader.forked()
 
