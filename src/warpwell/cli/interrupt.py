@@ -21,6 +21,7 @@ PATIENCE = 0.6
 """Seconds in which a command that was interrupted may put things in order."""
 
 _scratch: set[Path] = set()
+_sockets: set[Path] = set()
 
 
 @contextlib.contextmanager
@@ -33,6 +34,11 @@ def scratch(prefix: str) -> Iterator[Path]:
             yield folder
         finally:
             _scratch.discard(folder)
+
+
+def forget_socket(path: Path) -> None:
+    """Remove a socket when an interrupt ends the process before its service could."""
+    _sockets.add(path)
 
 
 def end_soon() -> None:
@@ -66,5 +72,7 @@ def _watch(reading: int) -> None:
     graphs = sys.modules.get("warpwell.graph.folder")
     for folder in [*_scratch, *(graphs.unfinished if graphs is not None else ())]:
         shutil.rmtree(folder, ignore_errors=True)
+    for socket in _sockets:
+        socket.unlink(missing_ok=True)
     os.write(2, b"warpwell: interrupted\n")
     os._exit(INTERRUPTED)

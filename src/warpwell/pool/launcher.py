@@ -37,6 +37,8 @@ START = 30.0
 
 _GRACE = 1.0
 """Seconds that processes have to end of themselves before they are killed."""
+_LOST_MPIEXEC = 195
+"""Status with which PMIx ends a process whose mpiexec is gone (PMIX_ERR_LOST_CONNECTION, -61, as eight bits)."""
 _COMPILING = 600.0
 """More that processes have while some compile what moves data, which happens once on a machine."""
 _TICK = 0.1
@@ -222,6 +224,8 @@ class Launcher:
             if self._phase != "running":
                 who = self._name(connection.rank) if connection.kind == "agent" else "the application"
                 raise AgentError(f"{who} cannot start: {said['failed']}", agent=who)
+        elif "status" in said and int(said["status"]) == _LOST_MPIEXEC:
+            self._fail(_LOST_MPIEXEC)  # the end of mpiexec tells more, and may come after it
         elif "status" in said:
             self._status = int(said["status"])
 
