@@ -1077,7 +1077,8 @@ def test_messages_count_while_they_come(make: Made, monkeypatch: pytest.MonkeyPa
                 with pytest.raises(errors.QuotaError, match="tenant 'a' has 1048576 bytes"):
                     again.to_device(np.zeros(1000))
             sock.sendall(b"x" * ((1 << 20) - 1000))
-            until(lambda: again.submit(double[4], np.zeros(4)).exception(20) is None)
+            until(lambda: other.status()["held_bytes"] == 0)  # it has all come, and was answered
+            assert again.submit(double[4], np.zeros(4)).exception(20) is None
         sock.sendall(raw(header, b"x" * 1000, announced=(len(header), 1 << 20)))
         until(lambda: other.status()["held_bytes"] == 1 << 20)
         sock.close()
