@@ -36,10 +36,12 @@ from warpwell.targets import (
     i64,
     lane_id,
     linked,
+    load_acquire,
     load_relaxed,
     rem,
     shfl,
     store_relaxed,
+    store_release,
     struct_method,
     syncwarp,
 )
@@ -160,13 +162,17 @@ def submit_one(core, key0, key1, length):
     record -= 8 * ID_FRAMES
     use = ((load_relaxed(record + 8 * ID_USE, DEVICE) >> 1) + 1) & USES
     store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
-    store_relaxed(record + 8 * ID_USE, (use << 1) | 1, DEVICE)
+    # who is handed the ticket, however, must not see the id as done by its last owner
+    store_release(record + 8 * ID_USE, (use << 1) | 1, DEVICE)
     return (use << 32) | (number << 16) | cid
 
 
 @device
 def held(core, ticket):
-    """Return the id record of a ticket, or 0 for a number that is none, or is one no more (thread)."""
+    """Return the id record of a ticket, or 0 for a number that is none, or is one no more (thread).
+
+    Acquires what `submit_one` did: the id is taken, and its key is there.
+    """
     number = (ticket >> 16) & 0xFFFF
     if ticket < 0 or number >= field(core, K_N_QUEUES):
         return 0
@@ -175,7 +181,7 @@ def held(core, ticket):
     if cid >= field(queue, Q_N_IDS):
         return 0
     record = id_record(queue, cid)
-    if load_relaxed(record + 8 * ID_USE, DEVICE) != open_use(ticket):
+    if load_acquire(record + 8 * ID_USE, DEVICE) != open_use(ticket):
         return 0
     return record
 
@@ -211,7 +217,7 @@ def overdue(core, queue, record, ticket):
     if let_go(record, ticket):
         if orphan(queue, ticket & 0xFFFF, ORPHAN) >= 0:
             # its completion came at this moment: the id is still the ticket's, which goes on
-            store_relaxed(record + 8 * ID_USE, open_use(ticket), DEVICE)
+            store_release(record + 8 * ID_USE, open_use(ticket), DEVICE)
             return False
         note(core, TIMED_OUT)
     return True

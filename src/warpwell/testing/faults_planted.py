@@ -310,6 +310,11 @@ FAULTS = (
         seed=262,
     ),
     Fault(
+        "ticket-read-relaxed", "store", "the look at the use of an id does not acquire its state",
+        (Edit(_TICKETS, "held", "load_acquire(record", "load_relaxed(record"),),
+        seed=5109,
+    ),
+    Fault(
         "no-id-left", "store", "tickets may hold all ids, and their holders wait for one more",
         (Edit(_REQUESTS, "start", "take_id(queue, field(core, K_RESERVE))", "take_id(queue, 0)"),),
     ),
