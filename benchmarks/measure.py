@@ -31,7 +31,7 @@ def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequenc
         return statistics.median(times[1:])
     from numba import cuda
 
-    from warpwell.targets import run_cuda
+    from warpwell.targets.compiler import run_cuda
     from warpwell.targets.fault import LaunchFlag
 
     run_cuda.share_fault_page()
@@ -58,7 +58,7 @@ def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequenc
 
 def registers_and_occupancy(kernel: Any, count: int) -> tuple[int, float]:
     """Return registers a thread and the fraction of a multiprocessor's threads that are resident."""
-    from warpwell.targets import run_cuda
+    from warpwell.targets.compiler import run_cuda
 
     compiled = run_cuda.compiled(kernel, 1, count)
     registers = int(next(iter(compiled.overloads.values())).regs_per_thread)

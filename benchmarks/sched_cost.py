@@ -24,7 +24,7 @@ from sched_forms import Bench, Made
 from sched_share import kernels
 
 from warpwell.scheduler import Kind
-from warpwell.targets.blocks import DONE, STOP
+from warpwell.targets.blocks.launch import DONE, STOP
 
 COUNTS = Path(__file__).parent / "results" / "sched_counts_h200.json"
 MISSES = {"stream": 1.0, "logistic": 0.0}

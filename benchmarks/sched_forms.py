@@ -20,9 +20,9 @@ from measure import machine, save, table
 import warpwell as ww
 from warpwell.scheduler.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.blocks import CURSOR, DONE, FLOOR, LEFT, STOP, BlockLaunch
-from warpwell.targets.blocks_cuda import forms
-from warpwell.targets.gpu import Gpu
+from warpwell.targets.blocks.cuda import forms
+from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, LEFT, STOP, BlockLaunch
+from warpwell.targets.gpu.gpu import Gpu
 
 TEN = ("gemm", "2mm", "atax", "bicg", "mvt", "conv2d", "fdtd", "correlation", "spmv", "triad")
 

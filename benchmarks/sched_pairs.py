@@ -16,8 +16,8 @@ from sched_forms import Bench, Made
 
 from warpwell.scheduler.matrix import Matrix, Pair
 from warpwell.scheduler.workloads import WORKLOADS, make
-from warpwell.targets.blocks import DONE, STOP
-from warpwell.targets.gpu import Gpu
+from warpwell.targets.blocks.launch import DONE, STOP
+from warpwell.targets.gpu.gpu import Gpu
 
 KERNELS = {
     "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536),

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from .pool.pinned import pinned_empty
     from .targets import backoff, clock_ns, default_device, failed, grid, lane_id, warp_size
     from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
-    from .targets.cuda_source import CudaSource
+    from .targets.compiler.run_cuda import numba_cuda
     from .targets.device import device
+    from .targets.gpu.cuda_source import CudaSource
     from .targets.kernel import kernel
-    from .targets.run_cuda import numba_cuda
 
 __version__ = "0.1.0.dev0"
 

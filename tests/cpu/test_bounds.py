@@ -13,7 +13,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors, storage
 from warpwell.targets import bounds
-from warpwell.targets.cache_key import cache_key
+from warpwell.targets.compiler.cache_key import cache_key
 from warpwell.targets.kernel import Kernel, Launch
 
 DEVICES = ["cpu", "interp"]

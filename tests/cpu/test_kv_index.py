@@ -31,7 +31,7 @@ from warpwell.kv.layout import (
 from warpwell.kv.reader import Reader
 from warpwell.kv.slots import lookup, put
 from warpwell.targets import backoff, fetch_add, load_acquire, store_relaxed
-from warpwell.targets.interp import Interpreter
+from warpwell.targets.interp.interpreter import Interpreter
 
 KEY = st.binary(min_size=1, max_size=3) | st.integers(0, 20)
 

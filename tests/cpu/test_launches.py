@@ -12,7 +12,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.targets import run_cpu
+from warpwell.targets.compiler import run_cpu
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from warpwell.pool import mpi_loop
-from warpwell.targets.machine_code import machine_code
+from warpwell.targets.compiler.machine_code import machine_code
 
 UMASK = os.umask(0o022)
 os.umask(UMASK)
@@ -18,7 +18,7 @@ LOADS = """
 import sys
 import numpy as np
 from warpwell.pool import mpi_loop
-from warpwell.targets.machine_code import machine_code
+from warpwell.targets.compiler.machine_code import machine_code
 words = np.array([7, -3])
 assert machine_code(mpi_loop.word)(words.ctypes.data + 8) == -3
 print("numba" in sys.modules)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from warpwell import errors
-from warpwell.targets import memory_pool
-from warpwell.targets.memory_pool import ImportedPool, MemoryPool
+from warpwell.targets.gpu.gpu import memory_pool
+from warpwell.targets.gpu.memory_pool import ImportedPool, MemoryPool
 
 
 class Driver:

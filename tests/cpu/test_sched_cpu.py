@@ -14,7 +14,7 @@ from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
 from warpwell.scheduler.cpu_executor import CpuExecutor
 from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
-from warpwell.targets.blocks import BlockLaunch
+from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.testing import preemption
 from warpwell.testing.executors import ExecutorConformance, count_and_mix, mixed
 

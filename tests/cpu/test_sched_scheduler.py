@@ -310,7 +310,7 @@ def test_a_kernel_that_does_not_compile_fails_alone(scheduler):
 
 
 def test_a_kernel_that_cannot_be_cut_runs_whole_and_the_log_says_why(scheduler, monkeypatch):
-    from warpwell.targets.blocks import BlockLaunch
+    from warpwell.targets.blocks.launch import BlockLaunch
 
     def check(launch):
         launch.reason = errors.TransformError("it asks for the hardware's grid (line 7)", construct="x", line=7)
@@ -571,7 +571,7 @@ def test_a_task_is_stuck_when_a_block_runs_and_none_begins_or_ends():
 
 
 def test_compiling_is_not_being_stuck(monkeypatch):
-    from warpwell.targets.blocks import BlockLaunch
+    from warpwell.targets.blocks.launch import BlockLaunch
 
     prepare = BlockLaunch.prepare
     monkeypatch.setattr(BlockLaunch, "prepare", lambda launch: (time.sleep(0.3), prepare(launch)))

@@ -8,7 +8,7 @@ from warpwell import errors
 from warpwell.scheduler import Kind
 from warpwell.scheduler.workloads import WORKLOADS, blocks_of, make, warps_of
 from warpwell.scheduler.workloads.irregular import reached
-from warpwell.targets.blocks import BlockLaunch
+from warpwell.targets.blocks.launch import BlockLaunch
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

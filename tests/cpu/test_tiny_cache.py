@@ -9,9 +9,9 @@ import pytest
 import warpwell as ww
 from warpwell import storage
 from warpwell.cache.access import access
-from warpwell.targets.compiled import compile_native
+from warpwell.targets.compiler.compiled import compile_native
+from warpwell.targets.compiler.run_cpu import THREADS
 from warpwell.targets.device import seam_for
-from warpwell.targets.run_cpu import THREADS
 
 PAGE = 512
 ITEMS = 40 * PAGE // 8

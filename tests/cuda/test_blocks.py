@@ -11,7 +11,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
-from warpwell.targets.blocks import CURSOR, DONE, FLOOR, STOP, TARGET, BlockLaunch
+from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, STOP, TARGET, BlockLaunch
 
 ptx = pytest.mark.ptx
 
@@ -79,7 +79,7 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("form", ["workers", "slices"])
 @pytest.mark.parametrize("case", CASES)
 def test_ptx(case: str, form: str) -> None:
-    from warpwell.targets.blocks_cuda import ptx as text_of
+    from warpwell.targets.blocks.cuda import ptx as text_of
 
     launch, arguments = CASES[case]
     text = text_of(BlockLaunch(launch, arguments, "cuda"), arguments, form)
@@ -99,8 +99,8 @@ def fused(y, x, a, b):
 @ptx
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_no_form_rounds_otherwise(dtype: Any) -> None:
-    from warpwell.targets.blocks_cuda import ptx as text_of
-    from warpwell.targets.run_cuda import ptx as plain_of
+    from warpwell.targets.blocks.cuda import ptx as text_of
+    from warpwell.targets.compiler.run_cuda import ptx as plain_of
 
     x = np.zeros(8, dtype)
     arguments = (x, x, dtype(3), dtype(5))
@@ -137,7 +137,7 @@ def test_a_return_before_a_barrier_leaves_slices() -> None:
 
 @ptx
 def test_registers_that_keep_the_plain_kernel_resident() -> None:
-    from warpwell.targets.blocks_cuda import registers_for
+    from warpwell.targets.blocks.cuda import registers_for
 
     assert registers_for(15, 256) == 32 and registers_for(32, 256) == 32
     assert registers_for(40, 256) == 40 and registers_for(46, 256) == 48 and registers_for(54, 256) == 64
@@ -146,8 +146,8 @@ def test_registers_that_keep_the_plain_kernel_resident() -> None:
 
 class OnGpu:
     def __init__(self, launch: Any, arguments: Any) -> None:
-        from warpwell.targets.blocks_cuda import forms
-        from warpwell.targets.gpu import Gpu
+        from warpwell.targets.blocks.cuda import forms
+        from warpwell.targets.gpu.gpu import Gpu
 
         self.gpu = Gpu()
         self.gpu.enter()

@@ -12,8 +12,8 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
-from warpwell.targets.blocks import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
-from warpwell.targets.source_build import build, headers, ptx
+from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
+from warpwell.targets.gpu.source_build import build, headers, ptx
 
 only_compiled = pytest.mark.ptx
 with_headers = pytest.mark.skipif(len(headers()) < 2, reason="CUDA's headers (the cuda extra) are not installed")
@@ -217,7 +217,7 @@ def test_a_grid_that_synchronizes_compiles_whole() -> None:
 
 class OnGpu:
     def __init__(self, launch: Any, arguments: list[Any]) -> None:
-        from warpwell.targets.gpu import Gpu
+        from warpwell.targets.gpu.gpu import Gpu
 
         self.gpu = Gpu()
         self.gpu.enter()

@@ -10,7 +10,7 @@ import pytest
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.graph import LoadedGraph, bfs, build, components, connected_components, generate, search
 from warpwell.graph.work import PIECE
-from warpwell.targets import run_cuda
+from warpwell.targets.compiler import run_cuda
 
 WORDS = np.zeros(8, np.int64)
 

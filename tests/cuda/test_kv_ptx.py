@@ -7,7 +7,7 @@ import pytest
 
 from warpwell.kv import batch, kernel_view
 from warpwell.kv.kernel_view import KernelStore
-from warpwell.targets import run_cuda
+from warpwell.targets.compiler import run_cuda
 from warpwell.targets.device import linked_functions, seam_for
 from warpwell.testing import kv_device as load
 from warpwell.testing.key_value_load import keep_all_busy, retrieve_checked
@@ -49,7 +49,7 @@ ROWS = np.zeros((4, 16), np.uint8)
 
 def linked(name: str) -> str:
     seam_for("cuda")
-    from warpwell.targets._cuda import CudaSeam
+    from warpwell.targets.compiler.cuda_bodies import CudaSeam
 
     function = next(f for f in linked_functions() if f is getattr(kernel_view, name))
     with run_cuda.without_gpu((9, 0)):

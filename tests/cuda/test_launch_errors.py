@@ -10,7 +10,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.targets import Kernel
-from warpwell.targets.run_cuda import asks_flag, ptx
+from warpwell.targets.compiler.run_cuda import asks_flag, ptx
 
 SUM = 4096 * 4095 // 2
 NS = 300_000_000

@@ -11,7 +11,8 @@ import warpwell as ww
 from warpwell.array import bulk
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.cache import maintenance
-from warpwell.targets import bounds, run_cuda
+from warpwell.targets import bounds
+from warpwell.targets.compiler import run_cuda
 from warpwell.targets.device import linked_functions, seam_for
 
 pytestmark = pytest.mark.ptx
@@ -100,8 +101,8 @@ def test_kernels_compile_to_ptx(kernel, arguments, dims):
 
 def test_linked_functions_compile_to_ptx_under_their_symbol():
     seam_for("cuda")
-    from warpwell.targets._cuda import CudaSeam
-    from warpwell.targets._seam import symbol_of
+    from warpwell.targets.compiler.cuda_bodies import CudaSeam
+    from warpwell.targets.compiler.seam import symbol_of
 
     functions = linked_functions()
     assert {f.__name__ for f in functions} >= {"access", "hold", "let_go", "prefetch", "out_of_range"}
@@ -169,7 +170,7 @@ def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
 
 def test_warp_statements_are_convergent():
     seam_for("cuda")
-    from warpwell.targets._cuda import CudaSeam
+    from warpwell.targets.compiler.cuda_bodies import CudaSeam
 
     with run_cuda.without_gpu((9, 0)):
         text = CudaSeam.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
@@ -179,7 +180,7 @@ def test_warp_statements_are_convergent():
 
 def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
     seam_for("cuda")
-    from warpwell.targets._cuda import CudaSeam
+    from warpwell.targets.compiler.cuda_bodies import CudaSeam
 
     with run_cuda.without_gpu((9, 0)):
         text = CudaSeam.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
@@ -199,7 +200,7 @@ def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
 
 def test_who_stores_under_a_pin_acquires_the_word_then_executes_one_fence():
     seam_for("cuda")
-    from warpwell.targets._cuda import CudaSeam
+    from warpwell.targets.compiler.cuda_bodies import CudaSeam
 
     access = next(f for f in linked_functions() if f.__name__ == "access")
     with run_cuda.without_gpu((9, 0)):

@@ -14,7 +14,7 @@ from warpwell.scheduler import Job, Placement, Request, Stopped, Task
 from warpwell.scheduler.cuda_executor import CudaExecutor
 from warpwell.scheduler.workloads import WORKLOADS, make
 from warpwell.targets.block import barrier, block_index, thread_index
-from warpwell.targets.blocks import BlockLaunch
+from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.testing.executors import ExecutorConformance, count_and_mix
 
 
@@ -106,8 +106,8 @@ def test_partitions_hold_what_they_are_given() -> None:
 @pytest.mark.parametrize("form", ["workers", "slices"])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_are_the_same_bit_for_bit_in_every_form(name: str, form: str) -> None:
-    from warpwell.targets.blocks_cuda import forms
-    from warpwell.targets.gpu import Gpu
+    from warpwell.targets.blocks.cuda import forms
+    from warpwell.targets.gpu.gpu import Gpu
 
     size = 4 * WORKLOADS[name].small
     whole, cut = make(name, size, "cuda"), make(name, size, "cuda")

@@ -11,7 +11,7 @@ from warpwell.storage.ram import RamMedium
 from warpwell.storage.replicated import Replicated
 from warpwell.storage.striped import Striped
 from warpwell.targets import call_native, grid, memory_for
-from warpwell.targets.interp import launch
+from warpwell.targets.interp.interpreter import launch
 from warpwell.testing.media import Buffer, drive_part
 
 SEEDS = 12

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from warpwell.targets.interp import Interpreter, InterpStallError, current, i64, launch, native_handle
-from warpwell.targets.scheduler import Scheduler
+from warpwell.targets.interp.interpreter import Interpreter, InterpStallError, current, i64, launch, native_handle
+from warpwell.targets.interp.scheduler import Scheduler
 
 SYSTEM = 2
 SEEDS = 400

@@ -12,7 +12,7 @@ import pytest
 import warpwell as ww
 from warpwell.pool.cuda_runtime import as_cupy_stream
 from warpwell.targets import notice
-from warpwell.targets.run_cuda import configured
+from warpwell.targets.compiler.run_cuda import configured
 
 SMALL = "Grid size 4 will likely result in GPU under-utilization"
 

@@ -363,7 +363,7 @@ class _Active:
     def __exit__(self, kind: Any, *_: object) -> None:
         try:
             if self._array.device == "cuda":
-                from ..targets.run_cuda import synchronize
+                from ..targets.compiler.run_cuda import synchronize
 
                 synchronize([self])
         finally:  # else the array could not be closed any more

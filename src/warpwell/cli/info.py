@@ -12,7 +12,7 @@ from typing import Any
 from ..errors.general import extra
 from ..targets import default_device
 from ..targets.about import gpus
-from ..targets.cache_folder import cache_folder
+from ..targets.compiler.cache_folder import cache_folder
 from .output import Output
 
 _PACKAGES = {"numpy": None, "numba": None, "rich": None, "greenlet": None, "numba-cuda": "cuda", "scipy": "demo",

@@ -23,7 +23,7 @@ from ..storage.medium import NativeMedium
 from ..storage.serve import MAX_PORTS
 from ..targets import Block, memory_for
 from ..targets.fault import LaunchFlag
-from ..targets.stream import stream_on
+from ..targets.gpu.stream import stream_on
 from . import requests as at
 from .batch import settle
 from .checks import seconds, whole

@@ -16,7 +16,7 @@ def compiled(function: Any) -> Any:
     """
     found = _compiled.get(function)
     if found is None:
-        from ..targets.compiled import dispatcher  # imports the compiler: not before it is needed
+        from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before it is needed
 
         seam_for("cpu")
         found = _compiled[function] = dispatcher(function)

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..targets.code_names import names_of
-from ..targets.cuda_source import CudaSource
+from ..targets.compiler.code_names import names_of
 from ..targets.device import device as mark_device
 from ..targets.device import is_device
+from ..targets.gpu.cuda_source import CudaSource
 from ..targets.kernel import Kernel
 from ..targets.pickling import cloudpickle
 

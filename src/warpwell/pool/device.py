@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from .. import errors
-from ..targets.cuda_source import CudaSource
+from ..targets.gpu.cuda_source import CudaSource
 from ..targets.kernel import Launch, is_argument
 from . import copying
 from .buffer import Buffer

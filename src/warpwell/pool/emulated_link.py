@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, ClosedError
-from ..targets.machine_code import machine_code
+from ..targets.compiler.machine_code import machine_code
 from . import emulated_loop as loop
 from .bulk import CANCELLED, Transfer
 from .region import Region

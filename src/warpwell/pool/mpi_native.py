@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import StallError
-from ..targets.machine_code import machine_code
+from ..targets.compiler.machine_code import machine_code
 from . import mpi_loop
 from . import mpi_words as w
 from .bulk import RUNNING, Transfer

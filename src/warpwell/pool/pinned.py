@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ..targets.gpu.pool_memory import pin
 from ..targets.kernel import has_cuda
-from ..targets.pool_memory import pin
 from .checks import extents, kind_of
 from .ids import new_id
 

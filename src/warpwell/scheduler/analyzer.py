@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..targets import Launch
-from ..targets.run_cuda import MAX_REGISTERS
+from ..targets.compiler.run_cuda import MAX_REGISTERS
 from .counting import Counts, count
 from .events import Event
 from .executor import Capacity

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..targets import DeviceStruct, KernelArgument, Launch
-from ..targets.run_cuda import configuration, ptx
+from ..targets.compiler.run_cuda import configuration, ptx
 from .lanes import Lanes, base_address
 from .ptx import KINDS, LOAD, STORE, Program, parse
 from .walk import WARP, Visits, walk

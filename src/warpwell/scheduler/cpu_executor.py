@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
-from ..targets.blocks import STOP, TARGET
+from ..targets.blocks.launch import STOP, TARGET
 from .cpu_run import Phase, Run
 from .executor import Capacity, Ended, Executor, Stopped
 from .task import Job, Placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 
-from ..targets.blocks import CURSOR, DONE, STOP, BlockLaunch
+from ..targets.blocks.launch import CURSOR, DONE, STOP, BlockLaunch
 from .task import Job
 
 

@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
-from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
-from ..targets.gpu import Gpu
+from ..targets.blocks.launch import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
+from ..targets.gpu.gpu import Gpu
 from .cuda_ahead import Ahead, Pace
 from .cuda_order import Order
 from .cuda_run import EVERY, CudaRun, Phase, lost_with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from ..targets.blocks import BEGUN
+from ..targets.blocks.launch import BEGUN
 from .cuda_run import CudaRun
 
 SOON = 1e-3

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import errors
-from ..targets.blocks import BlockLaunch
+from ..targets.blocks.launch import BlockLaunch
 from .executor import Ended, Stopped
 from .task import Job, Placement
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..targets import KernelArgument, Launch
-from ..targets.cache_key import cache_key
+from ..targets.compiler.cache_key import cache_key
 from ..targets.kernel import is_argument
 
 STEPS = 4

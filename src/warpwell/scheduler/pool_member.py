@@ -17,7 +17,7 @@ from ..pool.code import Code
 from ..pool.device import Device
 from ..pool.host_arrays import HostArrays
 from ..pool.result import Result
-from ..targets.cuda_source import CudaSource
+from ..targets.gpu.cuda_source import CudaSource
 from .pool_handle import Unit
 from .task import Task
 from .tenants import Tenants

@@ -19,7 +19,7 @@ from ..pool.code import Code
 from ..pool.device import Device
 from ..pool.protocol import pack_arguments
 from ..targets import Launch
-from ..targets.blocks import BLOCK_INDICES
+from ..targets.blocks.launch import BLOCK_INDICES
 from .events import Log
 from .handle import Handle
 from .policy import Policy, Rates

@@ -433,7 +433,7 @@ _loops: dict[bool, Any] = {}
 def _native_loop(shared: bool) -> Any:
     """Return the compiled service loop (compiled or loaded once a process)."""
     if shared not in _loops:
-        from ..targets.compiled import dispatcher  # imports the compiler: not before the first launch
+        from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first launch
 
         seam_for("cpu")
         _loops[shared] = dispatcher(arbitration.serve_shared if shared else native.serve)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from .interp import current
+from .interp.interpreter import current
 
 BLOCK = 0
 """Scope: threads of one block."""

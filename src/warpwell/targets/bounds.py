@@ -109,7 +109,7 @@ def run_checked(launch: Any, args: Sequence[Any], target: str, flag: LaunchFlag,
         _left.append(record)  # Ctrl-C may have left the kernel behind, which notes all the same
         raise
     if launch.stream is not None:
-        from .run_cuda import synchronize_stream
+        from .compiler.run_cuda import synchronize_stream
 
         synchronize_stream(launch.stream)
     found = record.error(kernel)

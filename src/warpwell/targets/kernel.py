@@ -19,7 +19,7 @@ from .struct import DeviceStruct
 from .uninterrupted import Interrupts, interruptible
 
 if TYPE_CHECKING:
-    from .blocks import BlockLaunch
+    from .blocks.launch import BlockLaunch
 
 DEVICES = ("cpu", "cuda", "interp")
 
@@ -252,7 +252,7 @@ class Launch:
 
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""
-        from .blocks import BlockLaunch
+        from .blocks.launch import BlockLaunch
 
         return BlockLaunch(self, args, device)
 
@@ -262,7 +262,7 @@ class Launch:
 
     def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return blocks and threads on a GPU, x first."""
-        from .run_cuda import configuration
+        from .compiler.run_cuda import configuration
 
         return configuration(self.shape, self.kernel.block)
 
@@ -298,13 +298,13 @@ def _begin(
 
 
 def _compiled(kernel: Kernel, values: Sequence[Any]) -> bool:
-    from .run_cpu import is_compiled
+    from .compiler.run_cpu import is_compiled
 
     return is_compiled(kernel, values)
 
 
 def _compile(kernel: Kernel, values: Sequence[Any]) -> None:
-    from .run_cpu import compile_launch
+    from .compiler.run_cpu import compile_launch
 
     compile_launch(kernel, values)
 
@@ -324,10 +324,10 @@ def finish(participants: Sequence[KernelArgument], flag: LaunchFlag) -> None:
 
 def _runner(target: str) -> Callable[..., Callable[[], bool] | None]:
     if target == "cpu":
-        from . import run_cpu
+        from .compiler import run_cpu
 
         return run_cpu.run
-    from . import run_cuda
+    from .compiler import run_cuda
 
     return run_cuda.run
 
@@ -341,7 +341,7 @@ def _run_interp(
     seed: int | None,
     services: Sequence[Callable[[], object]],
 ) -> None:
-    from . import interp
+    from .interp import interpreter as interp
     from .signature import check_arguments
 
     check_arguments(launch.kernel, values, compiles=False)

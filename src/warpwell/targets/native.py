@@ -27,7 +27,7 @@ class NativeFunction:
         """The C address (compiles on first use)."""
         if self._compiled is None:
             seam_for("cpu")
-            from .compiled import compile_native
+            from .compiler.compiled import compile_native
 
             self._compiled = compile_native(self.function)
             _by_address[int(self._compiled.address)] = self

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..targets import Block
-from ..targets.interp import Interpreter
-from ..targets.scheduler import Thread
+from ..targets.interp.interpreter import Interpreter
+from ..targets.interp.scheduler import Thread
 
 Watch = Callable[[int], None]
 

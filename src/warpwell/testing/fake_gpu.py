@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..targets import blocks_cpu
-from ..targets.blocks import BlockLaunch
+from ..targets.blocks import cpu as blocks_cpu
+from ..targets.blocks.launch import BlockLaunch
 from ..targets.memory import Block, memory_for, view_of
 
 

@@ -10,7 +10,7 @@ from ..queues.completion import result_of
 from ..queues.submission import staging_of, submit_entry
 from ..storage.medium import PENDING, NativeMedium
 from ..targets import DEVICE, SYSTEM, fetch_add, load_relaxed, memory_for
-from ..targets.interp import current, native_handle
+from ..targets.interp.interpreter import current, native_handle
 from .adversary import Violation
 from .queue_model import WORDS, QueueModel, Request
 

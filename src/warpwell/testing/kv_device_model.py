@@ -20,7 +20,7 @@ from ..queues import QueuePairs
 from ..storage.controller import Controller
 from ..storage.medium import PENDING, NativeMedium
 from ..targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
-from ..targets.interp import current, native_handle
+from ..targets.interp.interpreter import current, native_handle
 from .adversary import Adversary, Violation
 
 MAX_STEPS = 400_000

@@ -34,7 +34,7 @@ from ..targets import (
     load_relaxed,
     memory_for,
 )
-from ..targets.compiled import dispatcher
+from ..targets.compiler.compiled import dispatcher
 from ..targets.device import seam_for
 
 BLOCK = 512

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..scheduler import Ended, Job, Placement, Request, Task
 from ..scheduler.cpu_executor import CpuExecutor
 from ..targets import DEVICE, Launch, element_address, fetch_add, grid, kernel
-from ..targets.blocks import BlockLaunch
+from ..targets.blocks.launch import BlockLaunch
 
 BUDGET = 60
 """Blocks a preemption: what may run between a launch and the next stop, on the average."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..nvme import READ, WRITE
 from ..storage.medium import PENDING, Medium, NativeMedium
 from ..targets import SYSTEM, fetch_add, memory_for
-from ..targets.interp import current, native_handle
+from ..targets.interp.interpreter import current, native_handle
 
 BLOCK = 512
 PIECE = 128

@@ -1,0 +1,341 @@
+"""Workers and slices on the `cuda` target: the two forms in which a launch can be stopped between blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..atomics import DEVICE, load_relaxed, rem, syncwarp
+from ..block import (
+    add_relaxed,
+    barrier,
+    div_short,
+    get_claim,
+    opaque,
+    own_block,
+    put_claim,
+    set_flag,
+    set_virtual,
+    thread_index,
+    virtual_grid,
+)
+from ..compiler.compile_errors import explained
+from ..compiler.run_cuda import INSIDE, asks_flag, beginning, compiled, configuration, configured, numba_cuda
+from ..device import device, seam_for
+from ..gpu.overlaps import shared_on_gpu
+from ..notice import compiling
+from .prepared import Prepared, flat_arguments
+
+_CURSOR, _DONE, _LIVE, _LEFT, _FLOOR, _BEGUN = 16, 24, 32, 40, 48, 56
+
+_WORKERS = """
+def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
+    {begin}
+    worker = base + own_block()
+    if thread_index() == 0:
+        add_relaxed(control + LIVE, 1)
+        add_relaxed(control + BEGUN, 1)
+    ended = 0
+    while True:
+        first = claim(control, worker, chunk, ended)
+        if first < 0 or first >= blocks:
+            leave(control)
+            return
+        last = min(first + chunk, blocks)
+        {start}
+        for number in range(first, last):
+            {together}
+            set_virtual(x, y, z)
+            {body}
+            {following}
+        ended = last - first
+"""
+
+_SLICE = """
+def {name}(first, across, rows, extent0, extent1, extent2{parameters}):
+    {begin}
+    number = first + own_block()
+    {start}
+    set_virtual(x, y, z)
+    {body}
+"""
+
+_START = {
+    1: ["x, y, z = number, 0, 0"],
+    2: ["y = div_short(number, across)", "x, z = number - y * across, 0"],
+    3: [
+        "z = div_short(number, across * rows)",
+        "y = div_short(number - z * across * rows, across)",
+        "x = number - (z * rows + y) * across",
+    ],
+}
+"""Where a block is, by the launch's dimensions."""
+
+_WRAP = ["number = first", "if number >= period:", "    number = rem(number, period)"]
+"""Of a launch that is run several times over."""
+
+_FOLLOWING = {
+    1: ["x += 1", "if x == period:", "    x = 0"],
+    2: ["x += 1", "if x == across:", "    x = 0", "    y += 1", "    if y * across == period:", "        y = 0"],
+    3: [
+        "x += 1",
+        "if x == across:",
+        "    x = 0",
+        "    y += 1",
+        "    if y == rows:",
+        "        y = 0",
+        "        z += 1",
+        "        if z * rows * across == period:",
+        "            z = 0",
+    ],
+}
+"""Where the next block is: one after the other, with no division."""
+
+ALL_LANES = 0xFFFFFFFF
+
+_WORDS = {"plain": 3, "workers": 10, "slices": 6}
+"""Integers before the kernel's own parameters."""
+
+
+@device
+def claim(control, worker, chunk, ended):
+    """Count the blocks that ended and claim the next; -1 where the worker is to leave (all threads of a block).
+
+    What the flags say is looked at first, so whatever is claimed is run.
+    """
+    barrier()  # the blocks before have ended, for all threads
+    if thread_index() == 0:
+        stop = load_relaxed(control, DEVICE)
+        target = load_relaxed(control + 8, DEVICE)
+        floor = load_relaxed(control + _FLOOR, DEVICE)
+        if ended != 0:
+            add_relaxed(control + _DONE, ended)
+        first = -1
+        if stop == 0 and floor <= worker and worker < target:
+            first = add_relaxed(control + _CURSOR, chunk)
+        put_claim(first)
+    barrier()
+    return get_claim()
+
+
+@device
+def leave(control):
+    """Note that a worker leaves (all threads of a block)."""
+    if thread_index() == 0:
+        add_relaxed(control + _LEFT, 1)
+        add_relaxed(control + _LIVE, -1)
+
+
+class Forms:
+    """The compiled forms of a `BlockLaunch` on the current GPU: plain, workers and slices."""
+
+    def __init__(self, blocks: Any) -> None:
+        self._blocks = blocks
+        self._across, self._threads = configuration(blocks.launch.shape, blocks.kernel.block)
+        self._extents = (*blocks.launch.shape, 1, 1)[:3]
+        self._grid = (*self._across, 1, 1)[:2]
+        self._values = [*blocks.values, blocks.flag.address] if asks_flag(blocks.kernel) else blocks.values
+        self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(self._values))
+        types = tuple(self.plain.typeof_pyval(v) for v in self._values)
+        self._key = ("cuda-forms", len(blocks.launch.shape), types)
+        self._forms: dict[str, tuple[Any, dict[str, int], Any]] = {}
+        self._prepared: dict[str, Prepared] = {}
+
+    def prepare(self) -> None:
+        """Compile and load all forms, so that a launch waits for neither.
+
+        The other forms may have as many registers as leave the plain kernel's blocks resident: a compiler that is not
+        told takes what a loop around the kernel gains by, and fewer blocks fit.
+        """
+        blocks = self._blocks
+        made = blocks.kernel.compiled
+        if self._key not in made:
+            dims, count = len(blocks.launch.shape), len(self._values)
+            threads = int(np.prod(self._threads))
+            found = {"plain": (self.plain, self._kernel(self.plain, _WORDS["plain"]))}
+            cap = registers_for(int(found["plain"][1].regs_per_thread), threads)
+            if blocks.preemptible:
+                workers = _form(blocks, "workers", _WORKERS, dims, count, cap)
+                found["workers"] = (workers, self._kernel(workers, _WORDS["workers"]))
+            if blocks.sliceable:
+                slices = _form(blocks, "slices", _SLICE, dims, count, cap)
+                found["slices"] = (slices, self._kernel(slices, _WORDS["slices"]))
+            made[self._key] = {
+                form: (dispatcher, _resources(kernel, threads), kernel) for form, (dispatcher, kernel) in found.items()
+            }
+        self._forms = made[self._key]
+        plain = self._forms["plain"][2]
+        arguments = flat_arguments(plain, 3, self._values)
+        if arguments is not None:
+            self._prepared = {
+                form: Prepared(kernel, _WORDS[form], arguments) for form, (_, _, kernel) in self._forms.items()
+            }
+
+    @property
+    def compiled(self) -> bool:
+        """Whether `prepare` has nothing to compile."""
+        return self._key in self._blocks.kernel.compiled
+
+    def _kernel(self, dispatcher: Any, words: int) -> Any:
+        types = tuple(dispatcher.typeof_pyval(a) for a in [0] * words + self._values)
+        if types not in dispatcher.overloads:
+            name = self._blocks.kernel.__name__
+            with compiling(f"kernel {name!r}"), explained(name, "cuda"):
+                dispatcher.compile(types).bind()
+        return dispatcher.overloads[types]
+
+    def resources(self, form: str) -> dict[str, int]:
+        """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
+        return dict(self._forms[form][1])
+
+    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
+        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
+
+        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured.
+        """
+        blocks = self._blocks.blocks
+        words = (control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
+        self._launch("workers", (workers,), stream, words)
+
+    def start_slice(self, first: int, count: int, stream: Any) -> None:
+        """Launch `count` blocks from block `first`; return at once."""
+        self._launch("slices", (count,), stream, (first, *self._grid, *self._extents))
+
+    def start_plain(self, stream: Any) -> None:
+        """Launch the untransformed kernel, whole; return at once."""
+        self._launch("plain", self._across, stream, self._extents)
+
+    def _launch(self, form: str, grid: Any, stream: Any, words: tuple[int, ...]) -> None:
+        prepared = self._prepared.get(form)
+        if prepared is not None:
+            prepared.launch(grid, self._threads, stream, words)
+            return
+        dispatcher = self.plain if form == "plain" else self._forms[form][0]
+        configured(dispatcher, grid, self._threads, stream)(*words, *self._values)
+
+
+def _resources(kernel: Any, threads: int) -> dict[str, int]:
+    return {
+        "registers": int(kernel.regs_per_thread),
+        "shared": int(kernel.shared_mem_per_block),
+        "local": int(kernel.local_mem_per_thread),
+        "threads": threads,
+        "resident": int(kernel.max_cooperative_grid_blocks(threads)),
+    }
+
+
+def registers_for(used: int, threads: int) -> int:
+    """Return the most registers a thread with which as many blocks of `threads` are resident as with `used`.
+
+    A multiprocessor has 65,536, handed out to warps in units of 256, and places for 2,048 threads (compute capability
+    9.0; the occupancy that a launch relies on is asked of the driver).
+    """
+    resident = min(2048 // threads, 65536 // (-(-used // 8) * 8 * threads))
+    return min(255, 65536 // (max(1, resident) * threads) // 8 * 8)
+
+
+def forms(blocks: Any) -> Forms:
+    """Return the forms of a `BlockLaunch`, which has begun."""
+    return Forms(blocks)
+
+
+def to_gpu(values: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """Return launch values with NumPy arrays copied to the GPU, and the pairs to be copied back."""
+    from numba import cuda
+    from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
+
+    out, copied = [], []
+    shared = shared_on_gpu(values)
+    for value in values:
+        if id(value) in shared:
+            there, span = shared[id(value)]
+            copied.append((value, span))
+            out.append(there)
+        elif isinstance(value, np.ndarray):
+            there = cuda.to_device(value)
+            copied.append((value, there))
+            out.append(there)
+        elif hasattr(value, "__cuda_array_interface__") and not is_cuda_ndarray(value):
+            out.append(cuda.as_cuda_array(value))
+        else:
+            out.append(value)
+    cuda.default_stream().synchronize()  # streams of executors do not wait for the default one
+    return out, copied
+
+
+def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, str, dict[str, Any]]:
+    """Return the name, the source and the names in reach of a form."""
+    name = f"warpwell_{'workers' if template is _WORKERS else 'slice'}_{blocks.kernel.__name__}"
+    names = [f"argument{k}" for k in range(count)]
+    workers = template is _WORKERS
+    passed, begin = beginning(blocks.kernel, names)
+    call = f"function({', '.join(f'opaque({n})' if workers else n for n in passed)})"
+    body = [call]
+    if blocks.kernel.block is None:
+        body = [f"index = virtual_grid({dims})", f"if {INSIDE[dims]}:", f"    {call}"]
+    source = template.format(
+        name=name,
+        parameters="".join(f", {n}" for n in names),
+        begin=begin,
+        start=_indented(_WRAP + _START[dims], 8) if workers else _indented(_START[dims], 4),
+        # threads of a block kernel share memory; those of others only their warp's place
+        together="syncwarp(ALL_LANES)" if blocks.kernel.block is None else "barrier()",
+        body=_indented(body, 12 if workers else 4),
+        following=_indented(_FOLLOWING[dims], 12),
+    )
+    scope = {
+        "function": blocks.virtual,
+        "claim": claim,
+        "set_flag": set_flag,
+        "set_virtual": set_virtual,
+        "div_short": div_short,
+        "rem": rem,
+        "opaque": opaque,
+        "leave": leave,
+        "barrier": barrier,
+        "syncwarp": syncwarp,
+        "own_block": own_block,
+        "thread_index": thread_index,
+        "virtual_grid": virtual_grid,
+        "add_relaxed": add_relaxed,
+        "LIVE": _LIVE,
+        "BEGUN": _BEGUN,
+        "ALL_LANES": ALL_LANES,
+        "__name__": "warpwell.targets.compiler.generated",
+    }
+    return name, source, scope
+
+
+def _indented(lines: list[str], depth: int) -> str:
+    return ("\n" + " " * depth).join(lines)
+
+
+def ptx(blocks: Any, argument_types: tuple[Any, ...], form: str = "workers", *, cc: tuple[int, int] = (9, 0)) -> str:
+    """Return the PTX of a form, as `run_cuda.ptx` does for the plain kernel; no GPU is needed."""
+    from ..compiler.run_cuda import ptx_of
+
+    dims = len(blocks.launch.shape)
+    if asks_flag(blocks.kernel):
+        argument_types = (*argument_types, 0)
+    template, words = (_WORKERS if form == "workers" else _SLICE), _WORDS[form]
+    return ptx_of(_function(blocks, template, dims, len(argument_types)), words, argument_types, cc)
+
+
+def _function(blocks: Any, template: str, dims: int, count: int) -> Any:
+    seam_for("cuda")
+    name, source, scope = source_of(blocks, template, dims, count)
+    exec(compile(source, f"<warpwell {name}>", "exec"), scope)
+    return scope[name]
+
+
+def _form(blocks: Any, form: str, template: str, dims: int, count: int, registers: int) -> Any:
+    kernel = blocks.kernel
+    key = ("cuda", form, dims, count, registers)
+    if key not in kernel.compiled:
+        from numba import cuda
+
+        kernel.compiled[key] = cuda.jit(extensions=[numba_cuda], max_registers=registers)(
+            _function(blocks, template, dims, count)
+        )
+    return kernel.compiled[key]

@@ -1,0 +1,220 @@
+"""BlockLaunch: a launch whose blocks are claimed one by one by workers, which can be stopped between two of them.
+
+Workers take blocks from a cursor, look before each claim whether they are to leave, and always run what they have
+claimed. So the state of a launch that was stopped is one number, and every block runs exactly once.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+from ... import errors
+from ..fault import LaunchFlag
+from ..kernel import KernelArgument, Launch, device_of, finish, is_argument
+from ..memory import Block, memory_for
+from .virtual import returns_early, virtual_copy
+
+STOP = 0
+"""Word of the control record: not 0 when all workers are to leave at the end of their block."""
+TARGET = 1
+"""Workers with this number or a larger one are to leave."""
+CURSOR = 2
+"""The next block to claim; larger than the number of blocks when none is left."""
+DONE = 3
+"""Blocks that have ended."""
+LIVE = 4
+"""Workers that have begun and not left."""
+LEFT = 5
+"""Workers that have left, ever."""
+FLOOR = 6
+"""Workers with a smaller number are to leave. The oldest are a GPU's first choice for what it issues next: they end
+their blocks soon, where the youngest of a kernel that keeps it busy may not for as long as the others run."""
+BEGUN = 7
+"""Workers that have begun, ever."""
+CONTROL_WORDS = 8
+
+BLOCK_INDICES = 256
+"""Indices of a block of a kernel that is launched over indices."""
+
+
+_copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The virtual copy of each kernel's function, so that its forms are compiled once."""
+
+
+class BlockLaunch:
+    """A launch with its arguments, block by block.
+
+    Parameters
+    ----------
+    launch : Launch
+        ``kernel[n]``.
+    args : sequence
+    device : str, optional
+        As for a launch.
+
+    Attributes
+    ----------
+    blocks : int
+    threads : int
+        Threads of a block (1 on `cpu` for block kernels).
+    preemptible : bool
+        Whether workers can run it. Where not, it runs in slices (`sliceable`) or whole.
+    sliceable : bool
+    reason : TransformError or None
+        Why not.
+
+    Raises
+    ------
+    ArgumentError
+        The launch is empty, or an argument is on another device.
+    """
+
+    def __init__(self, launch: Launch, args: Any, device: str | None = None) -> None:
+        self.launch = launch
+        self.args = tuple(args)
+        self.device = device or device_of(self.args)
+        if self.device not in ("cpu", "cuda"):
+            raise errors.ArgumentError(f"blocks are claimed on 'cpu' and 'cuda', not on {self.device!r}", name="device")
+        self.kernel = launch.kernel
+        self.name = str(launch.kernel.__name__)  # type: ignore[attr-defined]
+        self.total = math.prod(launch.shape)
+        if self.total < 1:
+            raise errors.ArgumentError(f"launch of {self.name!r} over {launch.shape} has no blocks")
+        self.participants: list[KernelArgument] = list(
+            {id(a): a for a in self.args if is_argument(a)}.values()
+        )
+        for argument in self.participants:
+            if argument.device != self.device:
+                raise errors.ArgumentError(
+                    f"an array on {argument.device!r} is of no use to a kernel on {self.device!r}: open it with device="
+                )
+        self.reason: errors.TransformError | None = None
+        self.sliceable = True
+        self._check()
+        self.preemptible = self.reason is None
+        self.blocks, self.threads = self._shape()
+        self._values: list[Any] | None = None
+        self._begun: list[KernelArgument] = []
+        self._copied: list[tuple[Any, Any]] = []
+        self.flag = LaunchFlag(self.device)
+
+    def _check(self) -> None:
+        function = self.kernel.function
+        self.launch.check(self.args)
+        if self.device == "cuda":
+            try:
+                self.virtual = _copies.get(function) or _copies.setdefault(function, virtual_copy(function))
+            except errors.TransformError as error:
+                self.reason = error
+                self.sliceable = False
+                return
+        line = returns_early(function) if self.kernel.block is not None else None
+        if line is not None:
+            self.reason = errors.TransformError(
+                f"{self.name!r} returns (line {line}) before a barrier that others of its block reach: "
+                f"it runs in slices and is preempted between them; let all threads reach the barrier",
+                construct="return before barrier",
+                line=line,
+            )
+
+    def _shape(self) -> tuple[int, int]:
+        block = self.kernel.block
+        if self.device == "cpu":
+            per = 1 if block is not None else BLOCK_INDICES
+            return -(-self.total // per), per
+        from ..compiler.run_cuda import configuration
+
+        across, threads = configuration(self.launch.shape, block)
+        if math.prod(across) >= 1 << 31:
+            raise errors.ArgumentError(f"launch of {self.name!r} over {self.launch.shape} has more than 2^31 blocks")
+        return math.prod(across), math.prod(threads)
+
+    def begin(self) -> None:
+        """Prepare the arguments (once, before the first block). NumPy arrays are copied to a GPU."""
+        try:
+            for argument in self.participants:
+                argument.launch_begins(self.flag)
+                self._begun.append(argument)
+            values: list[Any] = [a.kernel_struct(self.flag) if is_argument(a) else a for a in self.args]
+            if self.device == "cuda":
+                from .cuda import to_gpu
+
+                values, self._copied = to_gpu(values)
+            self._values = values
+        except BaseException:
+            self._close()
+            raise
+
+    def end(self) -> None:
+        """Bring NumPy arrays back and raise what device code latched (once, after the last block or a failure)."""
+        try:
+            for array, there in self._copied:
+                if array.flags.writeable:  # into others nothing can be copied
+                    there.copy_to_host(array)
+        finally:
+            self._close()
+
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether `end` has nothing to bring back and nobody to ask."""
+        return not self._copied and not self._begun
+
+    def _close(self) -> None:
+        begun, self._begun = self._begun, []
+        self._copied = []
+        self._values = None
+        finish(begun, self.flag)
+
+    def abort(self) -> None:
+        """Make waits of device code on the arguments end soon, and loops that ask `failed`, of this launch alone."""
+        self.flag.interrupt()
+        for argument in self.participants:
+            argument.abort(self.flag)
+
+    def new_control(self) -> Block:
+        """Return a control record for a new launch: no stop, no target, cursor 0 (device memory on `cuda`)."""
+        import numpy as np
+
+        words = np.zeros(CONTROL_WORDS, np.int64)
+        words[TARGET] = 1 << 30
+        control = memory_for(self.device).allocate(8 * CONTROL_WORDS)
+        control.write(0, words)
+        return control
+
+    @property
+    def values(self) -> list[Any]:
+        """What the kernel receives; only between `begin` and `end`."""
+        if self._values is None:
+            raise errors.ArgumentError(f"{self.name!r} has not begun: call begin() before its blocks run")
+        return self._values
+
+    def prepare(self) -> None:
+        """Compile, so that the first block starts at once."""
+        if self.device == "cpu":
+            from .cpu import driver
+
+            driver(self)
+        else:
+            self.forms().prepare()
+
+    def forms(self) -> Any:
+        """Return the compiled forms on the current GPU (see `blocks_cuda.Forms`), between `begin` and `end`."""
+        from .cuda import forms
+
+        return forms(self)
+
+    def work(self, control: int, worker: int) -> None:
+        """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).
+
+        Parameters
+        ----------
+        control : int
+            Address of a control record.
+        worker : int
+            Its number, from 0: it leaves where `TARGET` is not larger, or `FLOOR` is.
+        """
+        from .cpu import work
+
+        work(self, control, worker)

@@ -1,0 +1,216 @@
+"""`virtual_copy`: a device function whose blocks are numbered by the workers that claim them, not by the hardware.
+
+The copy is the same code with other names in reach: where the original, or a device function that it calls, says
+``grid`` or ``block_index``, the copy's name stands for the virtual index. No source is needed, and nothing is
+rewritten, so what the kernel computes is the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ... import errors
+from .. import atomics, block
+from ..compiler.cache_key import VERSIONED
+from ..compiler.code_names import attributes, names_of
+from ..device import device
+from ..fault import failed, launch_failed
+
+_VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
+_OWN = __package__.partition(".")[0]
+_WHOLE_GRID = ("blockIdx", "gridDim", "grid", "gridsize", "cg")
+"""Attributes of `numba.cuda` that tell a function where it is in the hardware's grid."""
+
+
+def virtual_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a device function that takes its place from the virtual block.
+
+    Raises
+    ------
+    TransformError
+        The function names the hardware's grid itself; ``construct`` and ``line`` say where.
+    """
+    copy = _Copier({**_VIRTUAL, failed: launch_failed}, refuses=True).copy(function)
+    return device(copy) if copy is function else copy
+
+
+def launch_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a device function that asks its own launch whether it `failed`; itself where it does not ask."""
+    copy: Callable[..., Any] = _Copier({failed: launch_failed}, refuses=False).copy(function)
+    return copy
+
+
+def asks(function: Callable[..., Any]) -> bool:
+    """Tell whether a device function, or one that it calls, asks `failed`."""
+    return launch_copy(function) is not function
+
+
+def returns_early(function: Callable[..., Any]) -> int | None:
+    """Return the line of a return before, or in a loop with, a barrier that other threads may reach; None without."""
+    barriers: list[int] = []
+    returns: list[tuple[int, int | None]] = []
+    loops: list[tuple[int, int]] = []
+    code = function.__code__
+    for instruction, found, _ in said(function):
+        if _waits(found, set()):
+            barriers.append(instruction.offset)
+        elif instruction.opname.startswith("RETURN_"):
+            line = instruction.positions.lineno if instruction.positions else None
+            returns.append((instruction.offset, line))
+        elif "JUMP" in instruction.opname and isinstance(instruction.argval, int):
+            if instruction.argval < instruction.offset:
+                loops.append((instruction.argval, instruction.offset))
+    for offset, line in returns:
+        if any(b > offset for b in barriers):
+            return line or code.co_firstlineno
+        if any(start <= offset <= end and start <= b for start, end in loops for b in barriers if b <= end):
+            return line or code.co_firstlineno
+    return None
+
+
+class _Copier:
+    """Copies device functions with other names in reach.
+
+    Parameters
+    ----------
+    instead : dict
+        What stands in the copy for which functions.
+    refuses : bool
+        Whether functions that name the hardware's grid are refused.
+    """
+
+    def __init__(self, instead: dict[Any, Any], *, refuses: bool) -> None:
+        self._instead = instead
+        self._refuses = refuses
+        self._copies: dict[Any, Any] = {}
+
+    def copy(self, value: Any) -> Any:
+        """Return what stands for `value` in a copy: itself where nothing below it is replaced."""
+        copies = self._copies
+        if not isinstance(value, types.FunctionType):
+            if self._refuses:
+                _refuse_compiled(value)
+            return value
+        if value in self._instead:
+            return self._instead[value]
+        if id(value) in copies:
+            return copies[id(value)]
+        copies[id(value)] = value  # a function that calls itself is, so far, its own copy
+        if is_primitive(value):
+            return value
+        if self._refuses:
+            _refuse_hardware(value)
+        names = set(names_of(value.__code__))
+        scope = {n: value.__globals__[n] for n in names if n in value.__globals__}
+        changed = {n: new for n, old in scope.items() if (new := self._inner(old, names)) is not old}
+        cells = tuple(self._cell(cell, names) for cell in value.__closure__ or ())
+        if not changed and all(a is b for a, b in zip(cells, value.__closure__ or (), strict=True)):
+            return value
+        copy = types.FunctionType(
+            value.__code__, {**value.__globals__, **changed}, value.__name__, value.__defaults__, cells
+        )
+        copy.__kwdefaults__ = value.__kwdefaults__
+        copy.__module__ = value.__module__
+        copies[id(value)] = copy
+        return device(copy)
+
+    def _inner(self, value: Any, names: set[str]) -> Any:
+        """Return what stands for `value` in the copy of a function that says `names`."""
+        return self._module(value, names) if isinstance(value, types.ModuleType) else self.copy(value)
+
+    def _module(self, module: types.ModuleType, names: set[str]) -> Any:
+        """Return a module whose functions, and modules within, are what stands for them in the copy.
+
+        Only `names` are looked at.
+        """
+        copies = self._copies
+        key = id(module), frozenset(names)
+        if key in copies:
+            return copies[key]
+        copies[key] = module  # one that names itself is, so far, its own copy
+        if module.__name__.partition(".")[0] in VERSIONED - {_OWN}:
+            return module  # these know nothing of blocks
+        kinds = types.FunctionType, types.ModuleType
+        found = {n: v for n, v in attributes(module, names).items() if isinstance(v, kinds)}
+        changed = {n: new for n, v in found.items() if (new := self._inner(v, names)) is not v}
+        if changed:
+            copies[key] = types.ModuleType(module.__name__)
+            vars(copies[key]).update({**vars(module), **changed})
+        return copies[key]
+
+    def _cell(self, cell: Any, names: set[str]) -> Any:
+        if not _bound(cell):
+            return cell
+        new = self._inner(cell.cell_contents, names)
+        return cell if new is cell.cell_contents else types.CellType(new)
+
+
+def _bound(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - raises where the name has no value yet
+    except ValueError:
+        return False
+    return True
+
+
+def said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
+    """Yield the instructions of a function, each with the object that it names, if any, and the module it is in."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _bound(cell)}}
+    owner: Any = None
+    for instruction in dis.get_instructions(function.__code__):
+        found = None
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if isinstance(owner, types.ModuleType):
+                found = getattr(owner, instruction.argval, None)
+        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"):
+            owner, found = None, reach.get(instruction.argval)
+        else:
+            owner = None
+        yield instruction, found, owner
+        owner = found
+
+
+def _waits(value: Any, seen: set[int]) -> bool:
+    """Tell whether a function is a barrier, or comes to one."""
+    if value is block.barrier:
+        return True
+    value = getattr(value, "py_func", value)
+    if not isinstance(value, types.FunctionType) or id(value) in seen or is_primitive(value):
+        return False
+    seen.add(id(value))
+    return any(_waits(found, seen) for _, found, _ in said(value))
+
+
+def is_primitive(function: types.FunctionType) -> bool:
+    """Tell whether the body of a function is its target's."""
+    return (function.__module__ or "").startswith(f"{__package__}.")
+
+
+def _refuse_compiled(value: Any) -> None:
+    function = getattr(value, "py_func", None)
+    if isinstance(function, types.FunctionType):
+        _refuse_hardware(function)
+
+
+def _refuse_hardware(function: types.FunctionType) -> None:
+    """Raise where a function names the hardware's grid through `numba.cuda`."""
+    cuda = sys.modules.get("numba.cuda")
+    hardware = {id(thing): name for name in _WHOLE_GRID if (thing := getattr(cuda, name, None)) is not None}
+    for instruction, found, owner in said(function):
+        name = hardware.get(id(found))
+        if name is None and getattr(owner, "__name__", "") == "numba.cuda" and instruction.argval in _WHOLE_GRID:
+            name = instruction.argval
+        if name is not None:
+            line = instruction.positions.lineno if instruction.positions else None
+            raise errors.TransformError(
+                f"{function.__name__!r} uses cuda.{name} (line {line} of {function.__code__.co_filename}): blocks that "
+                f"workers claim have no place in the hardware's grid, so it runs whole and cannot be preempted; use "
+                f"ww.grid or ww.block_index",
+                construct=f"cuda.{name}",
+                line=line,
+            )

@@ -1,0 +1,1 @@
+"""Device code as Numba compiles it, for the CPU and for NVIDIA GPUs."""

@@ -1,0 +1,354 @@
+"""Compiled bodies of the primitives for the `cuda` target, as PTX with the orders of its memory model.
+
+Every access names its order and scope (PTX ISA, memory consistency model): plain loads and stores of NVVM
+would be weak, and weak accesses synchronize nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda
+from numba.core import cgutils, types
+from numba.cuda import compiler, extending
+from numba.cuda.models import register_model
+from numba.cuda.typing import templates
+from numba.cuda.typing.typeof import typeof_impl
+
+from .. import atomics as a
+from ..fault import FAULT_PAGE
+from .cpu_bodies import define_arithmetic, define_bits
+from .seam import I16, I32, I64, Seam, from_bits, item_bits, literal, scalar_of, symbol_of, to_bits
+
+
+class CudaSeam(Seam):
+    """The hooks of the `cuda` target."""
+
+    def __init__(self, **hooks: Any) -> None:
+        super().__init__(**hooks)
+        self._objects: dict[tuple[str, Any], Any] = {}
+
+    def link(self, context: Any, function: Callable[..., int]) -> str:
+        """Compile `function` to PTX once for a compute capability, and have the kernel link it."""
+        name = symbol_of(function)
+        cc = compiler.get_current_device().compute_capability
+        key = name, cc
+        if key not in self._objects:
+            self._objects[key] = cuda.PTXSource(self.ptx_of(function, cc).encode(), name=f"{name}.ptx")
+        context.active_code_library.add_linking_file(self._objects[key])
+        return name
+
+    @staticmethod
+    def ptx_of(function: Callable[..., int], cc: Any) -> str:
+        """Return the PTX of a linked function."""
+        words = len(inspect.signature(function).parameters)
+        text, _ = cuda.compile(
+            function,
+            types.int64(*([types.int64] * words)),
+            cc=tuple(cc),
+            device=True,
+            abi="c",
+            abi_info={"abi_name": symbol_of(function)},
+        )
+        return str(text)
+
+
+seam = CudaSeam(
+    extending=extending, templates=templates, register_model=register_model, typeof_impl=typeof_impl
+)
+
+SCOPES = ("cta", "gpu", "sys")
+VOID = ir.VoidType()
+
+Codegen = Callable[[Any, Any, Any, Any], Any]
+
+
+def _asm(builder: Any, result: Any, text: str, constraints: str, args: list[Any]) -> Any:
+    """Emit one statement; convergent, so that the optimizer moves it into no branch and out of none."""
+    signature = ir.FunctionType(result, [arg.type for arg in args])
+    builder.function.attributes.add("convergent")  # or calls of the function could be moved
+    return builder.call(
+        ir.InlineAsm(signature, text, constraints, side_effect=True), args, attrs=("convergent",)
+    )
+
+
+def _define(stub: Any, result: types.Type, count: int, text: str, constraints: str, *, scope: bool = True) -> None:
+    """Register one PTX statement over words; ``{s}`` stands for the scope."""
+
+    def definition(typingctx: Any, *args: Any) -> Any:
+        chosen = literal(args[-1]) if scope and args else 0
+        if len(args) != count + scope or chosen not in (0, 1, 2):
+            return None
+        statement = text.replace("{s}", SCOPES[chosen])
+        llvm_result = VOID if result is types.void else I64
+
+        def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+            out = _asm(builder, llvm_result, statement, constraints, list(values[:count]))
+            return context.get_dummy_value() if result is types.void else out
+
+        return result(*([types.int64] * count), *args[count:]), codegen
+
+    seam.primitive(stub)(definition)
+
+
+_MEMORY = ",~{memory}"
+_define(a.load_relaxed, types.int64, 1, "ld.relaxed.{s}.global.u64 $0, [$1];", "=l,l" + _MEMORY)
+_define(a.load_acquire, types.int64, 1, "ld.acquire.{s}.global.u64 $0, [$1];", "=l,l" + _MEMORY)
+_define(a.store_relaxed, types.void, 2, "st.relaxed.{s}.global.u64 [$0], $1;", "l,l" + _MEMORY)
+_define(a.store_release, types.void, 2, "st.release.{s}.global.u64 [$0], $1;", "l,l" + _MEMORY)
+for _stub, _operation in ((a.exchange, "exch.b64"), (a.fetch_add, "add.u64"), (a.fetch_or, "or.b64"),
+                          (a.fetch_and, "and.b64")):
+    _define(_stub, types.int64, 2, f"atom.acq_rel.{{s}}.global.{_operation} $0, [$1], $2;", "=l,l,l" + _MEMORY)
+_define(
+    a.compare_exchange, types.int64, 3, "atom.acq_rel.{s}.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l" + _MEMORY
+)
+_define(a.fence, types.void, 0, "fence.acq_rel.{s};", "~{memory}")
+
+define_bits(seam)
+define_arithmetic(seam)
+
+
+# -- items --------------------------------------------------------------------------------------------------
+
+# PTX has no 8-bit register: a byte travels in a 16-bit one
+_REGISTER = {8: (I16, "h"), 16: (I16, "h"), 32: (I32, "r"), 64: (I64, "l")}
+
+
+def _load_item(stub: Any, instruction: str) -> None:
+    @seam.primitive(stub)
+    def definition(typingctx: Any, addr: Any, dtype: Any) -> Any:
+        scalar = scalar_of(dtype)
+        if scalar is None:
+            return None
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            bits = item_bits(scalar)
+            register, letter = _REGISTER[bits]
+            text = f"{instruction}.u{bits} $0, [$1];"
+            loaded = _asm(builder, register, text, f"={letter},l{_MEMORY}", [args[0]])
+            if register.width != bits:
+                loaded = builder.trunc(loaded, ir.IntType(bits))
+            return from_bits(context, builder, scalar, loaded)
+
+        return scalar(types.int64, dtype), codegen
+
+
+def _store_item(stub: Any, instruction: str) -> None:
+    @seam.primitive(stub)
+    def definition(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
+        scalar = scalar_of(dtype)
+        if scalar is None:
+            return None
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            bits = item_bits(scalar)
+            register, letter = _REGISTER[bits]
+            stored = to_bits(context, builder, scalar, args[1])
+            if register.width != bits:
+                stored = builder.zext(stored, register)
+            text = f"{instruction}.u{bits} [$0], $1;"
+            _asm(builder, VOID, text, f"l,{letter}{_MEMORY}", [args[0], stored])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, scalar, dtype), codegen
+
+
+_load_item(a.load_relaxed_as, "ld.relaxed.gpu.global")
+_load_item(a.load_acquire_as, "ld.acquire.gpu.global")
+_load_item(a.load_weak_as, "ld.global")
+_store_item(a.store_relaxed_as, "st.relaxed.gpu.global")
+_store_item(a.store_weak_as, "st.global")
+
+
+@seam.primitive(a.fetch_add_as)
+def _fetch_add_as(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
+    scalar = scalar_of(dtype)
+    if scalar is None or isinstance(scalar, types.Boolean) or item_bits(scalar) < 32:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = item_bits(scalar)
+        register, letter = _REGISTER[bits]
+        kind = f"f{bits}" if isinstance(scalar, types.Float) else f"u{bits}"
+        text = f"atom.relaxed.gpu.global.add.{kind} $0, [$1], $2;"
+        if isinstance(scalar, types.Float):
+            register, letter = context.get_value_type(scalar), "f" if bits == 32 else "d"
+        return _asm(builder, register, text, f"={letter},l,{letter}{_MEMORY}", [args[0], args[1]])
+
+    return scalar(types.int64, scalar, dtype), codegen
+
+
+@seam.primitive(a.copy_wide)
+def _copy_wide(typingctx: Any, dst: Any, src: Any, stride: Any, count: Any) -> Any:
+    """Up to four 16-byte loads in flight, then the stores."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        dst, src, stride, count = args
+        pair = ir.LiteralStructType([I64, I64])
+
+        def copy(pieces: int) -> None:
+            offsets = [builder.mul(stride, I64(k)) for k in range(pieces)]
+            loaded = [
+                _asm(builder, pair, "ld.relaxed.sys.global.v2.u64 {$0, $1}, [$2];", "=l,=l,l" + _MEMORY,
+                     [builder.add(src, offset)])
+                for offset in offsets
+            ]  # fmt: skip
+            for value, offset in zip(loaded, offsets, strict=True):
+                words = [builder.extract_value(value, k) for k in (0, 1)]
+                _asm(builder, VOID, "st.relaxed.sys.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY,
+                     [builder.add(dst, offset), *words])  # fmt: skip
+
+        with builder.if_else(builder.icmp_signed("==", count, I64(4))) as (whole, part):
+            with whole:
+                copy(4)
+            with part, cgutils.for_range(builder, count) as loop:
+                offset = builder.mul(loop.index, stride)
+                value = _asm(builder, pair, "ld.relaxed.sys.global.v2.u64 {$0, $1}, [$2];", "=l,=l,l" + _MEMORY,
+                             [builder.add(src, offset)])  # fmt: skip
+                words = [builder.extract_value(value, k) for k in (0, 1)]
+                _asm(builder, VOID, "st.relaxed.sys.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY,
+                     [builder.add(dst, offset), *words])  # fmt: skip
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+
+# -- warps --------------------------------------------------------------------------------------------------
+
+
+def _widen(builder: Any, value: Any) -> Any:
+    return builder.zext(value, I64)
+
+
+def _narrow(builder: Any, value: Any) -> Any:
+    return builder.trunc(value, I32)
+
+
+def _word(stub: Any, count: int, codegen: Callable[[Any, Any], Any], *, void: bool = False) -> None:
+    result = types.void if void else types.int64
+
+    @seam.primitive(stub)
+    def definition(typingctx: Any, *args: Any) -> Any:
+        def lower(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+            out = codegen(builder, values)
+            return context.get_dummy_value() if void else out
+
+        return result(*([types.int64] * count)), lower
+
+
+_word(a.lane_id, 0, lambda b, _: _widen(b, _asm(b, I32, "mov.u32 $0, %laneid;", "=r", [])))
+_word(a.warp_size, 0, lambda b, _: I64(32))
+# ptxas takes the result of activemask for the same in all lanes wherever they meet again, and so lets two groups
+# that meet in a called function (seen with its release 13.0 on an H200) vote and shuffle as if they were one.
+# Adding laneid / 32, which is zero, hides where the mask comes from; then it keeps the groups apart.
+_ACTIVEMASK = (
+    "{ .reg .b32 m, z; activemask.b32 m; mov.u32 z, %laneid; shr.u32 z, z, 5; add.u32 $0, m, z; }"
+)
+_word(a.activemask, 0, lambda b, _: _widen(b, _asm(b, I32, _ACTIVEMASK, "=r" + _MEMORY, [])))
+_word(
+    a.syncwarp,
+    1,
+    lambda b, v: _asm(b, VOID, "bar.warp.sync $0;", "r" + _MEMORY, [_narrow(b, v[0])]),
+    void=True,
+)
+
+
+def _match_any(builder: Any, values: Any) -> Any:
+    mask = _narrow(builder, values[0])
+    text = "match.any.sync.b64 $0, $1, $2;"
+    found = _asm(builder, I32, text, "=r,l,r" + _MEMORY, [values[1], mask])
+    return _widen(builder, builder.and_(found, mask))
+
+
+_word(a.match_any, 2, _match_any)
+
+
+def _shfl(builder: Any, values: Any) -> Any:
+    mask, value, lane = _narrow(builder, values[0]), values[1], _narrow(builder, values[2])
+    halves = []
+    for half in (builder.trunc(value, I32), builder.trunc(builder.lshr(value, I64(32)), I32)):
+        text = "shfl.sync.idx.b32 $0, $1, $2, 31, $3;"
+        halves.append(_widen(builder, _asm(builder, I32, text, "=r,r,r,r" + _MEMORY, [half, lane, mask])))
+    return builder.or_(halves[0], builder.shl(halves[1], I64(32)))
+
+
+_word(a.shfl, 3, _shfl)
+
+
+def _vote(builder: Any, mask: Any, predicate: Any) -> Any:
+    """Vote among the lanes of `mask`.
+
+    Two groups of a warp that happen to be converged vote in one instruction, and each is told the bits of
+    both (seen on an H200): a vote counts only within the mask.
+    """
+    text = "{ .reg .pred p; setp.ne.u32 p, $2, 0; vote.sync.ballot.b32 $0, p, $1; }"
+    wide, narrow = builder.zext(predicate, I32), _narrow(builder, mask)
+    found = _asm(builder, I32, text, "=r,r,r" + _MEMORY, [narrow, wide])
+    return _widen(builder, builder.and_(found, narrow))
+
+
+@seam.primitive(a.ballot)
+def _ballot(typingctx: Any, mask: Any, predicate: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _vote(builder, args[0], args[1])
+
+    return types.int64(types.int64, types.boolean), codegen
+
+
+@seam.primitive(a.any_sync)
+def _any_sync(typingctx: Any, mask: Any, predicate: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.icmp_unsigned("!=", _vote(builder, args[0], args[1]), I64(0))
+
+    return types.boolean(types.int64, types.boolean), codegen
+
+
+# -- where and when -----------------------------------------------------------------------------------------
+
+
+def _special(builder: Any, name: str) -> Any:
+    return _widen(builder, _asm(builder, I32, f"mov.u32 $0, %{name};", "=r", []))
+
+
+WHOLE = ("nuw", "nsw")
+
+
+@seam.primitive(a.grid)
+def _grid(typingctx: Any, ndim: Any) -> Any:
+    dims = literal(ndim)
+    if dims not in (1, 2, 3):
+        return None
+    result = types.int64 if dims == 1 else types.UniTuple(types.int64, dims)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def axis(name: str) -> Any:
+            # flagged as unable to wrap: then an index is known not to be negative, and is not looked at for it
+            start = builder.mul(_special(builder, f"ctaid.{name}"), _special(builder, f"ntid.{name}"), flags=WHOLE)
+            return builder.add(start, _special(builder, f"tid.{name}"), flags=WHOLE)
+
+        # the last axis of the shape is CUDA's x, so that neighbours in memory are neighbours in a warp
+        parts = [axis(name) for name in "zyx"[3 - dims :]]
+        return parts[0] if dims == 1 else cgutils.pack_array(builder, parts)
+
+    return result(ndim), codegen
+
+
+_word(a.interrupted, 0, lambda b, _: I64(0))
+_word(a.launch_flag, 0, lambda b, _: I64(FAULT_PAGE))
+_word(a.clock_ns, 0, lambda b, _: _asm(b, I64, "mov.u64 $0, %globaltimer;", "=l" + _MEMORY, []))
+
+
+def _backoff(builder: Any, values: Any) -> Any:
+    doubled = builder.mul(values[0], I64(64))
+    capped = builder.select(builder.icmp_signed(">", doubled, I64(2000)), I64(2000), doubled)
+    return _asm(builder, VOID, "nanosleep.u32 $0;", "r" + _MEMORY, [_narrow(builder, capped)])
+
+
+_word(a.backoff, 1, _backoff, void=True)
+
+
+seam.cold_call(a.call_cold)
+seam.element_address(a.element_address)

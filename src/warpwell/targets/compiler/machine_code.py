@@ -1,0 +1,126 @@
+"""`machine_code`: device functions of 64-bit words as C functions that are loaded without a compiler.
+
+What is compiled through `dispatcher` needs Numba and all that it knows of types before it can be loaded, which takes a
+process half a second. The processes of a pool need one function each to start, and most need no other: theirs is kept
+as an object file that calls the C library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import hashlib
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from ..uninterrupted import uninterrupted
+from .cache_folder import cache_folder
+
+_SYMBOL = "warpwell_function"
+_DIGEST = 32  # bytes before the object file
+_engines: list[Any] = []  # a thread may be in their code until the process ends
+
+
+@functools.cache
+def machine_code(function: Callable[..., int]) -> Callable[..., int]:
+    """Return a device function of this package as a C function, compiled or out of the on-disk cache.
+
+    It runs without the interpreter lock, and must not raise: there is nobody to catch it. Of several processes that
+    start together one compiles, for seconds, and the others load what it kept.
+
+    Parameters
+    ----------
+    function : device function
+        Of 64-bit words to one; one of Warpwell's own, since the cache knows no other source.
+    """
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = _machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(_kept(function, machine)))
+    engine.finalize_object()
+    _engines.append(engine)
+    words = len(inspect.signature(function).parameters)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * words)(engine.get_function_address(_SYMBOL))
+
+
+def _machine() -> Any:
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, jit=True, codemodel="jitdefault"
+    )
+
+
+def _features() -> str:
+    try:
+        return str(llvm.get_host_cpu_features().flatten())
+    except RuntimeError:  # LLVM cannot ask this kind
+        return ""
+
+
+def _kept(function: Callable[..., int], machine: Any) -> bytes:
+    """Return the object file, which another process may be writing."""
+    about = f"{llvm.get_host_cpu_name()} {_features()}"  # homes may be shared by hosts
+    processor = hashlib.sha256(about.encode()).hexdigest()[:8]
+    path = cache_folder() / f"{function.__module__}.{function.__name__}.{processor}.o"
+    if (found := _read(path)) is not None:
+        return found
+    with _locked(path.with_suffix(".lock")):
+        if (found := _read(path)) is not None:
+            return found
+        from ..device import seam_for
+        from .compiled import object_file
+
+        with uninterrupted():
+            seam_for("cpu")
+            made = object_file(function, _SYMBOL, machine)
+        with contextlib.suppress(OSError):
+            _write(path, made)
+        return made
+
+
+def _read(path: Path) -> bytes | None:
+    """Return a whole file; None where there is none, or one that is damaged: LLVM would crash."""
+    with contextlib.suppress(OSError):
+        data = path.read_bytes()
+        if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
+            return data[_DIGEST:]
+    return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let other processes wait, where there is a place for the lock that this one may use."""
+    descriptor = -1
+    with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep it
+            os.close(descriptor)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that is whole whenever it is there, and that others may read if the user lets them."""
+    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(hashlib.sha256(data).digest() + data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,229 @@
+"""Launches on the `cpu` target: many more OS threads than cores, running compiled code without the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numba import typeof
+from numba.core.errors import NumbaError
+
+from ... import errors
+from .. import atomics
+from ..device import seam_for
+from ..fault import FLAG, LaunchFlag
+from ..notice import compiling
+from ..signature import check_arguments
+from ..uninterrupted import Interrupts
+from .compile_errors import explained
+from .compiled import compile_host
+
+
+def _threads() -> int:
+    text = os.environ.get("WARPWELL_THREADS") or "64"
+    if not (text.isdecimal() and int(text) > 0):
+        raise errors.ArgumentError(
+            f"WARPWELL_THREADS is {text!r}: give a whole number, 1 or more", name="WARPWELL_THREADS"
+        )
+    return int(text)
+
+
+THREADS = _threads()
+"""OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
+
+TELL_SECONDS = 1.0
+"""When a launch that Ctrl-C did not end says so."""
+
+_DRIVER = """
+def driver(context, counter, total, chunk, interrupted{parameters}):
+    set_context(context)
+    while True:
+        start = fetch_add(counter, chunk, DEVICE)
+        if start >= total:
+            return
+        for index in range(start, min(start + chunk, total)):
+            if load_relaxed(interrupted, SYSTEM) != 0:
+                return
+            store_relaxed(context, index, BLOCK)
+            function({arguments})
+"""
+
+
+class _Workers:
+    """Threads that are started once and wait for work; daemons, so that a stuck one cannot hold the exit."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def submit(self, jobs: list[Callable[[], None]]) -> None:
+        """Have jobs run by threads, each by one that is idle."""
+        with self._lock:
+            try:
+                for _ in range(max(0, len(jobs) - self._idle)):
+                    threading.Thread(target=self._work, name="warpwell-cpu", daemon=True).start()
+                    self._idle += 1
+                self._idle -= len(jobs)
+                threads = True
+            except RuntimeError:
+                # none can be started where the interpreter ends, and those that are there may be busy for ever
+                threads = False
+        for job in jobs:
+            if threads:
+                self._jobs.put(job)
+            else:
+                job()
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            with self._lock:
+                self._idle += 1
+
+
+_workers = _Workers()
+
+
+def _after_fork() -> None:
+    global _workers
+    _workers = _Workers()  # the others' threads are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def run(
+    launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
+) -> Callable[[], bool] | None:
+    """Run a launch that is compiled, and wait for it; after a second Ctrl-C return what tells whether it is over."""
+    driver = launch.kernel.compiled["cpu", len(values)]
+    # small chunks balance the load, large ones spare the counter
+    chunk = max(1, min(1024, total // (THREADS * 8)))
+    threads = max(1, min(THREADS, -(-total // chunk)))
+    counter = np.zeros(8, np.int64)
+    contexts = np.zeros((threads, 8), np.int64)
+    contexts[:, 1:4] = (*launch.shape, 1, 1)[:3]  # code divides by them
+    contexts[:, FLAG] = flag.address
+    arguments = _arguments(values)
+    done = threading.Semaphore(0)
+    failures: list[BaseException] = []
+    ended: list[int] = []
+
+    def job(context: int, held: Any = (contexts, flag)) -> None:  # they outlive a wait that was given up
+        try:
+            driver(context, counter.ctypes.data, total, chunk, flag.address + 8, *arguments)
+        except BaseException as error:  # handed to the caller below
+            failures.append(error)
+        finally:
+            ended.append(context)
+            done.release()
+
+    first = contexts[0].ctypes.data
+    _workers.submit([lambda k=k: job(first + 64 * k) for k in range(threads)])  # type: ignore[misc]
+    since, told = 0.0, False
+    while len(ended) < threads:
+        try:
+            done.acquire(timeout=0.2)
+            if not interrupts.raised or not interrupts.leaves:
+                continue
+            if len(interrupts.raised) > 1:
+                _leak(driver, arguments, contexts, counter, flag)
+                return lambda: len(ended) == threads
+            since = since or time.monotonic()
+            if not told and time.monotonic() > since + TELL_SECONDS:
+                told = _tell(launch.kernel.__name__)
+        except BaseException as error:  # a signal's: the threads go on, and use what is here
+            interrupts.catch(error)
+    if failures:
+        raise failures[0]
+    return None
+
+
+def _tell(name: str) -> bool:
+    sys.stderr.write(f"warpwell: kernel {name!r} stays in one index: Ctrl-C once more leaves it behind\n")
+    return True
+
+
+def _leak(*held: Any) -> None:
+    """Keep what threads that were left behind use, also while Python ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+
+_WORDS = 0, 0, 0, 0, 0
+"""Types of a driver's own parameters."""
+_WORD_TYPES = tuple(map(typeof, _WORDS))  # asked once: each costs a microsecond
+
+
+def _arguments(values: Sequence[Any]) -> list[Any]:
+    return [np.asarray(v) if foreign(v) else v for v in values]
+
+
+def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:
+    """Tell whether a launch with these arguments needs no compiler."""
+    driver = kernel.compiled.get(("cpu", len(values)))
+    if driver is None:
+        return False
+    try:
+        return (*_WORD_TYPES, *map(typeof, _arguments(values))) in driver.overloads
+    except (ValueError, NotImplementedError, NumbaError):
+        return False
+
+
+def compile_launch(kernel: Any, values: Sequence[Any]) -> None:
+    """Compile what a launch with these arguments runs; say what is wrong with them.
+
+    Not in the workers: one compilation, and a typing error is raised once.
+    """
+    compile_for(kernel, _driver(kernel, len(values)), _WORDS, _arguments(values))
+
+
+def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: list[Any]) -> None:
+    """Compile a driver for arguments, unless it is; say what is wrong with them."""
+    try:
+        signature = tuple(map(typeof, (*words, *arguments)))
+    except (ValueError, NotImplementedError, NumbaError) as error:
+        check_arguments(kernel, arguments)
+        raise errors.ArgumentError(f"kernel {kernel.__name__!r} cannot take its arguments: {error}") from error
+    if signature not in driver.overloads:
+        check_arguments(kernel, arguments)
+        from .cpu_bodies import link_all
+
+        with compiling("the miss path"):
+            link_all()  # each time: modules that were imported since the kernel's first launch define functions, too
+        with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cpu"):
+            driver.compile(signature)
+
+
+def foreign(value: Any) -> bool:
+    """Tell whether a value is an array of another library in host memory."""
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+
+
+def _driver(kernel: Any, count: int) -> Any:
+    key = ("cpu", count)
+    if key not in kernel.compiled:
+        seam_for("cpu")
+        from .cpu_bodies import set_context
+
+        names = [f"argument{k}" for k in range(count)]
+        source = _DRIVER.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
+        scope = {
+            "function": kernel.function,
+            "set_context": set_context,
+            "load_relaxed": atomics.load_relaxed,
+            "SYSTEM": atomics.SYSTEM,
+            "fetch_add": atomics.fetch_add,
+            "store_relaxed": atomics.store_relaxed,
+            "DEVICE": atomics.DEVICE,
+            "BLOCK": atomics.BLOCK,
+        }
+        kernel.compiled[key] = compile_host(source, "driver", scope, kernel.function)
+    return kernel.compiled[key]

@@ -1,0 +1,315 @@
+"""Launches on the `cuda` target, and PTX of kernels without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ... import errors
+from ..blocks.virtual import asks, launch_copy
+from ..device import seam_for
+from ..fault import LaunchFlag, share_fault_page
+from ..notice import compiling
+from ..signature import check_arguments
+from ..struct import DeviceStruct
+from ..uninterrupted import Interrupts, interruptible
+from .compile_errors import explained
+
+BLOCK_THREADS = 256
+"""Threads of a block for launches of one dimension."""
+
+MAX_REGISTERS = 32
+"""Registers a thread at most, unless a kernel says otherwise (``@kernel(max_registers=...)``).
+
+A read that hits needs no more; the miss path, held to them, spills where it waits anyway. With 32, all 2,048 threads
+of a multiprocessor are resident: sequential hits are 1.7 times as fast as with 64 (H200). Kernels that compute
+much between reads want more.
+"""
+
+_WRAPPER = """
+def {name}(extent0, extent1, extent2{parameters}):
+    {begin}
+    index = grid({dims})
+    if {inside}:
+        function({arguments})
+"""
+
+_BLOCK_WRAPPER = """
+def {name}(extent0, extent1, extent2{parameters}):
+    {begin}
+    function({arguments})
+"""
+
+INSIDE = {
+    1: "index < extent0",
+    2: "index[0] < extent0 and index[1] < extent1",
+    3: "index[0] < extent0 and index[1] < extent1 and index[2] < extent2",
+}
+
+
+class NumbaCuda:
+    """The argument extension for plain ``@cuda.jit(extensions=[ww.numba_cuda])`` kernels."""
+
+    def prepare_args(self, ty: Any, val: Any, stream: Any, retr: Any) -> tuple[Any, Any]:
+        """Spread a `DeviceStruct` into its words, as the kernel's parameters expect them."""
+        if isinstance(val, DeviceStruct):
+            from numba.core import types
+
+            seam_for("cuda")
+            words = val.flat()
+            return types.UniTuple(types.int64, len(words)), words
+        return ty, val
+
+
+numba_cuda = NumbaCuda()
+
+
+def run(
+    launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
+) -> Callable[[], bool] | None:
+    """Run a launch and wait for it; with a stream return at once, with what tells whether it is done."""
+    from numba import cuda
+
+    from ..gpu.copies import copy_in, copy_out
+
+    share_fault_page()
+    stream = _stream(launch.stream)
+    values, copied = copy_in(values, stream)
+    start(launch, values, stream, flag)
+    done = cuda.event(timing=False)
+    done.record(stream or 0)
+    if launch.stream is not None and not copied and not launch.waits:
+        if asks_flag(launch.kernel):
+            keep(flag, done)
+    elif _reached(done, interrupts):
+        copy_out(copied, stream)
+        return None
+    return lambda: bool(done.query())
+
+
+_going: list[tuple[Any, LaunchFlag]] = []
+"""Launches that go on in streams, which read their flags."""
+
+
+def keep(flag: LaunchFlag, done: Any) -> None:
+    """Keep the flag of a launch until an event is reached."""
+    _going[:] = [(event, kept) for event, kept in _going if not event.query()]
+    _going.append((done, flag))
+
+
+def configured(dispatcher: Any, blocks: Any, threads: Any, stream: Any) -> Any:
+    """Return a dispatcher with its grid, of which numba-cuda does not say that it is small: users did not choose it."""
+    large = dispatcher.configure((1 << 20,), threads, stream or 0)
+    grid = blocks if isinstance(blocks, tuple) else (blocks,)
+    large.griddim = (*grid, 1, 1)[:3]
+    return large
+
+
+def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> None:
+    """Start a launch in a numba-cuda stream, and no more; `flag` must be kept until it is done (see `keep`)."""
+    values = [*values, flag.address] if asks_flag(launch.kernel) else values
+    kernel = compiled(launch.kernel, len(launch.shape), len(values))
+    extents = (*launch.shape, 1, 1)[:3]
+    blocks, threads = configuration(launch.shape, launch.kernel.block)
+    if max(blocks[1:], default=0) > 65535:
+        raise errors.ArgumentError(
+            f"launch shape {launch.shape} has too many outer blocks for a GPU: put the longest dimension last"
+        )
+    if blocks[0] >= 1 << 31:
+        raise errors.ArgumentError(
+            f"launch shape {launch.shape} has {blocks[0]} blocks, and a GPU takes fewer than 2**31: launch over "
+            "parts, or let each thread do more"
+        )
+    if not kernel.overloads:
+        check_arguments(launch.kernel, values, compiles=False)
+    with (
+        contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"),
+        explained(launch.kernel.__name__, "cuda"),
+    ):
+        configured(kernel, blocks, threads, stream)(*extents, *values)
+
+
+def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
+    """Launch a kernel of `n` threads over words in a numba-cuda stream, and return; no more than that."""
+    dispatcher = compiled(kernel, 1, len(values))
+    with contextlib.nullcontext() if dispatcher.overloads else compiling(f"kernel {kernel.__name__!r}"):
+        configured(dispatcher, -(-n // BLOCK_THREADS), BLOCK_THREADS, stream)(n, 1, 1, *values)
+
+
+def wait(event: Any, participants: Any = ()) -> None:
+    """Wait for an event such that Ctrl-C works: it aborts waits in device code, then is raised."""
+
+    def stop() -> None:
+        for participant in participants:
+            participant.abort()
+
+    with interruptible(stop) as interrupts:
+        interrupts.leaves = not participants
+        _reached(event, interrupts)
+
+
+def _reached(event: Any, interrupts: Interrupts) -> bool:
+    """Wait for an event; return whether it came, which a second Ctrl-C does not wait for."""
+    # asking whether an event is done is no failure to log
+    logging.getLogger("numba.cuda.cudadrv.driver").setLevel(logging.CRITICAL)
+    spins = 0
+    while not event.query():
+        try:
+            spins += 1
+            if spins > 200:
+                time.sleep(min(50e-6 * (spins - 200), 1e-3))
+        except BaseException as error:  # a signal's: the kernel goes on, and uses what the caller holds
+            interrupts.catch(error)
+        if len(interrupts.raised) > 1 and interrupts.leaves:
+            return False
+    event.synchronize()  # raises what the driver has to say
+    return True
+
+
+def asks_flag(kernel: Any) -> bool:
+    """Tell whether a kernel is given its launch's flag as a last argument: where it asks `failed`."""
+    key = "cuda-asks"
+    if key not in kernel.compiled:
+        kernel.compiled[key] = asks(kernel.function)
+    return bool(kernel.compiled[key])
+
+
+def compiled(kernel: Any, dims: int, count: int) -> Any:
+    """Return the numba-cuda dispatcher of a kernel for launches of `dims` dimensions."""
+    key = ("cuda", dims, count)
+    if key not in kernel.compiled:
+        from numba import cuda
+
+        options: dict[str, Any] = {
+            "extensions": [numba_cuda],
+            "max_registers": kernel.max_registers or MAX_REGISTERS,
+        }
+        kernel.compiled[key] = cuda.jit(**options)(_wrapper(kernel, dims, count))
+    return kernel.compiled[key]
+
+
+def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (9, 0), dims: int = 1) -> str:
+    """Return the PTX of a kernel for Numba types or example arguments; no GPU is needed.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    argument_types : tuple
+        A Numba type or an example value (a `DeviceStruct`, a NumPy array, a number) for each argument.
+    cc : (int, int)
+        Compute capability.
+    """
+    if asks_flag(kernel):
+        argument_types = (*argument_types, 0)
+    return ptx_of(_wrapper(kernel, dims, len(argument_types)), 3, argument_types, cc)
+
+
+def ptx_of(function: Any, words: int, argument_types: tuple[Any, ...], cc: tuple[int, int]) -> str:
+    """Return the PTX of a generated kernel whose first parameters are `words` integers."""
+    from numba import cuda, types
+    from numba.cuda.typing.typeof import typeof
+
+    seam_for("cuda")
+    signature = [types.int64] * words
+    for example in argument_types:
+        signature.append(example if isinstance(example, types.Type) else typeof(example))
+
+    with without_gpu(cc):
+        text, _result = cuda.compile(function, types.void(*signature), cc=cc, device=False, abi="numba")
+    return str(text)
+
+
+@contextlib.contextmanager
+def without_gpu(cc: tuple[int, int]) -> Iterator[None]:
+    """Let numba-cuda compile nested functions for `cc`, where it would ask the GPU that is not there."""
+    from numba.cuda import compiler, dispatcher
+
+    class Device:
+        compute_capability = cc
+
+    asked = [(module, module.get_current_device) for module in (compiler, dispatcher)]
+    try:
+        for module, _ in asked:
+            module.get_current_device = lambda: Device
+        yield
+    finally:
+        for module, function in asked:
+            module.get_current_device = function
+
+
+def _wrapper(kernel: Any, dims: int, count: int) -> Any:
+    from .. import atomics, block
+
+    seam_for("cuda")
+    names = [f"argument{k}" for k in range(count)]
+    name = f"warpwell_{kernel.__name__}"
+    passed, begin = beginning(kernel, names)
+    source = (_WRAPPER if kernel.block is None else _BLOCK_WRAPPER).format(
+        name=name,
+        dims=dims,
+        inside=INSIDE[dims],
+        parameters="".join(f", {n}" for n in names),
+        begin=begin,
+        arguments=", ".join(passed),
+    )
+    scope = {
+        "function": launch_copy(kernel.function),
+        "grid": atomics.grid,
+        "set_flag": block.set_flag,
+        "__name__": "warpwell.targets.compiler.generated",
+    }
+    exec(compile(source, f"<warpwell {kernel.__name__}>", "exec"), scope)
+    return scope[name]
+
+
+def beginning(kernel: Any, names: list[str]) -> tuple[list[str], str]:
+    """Return the parameters that are the kernel's own, and what a generated kernel begins with."""
+    if not asks_flag(kernel):
+        return names, "pass"
+    return names[:-1], f"set_flag({names[-1]})"
+
+
+def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return blocks and threads of a launch, x first; `block` are the threads of a block kernel."""
+    if block is not None:
+        if len(shape) != 1:
+            raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
+        return shape, (block,)
+    if len(shape) == 1:
+        return (-(-shape[0] // BLOCK_THREADS),), (BLOCK_THREADS,)
+    threads = (32, 8) if len(shape) == 2 else (32, 4, 2)
+    extents = shape[::-1]  # the last axis is CUDA's x
+    return tuple(-(-n // t) for n, t in zip(extents, threads, strict=True)), threads
+
+
+def _stream(stream: Any) -> Any:
+    from numba import cuda
+
+    if stream is None:
+        return None
+    if hasattr(stream, "__cuda_stream__"):
+        return cuda.external_stream(int(stream.__cuda_stream__()[1]))
+    if hasattr(stream, "cuda_stream"):
+        return cuda.external_stream(int(stream.cuda_stream))
+    return stream
+
+
+def synchronize_stream(stream: Any) -> None:
+    """Wait for everything in a stream of any library, as `wait` does."""
+    from numba import cuda
+
+    done = cuda.event(timing=False)
+    done.record(_stream(stream))
+    wait(done)
+
+
+def synchronize(participants: Any = ()) -> None:
+    """Wait for everything on the current stream, as `wait` does."""
+    from numba import cuda
+
+    done = cuda.event(timing=False)
+    done.record()
+    wait(done, participants)

@@ -1,0 +1,1 @@
+"""The GPU's driver: streams, memory, CUDA C++ source."""

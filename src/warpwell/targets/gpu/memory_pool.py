@@ -1,0 +1,220 @@
+"""`MemoryPool`: the memory of one GPU from which this process allocates, and `ImportedPool`, that of another process.
+
+CUDA's memory pools can be given to another process as a file descriptor, over a socket, and their allocations then as
+64 bytes each (CUDA driver API, "Stream Ordered Memory Allocator", interprocess communication support).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from typing import Any, ClassVar
+
+from ... import errors
+
+TIMEOUT = 5.0
+"""Seconds that the other process has for its part in handing over a pool."""
+
+_PROBE = 4 << 20
+
+
+def check(result: Any) -> Any:
+    """Return a driver call's result; raise where it failed."""
+    if int(result[0]) != 0:
+        raise errors.PoolError(f"the GPU's driver reports {getattr(result[0], 'name', result[0])}")
+    return result
+
+
+class MemoryPool:
+    """A pool of device memory, whose allocations other processes of this user and host may open.
+
+    Where the driver cannot do that, or keeps the memory of such a pool for good, it is the device's default pool, and
+    nobody may. Use `of`.
+
+    Parameters
+    ----------
+    driver : module
+        ``cuda.bindings.driver``.
+    ordinal : int
+
+    Attributes
+    ----------
+    handle : CUmemoryPool
+    exportable : bool
+    """
+
+    _all: ClassVar[dict[int, MemoryPool]] = {}
+    _making = threading.Lock()
+
+    @classmethod
+    def of(cls, driver: Any, ordinal: int) -> MemoryPool:
+        """Return the pool of a GPU, whose context must be current: one for the whole process."""
+        with cls._making:
+            if ordinal not in cls._all:
+                cls._all[ordinal] = cls(driver, ordinal)
+            return cls._all[ordinal]
+
+    def __init__(self, driver: Any, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self._driver = driver
+        self._kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        self._lock = threading.Lock()
+        self._name: str | None = None
+        self._attributes = driver.CUmemPool_attribute
+        properties = driver.CUmemPoolProps()
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.handleTypes = self._kind
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = ordinal
+        status, self.handle = driver.cuMemPoolCreate(properties)
+        self.exportable = int(status) == 0
+        # so much stays with the pool when it is freed: the system is asked again for the rest
+        _, total = check(driver.cuMemGetInfo())[1:]
+        self._keep = driver.cuuint64_t(int(total) // 4)
+        if self.exportable:
+            try:
+                self._set()
+                self.exportable = self._gives_back()
+            except errors.PoolError:  # the GPU has no room for a probe: others use it, too
+                self.exportable = False
+            if not self.exportable:
+                check((driver.cuMemPoolDestroy(self.handle)[0],))
+        if not self.exportable:
+            self.handle = check(driver.cuDeviceGetDefaultMemPool(ordinal))[1]
+            self._set()
+
+    def _set(self) -> None:
+        put, attributes = self._driver.cuMemPoolSetAttribute, self._attributes
+        check(put(self.handle, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, self._keep))
+        # an allocation must not wait for a kernel that still uses memory which is being freed
+        check(put(self.handle, attributes.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0))
+
+    def _gives_back(self) -> bool:
+        """Tell whether freed memory can be had by others; older drivers never let go of such a pool's."""
+        driver = self._driver
+        address = check(driver.cuMemAllocFromPoolAsync(_PROBE, self.handle, 0))[1]
+        check(driver.cuMemFreeAsync(address, 0))
+        check(driver.cuStreamSynchronize(0))
+        check(driver.cuMemPoolTrimTo(self.handle, 0))
+        return self.reserved == 0
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the pool has from the GPU."""
+        return self._get(self._attributes.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+
+    @property
+    def used(self) -> int:
+        """Bytes of it that are allocated."""
+        return self._get(self._attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+
+    def _get(self, attribute: Any) -> int:
+        return int(check(self._driver.cuMemPoolGetAttribute(self.handle, attribute))[1])
+
+    def trim(self) -> None:
+        """Give the GPU back what is not allocated."""
+        check(self._driver.cuMemPoolTrimTo(self.handle, 0))
+
+    # -- for others ------------------------------------------------------------------------------------------------
+
+    def allow(self, ordinal: int) -> None:
+        """Let another GPU of this process reach all of it."""
+        if ordinal != self.ordinal:
+            check(self._driver.cuMemPoolSetAccess(self.handle, [_access(self._driver, ordinal)], 1))
+
+    def name(self) -> str | None:
+        """Return the name of a socket that hands the pool to processes of this user; None where it cannot be had."""
+        if not self.exportable:
+            return None
+        with self._lock:
+            if self._name is None:
+                descriptor = int(check(self._driver.cuMemPoolExportToShareableHandle(self.handle, self._kind, 0))[1])
+                door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                name = f"warpwell-{os.urandom(16).hex()}"
+                door.bind("\0" + name)
+                door.listen(64)
+                threading.Thread(target=_serve, args=(door, descriptor), name="warpwell memory", daemon=True).start()
+                self._name = name
+            return self._name
+
+    def export(self, address: int) -> bytes:
+        """Return what opens an allocation elsewhere."""
+        return bytes(check(self._driver.cuMemPoolExportPointer(address))[1].reserved)
+
+
+class ImportedPool:
+    """The pool of another process, to which this one's GPU writes. The GPU's context must be current.
+
+    Parameters
+    ----------
+    driver : module
+    ordinal : int
+        The GPU that writes.
+    name : str
+        Of the socket.
+
+    Raises
+    ------
+    OSError
+        Nobody is there: another host, or another network namespace.
+    PoolError
+        Another user is; or the one GPU cannot reach the other's memory.
+    """
+
+    def __init__(self, driver: Any, ordinal: int, name: str) -> None:
+        self._driver = driver
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as way:
+            way.settimeout(TIMEOUT)
+            way.connect("\0" + name)
+            if _user(way) != os.getuid():
+                raise errors.PoolError("the memory pool is another user's")
+            _, (descriptor,), _, _ = socket.recv_fds(way, 1, 1)
+        try:
+            kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            self._handle = check(driver.cuMemPoolImportFromShareableHandle(descriptor, kind, 0))[1]
+        finally:
+            os.close(descriptor)
+        check(driver.cuMemPoolSetAccess(self._handle, [_access(driver, ordinal)], 1))
+
+    def open(self, data: bytes) -> int:
+        """Return the address of an allocation here."""
+        exported = self._driver.CUmemPoolPtrExportData()
+        exported.reserved = data
+        return int(check(self._driver.cuMemPoolImportPointer(self._handle, exported))[1])
+
+    def close(self, address: int, stream: Any) -> None:
+        """Close an allocation; its owner may free it when this returns, and not before."""
+        check(self._driver.cuMemFreeAsync(address, stream))
+        check(self._driver.cuStreamSynchronize(stream))
+
+
+def _access(driver: Any, ordinal: int) -> Any:
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = ordinal
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
+def _user(way: socket.socket) -> int:
+    """Return the user at the other end."""
+    return int(struct.unpack("3i", way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+
+
+def _serve(door: socket.socket, descriptor: int) -> None:
+    while True:
+        try:
+            way, _ = door.accept()
+        except OSError:  # no descriptor is left, for now
+            time.sleep(0.1)
+            continue
+        with way:
+            if _user(way) == os.getuid():
+                way.settimeout(TIMEOUT)
+                try:
+                    socket.send_fds(way, [b"p"], [descriptor])
+                except OSError:
+                    continue  # whoever it was is gone

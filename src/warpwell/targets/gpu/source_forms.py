@@ -1,0 +1,152 @@
+"""SourceForms: workers and slices of a CUDA C++ kernel on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from .source_build import build
+
+
+def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return places of 8 bytes that hold NumPy scalars, and their addresses, which is what a launch takes."""
+    places = np.zeros(max(1, len(values)), np.uint64)
+    room = places.view(np.uint8)
+    for k, value in enumerate(values):
+        raw = np.frombuffer(np.asarray(value).tobytes(), np.uint8)
+        room[8 * k : 8 * k + raw.size] = raw
+    return places, places.ctypes.data + 8 * np.arange(places.size, dtype=np.uint64)
+
+
+class SourceForms:
+    """The compiled forms of a `SourceBlocks` on the current GPU; what `blocks_cuda.Forms` is to a `BlockLaunch`."""
+
+    def __init__(self, blocks: Any) -> None:
+        from cuda.bindings import driver
+        from numba import cuda
+
+        self._driver = driver
+        self._blocks = blocks
+        self._source = blocks.kernel
+        cuda.current_context()
+        device = cuda.get_current_device()
+        self._ordinal = int(device.id)
+        self._processors = int(device.MULTIPROCESSOR_COUNT)
+        self._architecture = "sm_{}{}".format(*device.compute_capability)
+        launch = blocks.launch
+        self._grid = (*launch.shape, 1, 1)[:3]
+        self._threads = (*launch.threads, 1, 1)[:3]
+        self._shared = int(launch.shared)
+        self._key = ("cuda-forms", self._ordinal, blocks.threads, self._shared)
+        self._forms: dict[str, tuple[Any, dict[str, int]]] = {}
+
+    def prepare(self) -> None:
+        """Compile and load all forms, so that a launch waits for neither."""
+        from ..blocks.cuda import registers_for
+
+        made, blocks = self._source.compiled, self._blocks
+        if self._key not in made:
+            self.prepare_plain()
+            found = dict(self._forms)
+            if blocks.preemptible or blocks.sliceable:
+                warps = -(-blocks.threads // 32)
+                used = found["plain"][1]["registers"]
+                kernels = self._kernels(registers_for(used, 32 * max(2, warps)))
+                wanted = {"workers": blocks.preemptible, "slices": blocks.sliceable}
+                found |= {form: self._measured(kernels[form]) for form, asked in wanted.items() if asked}
+            made[self._key] = found
+        self._forms = made[self._key]
+
+    def prepare_plain(self) -> None:
+        """Compile and load the kernel as it is."""
+        self._forms = {"plain": self._measured(self._kernels(None)["plain"])}
+
+    @property
+    def compiled(self) -> bool:
+        """Whether `prepare` has nothing to compile."""
+        return self._key in self._source.compiled
+
+    def _kernels(self, registers: int | None) -> dict[str, Any]:
+        key = ("cuda", self._architecture, registers)
+        made = self._source.compiled
+        if key not in made:
+            built = build(self._source, self._architecture, registers)
+            library = self._check(self._driver.cuLibraryLoadData(built["cubin"], [], [], 0, [], [], 0))
+            made[key] = {
+                form: self._check(self._driver.cuLibraryGetKernel(library, name.encode()))
+                for form, name in built["names"].items()
+            }
+        return dict(made[key])
+
+    def _measured(self, kernel: Any) -> tuple[Any, dict[str, int]]:
+        """Return a kernel as what can be launched, and its resources."""
+        driver, threads = self._driver, self._blocks.threads
+        about = driver.CUfunction_attribute
+
+        def ask(attribute: Any) -> int:
+            return int(self._check(driver.cuKernelGetAttribute(attribute, kernel, self._ordinal)))
+
+        if self._shared > 48 << 10:
+            most = about.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._check(driver.cuKernelSetAttribute(most, self._shared, kernel, self._ordinal))
+        function = driver.CUfunction(int(kernel))
+        each = int(self._check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, self._shared)))
+        resources = {
+            "registers": ask(about.CU_FUNC_ATTRIBUTE_NUM_REGS),
+            "shared": ask(about.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) + self._shared,
+            "local": ask(about.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
+            "threads": threads,
+            "resident": each * self._processors,
+        }
+        if each < 1:
+            raise errors.ArgumentError(
+                f"a block of CUDA kernel {self._source.name!r} does not fit on this GPU: {threads} threads of "
+                f"{resources['registers']} registers, {resources['shared']} bytes of shared memory; make it smaller"
+            )
+        return function, resources
+
+    def resources(self, form: str) -> dict[str, int]:
+        """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
+        return dict(self._forms[form][1])
+
+    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
+        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
+
+        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured.
+        """
+        blocks = self._blocks.blocks
+        self._launch("workers", (workers, 1, 1), (control, base, chunk, blocks * rounds, blocks, *self._grid), stream)
+
+    def start_slice(self, first: int, count: int, stream: Any) -> None:
+        """Launch `count` blocks from block `first`; return at once."""
+        self._launch("slices", (count, 1, 1), (first, *self._grid), stream)
+
+    def start_plain(self, stream: Any) -> None:
+        """Launch the kernel as it is, whole; return at once. Blocks that wait for one another are all resident."""
+        self._launch("plain", self._grid, (), stream)
+
+    def _launch(self, form: str, grid: tuple[int, ...], words: tuple[int, ...], stream: Any) -> None:
+        _places, addresses = pack([*map(np.int64, words), *self._blocks.values])
+        driver = self._driver
+        handle = 0 if stream is None else int(stream.handle)
+        where = (self._forms[form][0], *grid, *self._threads, self._shared, handle, int(addresses.ctypes.data))
+        if form == "plain" and self._source.text.cooperative:
+            self._check(driver.cuLaunchCooperativeKernel(*where))
+        else:
+            self._check(driver.cuLaunchKernel(*where, 0))
+
+    def _check(self, result: Any) -> Any:
+        status = result[0]
+        if int(status) == 0:
+            return result[1] if len(result) > 1 else None
+        name = getattr(status, "name", str(status))
+        if name in ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_NOT_FOUND",
+                    "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"):  # fmt: skip
+            raise errors.ArgumentError(
+                f"the GPU refused CUDA kernel {self._source.name!r} ({name}): see its blocks, threads and options"
+            )
+        raise errors.DeviceNotFoundError(f"the GPU refused a call ({name}): a kernel may have failed")
