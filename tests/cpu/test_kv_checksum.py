@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from warpwell.kv.checksum import crc32c, crc32c_many
+from warpwell.kv.log.checksum import crc32c, crc32c_many
 from warpwell.targets import crc32c as crc32c_at
 from warpwell.targets import store_relaxed
 from warpwell.targets.checksum import crc32c_of
@@ -47,7 +47,7 @@ def test_many_buffers() -> None:
 
 def test_the_tables_agree_with_the_instruction() -> None:
     code = (
-        "import sys; from warpwell.kv.checksum import crc32c; from warpwell.targets import _checksum;"
+        "import sys; from warpwell.kv.log.checksum import crc32c; from warpwell.targets import _checksum;"
         "assert _checksum._INSTRUCTION is None; print(*(crc32c(bytes(k * 7 % 251 for k in range(n))) for n in"
         f" {SIZES}))"
     )

@@ -16,7 +16,7 @@ import pytest
 
 import warpwell.kv as kv
 from warpwell.cli import main
-from warpwell.kv.importers import load, open_source
+from warpwell.kv.convert.importers import load, open_source
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ycsb_workloads.tar.gz"
 

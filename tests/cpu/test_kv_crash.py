@@ -10,9 +10,9 @@ import tempfile
 
 import pytest
 
-from warpwell.kv.floor import Floor
-from warpwell.kv.guard import Guard
-from warpwell.kv.journal import Journal
+from warpwell.kv.log.floor import Floor
+from warpwell.kv.log.guard import Guard
+from warpwell.kv.log.journal import Journal
 from warpwell.testing import kv_crash
 from warpwell.testing.kv_crash import Counts, failed_calls, power_cuts
 from warpwell.testing.kv_flips import flip_campaign

@@ -89,7 +89,7 @@ def test_a_batch_is_what_the_host_reads(mixed: Any, device: str, cache: str | No
 
 @pytest.mark.parametrize("piece", [512, 1024])
 def test_values_larger_than_a_piece(mixed: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", piece)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", piece)
     path, records, keys = mixed
     with opened(path, value_bytes=6000) as store:
         assert store.device_stats["piece_bytes"] == piece
@@ -563,7 +563,7 @@ def test_values_that_change_between_their_pieces(
     tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come as one version; what was there of another is gone."""
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     keys = list(range(6))
     with kv.create(tmp_path / "c") as store:
         store.put_many(keys, filled(1, [4000] * 6))
@@ -586,7 +586,7 @@ def test_values_that_change_between_their_pieces(
 
 
 def test_kernels_read_values_that_somebody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     keys = np.arange(20)
     with kv.create(tmp_path / "c") as store:
         store.put_many(keys, np.zeros((20, 2000), np.uint8))
@@ -632,7 +632,7 @@ def other_each_time(state: int, op: int, key0: int, key1: int, buffer: int, tail
 
 
 def test_a_value_that_changes_all_the_time(mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     path, records, keys = mixed
     long = [key for key in keys if len(records.get(key, b"")) > 512][:3]
     short = [key for key in keys if len(records.get(key, b"")) <= 512][:30]
@@ -667,7 +667,7 @@ def test_threads_that_share_a_buffer_leave_no_wrong_value_in_the_cache(numbers: 
 def test_values_of_several_pieces_come_into_the_cache(
     mixed: Any, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     path, records, keys = mixed
     keys = keys[:200] if device == "cpu" else keys[:20]
     with opened(path, device, cache="16MiB", value_bytes=5000) as store:
@@ -684,7 +684,7 @@ def test_values_of_several_pieces_come_into_the_cache(
 def test_a_value_whose_pieces_end_early_leaves_its_place_in_the_cache(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     with kv.create(tmp_path / "c") as store:
         records = load.fill(store, range(6), [2000] * 6)
     faults: list[KeyValueFaulty] = []

@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell import errors
-from warpwell.kv import mapping
-from warpwell.kv.checksum import crc32c
-from warpwell.kv.index import Index
-from warpwell.kv.keys import Keys, as_keys
-from warpwell.kv.layout import (
+from warpwell.kv.index.index import Index, mapping
+from warpwell.kv.index.layout import (
     LENGTH_SHIFT,
     S_TABLE,
     SEGMENT_SHIFT,
@@ -28,8 +25,10 @@ from warpwell.kv.layout import (
     publish,
     readers_in,
 )
-from warpwell.kv.reader import Reader
-from warpwell.kv.slots import lookup, put
+from warpwell.kv.index.reader import Reader
+from warpwell.kv.index.slots import lookup, put
+from warpwell.kv.keys import Keys, as_keys
+from warpwell.kv.log.checksum import crc32c
 from warpwell.targets import backoff, fetch_add, load_acquire, store_relaxed
 from warpwell.targets.interp.interpreter import Interpreter
 
@@ -281,7 +280,7 @@ def test_a_file_that_grows_and_one_that_comes_into_memory(place: Place, monkeypa
     assert place.reader.get(b"more") == more
     if place.reader._mapped:
         # As if the file had not been in the page cache when it was opened.
-        monkeypatch.setattr("warpwell.kv.mapping._RESIDENT", 2.0)
+        monkeypatch.setattr("warpwell.kv.index.mapping._RESIDENT", 2.0)
         place.reader.on_segment(1, -1)
         place.reader.on_segment(1, place.fd)
         assert not place.reader._mappings and place.reader.get(b"more") == more

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.kv import segments
-from warpwell.kv.checksum import crc32c, crc32c_many
-from warpwell.kv.compaction import compact
-from warpwell.kv.files import Files
-from warpwell.kv.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
-from warpwell.kv.journal import journal_path
-from warpwell.kv.log import Log
-from warpwell.kv.manifest import read_manifest
-from warpwell.kv.verify import verify
+from warpwell.kv.log.checksum import crc32c, crc32c_many
+from warpwell.kv.log.compaction import compact
+from warpwell.kv.log.files import Files
+from warpwell.kv.log.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
+from warpwell.kv.log.journal import journal_path
+from warpwell.kv.log.log import Log, segments
+from warpwell.kv.log.manifest import read_manifest
+from warpwell.kv.log.verify import verify
 from warpwell.targets.checksum import crc32c_of
 from warpwell.testing.kv_load import Run, contents, index_of, padded, unpadded, write_script
 
@@ -125,7 +124,7 @@ def test_a_hundred_thousand_small_records_take_less_than_a_second(path):
 
 
 def test_many_uncommitted_records_spill_into_the_journal_but_do_not_count(path, monkeypatch):
-    monkeypatch.setattr("warpwell.kv.log._SPILL", 100)
+    monkeypatch.setattr("warpwell.kv.log.log._SPILL", 100)
     log = Log.create(path)
     put(log, {b"first": b"0"})
     log.commit()

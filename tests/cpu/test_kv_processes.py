@@ -19,8 +19,8 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.kv import lifetime
-from warpwell.kv.layout import StoreState
-from warpwell.kv.reader import Reader
+from warpwell.kv.index.layout import StoreState
+from warpwell.kv.index.reader import Reader
 
 # The threads of the parent do nothing that a child here waits for.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell.kv.checksum import call
+from warpwell.kv.index.serve import PENDING, kv_complete, kv_start
 from warpwell.kv.keys import as_key
-from warpwell.kv.serve import PENDING, kv_complete, kv_start
+from warpwell.kv.log.checksum import call
 from warpwell.nvme import FLUSH, KV_DELETE, KV_EXIST, KV_LIST, KV_RETRIEVE, KV_STORE, READ, key_words
 
 ABSENT, BAD_KEY, BAD_SIZE, UNRECOVERED, EXISTS, FULL = 0x87, 0x86, 0x85, 0x88, 0x89, 0x81

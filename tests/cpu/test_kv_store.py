@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.kv.files import Files
+from warpwell.kv.log.files import Files
 from warpwell.testing.kv_model import KvModel
 
 KEYS = st.sampled_from(
@@ -329,7 +329,7 @@ def test_folders_that_are_no_stores(tmp_path: Path) -> None:
 
 
 def test_a_newer_store(store: ww.kv.Store) -> None:
-    from warpwell.kv import manifest
+    from warpwell.kv.log.log import manifest
 
     store.close()
     file = Path(store.path) / "MANIFEST"

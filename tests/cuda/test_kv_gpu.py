@@ -65,7 +65,7 @@ def test_a_batch_is_what_the_host_reads(mixed: Any, cache: str | None, returns: 
 
 @pytest.mark.parametrize("piece", [512, 1024])
 def test_values_larger_than_a_piece(mixed: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", piece)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", piece)
     path, records, keys = mixed
     with opened(path, value_bytes=6000) as store:
         load.check_batch(*store.get_async(keys).wait(), keys, records, 6000)
@@ -229,7 +229,7 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, kernel: Any) -> 
 def test_values_that_change_between_their_pieces(
     tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     keys = list(range(70))
     with kv.create(tmp_path / "c") as store:
         store.put_many(keys, np.ones((70, 4000), np.uint8))
@@ -252,7 +252,7 @@ def test_values_that_change_between_their_pieces(
 
 
 def test_kernels_read_values_that_somebody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     keys = np.arange(200)
     with kv.create(tmp_path / "c") as store:
         store.put_many(keys, np.zeros((200, 2000), np.uint8))
@@ -291,7 +291,7 @@ def test_threads_that_share_a_buffer_leave_no_wrong_value_in_the_cache(numbers: 
 
 
 def test_values_of_several_pieces_come_into_the_cache(mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.engine.LARGEST", 512)
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     path, records, keys = mixed
     keys = keys[:400]
     with opened(path, cache="32MiB", value_bytes=5000) as store:

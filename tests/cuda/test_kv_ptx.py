@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from warpwell.kv import batch, kernel_view
-from warpwell.kv.kernel_view import KernelStore
+from warpwell.kv.device import batch, kernel_view
+from warpwell.kv.device.kernel_view import KernelStore
 from warpwell.targets.compiler import run_cuda
 from warpwell.targets.device import linked_functions, seam_for
 from warpwell.testing import kv_device as load

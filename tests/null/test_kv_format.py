@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from warpwell.kv import format as layout
-from warpwell.kv.format import crc_of, file_name, key_len_of, locations, offset_of, segment_of, size_of
-from warpwell.kv.journal import new_records
-from warpwell.kv.recovery import join, live, split
-from warpwell.kv.segments import place
+from warpwell.kv.log.format import crc_of, file_name, key_len_of, locations, offset_of, segment_of, size_of
+from warpwell.kv.log.journal import new_records
+from warpwell.kv.log.log import format as layout
+from warpwell.kv.log.recovery import join, live, split
+from warpwell.kv.log.segments import place
 
 
 def test_structures_have_the_documented_sizes():

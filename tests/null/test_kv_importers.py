@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from warpwell.errors import ArgumentError, FormatError, KeyLengthError, MissingFileError, ValueSizeError, WarpwellError
-from warpwell.kv.importers import BATCH_RECORDS, Source, load, open_source
+from warpwell.kv.convert.importers import BATCH_RECORDS, Source, load, open_source
 from warpwell.kv.keys import as_keys
 from warpwell.kv.schema import MAX_VALUE
 
@@ -236,8 +236,8 @@ def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_datasets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    from warpwell.kv.import_datasets import DatasetSource
-    from warpwell.kv.importers import KeyRule
+    from warpwell.kv.convert.import_datasets import DatasetSource
+    from warpwell.kv.convert.importers import KeyRule
 
     n = 10_000
     x = np.arange(n * 12, dtype=np.uint8).reshape(n, 3, 4)
@@ -268,8 +268,8 @@ def test_datasets(tmp_path: Path) -> None:
 
 def test_datasets_without_one_shape(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    from warpwell.kv.import_datasets import DatasetSource
-    from warpwell.kv.importers import KeyRule
+    from warpwell.kv.convert.import_datasets import DatasetSource
+    from warpwell.kv.convert.importers import KeyRule
 
     rows = [[1.0, 2.0]] * 20_000
     ragged = datasets.Dataset.from_dict({"x": [*rows, [1.0]]})

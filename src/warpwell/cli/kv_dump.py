@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import kv
 from ..cache.sizes import format_size
 from ..errors import ArgumentError, MissingFileError
-from ..kv.exporters import to_folder, to_npz
+from ..kv.convert.exporters import to_folder, to_npz
 from .output import Output
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import kv
 from ..cache.sizes import parse_size
 from ..errors import ArgumentError, CorruptionError, SchemaError, StoreVersionError, WarpwellError
-from ..kv.importers import Loaded, Progress, Source, load, open_source
+from ..kv.convert.importers import Loaded, Progress, Source, load, open_source
 from ..kv.opening import put_aside
 from ..kv.schema import Schema, as_schema
 from .output import Output

@@ -7,7 +7,7 @@ import time
 
 from .. import kv
 from ..kv.keys import as_key
-from ..kv.verify import Problem
+from ..kv.log.verify import Problem
 from .kv_get import describe_key
 from .output import Output
 

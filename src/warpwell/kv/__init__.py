@@ -7,14 +7,14 @@
 >>> batch, found = store.get_many(keys[:256])
 """
 
-from .dataset import Dataset
-from .device_store import DeviceStore
-from .loader import DataLoader
+from .device.device_store import DeviceStore
+from .loader.dataset import Dataset
+from .loader.loader import DataLoader
+from .loader.permutation import Permutation
+from .log.salvage import SalvageReport, salvage
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
-from .permutation import Permutation
 from .remote_store import RemoteStore
-from .salvage import SalvageReport, salvage
 from .schema import Schema
 from .statistics import StoreStatistics
 from .store import Store

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import MAX_KEY_BYTES as MAX_KEY
-from .format import INTEGER
+from .log.format import INTEGER
 
 Key = int | bytes | str
 INT_KEY = 8

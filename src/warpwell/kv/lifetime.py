@@ -34,7 +34,7 @@ from ..targets import closing
 from ..targets.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .device.engine import Engine
     from .part import Part
     from .store import Parts, Store
 

@@ -15,12 +15,12 @@ from ..cache.sizes import parse_size
 from ..targets import has_cuda
 from . import lifetime
 from .checks import callback, flag, path_of
-from .device_store import DeviceStore, Drive
-from .engine import Options
-from .files import Files
-from .lock import WriterLock
-from .log import Log
-from .manifest import read_manifest
+from .device.device_store import DeviceStore, Drive
+from .device.engine import Options
+from .log.files import Files
+from .log.lock import WriterLock
+from .log.log import Log
+from .log.manifest import read_manifest
 from .part import Part
 from .schema import Schema, as_schema
 from .shard_folders import find_shard, home_of, own_shards, written

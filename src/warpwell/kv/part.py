@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..storage.medium import NativeMedium
-from .compaction import CompactionReport, compact
-from .fetch import STALE
-from .format import INTEGER
-from .index import Index
-from .journal import Pending
+from .index.fetch import STALE
+from .index.index import Index
+from .index.layout import SIZE_MASK, StoreState
+from .index.reader import Reader, read_error
 from .keys import Keys
-from .layout import SIZE_MASK, StoreState
-from .log import Log
-from .reader import Reader, read_error
-from .verify import VerifyReport, verify
+from .log.compaction import CompactionReport, compact
+from .log.format import INTEGER
+from .log.journal import Pending
+from .log.log import Log
+from .log.verify import VerifyReport, verify
 from .writes import Writes
 
 Progress = Callable[[int, int], object]

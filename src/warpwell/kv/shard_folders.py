@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import errors
-from .manifest import Manifest, read_manifest
+from .log.manifest import Manifest, read_manifest
 
 
 @dataclass(frozen=True)

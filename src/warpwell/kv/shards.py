@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from ..storage.medium import NativeMedium
 from ..targets import device, i64, store_weak_as
-from .compaction import CompactionReport
-from .index import words_of
+from .index.index import words_of
+from .index.layout import UINT8
+from .index.native import compiled
+from .index.slots import hash_of, key_at
 from .keys import Keys, as_key
-from .layout import UINT8
-from .log import Log
-from .native import compiled
+from .log.compaction import CompactionReport
+from .log.log import Log
+from .log.verify import VerifyReport
 from .part import Part, Progress
-from .slots import hash_of, key_at
-from .verify import VerifyReport
 
 MAX_SHARDS = 255
 _SPREAD = -0x61C8864680B583EB

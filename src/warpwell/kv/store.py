@@ -16,14 +16,14 @@ from .. import errors
 from ..storage.medium import NativeMedium
 from . import lifetime
 from .checks import callback, share, text, whole
-from .compaction import CompactionReport
 from .host_future import HostFuture
 from .keys import INT_KEY, Key, Keys, as_key, as_keys, is_integer, shown
+from .log.compaction import CompactionReport
+from .log.verify import VerifyReport
 from .schema import Schema
 from .sorting import in_order, with_prefix
 from .statistics import StoreStatistics
 from .values import many_values, one_value, row_bytes_of
-from .verify import VerifyReport
 from .views import Items, Values
 
 if TYPE_CHECKING:

@@ -30,10 +30,9 @@ from ..nvme import (
 from ..storage.medium import NativeMedium
 from ..targets import memory_for
 from ..targets.memory import view_of
-from .keys import INT_KEY, from_bytes
-from .layout import S_RING, publish
-from .native import compiled
-from .serve import (
+from .index.layout import S_RING, publish
+from .index.native import compiled
+from .index.serve import (
     CLOSING,
     E_BUFFER,
     E_KEY0,
@@ -54,6 +53,7 @@ from .serve import (
     taken,
     wait_for_requests,
 )
+from .keys import INT_KEY, from_bytes
 from .sorting import in_byte_order, with_prefix
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from .. import errors
-from ..kv.files import Files
-from ..kv.log import Log
+from ..kv.log.files import Files
+from ..kv.log.log import Log
 from .kv_faults import MOMENTS, FailingFiles, InterceptedFiles, KillingFiles, Verdict, judge
 from .kv_flips import Flips, flip_campaign
 from .kv_load import Run, Script, State, contents, index_of, padded, write_script

@@ -13,8 +13,8 @@ from random import Random
 
 import numpy as np
 
-from ..kv import device_cache, kernel_view
-from ..kv import requests as at
+from ..kv.device import device_cache, kernel_view
+from ..kv.device import requests as at
 from ..nvme import KV_RETRIEVE, KV_STORE
 from ..queues import QueuePairs
 from ..storage.controller import Controller

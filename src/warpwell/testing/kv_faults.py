@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import errors
-from ..kv.files import Files
-from ..kv.log import Log
-from ..kv.manifest import MANIFEST_NAME
+from ..kv.log.files import Files
+from ..kv.log.log import Log
+from ..kv.log.manifest import MANIFEST_NAME
 from .kv_load import Script, State, WrongBytes, contents
 from .power import RecordingFiles
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import errors
-from ..kv.files import Files
-from ..kv.floor import FLOOR_NAME
-from ..kv.format import RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
-from ..kv.lock import LOCK_NAME
-from ..kv.log import Log
-from ..kv.verify import verify
+from ..kv.log.files import Files
+from ..kv.log.floor import FLOOR_NAME
+from ..kv.log.format import RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
+from ..kv.log.lock import LOCK_NAME
+from ..kv.log.log import Log
+from ..kv.log.verify import verify
 from .kv_load import Run, State, WrongBytes, contents, write_script
 
 

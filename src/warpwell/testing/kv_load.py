@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kv.checksum import crc32c
-from ..kv.compaction import compact
-from ..kv.files import Files, read_at
-from ..kv.format import crc_of, offset_of, segment_of, size_of
-from ..kv.log import Log
+from ..kv.log.checksum import crc32c
+from ..kv.log.compaction import compact
+from ..kv.log.files import Files, read_at
+from ..kv.log.format import crc_of, offset_of, segment_of, size_of
+from ..kv.log.log import Log
 
 State = dict[bytes, bytes]
 SEGMENT_BYTES = 1 << 16

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import kv
-from ..kv.permutation import Permutation
+from ..kv.loader.permutation import Permutation
 from .digits import SCHEMA, Classifier, digits
 from .kv_ranks import RANKS, Run, Step, place_of, start, steps_of
 

@@ -1,0 +1,1 @@
+"""Records from other formats, and to them."""

@@ -1,0 +1,293 @@
+"""Records of a store into other formats: ``to_npz`` and ``to_folder``."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ArgumentError, KeyLengthError, StorageFullError
+from ..keys import INT_KEY, MAX_KEY, Keys
+from ..sorting import with_prefix
+from ..store import Store
+from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, VALUES
+from .importers import BATCH_BYTES, BATCH_RECORDS, Progress
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """What was written.
+
+    Attributes
+    ----------
+    records : int
+        Records.
+    nbytes : int
+        Size of their values.
+    names : str
+        How keys are written: "int" (an int64 array, or decimal file names), "bytes" (an array of 16 bytes with
+        lengths), "text" or "hex" (file names).
+    """
+
+    records: int
+    nbytes: int
+    names: str
+
+
+def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | None = None) -> Dumped:
+    """Write a ``.npz`` file, in bounded memory (not compressed).
+
+    It has the array ``keys``: int64 [N] where every key is an integer, else uint8 [N, 16] beside ``key_lengths``, and
+    ``key_integers``, bool [N], where some are integers; in the order of `Store.list`. With a schema each field is an
+    array; without one, ``values`` are all bytes in a row and ``value_offsets`` their
+    N + 1 borders. `importers.open_source` reads it back.
+
+    Raises
+    ------
+    StorageFullError
+        No space is left; remove what is at `path`.
+    """
+    entries = _Entries(store, prefix)
+    keys, schema = entries.keys, store.schema
+    with storage_full(path), zipfile.ZipFile(path, "w") as archive:
+        for name, array in entries.key_arrays.items():
+            _write_array(archive, name, array)
+        if schema is None:
+            _write_bytes(archive, store, entries, progress)
+        for n, field in enumerate(schema.fields if schema is not None else ()):
+            if field.name in (KEYS, LENGTHS, INTEGERS):
+                raise ArgumentError(f"the field {field.name!r} cannot stand beside the keys: rename it")
+            with _member(archive, field.name, field.dtype, (keys.size, *field.shape)) as file:
+                for done, some in entries.batches():
+                    _write(file, _fields(store, some)[field.name])
+                    if progress is not None and schema is not None:
+                        progress("write", n * keys.size + done, len(schema.fields) * keys.size)
+    return Dumped(keys.size, entries.nbytes, entries.key_kind)
+
+
+def to_folder(
+    store: Store, path: Path, *, prefix: str = "", names: str = "auto", progress: Progress | None = None
+) -> Dumped:
+    """Write a folder: a file for each value, named by its key; with a schema a ``.npy`` file for each field.
+
+    Parameters
+    ----------
+    store : Store
+        The store.
+    path : pathlib.Path
+        The folder; it must not exist.
+    prefix : str, optional
+        Only keys that begin with it.
+    names : {"auto", "text", "int", "hex"}
+        What files are named: the key as text (``/`` makes folders), as a decimal number (8-byte keys), or in
+        hexadecimal. "auto": numbers if all keys are integers, text if none is and it fits, else hexadecimal.
+    progress : callable, optional
+        Called as ``progress("write", done, total)``.
+
+    Raises
+    ------
+    ArgumentError
+        `names` does not fit a key.
+    StorageFullError
+        No space is left; remove what is at `path`.
+    """
+    entries = _Entries(store, prefix)
+    with storage_full(path):
+        path.mkdir()
+        if store.schema is not None:
+            return _fields_to_folder(store, path, entries, names, progress)
+        if names == "auto" and entries.kinds and entries.keys.size:
+            kinds = np.asarray(entries.keys.kinds)
+            # a number and a name of the same digits would be one file
+            names = "int" if kinds.all() else "hex" if kinds.any() else _NAMES_ONLY
+        rule, files = _file_names([entries.keys.raw(k) for k in range(entries.keys.size)], names)
+        made = {path}
+        start = 0
+        for done, some in entries.batches():
+            for name, value in zip(files[start:done], _values(store, some), strict=True):
+                target = path / name
+                if target.parent not in made:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    made.add(target.parent)
+                target.write_bytes(value)
+            start = done
+            if progress is not None:
+                progress("write", done, entries.keys.size)
+    return Dumped(entries.keys.size, entries.nbytes, rule)
+
+
+@contextlib.contextmanager
+def storage_full(path: Path) -> Iterator[None]:
+    """Turn the error of a full disk into StorageFullError."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageFullError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise StorageFullError(
+            f"{path}: no space left ({os.strerror(error.errno)}): free some, or write to another disk", path=path
+        ) from error
+
+
+def _fields_to_folder(
+    store: Store, path: Path, entries: _Entries, names: str, progress: Progress | None
+) -> Dumped:
+    assert store.schema is not None
+    if names != "auto":
+        raise ArgumentError("--names is for stores without a schema: a field is a .npy file here", name="names")
+    for field in store.schema.fields:
+        if "/" in field.name or _as_text(field.name.encode()) is None or field.name in (KEYS, LENGTHS, INTEGERS):
+            raise ArgumentError(f"the field {field.name!r} cannot be the name of a file: rename it", name="names")
+    for name, array in entries.key_arrays.items():
+        np.save(path / f"{name}.npy", array)
+    with contextlib.ExitStack() as opened:
+        files: dict[str, IO[bytes]] = {}
+        for field in store.schema.fields:
+            files[field.name] = opened.enter_context((path / f"{field.name}.npy").open("wb"))
+            _header(files[field.name], field.dtype, (entries.keys.size, *field.shape))
+        for done, some in entries.batches():
+            for name, array in _fields(store, some).items():
+                _write(files[name], array)
+            if progress is not None:
+                progress("write", done, entries.keys.size)
+    return Dumped(entries.keys.size, entries.nbytes, entries.key_kind)
+
+
+def _write_bytes(archive: zipfile.ZipFile, store: Store, entries: _Entries, progress: Progress | None) -> None:
+    borders = np.concatenate([[0], np.cumsum(entries.sizes)])
+    with _member(archive, VALUES, np.dtype(np.uint8), (int(borders[-1]),)) as file:
+        for done, some in entries.batches():
+            values = _values(store, some)
+            if sum(map(len, values)) != borders[done] - borders[done - some.size]:
+                raise _changed(store)
+            file.write(b"".join(values))
+            if progress is not None:
+                progress("write", done, entries.keys.size)
+    _write_array(archive, OFFSETS, borders)
+
+
+class _Entries:
+    """The keys to write, in order, and the sizes of their values: int64 keys as numbers, others as bytes."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        first = prefix.encode(errors="surrogateescape")
+        if len(first) > MAX_KEY:
+            raise KeyLengthError(f"prefix {prefix!r} has more than {MAX_KEY} bytes, as no key has", name="prefix")
+        self.kinds = store._parts.kinds
+        self.keys = with_prefix(store.ordered(), first, None)
+        self.sizes = store._parts.sizes(self.keys)
+        self.nbytes = int(self.sizes.sum())
+
+    @property
+    def key_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that hold the keys."""
+        if self.keys.all_integers:
+            return {KEYS: self.keys.numbers()}
+        padded, lengths = self.keys.padded()
+        arrays: dict[str, NDArray[Any]] = {KEYS: padded, LENGTHS: lengths}
+        kinds = np.broadcast_to(self.keys.kinds, self.keys.size)
+        return {**arrays, INTEGERS: kinds} if kinds.any() else arrays
+
+    @property
+    def key_kind(self) -> str:
+        """How those arrays hold them."""
+        return "int" if self.keys.all_integers else "bytes"
+
+    def batches(self) -> Iterator[tuple[int, Keys]]:
+        """Give keys whose values fit into memory, and how many were given so far."""
+        ends = np.cumsum(self.sizes)
+        start = 0
+        while start < self.keys.size:
+            before = int(ends[start - 1]) if start else 0
+            fitting = int(np.searchsorted(ends, before + BATCH_BYTES, side="right"))
+            end = min(max(start + 1, fitting), start + BATCH_RECORDS)
+            yield min(end, self.keys.size), self.keys.take(np.arange(start, min(end, self.keys.size)))
+            start = end
+
+
+def _values(store: Store, keys: Keys) -> list[bytes]:
+    values, found = store.get_many(keys)
+    if not found.all():
+        raise _changed(store)
+    listed: list[bytes] = values
+    return listed
+
+
+def _fields(store: Store, keys: Keys) -> dict[str, NDArray[Any]]:
+    fields, found = store.get_many(keys)
+    if not found.all():
+        raise _changed(store)
+    arrays: dict[str, NDArray[Any]] = fields
+    return arrays
+
+
+def _changed(store: Store) -> ArgumentError:
+    return ArgumentError(f"{store.path} was changed meanwhile: dump it again, or through a store open with mode \"r\"")
+
+
+@contextlib.contextmanager
+def _member(
+    archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> Iterator[IO[bytes]]:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        _header(file, dtype, shape)
+        yield file
+
+
+def _write_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+    with _member(archive, name, array.dtype, array.shape) as file:
+        _write(file, array)
+
+
+def _write(file: IO[bytes], array: NDArray[Any]) -> None:
+    if array.size:  # memoryviews of empty arrays cannot be cast
+        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _header(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+
+
+def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
+    """Return how keys are named, and the names."""
+    for choice in _NAMES if rule == "auto" else ("text", "hex") if rule == _NAMES_ONLY else (rule,):
+        names = [_NAMES[choice](key) for key in keys]
+        wrong = next((key for key, name in zip(keys, names, strict=True) if name is None), None)
+        if wrong is None:
+            good = [name for name in names if name is not None]
+            wrong = _parent_of_another(keys, good)
+            if wrong is None:
+                return choice, good
+    raise ArgumentError(f"key {wrong!r} cannot be the name of a file as {rule}: take --names hex", name="names")
+
+
+def _parent_of_another(keys: list[bytes], names: list[str]) -> bytes | None:
+    """Return a key whose name would have to be a folder too: "a" beside "a/b"."""
+    folders = {str(parent) for name in names if "/" in name for parent in PurePosixPath(name).parents}
+    return next((key for key, name in zip(keys, names, strict=True) if name in folders), None)
+
+
+def _as_text(key: bytes) -> str | None:
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return None
+    fine = text.isprintable() and not any(part in ("", ".", "..") for part in text.split("/"))
+    return text if fine else None
+
+
+def _as_int(key: bytes) -> str | None:
+    return str(int.from_bytes(key, "little", signed=True)) if len(key) == INT_KEY else None
+
+
+_NAMES_ONLY = "text or hex"
+_NAMES: dict[str, Callable[[bytes], str | None]] = {"text": _as_text, "int": _as_int, "hex": bytes.hex}

@@ -1,0 +1,92 @@
+"""The records of an LMDB environment: ``LmdbSource``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import FormatError
+from .importers import BATCH_BYTES, BATCH_RECORDS, Batch, KeyRule, SchemaFields, check_value, need
+
+
+class LmdbSource:
+    """All records of one database, in the order of their keys, read in one transaction.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Folder with ``data.mdb``, or the file of an environment without a folder.
+    rule : KeyRule
+        Names are LMDB's keys.
+    database : str, optional
+        A named database; the unnamed one by default.
+
+    Raises
+    ------
+    ArgumentError
+        The package ``lmdb`` is missing.
+    FormatError
+        Not an LMDB environment, or there is no such database.
+    """
+
+    kind = "lmdb"
+    schema: SchemaFields | None = None
+
+    def __init__(self, path: Path, rule: KeyRule, database: str | None) -> None:
+        self._lmdb: Any = need("lmdb", "lmdb")
+        self.path = path
+        self._rule = rule
+        try:
+            self._environment = self._open()
+        except self._lmdb.Error as error:
+            raise FormatError(f"{path} is not an LMDB environment that can be read ({error})", path=path) from None
+        try:
+            name = None if database is None else database.encode()
+            self._database = self._environment.open_db(name, create=False)
+            with self._environment.begin(self._database) as transaction:
+                self.records: int = transaction.stat(self._database)["entries"]
+                several = self._database.flags(transaction).get("dupsort", False)
+        except self._lmdb.Error as error:
+            self.close()
+            raise FormatError(f"{path} has no database {database!r} ({error})", path=path) from None
+        if several and rule.rule != "number":
+            self.close()
+            raise FormatError(
+                f"{path} has several values for one key, and a store has one: take --keys number to keep all", path=path
+            )
+
+    def batches(self) -> Iterator[Batch]:
+        """Read all records."""
+        names: list[bytes] = []
+        values: list[bytes] = []
+        nbytes = start = 0
+        try:
+            with self._environment.begin(self._database) as transaction:
+                for name, value in transaction.cursor(self._database):
+                    check_value(len(value), f"{self.path}: {name[:40]!r}")
+                    names.append(name)
+                    values.append(value)
+                    nbytes += len(value)
+                    if nbytes >= BATCH_BYTES or len(names) >= BATCH_RECORDS:
+                        yield Batch(self._rule.from_names(names, start, str(self.path)), values, nbytes)
+                        start += len(names)
+                        names, values, nbytes = [], [], 0
+        except self._lmdb.Error as error:
+            raise FormatError(f"{self.path} is damaged ({error})", path=self.path) from None
+        if names:
+            yield Batch(self._rule.from_names(names, start, str(self.path)), values, nbytes)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._environment.close()
+
+    def _open(self) -> Any:
+        options = {"readonly": True, "subdir": self.path.is_dir(), "max_dbs": 1, "readahead": True, "create": False}
+        try:
+            return self._lmdb.open(str(self.path), **options)
+        except (self._lmdb.ReadonlyError, OSError, self._lmdb.Error) as error:
+            # a folder that cannot be written to has no place for the lock of readers, and no writer either
+            if "ermission" not in str(error) and "ead-only" not in str(error):
+                raise
+            return self._lmdb.open(str(self.path), lock=False, **options)

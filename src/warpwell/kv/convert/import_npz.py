@@ -1,0 +1,213 @@
+"""The arrays of a ``.npz`` file, each row a record: ``NpzSource``."""
+
+from __future__ import annotations
+
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...array.header import check_dtype
+from ...errors import FormatError
+from .importers import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
+
+KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers", "values", "value_offsets"
+"""Arrays of a dump. `INTEGERS` tells which keys are integers. `VALUES` are all bytes in a row where there is no schema,
+and `OFFSETS` their N + 1 borders."""
+
+
+class NpzSource:
+    """Rows of arrays that have the same length; or what ``warpwell kv dump`` wrote.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file; members are read row by row, compressed ones too.
+    rule : KeyRule
+        Names are the items of `key_field`.
+    key_field : str, optional
+        The array of keys; ``keys`` if there is one, else rows are numbered.
+    fields : list of str, optional
+        Arrays to take; all by default.
+
+    Raises
+    ------
+    FormatError
+        Damaged, of Python objects, in Fortran order, or arrays of several lengths.
+    """
+
+    kind = "npz"
+
+    def __init__(self, path: Path, rule: KeyRule, key_field: str | None, fields: list[str] | None) -> None:
+        self.path = path
+        self._rule = rule
+        try:
+            self._zip = zipfile.ZipFile(path)
+            names = [n[:-4] for n in self._zip.namelist() if n.endswith(".npy")]
+        except (zipfile.BadZipFile, NotImplementedError) as error:
+            raise FormatError(f"{path} is not a .npz file ({error}): write it with numpy.savez", path=path) from None
+        self._arrays: dict[str, _Member] = {}
+        try:
+            if key_field is not None:
+                choose([key_field], names, str(path))
+            self._key = key_field or (KEYS if KEYS in names else None)
+            self._bytes = VALUES in names and OFFSETS in names and fields is None
+            special = {self._key, *({LENGTHS, INTEGERS} & set(names) if self._key == KEYS and LENGTHS in names else ())}
+            wanted = [VALUES] if self._bytes else [n for n in choose(fields, names, str(path)) if n not in special]
+            if not wanted:
+                raise FormatError(f"{path} holds no array besides the keys: what are the values?", path=path)
+            for name in [*wanted, *(n for n in special if n), *([OFFSETS] if self._bytes else [])]:
+                self._arrays[name] = _Member(self._zip, name, path)
+            self._fields = wanted
+            self.records = self._rows()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def schema(self) -> SchemaFields | None:
+        """The fields; None for a dump of a store without a schema."""
+        if self._bytes:
+            return None
+        return {n: (self._arrays[n].dtype.name, self._arrays[n].shape[1:]) for n in self._fields}
+
+    def batches(self) -> Iterator[Batch]:
+        """Read all rows."""
+        return self._byte_batches() if self._bytes else self._array_batches()
+
+    def close(self) -> None:
+        """Close the file."""
+        for member in self._arrays.values():
+            member.close()
+        self._zip.close()
+
+    def _array_batches(self) -> Iterator[Batch]:
+        row_bytes = sum(self._arrays[n].row_bytes for n in self._fields)
+        check_value(row_bytes, f"{self.path}: a row")
+        step = rows_of(row_bytes)
+        for start in range(0, self.records, step):
+            count = min(step, self.records - start)
+            values = {name: self._arrays[name].read(count) for name in self._fields}
+            yield Batch(self._keys(start, count), values, count * row_bytes)
+        self._finish()
+
+    def _byte_batches(self) -> Iterator[Batch]:
+        offsets, values = self._arrays[OFFSETS], self._arrays[VALUES]
+        begin = int(offsets.read(1)[0])
+        start, step = 0, rows_of(values.shape[0] // max(1, self.records))
+        while start < self.records:
+            count = min(step, self.records - start)
+            ends = offsets.read(count)
+            sizes = np.diff(ends, prepend=begin)
+            if (sizes < 0).any() or begin < 0 or int(ends[-1]) > values.shape[0]:
+                raise FormatError(f"{self.path}: {OFFSETS} does not rise to the end of {VALUES}: is it edited?",
+                                  path=self.path)  # fmt: skip
+            check_value(int(sizes.max()), f"{self.path}: record {start + int(sizes.argmax())}")
+            keys = self._keys(start, count)
+            keys = keys if isinstance(keys, list) else list(keys)
+            first = 0
+            while first < count:  # a few large values may stand among many small ones
+                last = first + max(1, int(np.searchsorted(np.cumsum(sizes[first:]), 1 << 24, side="right")))
+                some = [values.read(n).tobytes() for n in sizes[first:last].tolist()]
+                yield Batch(_uniform(keys[first:last]), some, int(sizes[first:last].sum()))
+                first = last
+            begin, start = int(ends[-1]), start + count
+        self._finish()
+
+    def _keys(self, start: int, count: int) -> NDArray[np.int64] | list[Any]:
+        if self._key is None:
+            return self._rule.from_numbers(start, count)
+        column = self._arrays[self._key].read(count)
+        where = f"{self.path}: {self._key}"
+        if LENGTHS in self._arrays:
+            if column.ndim != 2 or column.dtype != np.uint8:
+                raise FormatError(f"{where} is not uint8 [N, 16] though there are {LENGTHS}", path=self.path)
+            lengths = self._arrays[LENGTHS].read(count).tolist()
+            names: list[Any] = [row.tobytes()[:n] for row, n in zip(column, lengths, strict=True)]
+            keys: NDArray[np.int64] | list[Any] = self._rule.from_names(names, start, where)
+            if INTEGERS in self._arrays and keys is names:
+                for k in np.flatnonzero(self._arrays[INTEGERS].read(count)).tolist():
+                    keys[k] = int.from_bytes(names[k], "little", signed=True)
+            return keys
+        return self._rule.from_column(column, start, where)
+
+    def _rows(self) -> int:
+        shapes = {n: m.shape for n, m in self._arrays.items()}
+        flat = [n for n, shape in shapes.items() if not shape]
+        if flat:
+            raise FormatError(f"{self.path}: {flat[0]} is a single number: it has no rows", path=self.path)
+        lengths = {n: shape[0] - (n == OFFSETS) for n, shape in shapes.items() if not (self._bytes and n == VALUES)}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{n} has {length}" for n, length in lengths.items())
+            raise FormatError(f"{self.path}: the arrays have several lengths ({told}): choose with --fields",
+                              path=self.path)  # fmt: skip
+        if min(lengths.values()) < 0 or (self._bytes and self._arrays[OFFSETS].dtype != np.int64):
+            raise FormatError(f"{self.path}: {OFFSETS} is not int64 [N + 1]", path=self.path)
+        return next(iter(lengths.values()))
+
+    def _finish(self) -> None:
+        """Read to the ends of the members: that is where a zip file's checksums are compared."""
+        for member in self._arrays.values():
+            member.finish()
+
+
+class _Member:
+    """One array, read from its start on."""
+
+    def __init__(self, archive: zipfile.ZipFile, name: str, path: Path) -> None:
+        self._where = f"{path}: {name}"
+        self._path = path
+        try:
+            self._file: IO[bytes] = archive.open(f"{name}.npy")
+            version = np.lib.format.read_magic(self._file)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }.get(version)
+            if read is None:
+                raise ValueError(f"format version {version} is unknown")
+            shape, fortran, dtype = read(self._file)
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, KeyError,
+                RuntimeError, NotImplementedError) as error:  # fmt: skip
+            raise FormatError(f"{self._where} is no array that can be read ({error}): write the file with numpy.savez",
+                              path=path) from None  # fmt: skip
+        if fortran and len(shape) > 1:
+            raise FormatError(f"{self._where} is in Fortran order: save numpy.ascontiguousarray(array)", path=path)
+        self.dtype: np.dtype[Any] = check_dtype(dtype, self._where)
+        self.shape = tuple(int(n) for n in shape)
+        self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+
+    def read(self, count: int) -> NDArray[Any]:
+        """Return the next `count` rows."""
+        buffer = bytearray(count * self.row_bytes)
+        view, done = memoryview(buffer), 0
+        while done < len(buffer):
+            got = self._some(min(len(buffer) - done, 1 << 22))
+            if not got:
+                raise FormatError(f"{self._where} ends too early: is the file truncated?", path=self._path)
+            view[done : done + len(got)] = got
+            done += len(got)
+        return np.frombuffer(buffer, self.dtype).reshape(count, *self.shape[1:])
+
+    def finish(self) -> None:
+        """Read what is left."""
+        if self._some(1):
+            raise FormatError(f"{self._where} is longer than its header says", path=self._path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _some(self, nbytes: int) -> bytes:
+        try:
+            return self._file.read(nbytes)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise FormatError(f"{self._where} is damaged ({error}): get the file again", path=self._path) from None
+
+
+def _uniform(keys: list[Any]) -> NDArray[np.int64] | list[bytes]:
+    return np.array(keys, np.int64) if isinstance(keys[0], np.integer) else keys

@@ -1,0 +1,1 @@
+"""Records for kernels: requests, engine, cache on the device."""

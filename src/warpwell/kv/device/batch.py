@@ -1,0 +1,211 @@
+"""Kernels of a batch: one row a thread; the rows of a warp share a queue and copy their values together.
+
+``begin_rows`` merges equal keys, answers what the device cache has and submits the rest; it never waits.
+``finish_rows`` waits for what was submitted, submits what found no id, and fills the cache; to launch it once more
+does nothing. ``spread_rows`` copies rows to others of the same key.
+"""
+
+from __future__ import annotations
+
+from warpwell.nvme import KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE
+from warpwell.queues.layout import Q_WORDS
+from warpwell.queues.submission import field
+from warpwell.targets import (
+    DEVICE,
+    activemask,
+    ballot,
+    bits_as,
+    compare_exchange,
+    device,
+    div,
+    fetch_add,
+    ffs,
+    grid,
+    kernel,
+    lane_id,
+    load_relaxed,
+    popc,
+    store_relaxed,
+    store_relaxed_as,
+    warp_size,
+)
+
+from ..index.layout import UINT8
+from ..index.slots import hash_of
+from .copying import copy_each
+from .device_cache import look_up
+from .requests import K_CACHE, N_COMMANDS, N_HITS, N_MERGED, execute, queue_at, serve, start
+
+# -- record of a batch in device memory, in words --------------------------------------------------------------
+B_KEYS = 0
+"""Address of the keys: one word a row, or two."""
+B_LENGTHS = 1
+"""Address of a word a row, or 0: all keys are `B_LENGTH` bytes long."""
+B_TABLE = 2
+"""Address of the table that finds equal keys: row + 1, 0 where empty."""
+B_TABLE_MASK = 3
+B_FIRST = 4
+"""Address of a word a row: the row whose value this one shares."""
+B_TICKETS = 5
+"""Address of a word a row: the id of its command, `NO_TICKET` or `DONE`, less `DONE`."""
+B_SIZES = 6
+"""Address of a word a row: the value's size, less than 0 where there is none."""
+B_FOUND = 7
+"""Address of a byte a row."""
+B_ROWS = 8
+B_STRIDE = 9
+B_ROOM = 10
+"""Bytes of a value that a row takes."""
+B_SALT = 11
+"""So that batches begin at different queues."""
+B_PITCH = 12
+"""Bytes of a key in `B_KEYS`: 8 or 16."""
+B_LENGTH = 13
+B_UNIQUE = 14
+"""1: no key stands in two rows, so that none need be merged."""
+B_FAILED = 16
+"""Row + 1 of a row that failed, and then its status: 0 where none did."""
+B_STATUS = 17
+B_ALL = 32
+
+DONE = -2
+"""In place of an id: the row has its value, or shares another's. Stored as 0, which is what there is at first."""
+NO_TICKET = -1
+NO_VALUE = -1
+
+
+@device
+def key_word(batch, row, k):
+    """Return a word of a row's key (thread)."""
+    pitch = field(batch, B_PITCH)
+    if 8 * k >= pitch:
+        return 0
+    return load_relaxed(field(batch, B_KEYS) + pitch * row + 8 * k, DEVICE)
+
+
+@device
+def key_length(batch, row):
+    """Return the length of a row's key (thread)."""
+    lengths = field(batch, B_LENGTHS)
+    if lengths == 0:
+        return field(batch, B_LENGTH)
+    return load_relaxed(lengths + 8 * row, DEVICE)
+
+
+@device
+def first_of(batch, row, key0, key1, length):
+    """Return the row that stands for all with this key: this one, if it was the first to come (thread)."""
+    if field(batch, B_UNIQUE) != 0:
+        return row
+    mask = field(batch, B_TABLE_MASK)
+    at = hash_of(key0, key1, length) & mask
+    while True:
+        other = compare_exchange(field(batch, B_TABLE) + 8 * at, 0, row + 1, DEVICE) - 1
+        if other < 0:
+            return row
+        same = key_word(batch, other, 0) == key0 and key_word(batch, other, 1) == key1
+        if same and key_length(batch, other) == length:
+            return other
+        at = (at + 1) & mask
+
+
+@device
+def tell(batch, row, size):
+    """Note what became of a row (thread)."""
+    store_relaxed(field(batch, B_SIZES) + 8 * row, size, DEVICE)
+    there = 0
+    if size >= 0:
+        there = 1
+    store_relaxed_as(field(batch, B_FOUND) + row, bits_as(there, UINT8), UINT8)
+
+
+@device
+def queue_of_row(core, batch, row):
+    """Return the queue of a row: the same for all rows of a warp (thread)."""
+    return queue_at(core, (div(row, warp_size()) + field(batch, B_SALT)) & 0x7FFFFFFF)
+
+
+@kernel
+def begin_rows(core, batch):
+    """See the module's text."""
+    row = grid(1)
+    mask = activemask()
+    lane = lane_id()
+    key0 = key_word(batch, row, 0)
+    key1 = key_word(batch, row, 1)
+    length = key_length(batch, row)
+    first = first_of(batch, row, key0, key1, length)
+    store_relaxed(field(batch, B_FIRST) + 8 * row, first, DEVICE)
+    want = first == row
+    ticket = DONE
+    cache = field(core, K_CACHE)
+    if cache != 0:
+        to = field(batch, B_ROWS) + row * field(batch, B_STRIDE)
+        size = look_up(cache, want, key0, key1, length, to, field(batch, B_ROOM), mask, lane)
+        if want and size >= 0:
+            tell(batch, row, size)
+            want = False
+        hits = ballot(mask, size >= 0)
+        if hits != 0 and lane == ffs(hits) - 1:
+            fetch_add(core + 8 * N_HITS, popc(hits), DEVICE)
+    if want:
+        queue = queue_of_row(core, batch, row)
+        ticket = start(core, queue, KV_RETRIEVE, key0, key1, length, field(batch, B_ROOM))
+        fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
+    elif first != row:
+        fetch_add(core + 8 * N_MERGED, 1, DEVICE)
+    store_relaxed(field(batch, B_TICKETS) + 8 * row, ticket - DONE, DEVICE)
+
+
+@kernel
+def finish_rows(core, batch):
+    """See the module's text."""
+    row = grid(1)
+    mask = activemask()
+    lane = lane_id()
+    leader = ffs(mask) - 1
+    key0 = key_word(batch, row, 0)
+    key1 = key_word(batch, row, 1)
+    length = key_length(batch, row)
+    ticket = load_relaxed(field(batch, B_TICKETS) + 8 * row, DEVICE) + DONE
+    want = ticket != DONE
+    room = field(batch, B_ROOM)
+    to = field(batch, B_ROWS) + row * field(batch, B_STRIDE)
+    queue = queue_of_row(core, batch, row)
+    answer = execute(core, queue, KV_RETRIEVE, want, ticket, key0, key1, length, to, room, mask, lane, leader)
+    status = answer & 0xFFFF
+    size = answer >> 16
+    if want:
+        # what was interrupted is finished once more: it must find no id that others have by then
+        store_relaxed(field(batch, B_TICKETS) + 8 * row, 0, DEVICE)
+        if status == 0:
+            tell(batch, row, size)
+        else:
+            tell(batch, row, NO_VALUE)
+            if status != KV_KEY_DOES_NOT_EXIST and compare_exchange(batch + 8 * B_FAILED, 0, row + 1, DEVICE) == 0:
+                store_relaxed(batch + 8 * B_STATUS, status, DEVICE)
+
+
+@kernel
+def spread_rows(batch):
+    """See the module's text."""
+    row = grid(1)
+    mask = activemask()
+    lane = lane_id()
+    first = load_relaxed(field(batch, B_FIRST) + 8 * row, DEVICE)
+    shared = first != row
+    size = load_relaxed(field(batch, B_SIZES) + 8 * first, DEVICE)
+    rows = field(batch, B_ROWS)
+    stride = field(batch, B_STRIDE)
+    count = max(0, min(size, field(batch, B_ROOM)))
+    some = ballot(mask, shared and count > 0)
+    copy_each(some, rows + row * stride, rows + first * stride, count, mask, lane)
+    if shared:
+        tell(batch, row, size)
+
+
+@kernel
+def settle(core, queues, count):
+    """Drain queues, and release what was given up (one thread; the host, between launches)."""
+    for k in range(count):
+        serve(queues + k * (8 * Q_WORDS), 1, 0, 0)

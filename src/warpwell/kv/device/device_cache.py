@@ -1,0 +1,138 @@
+"""Device cache: values in device memory that threads answer themselves.
+
+Two ways a set; each way has a version, the key, the size and the bytes of one value. A filler makes the
+version odd, writes, and makes it even again; a reader copies the bytes and then looks at the version once
+more. So nobody waits: a reader that was too slow has a miss, and a way that is being filled is left alone. The
+filler copies out of what the controller wrote (`warpwell.kv.device.requests`), never out of a kernel's memory, which others
+may write to; a way of a value of several pieces stays odd until the last one has come.
+"""
+
+from __future__ import annotations
+
+from warpwell.kv.index.slots import hash_of
+from warpwell.queues.submission import field
+from warpwell.targets import (
+    DEVICE,
+    ballot,
+    compare_exchange,
+    device,
+    div,
+    fence,
+    load_acquire,
+    load_relaxed,
+    store_relaxed,
+    store_release,
+    syncwarp,
+)
+
+from .copying import copy_each
+
+# -- record, in words ------------------------------------------------------------------------------------------
+D_MASK = 0
+"""Sets less one (a power of two)."""
+D_WAYS = 1
+"""Address of the ways, `W_WORDS` each, two a set."""
+D_DATA = 2
+D_STRIDE = 3
+"""Bytes of a way's place, a multiple of 16."""
+D_WORDS = 8
+
+W_VERSION = 0
+"""0: empty; odd: being filled."""
+W_KEY0 = 1
+W_KEY1 = 2
+W_SIZE = 3
+"""Value's size, and the key's length above bit 32."""
+W_WORDS = 4
+
+
+@device
+def holds(address, key0, key1, length):
+    """Tell whether a way that is not empty has this key, or seems to while it is being filled (thread)."""
+    same = load_relaxed(address + 8 * W_KEY0, DEVICE) == key0
+    same = same and load_relaxed(address + 8 * W_KEY1, DEVICE) == key1
+    return same and load_relaxed(address + 8 * W_SIZE, DEVICE) >> 32 == length
+
+
+@device
+def look_up(cache, want, key0, key1, length, to, room, mask, lane):
+    """Copy a value out of the cache for each lane that wants one; return its size, -1 for a miss.
+
+    All lanes of `mask`, converged. The copy is acquired by the lane.
+    """
+    way = 0
+    version = 0
+    size = -1
+    if want:
+        first = (hash_of(key0, key1, length) & field(cache, D_MASK)) << 1
+        for k in range(2):
+            if size < 0:
+                address = field(cache, D_WAYS) + (first + k) * (8 * W_WORDS)
+                version = load_acquire(address + 8 * W_VERSION, DEVICE)
+                if version & 1 == 0 and version != 0 and holds(address, key0, key1, length):
+                    size = load_relaxed(address + 8 * W_SIZE, DEVICE) & 0xFFFFFFFF
+                    way = first + k
+    found = ballot(mask, size >= 0)
+    if found == 0:
+        return size
+    source = field(cache, D_DATA) + way * field(cache, D_STRIDE)
+    # one lane acquired the version, and all read what it covers
+    syncwarp(mask)
+    copy_each(found, to, source, min(max(size, 0), room), mask, lane)
+    # every lane's loads come before the owner's second look
+    fence(DEVICE)
+    syncwarp(mask)
+    if size >= 0:
+        address = field(cache, D_WAYS) + way * (8 * W_WORDS)
+        if load_acquire(address + 8 * W_VERSION, DEVICE) != version:
+            size = -1
+    return size
+
+
+@device
+def claim(cache, key0, key1, length, size):
+    """Make the version of a way odd for a value's bytes; return the way, 0 where none is to be had (thread).
+
+    A way that is being filled is left alone, and a value that stands there already is not put there again. All lanes
+    that copy into it learn of it at a barrier, and fence (`DEVICE`); then comes `publish` or `abandon`.
+    """
+    if size > field(cache, D_STRIDE):
+        return 0
+    first = (hash_of(key0, key1, length) & field(cache, D_MASK)) << 1
+    ways = field(cache, D_WAYS) + first * (8 * W_WORDS)
+    # an empty way, else one that changes from filler to filler
+    other = (load_relaxed(ways + 8 * W_VERSION, DEVICE) >> 1) & 1
+    if load_relaxed(ways + 8 * W_VERSION, DEVICE) == 0:
+        other = 0
+    elif load_relaxed(ways + 8 * (W_WORDS + W_VERSION), DEVICE) == 0:
+        other = 1
+    way = ways + other * (8 * W_WORDS)
+    before = load_relaxed(way + 8 * W_VERSION, DEVICE)
+    for k in range(2):
+        if holds(ways + k * (8 * W_WORDS), key0, key1, length):
+            before = 1
+    if before & 1 == 0 and compare_exchange(way + 8 * W_VERSION, before, before + 1, DEVICE) == before:
+        return way
+    return 0
+
+
+@device
+def bytes_of(cache, way):
+    """Return the address of a way's value (thread)."""
+    return field(cache, D_DATA) + div(way - field(cache, D_WAYS), 8 * W_WORDS) * field(cache, D_STRIDE)
+
+
+@device
+def publish(way, key0, key1, length, size):
+    """Let everybody read a way whose value is there, after a barrier of those that copied it (thread)."""
+    store_relaxed(way + 8 * W_KEY0, key0, DEVICE)
+    store_relaxed(way + 8 * W_KEY1, key1, DEVICE)
+    store_relaxed(way + 8 * W_SIZE, size | (length << 32), DEVICE)
+    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)
+
+
+@device
+def abandon(way):
+    """Leave a way whose value will not come to the next filler: no key has length 0 (thread)."""
+    store_relaxed(way + 8 * W_SIZE, 0, DEVICE)
+    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)

@@ -1,0 +1,162 @@
+"""DeviceStore: a store whose records a device fetches by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ... import errors
+from ...storage.medium import NativeMedium
+from ...targets.fault import LaunchFlag
+from .. import lifetime
+from ..schema import Schema
+from ..store import Parts, Store
+from . import requests as at
+from .engine import Engine, Options
+from .future import DeviceFuture, Spaces
+from .kernel_view import KernelStore
+
+Drive = Callable[[NativeMedium], Any]
+
+
+class DeviceStore(Store):
+    """A `Store` on a device: `get_async` fetches there, and kernels take the store as an argument.
+
+    Use `warpwell.kv.open` with ``device=``. Everything that the host does with a store it does with this one,
+    too. A store that is open for writing has no device cache, because kernels and the host change records.
+
+    Attributes
+    ----------
+    device : str
+        "cpu", "cuda" or "interp".
+    options : Options
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        schema: Schema | None,
+        writable: bool,
+        durability: str,
+        options: Options,
+        beside: DeviceStore | None = None,
+        drive: Drive | None = None,
+    ) -> None:
+        super().__init__(parts, schema=schema, writable=writable, durability=durability)
+        self.options = options
+        self._beside = beside
+        self._engine: Engine
+        try:
+            natives = [] if beside is not None else parts.serve(None if schema is None else schema.nbytes)
+            self._drives = [drive(native) for native in natives] if drive is not None else []
+            served = [d.native() for d in self._drives] if self._drives else natives
+            if beside is not None:
+                served = beside._engine._natives
+            self._engine = Engine(served, options, name=self.path, beside=None if beside is None else beside._engine)
+        except BaseException:
+            super()._close(commit=False)
+            raise
+        lifetime.on_device(self._estate, self._engine, beside)
+        self._spaces = Spaces()
+        self.device = self._engine.target
+        # launches of a thread that are under way, with the failures that were known before
+        self._marks = threading.local()
+
+    def get_async(self, keys: Any) -> Any:
+        """Begin to fetch the values of many keys; see `DeviceFuture.wait` for what comes.
+
+        Equal keys are fetched once. Keys: as for `get_many`, or int64 [N] in the GPU's memory.
+        """
+        self._check()
+        return DeviceFuture(self._engine, self._spaces, keys, self.schema, keep=self)
+
+    @property
+    def device_stats(self) -> dict[str, int]:
+        """Return what the device did: values its cache answered, commands, rows merged with others, pieces' size."""
+        self._check()
+        hits, commands, merged = self._engine.read_words(at.K_COUNTERS, 3)
+        return {
+            "hits": hits, "commands": commands, "merged": merged, "cache_records": self._engine.cache_records,
+            "piece_bytes": self._engine.chunk, "staging_bytes": self._engine.pairs.shared_nbytes,
+        }  # fmt: skip
+
+    def refresh(self) -> int:
+        """See `Store.refresh`. Batches and launches that are in flight end before, and device caches are emptied."""
+        if self._engine.forked:
+            return super().refresh()  # the device is the parent's
+        if self._beside is not None:
+            self._beside.refresh()  # its index is what this store's device reads
+            return super().refresh()
+        if self.writable:
+            return super().refresh()
+        caches = [e for e in (self._engine, *self._engine.guests) if e.cache_records]
+        with contextlib.ExitStack() as alone:
+            # what was read before the change must not come into a cache after it
+            for engine in caches:
+                alone.enter_context(engine.alone())
+            changes = super().refresh()
+            if changes:
+                for engine in caches:
+                    engine.forget()
+        return changes
+
+    def _reopening(self) -> tuple[Any, ...]:
+        if self.device == "cuda" or self._beside is not None or self._drives:
+            raise errors.ForkError(
+                f"{self.path} cannot be sent to another process, as it is on a GPU, beside another store, or on an"
+                " emulated drive: open it there",
+                path=self.path,
+            )
+        from ..opening import reopen
+
+        return reopen, (self.path, self.options)
+
+    def _close(self, *, commit: bool) -> None:
+        if self.closed:
+            return
+        try:
+            self._engine.close()
+        except errors.SharingError:  # batches of an iterator that was dropped just now, perhaps
+            lifetime.settle()
+            self._engine.close()
+        super()._close(commit=commit)
+
+    # -- an argument of kernels (`warpwell.targets.KernelArgument`) -----------------------------------------------
+
+    def kernel_struct(self, flag: LaunchFlag | None = None) -> KernelStore:
+        """Return what kernels receive."""
+        self._check()
+        return self._engine.view
+
+    def launch_begins(self, flag: LaunchFlag) -> None:
+        """A launch that takes the store begins."""
+        self._engine.begin()
+        self._stack().append(self._engine.failures)
+
+    def _stack(self) -> list[int]:
+        if not hasattr(self._marks, "stack"):
+            self._marks.stack = []
+        stack: list[int] = self._marks.stack
+        return stack
+
+    def launch_ended(self, flag: LaunchFlag) -> None:
+        """A launch ended: raise where a command of it failed, or it gave up waiting."""
+        failures = self._stack().pop()
+        self._engine.end()
+        self._engine.raise_since(failures)
+
+    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
+        """A launch goes on in a stream: it is served until `done` says True; what failed is raised by a later one."""
+        self._stack().pop()
+        self._engine.continues(done)
+
+    def interp_services(self) -> list[Callable[[], int]]:
+        """Return the steps that an interpreted launch calls beside its threads."""
+        return self._engine.services()
+
+    def abort(self, flag: LaunchFlag) -> None:
+        """Make every wait of device code end soon."""
+        self._engine.abort()

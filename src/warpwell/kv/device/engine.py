@@ -1,0 +1,440 @@
+"""Engine: the queues, controller and device cache through which one device reads a store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import errors
+from ...nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
+from ...queues import QueuePairs
+from ...storage import Controller
+from ...storage.controller import MAX_WEIGHT, service_threads
+from ...storage.medium import NativeMedium
+from ...storage.serve import MAX_PORTS
+from ...targets import Block, memory_for
+from ...targets.fault import LaunchFlag
+from ...targets.gpu.stream import stream_on
+from ..checks import seconds, whole
+from ..log.format import MAX_VALUE
+from . import requests as at
+from .batch import settle
+from .device_cache import D_DATA, D_MASK, D_STRIDE, D_WAYS, D_WORDS, W_WORDS
+from .kernel_view import KernelStore
+
+ARENA = 64 << 20
+"""Bytes of staging at most, unless the smallest pieces need more."""
+SMALLEST, LARGEST = 512, 1 << 20
+"""Bytes of a piece of a value, the range."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a device reads a store; see `warpwell.kv.open`."""
+
+    device: str
+    cache_bytes: int = 0
+    queues: int = 4
+    depth: int = 1024
+    threads: int | None = None
+    timeout: float = 10.0
+    value_bytes: int = 4096
+    window: int = 0
+    weight: int = 1
+    returns: str = "request"
+
+    def __post_init__(self) -> None:
+        """Check what nothing else would.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        ranges = {
+            "queues": (1, MAX_PORTS), "depth": (4, 1 << 16), "threads": (1, None), "cache_bytes": (0, None),
+            "value_bytes": (1, MAX_VALUE), "window": (0, None), "weight": (1, MAX_WEIGHT),
+        }  # fmt: skip
+        for name, (least, most) in ranges.items():
+            value = getattr(self, name)
+            if value is not None or name != "threads":
+                object.__setattr__(self, name, whole(name, value, least, most))
+        if self.depth & (self.depth - 1):
+            raise errors.ArgumentError(f"depth is {self.depth}: give a power of two, 4 to 65536", name="depth")
+        object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
+        if self.returns not in ("request", "queue"):
+            raise errors.ArgumentError(f'returns is {self.returns!r}: "request" or "queue"', name="returns")
+
+
+class Engine:
+    """Queue pairs of one device on a store's controller, and what its threads share.
+
+    Parameters
+    ----------
+    natives : sequence of NativeMedium
+        The store's shards.
+    options : Options
+    name : str
+        Of the store, for messages.
+    beside : Engine, optional
+        Use its controller: two devices read one store's device.
+    """
+
+    def __init__(
+        self, natives: Sequence[NativeMedium], options: Options, *, name: str, beside: Engine | None = None
+    ) -> None:
+        self.options, self.name = options, name
+        self.target = "cuda" if options.device.startswith("cuda") else options.device
+        self.stream = stream_on(options.device)
+        self._closed = False
+        self._process = os.getpid()
+        self._launches = 0
+        self._failures = 0
+        self._aborting = 0
+        self._alone: int | None = None
+        self._idle = threading.Condition(threading.RLock())
+        self._going: deque[Callable[[], bool]] = deque()
+        self._abandoned: deque[tuple[Any, int, Any]] = deque()
+        self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.guests: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._natives = list(natives)
+        with self.stream.on_device():
+            memory = memory_for(self.target)
+            self.memory = memory
+            self.chunk = self._chunk()
+            self.pairs = QueuePairs(
+                memory, count=options.queues, depth=options.depth, results=True,
+                staging_bytes=SMALLEST if self._places() else self.chunk,
+                returns=self._places(), place_bytes=self.chunk if self._places() else 0,
+            )  # fmt: skip
+            self._abort = memory.allocate_shared(4096)
+            self._core = memory.allocate(8 * at.K_WORDS)
+            self._cache: Block | None = self._make_cache(options.cache_bytes)
+            self._owned = beside is None
+            if beside is None:
+                threads = options.threads or service_threads(self.target)
+                self.controller = Controller(
+                    self.pairs, threads=threads, spin=self.target == "cuda", interpreted=self.target == "interp",
+                    window=options.window, weight=options.weight,
+                )  # fmt: skip
+                ids = [self.controller.attach_kv(n, name=name, owner=self) for n in self._natives]
+                self.nsid = ids[0]
+            else:
+                self.controller, self.nsid = beside.controller, beside.nsid
+                self.controller.add_pairs(self.pairs, options.weight)
+                beside.guests.add(self)
+            words = np.zeros(at.K_WORDS, np.int64)
+            words[at.K_QUEUES], words[at.K_N_QUEUES] = self.pairs.records, self.pairs.count
+            words[at.K_NSID], words[at.K_SHARDS] = self.nsid, len(self._natives)
+            words[at.K_CHUNK], words[at.K_TIMEOUT] = self.chunk, int(options.timeout * 1e9)
+            words[at.K_CACHE] = self._cache.address if self._cache is not None else 0
+            words[at.K_ABORT] = self._abort.address
+            words[at.K_RETURNS] = int(self._places() > 0)
+            words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._places() or self.pairs.ids) * 3 // 4
+            self._core.write(0, words)
+        self.view = KernelStore(None, {"core": self._core.address, "chunk": self.pairs.staging_bytes})
+
+    def _chunk(self) -> int:
+        """Return the bytes of a piece: as large as a value, as far as the arena allows."""
+        wanted = max(SMALLEST, 1 << max(0, self.options.value_bytes - 1).bit_length())
+        inside = max(1, self.options.depth // 2) if self.options.returns == "request" else 16
+        share = ARENA // (self.options.queues * inside)
+        return max(SMALLEST, min(wanted, LARGEST, 1 << max(share, 1).bit_length() - 1))
+
+    def _places(self) -> int:
+        """Return the places of a queue pair's return value queue, 0 where values come to the requests themselves."""
+        if self.options.returns == "request":
+            return 0
+        share = ARENA // (self.options.queues * self.chunk)
+        return max(1, min(1 << max(share, 1).bit_length() - 1, self.options.depth // 4))
+
+    def _make_cache(self, nbytes: int) -> Block | None:
+        stride = -(-max(16, self.options.value_bytes) // 16) * 16
+        sets = nbytes // (2 * (stride + 8 * W_WORDS))
+        if sets < 1:
+            return None
+        sets = 1 << sets.bit_length() - 1
+        ways_at, data_at = 128, 128 + 2 * sets * 8 * W_WORDS
+        block = self.memory.allocate(data_at + 2 * sets * stride)
+        words = np.zeros(D_WORDS, np.int64)
+        words[D_MASK], words[D_STRIDE] = sets - 1, stride
+        words[D_WAYS], words[D_DATA] = block.address + ways_at, block.address + data_at
+        block.write(0, words)
+        self._ways = (ways_at, 2 * sets * 8 * W_WORDS)
+        self.cache_records = 2 * sets
+        return block
+
+    cache_records = 0
+
+    @property
+    def core(self) -> int:
+        """Address of the record that device code works on."""
+        return self._core.address
+
+    # -- launches -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Keep the controller's threads awake from now on.
+
+        Raises
+        ------
+        ClosedError
+        ForkError
+            This process was forked from the one that opened the store: nobody serves its queues here.
+        """
+        self.check()
+        self.reap()
+        with self._idle:
+            while self._alone not in (None, threading.get_ident()):
+                self._idle.wait(0.1)
+            self.check()
+            self.controller.begin(self.pairs)
+            self._launches += 1
+
+    def end(self) -> None:
+        """Undo `begin`."""
+        with self._idle:
+            self._launches -= 1
+            self.controller.end(self.pairs)
+            self._idle.notify_all()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that opened the store: nobody serves its queues here."""
+        return self._process != os.getpid()
+
+    def check(self) -> None:
+        """Raise where the device cannot be used."""
+        if self._closed:
+            raise errors.ClosedError(f"the store {self.name} is closed: open it again")
+        if self.forked:
+            raise errors.ForkError(
+                f"{self.name} was opened on a device in the process that this one ({os.getpid()}) was forked from: open"
+                " it again here (multiprocessing: use the spawn method, or open it in the worker)",
+                path=self.name,
+            )
+
+    def services(self) -> list[Callable[[], int]]:
+        """Return the steps that an interpreted launch calls beside its threads."""
+        return self.controller.services()
+
+    def launch(self, function: Any, n: int, *args: int) -> None:
+        """Launch a kernel in the engine's stream, between `begin` and `end`."""
+        self.stream.launch(function, n, *args, services=self.services(), aborts=(self,))
+
+    def continues(self, done: Callable[[], bool]) -> None:
+        """Note that a launch goes on: `end` is for later, when `done` says True."""
+        self._going.append(done)
+
+    def abandon(self, function: Any, n: int, lease: Any) -> None:
+        """Note a batch that nobody will wait for: `reap` launches `function`, which takes back what it holds."""
+        self._abandoned.append((function, n, lease))
+
+    def reap(self) -> None:
+        """End launches that went on and are done, and batches that were abandoned."""
+        for _ in range(len(self._going)):
+            done = self._going.popleft()
+            if done():
+                self.end()
+            else:
+                self._going.append(done)
+        while self._abandoned and self._process == os.getpid():
+            with contextlib.suppress(IndexError):
+                function, n, lease = self._abandoned.popleft()
+                try:
+                    if n:
+                        self.launch(function, n, self.core, lease.address)
+                        self.stream.wait((self,))
+                finally:
+                    self.end()
+                    self.resume()
+
+    def abort(self, flag: LaunchFlag | None = None) -> None:
+        """Make every wait of device code end soon."""
+        self._aborting = threading.get_ident()
+        self._abort.words[0] = 1
+
+    def recover(self, function: Any, n: int, address: int) -> None:
+        """After an interruption: let a batch give up what it still waits for, without waiting, and let others go on."""
+        self.abort()
+        with contextlib.suppress(Exception):
+            if n:
+                self.launch(function, n, self.core, address)
+            self.stream.wait()
+        self.resume()
+
+    def resume(self) -> bool:
+        """Let device code wait again, after some gave up; return whether this thread had aborted the waits."""
+        aborted = self._aborting == threading.get_ident()
+        if aborted:
+            self._aborting = 0
+            self._abort.words[0] = 0
+        with self.stream.on_device():
+            self._core.write(8 * at.K_STOPPED, np.zeros(1, np.int64))
+        return aborted
+
+    def read_words(self, first: int, count: int) -> list[int]:
+        """Return words of the core record."""
+        with self.stream.on_device():
+            return [int(w) for w in self._core.read(8 * first, 8 * count).view(np.int64)]
+
+    @property
+    def failures(self) -> int:
+        """Commands of kernels that are known to have failed: a mark for `raise_since`."""
+        return self._failures
+
+    def raise_since(self, failures: int) -> None:
+        """Raise where a command of a kernel failed since that mark, and make the device usable again."""
+        is_stopped, _, status, count = self.read_words(at.K_STOPPED, 4)
+        self._failures = max(self._failures, count)
+        if (is_stopped or self._aborting == threading.get_ident()) and self.resume():
+            return  # Ctrl-C, which is raised
+        if count != failures:
+            raise self._failure(status)
+
+    def _failure(self, status: int) -> Exception:
+        if status == at.TIMED_OUT:
+            return self.stalled()
+        if status == at.CHANGED:
+            return self.changed(f"{self.name}: a value that a kernel asked for")
+        if status == at.BAD_TICKET:
+            return errors.KernelError(
+                f"a kernel took a ticket of {self.name} that was taken before, given up, or never given: take each that"
+                " submit() returned once",
+                array=self.name,
+            )
+        if status == at.BAD_BUFFER:
+            return errors.KernelError(
+                f"a kernel passed {self.name} an array whose items do not stand side by side: pass a row that does",
+                array=self.name,
+            )
+        if status == KV_UNRECOVERED_ERROR:
+            return self.damaged(f"{self.name}: a value that a kernel asked for")
+        hint = ': open the store with mode="r+"' if status == NAMESPACE_WRITE_PROTECTED else "; check the drive"
+        return errors.MediumError(
+            f"{self.name}: a command of a kernel failed: {describe(status)} (status {status:#06x}){hint}", status=status
+        )
+
+    def damaged(self, what: str) -> Exception:
+        """Return the error for a value whose CRC is wrong, or that could not be read."""
+        return errors.CorruptionError(
+            f"{what} is damaged or cannot be read: run `warpwell kv verify`, and put the key again from its source",
+            path=self.name,
+        )
+
+    def changed(self, what: str) -> Exception:
+        """Return the error for a value that was another one at each of many attempts to read it in pieces."""
+        return errors.MediumError(
+            f"{what} was changed between its pieces, {at.RESTARTS} times: read it when nobody writes it, or open the"
+            f" store with larger pieces than {self.chunk} bytes (fewer queues, less depth)",
+            status=at.CHANGED,
+        )
+
+    def stalled(self) -> Exception:
+        """Return the error for what was given up."""
+        return errors.StallError(
+            f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"
+            f" {at.PATIENCE} times as long), or another thread's Ctrl-C ended all waits: its command ids stay"
+            " quarantined until it answers; check the drive",
+            array=self.name,
+            seconds=self.options.timeout,
+        )
+
+    # -- batches --------------------------------------------------------------------------------------------
+
+    def register(self, future: Any) -> None:
+        """Note a batch that was begun; it has ``settle()``."""
+        with self._idle:
+            self._futures.add(future)
+
+    def settle(self) -> None:
+        """Wait for all batches."""
+        with self._idle:
+            futures = list(self._futures)
+        for future in futures:
+            future.settle()
+        self.reap()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Run the block while no launch or batch is in flight; those of other threads wait meanwhile."""
+        with self._idle:
+            while self._alone is not None:
+                self._idle.wait(0.1)
+            self._alone = threading.get_ident()
+        try:
+            while self._launches:
+                self.settle()
+                with self._idle:
+                    if self._launches:
+                        self._idle.wait(1e-3)
+            yield
+        finally:
+            with self._idle:
+                self._alone = None
+                self._idle.notify_all()
+
+    def forget(self) -> None:
+        """Empty the device cache: the store changed. Call it `alone`."""
+        if self._cache is not None:
+            with self.stream.on_device():
+                self._cache.write(self._ways[0], np.zeros(self._ways[1], np.uint8))
+
+    # -- life -----------------------------------------------------------------------------------------------
+
+    def quiet(self, seconds: float) -> bool:
+        """Wait until no command id is taken; return whether that is so."""
+        end = time.monotonic() + seconds
+        while self.pairs.in_use():
+            if time.monotonic() > end:
+                return False
+            self.begin()
+            try:
+                self.launch(settle, 1, self.core, self.pairs.records, self.pairs.count)
+                self.stream.wait((self,))
+            finally:
+                self.end()
+            time.sleep(1e-3)
+        return True
+
+    def close(self) -> None:
+        """Give everything back (idempotent).
+
+        Raises
+        ------
+        SharingError
+            Requests are in flight, or another device uses this one's controller: nothing was closed.
+        """
+        if self._closed:
+            return
+        if self._process != os.getpid():
+            self._closed = True  # a forked child: all of this is its parent's
+            return
+        self.reap()
+        with self._idle:
+            if self._launches:
+                raise errors.SharingError(
+                    f"{self._launches} batches or launches of {self.name} are in flight: wait() for them, then close"
+                )
+            guests = [guest for guest in self.guests if not guest._closed]
+            if guests:
+                raise errors.SharingError(
+                    f"{self.name} is read by {len(guests)} devices through this one: close those first"
+                )
+            with self.stream.on_device():
+                self.quiet(0.2)
+                self._closed = True
+                if self._owned:
+                    self.controller.close()
+                elif not self.pairs.outstanding():
+                    self.controller.remove_pairs(self.pairs)
+                if not self.pairs.outstanding():
+                    self._cache = None

@@ -1,0 +1,316 @@
+"""DeviceFuture: a batch whose values come to a device meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from ... import errors
+from ...array.device_array import DeviceArray
+from ...nvme import KV_UNRECOVERED_ERROR, describe
+from ...targets import Block
+from ..keys import Keys, as_keys
+from ..schema import Schema
+from . import batch as at
+from .engine import Engine
+from .requests import CHANGED, TIMED_OUT
+
+
+class Space:
+    """Memory of one batch, used again by others once its arrays are gone.
+
+    Attributes
+    ----------
+    rows_at : int
+        Byte of the first row.
+    """
+
+    def __init__(self, engine: Engine, capacity: int, stride: int) -> None:
+        self.capacity, self.stride = capacity, stride
+        self.table = 1 << max(1, 2 * capacity - 1).bit_length()
+        self.keys_at = 8 * at.B_ALL
+        self.lengths_at = self.keys_at + 16 * capacity
+        self.given = self.lengths_at + 8 * capacity
+        self.first_at = self.given
+        self.zeroed_at = self.tickets_at = self.first_at + 8 * capacity
+        self.table_at = self.tickets_at + 8 * capacity
+        self.sizes_at = self.table_at + 8 * self.table
+        self.found_at = self.sizes_at + 8 * capacity
+        self.rows_at = -(-(self.found_at + capacity) // 256) * 256
+        self.nbytes = self.rows_at + capacity * stride
+        self.used = False
+        self.device: Block = engine.memory.allocate(self.nbytes)
+        self.host: Block = engine.memory.allocate_shared(self.given)
+
+
+_KEPT = 2
+"""Free spaces of a size that stay when one of another size is made."""
+
+
+class Spaces:
+    """Free spaces of an engine."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, int], list[Space]] = {}
+
+    def take(self, engine: Engine, count: int, stride: int) -> Space:
+        """Return a space for `count` rows; made where none is free."""
+        capacity = 1 << max(5, (count - 1).bit_length())
+        free = self._free.setdefault((capacity, stride), [])
+        with contextlib.suppress(IndexError):
+            return free.pop()
+        # batches of other sizes are gone, perhaps for good
+        for size, others in list(self._free.items()):
+            if size != (capacity, stride):
+                del others[_KEPT:]
+        with engine.stream.on_device():
+            return Space(engine, capacity, stride)
+
+    def give_back(self, space: Space) -> None:
+        """Keep a space for the next batch."""
+        self._free[space.capacity, space.stride].append(space)
+
+
+class _Lease:
+    """What the arrays of a batch hold: when it is gone, its space is free."""
+
+    def __init__(self, spaces: Spaces, space: Space) -> None:
+        self.space = space
+        self.address = space.device.address
+        weakref.finalize(self, spaces.give_back, space).atexit = False
+
+
+class DeviceFuture:
+    """A batch that was begun; ``wait()`` gives what `Store.get_many` would, on the device.
+
+    The memory of its arrays is used again once all of them are dropped, after what the default stream was given
+    until then: whoever reads them in another stream keeps them until that is done.
+
+    Parameters
+    ----------
+    engine : Engine
+    spaces : Spaces
+    keys : array or iterable
+        As for `Store.get_many`, or int64 [N] in the GPU's memory.
+    schema : Schema or None
+    keep : object
+        Kept until the values are there: a store that is dropped is closed.
+    """
+
+    def __init__(self, engine: Engine, spaces: Spaces, keys: Any, schema: Schema | None, keep: Any = None) -> None:
+        self._engine, self._schema, self._keep = engine, schema, keep
+        self._result: Any = None
+        self._failed: Exception | None = None
+        self._space: Any = None
+        self._lock = threading.RLock()
+        on_gpu = hasattr(keys, "__cuda_array_interface__")
+        if on_gpu and engine.target != "cuda":
+            raise errors.ArgumentError(
+                f'keys are in GPU memory, and this store is on "{engine.target}": copy them to the host, or open it'
+                ' with device="cuda"',
+                name="keys",
+            )
+        self._keys: Keys | None = None if on_gpu else as_keys(keys).copied()
+        interface = _checked(keys) if on_gpu else None
+        self.count = int(interface["shape"][0]) if interface is not None else self._keys.size  # type: ignore[union-attr]
+        self.room = engine.options.value_bytes
+        self._lease: Any = _Lease(spaces, spaces.take(engine, max(1, self.count), -(-self.room // 16) * 16))
+        engine.begin()
+        space = self._lease.space
+        begun = False
+        try:
+            self._begin(space, interface)
+            # the keys are read when the stream comes to it
+            self._given = keys if on_gpu else None
+            self._begun = engine.stream.mark()
+            begun = True
+        finally:
+            if not begun:
+                engine.recover(at.finish_rows, self.count, space.device.address)
+                engine.end()
+        self._space = space
+        engine.register(self)
+
+    def _begin(self, space: Space, interface: dict[str, Any] | None) -> None:
+        engine, n = self._engine, self.count
+        base = space.device.address
+        words = space.host.words
+        words[: at.B_ALL] = 0
+        words[at.B_KEYS] = base + space.keys_at
+        words[at.B_PITCH], words[at.B_LENGTH] = 8, 8
+        words[at.B_TABLE], words[at.B_TABLE_MASK] = base + space.table_at, space.table - 1
+        words[at.B_FIRST], words[at.B_TICKETS] = base + space.first_at, base + space.tickets_at
+        words[at.B_SIZES], words[at.B_FOUND] = base + space.sizes_at, base + space.found_at
+        words[at.B_ROWS], words[at.B_STRIDE] = base + space.rows_at, space.stride
+        words[at.B_ROOM] = self.room
+        words[at.B_SALT] = id(self) >> 4 & 0xFFFF
+        copied = space.keys_at
+        self._unique = False
+        if self._keys is not None:
+            given, lengths, _ = self._keys
+            self._unique = given.ndim == 1 and np.unique(given).size == n
+            words[at.B_UNIQUE] = self._unique
+            width = 2 if given.ndim == 2 else 1
+            words[at.B_PITCH] = 8 * width
+            words[space.keys_at // 8 : space.keys_at // 8 + width * n] = given.reshape(-1)
+            copied = space.keys_at + 8 * width * n
+            if lengths is not None:
+                words[at.B_LENGTHS] = base + space.lengths_at
+                words[space.lengths_at // 8 : space.lengths_at // 8 + n] = lengths
+                copied = space.lengths_at + 8 * n
+        stream = engine.stream
+        if space.used:
+            # kernels that were given the arrays of the last batch here may still be running
+            stream.after_default()
+        space.used = True
+        stream.copy(base, space.host.address, copied)
+        if interface is not None:
+            stream.after_default(interface.get("stream"))
+            stream.copy(base + space.keys_at, int(interface["data"][0]), 8 * n)
+        stream.zero(base + space.zeroed_at, space.rows_at - space.zeroed_at + n * space.stride)
+        if n:
+            engine.launch(at.begin_rows, n, engine.core, base)
+
+    def done(self) -> bool:
+        """Tell whether all values have come, so that `wait` returns soon."""
+        if self._result is not None or self._failed is not None:
+            return True
+        pairs = self._engine.pairs
+        return self._begun() and pairs.announced() == 0 and pairs.outstanding() == 0
+
+    def wait(self) -> tuple[Any, Any]:
+        """Wait for the values; may be called again.
+
+        Returns
+        -------
+        batch : dict of arrays
+            On the device: fields [N, ...] of the schema (zeros for absent keys); without a schema ``"value"``,
+            uint8 [N, value_bytes], and ``"size"``, int64 [N], less than 0 where there is none.
+        found : array
+            bool [N], on the device.
+
+        Raises
+        ------
+        CorruptionError
+            A value is damaged.
+        MediumError
+            The device answered that it could not.
+        StallError
+            The device did not answer in time. Later batches may do better; this one is lost.
+        KernelError
+            Ctrl-C ended a wait before.
+        """
+        with self._lock:
+            if self._failed is not None:
+                raise self._failed
+            if self._result is None:
+                self._failed = errors.KernelError(
+                    f"the wait for a batch of {self._engine.name} was interrupted: begin it again"
+                )
+                try:
+                    self._result = self._finish()
+                    self._failed = None
+                except Exception as error:
+                    self._failed = error
+                    raise
+                finally:
+                    self._given = self._keep = None
+                    if self._failed is not None:
+                        self._release()
+            return self._result  # type: ignore[no-any-return]
+
+    def settle(self) -> None:
+        """Wait, and leave what there is to raise to `wait`."""
+        with contextlib.suppress(Exception):
+            self.wait()
+
+    def _finish(self) -> tuple[Any, Any]:
+        engine, space, n = self._engine, self._space, self.count
+        base = space.device.address
+        engine.check()
+        finished = False
+        try:
+            if n:
+                engine.launch(at.finish_rows, n, engine.core, base)
+                if not self._unique:
+                    engine.launch(at.spread_rows, n, base)
+            engine.stream.copy(space.host.address, base, 8 * at.B_ALL)
+            engine.stream.wait((engine,))
+            finished = True
+        finally:
+            if not finished:
+                engine.recover(at.finish_rows, n, base)
+            engine.end()
+        words = space.host.words
+        row, status = int(words[at.B_FAILED]) - 1, int(words[at.B_STATUS])
+        if row >= 0:
+            engine.resume()
+            raise self._error(row, status)
+        return self._arrays()
+
+    def _error(self, row: int, status: int) -> Exception:
+        key = "" if self._keys is None else f" of key {self._keys.row(row)!r}"
+        where = f"{self._engine.name}, row {row}: the value{key}"
+        if status == KV_UNRECOVERED_ERROR:
+            return self._engine.damaged(where)
+        if status == TIMED_OUT:
+            return self._engine.stalled()
+        if status == CHANGED:
+            return self._engine.changed(where)
+        return errors.MediumError(
+            f"{where} could not be had: {describe(status)} (status {status:#06x}); check the drive", status=status
+        )
+
+    def _arrays(self) -> tuple[Any, Any]:
+        space, n = self._space, self.count
+        if self._engine.target != "cuda":
+            raw = space.device.view(np.dtype(np.uint8))
+            # of their own, as the space is used again: the host's arrays do not hold the lease
+            rows = raw[space.rows_at : space.rows_at + n * space.stride].reshape(n, space.stride)[:, : self.room].copy()
+            sizes = raw[space.sizes_at : space.sizes_at + 8 * n].view(np.int64).copy()
+            found = raw[space.found_at : space.found_at + n].astype(np.bool_)
+            self._release()
+            if self._schema is not None:
+                return self._schema.unpack(rows), found
+            return {"value": rows, "size": sizes}, found
+        batch: dict[str, Any] = {}
+        if self._schema is not None:
+            for field in self._schema.fields:
+                shape = (n, *field.shape)
+                batch[field.name] = self._view(space.rows_at + field.offset, shape, field.dtype, space.stride)
+        else:
+            batch["value"] = self._view(space.rows_at, (n, self.room), np.dtype(np.uint8), space.stride)
+            batch["size"] = self._view(space.sizes_at, (n,), np.dtype(np.int64), 8)
+        return batch, self._view(space.found_at, (n,), np.dtype(np.bool_), 1)
+
+    def __del__(self) -> None:
+        # dropped without a wait: its command ids must come back. This may run anywhere, in the middle of anything
+        if getattr(self, "_space", None) is not None and self._result is None and self._failed is None:
+            self._engine.abandon(at.finish_rows, self.count, self._lease)
+
+    def _release(self) -> None:
+        self._lease = None
+
+    def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], pitch: int) -> DeviceArray:
+        strides = [dtype.itemsize]
+        for extent in reversed(shape[2:]):
+            strides.insert(0, strides[0] * extent)
+        steps = (pitch, *strides) if len(shape) > 1 else (pitch,)
+        memory = self._space.device._owner
+        return DeviceArray(memory, shape, dtype, offset=offset, strides=steps, keep=self._lease)
+
+
+def _checked(keys: Any) -> dict[str, Any]:
+    interface: dict[str, Any] = keys.__cuda_array_interface__
+    whole = interface.get("strides") in (None, (8,))
+    if len(interface["shape"]) != 1 or np.dtype(interface["typestr"]) != np.int64 or not whole:
+        raise errors.ArgumentError(
+            f"keys in GPU memory are a contiguous int64 [N], not {interface['typestr']} {interface['shape']}: convert"
+            " them, or pass them from the host",
+            name="keys",
+        )
+    return interface

@@ -1,0 +1,493 @@
+"""KernelStore: what kernels receive in place of a store, and the paths behind its methods."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from warpwell.nvme import KV_DELETE, KV_EXIST, KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE, KV_STORE
+from warpwell.queues.completion import give_place, orphan, place_of, result_of
+from warpwell.queues.completion import poll as poll_id
+from warpwell.queues.layout import (
+    DONE,
+    ID_COUNT,
+    ID_FRAMES,
+    ID_OPCODE,
+    ID_PAGE,
+    ID_STATE,
+    ORPHAN,
+    Q_N_IDS,
+    Q_PROGRESS,
+    TAKEN,
+)
+from warpwell.queues.submission import field, id_record, release_id, staging_of
+from warpwell.targets import (
+    DEVICE,
+    DeviceStruct,
+    activemask,
+    ballot,
+    clock_ns,
+    compare_exchange,
+    device,
+    element_address,
+    fetch_add,
+    ffs,
+    i64,
+    lane_id,
+    linked,
+    load_acquire,
+    load_relaxed,
+    rem,
+    shfl,
+    store_relaxed,
+    store_release,
+    struct_method,
+    syncwarp,
+)
+
+from ..index.slots import hash_of
+from .copying import copy_each
+from .device_cache import look_up
+from .requests import (
+    BAD_BUFFER,
+    BAD_TICKET,
+    K_CACHE,
+    K_CHUNK,
+    K_FAILED,
+    K_N_QUEUES,
+    K_QUEUES,
+    K_RETURNS,
+    K_STATUS,
+    K_TIMEOUT,
+    N_COMMANDS,
+    N_HITS,
+    NO_PLACE,
+    PATIENCE,
+    TIMED_OUT,
+    begin,
+    execute,
+    queue_at,
+    serve,
+    start,
+    stopped,
+)
+
+ABSENT = -1
+FAILED = -2
+"""What `retrieve`, `exists` and `store` return where the device failed or did not answer in time."""
+KEY_EXISTS = 0x89
+TOO_LARGE = 0x85
+
+# Words of an id's record that have this use while its command is a ticket's.
+ID_USE = ID_PAGE
+"""Times that the id was a ticket, doubled, plus 1 while the ticket is held."""
+ID_SEEN = ID_COUNT
+"""Completions of all queues when the ticket was polled, and since when it is that number (0: not polled yet)."""
+ID_SINCE = ID_OPCODE
+ID_BEGUN = ID_FRAMES + 3
+"""When the command was first polled."""
+USES = (1 << 31) - 1
+
+
+@device
+def note(core, status):
+    """Leave word of a failure for the host, which raises after the launch (thread)."""
+    if status != 0 and status != KV_KEY_DOES_NOT_EXIST and status != KEY_EXISTS:
+        store_relaxed(core + 8 * K_STATUS, status, DEVICE)
+        fetch_add(core + 8 * K_FAILED, 1, DEVICE)
+
+
+@device
+def size_of_answer(answer):
+    """Turn an answer into a size, `ABSENT` or `FAILED` (thread)."""
+    status = answer & 0xFFFF
+    if status == 0:
+        return answer >> 16
+    if status == KV_KEY_DOES_NOT_EXIST:
+        return ABSENT
+    return FAILED
+
+
+@linked
+def run(core, operation, key0, key1, length, at, nbytes):
+    """Carry out a command for each lane and wait for it; return ``status | size << 16`` (any set of lanes).
+
+    `operation` is an opcode. Lanes that name different stores take turns.
+    """
+    mask = activemask()
+    lane = lane_id()
+    open_ = True
+    out = 0
+    while True:
+        todo = ballot(mask, open_)
+        if todo == 0:
+            return out
+        leader = ffs(todo) - 1
+        home = shfl(mask, core, leader)
+        want = open_ and core == home
+        opcode = shfl(mask, operation, leader)
+        want = want and operation == opcode
+        queue = queue_at(home, shfl(mask, hash_of(key0, key1, length), leader) & 0x7FFFFFFF)
+        if want:
+            open_ = False
+        cache = field(home, K_CACHE)
+        if cache != 0 and opcode == KV_RETRIEVE:
+            size = look_up(cache, want, key0, key1, length, at, nbytes, mask, lane)
+            if want and size >= 0:
+                fetch_add(home + 8 * N_HITS, 1, DEVICE)
+                out = size << 16
+                want = False
+        if want:
+            fetch_add(home + 8 * N_COMMANDS, 1, DEVICE)
+        answer = execute(home, queue, opcode, want, -1, key0, key1, length, at, nbytes, mask, lane, leader)
+        if want:
+            out = answer
+            note(home, answer & 0xFFFF)
+
+
+@linked
+def submit_one(core, key0, key1, length):
+    """Submit a Retrieve of as much as one command carries; return a ticket, -1 where no id is free (thread)."""
+    number = rem(hash_of(key0, key1, length) & 0x7FFFFFFF, field(core, K_N_QUEUES))
+    cid = start(core, queue_at(core, number), KV_RETRIEVE, key0, key1, length, field(core, K_CHUNK))
+    if cid < 0:
+        return -1
+    fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
+    # for `poll_one`, should the command have to be submitted again
+    record = id_record(queue_at(core, number), cid) + 8 * ID_FRAMES
+    store_relaxed(record, key0, DEVICE)
+    store_relaxed(record + 8, key1, DEVICE)
+    store_relaxed(record + 16, length, DEVICE)
+    record -= 8 * ID_FRAMES
+    use = ((load_relaxed(record + 8 * ID_USE, DEVICE) >> 1) + 1) & USES
+    store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
+    # who is handed the ticket, however, must not see the id as done by its last owner
+    store_release(record + 8 * ID_USE, (use << 1) | 1, DEVICE)
+    return (use << 32) | (number << 16) | cid
+
+
+@device
+def held(core, ticket):
+    """Return the id record of a ticket, or 0 for a number that is none, or is one no more (thread).
+
+    Acquires what `submit_one` did: the id is taken, and its key is there.
+    """
+    number = (ticket >> 16) & 0xFFFF
+    if ticket < 0 or number >= field(core, K_N_QUEUES):
+        return 0
+    queue = queue_at(core, number)
+    cid = ticket & 0xFFFF
+    if cid >= field(queue, Q_N_IDS):
+        return 0
+    record = id_record(queue, cid)
+    if load_acquire(record + 8 * ID_USE, DEVICE) != open_use(ticket):
+        return 0
+    return record
+
+
+@device
+def open_use(ticket):
+    """Return the word `ID_USE` of a ticket that is held (thread)."""
+    return ((ticket >> 32) << 1) | 1
+
+
+@device
+def let_go(record, ticket):
+    """End a ticket; return False where another thread did (thread)."""
+    use = open_use(ticket)
+    return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use
+
+
+@device
+def overdue(core, queue, record, ticket):
+    """Give a ticket up if nothing has come for long, or others alone; return whether it is given up (thread)."""
+    count = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
+    since = load_relaxed(record + 8 * ID_SINCE, DEVICE)
+    if since == 0 or count != load_relaxed(record + 8 * ID_SEEN, DEVICE):
+        now = clock_ns()
+        if since == 0:
+            store_relaxed(record + 8 * ID_BEGUN, now, DEVICE)
+        store_relaxed(record + 8 * ID_SEEN, count, DEVICE)
+        store_relaxed(record + 8 * ID_SINCE, now, DEVICE)
+        if now - load_relaxed(record + 8 * ID_BEGUN, DEVICE) <= PATIENCE * field(core, K_TIMEOUT):
+            return False
+    elif not stopped(core, since):
+        return False
+    if let_go(record, ticket):
+        if orphan(queue, ticket & 0xFFFF, ORPHAN) >= 0:
+            # its completion came at this moment: the id is still the ticket's, which goes on
+            store_release(record + 8 * ID_USE, open_use(ticket), DEVICE)
+            return False
+        note(core, TIMED_OUT)
+    return True
+
+
+@linked
+def poll_one(core, ticket):
+    """Return the status of a ticket's command, -1 while it is under way; never waits (any set of lanes)."""
+    mask = activemask()
+    lane = lane_id()
+    record = held(core, ticket)
+    queue = field(core, K_QUEUES)
+    status = BAD_TICKET
+    if record != 0:
+        queue = queue_at(core, (ticket >> 16) & 0xFFFF)
+        status = poll_id(queue, ticket & 0xFFFF)
+    open_ = status < 0
+    while True:
+        todo = ballot(mask, open_)
+        if todo == 0:
+            break
+        leader = ffs(todo) - 1
+        current = shfl(mask, queue, leader)
+        serve(current, mask, lane, leader)
+        if queue == current:
+            open_ = False
+    if status < 0:
+        status = poll_id(queue, ticket & 0xFFFF)
+    if status == NO_PLACE and field(core, K_RETURNS) != 0:
+        return again(core, queue, ticket & 0xFFFF)
+    if status < 0 and overdue(core, queue, record, ticket):
+        return TIMED_OUT
+    return status
+
+
+@device
+def again(core, queue, cid):
+    """Submit a command once more for which no place was free; return -1, or the status if that failed (thread)."""
+    record = id_record(queue, cid)
+    if compare_exchange(record + 8 * ID_STATE, DONE | (NO_PLACE << 8), TAKEN, DEVICE) != DONE | (NO_PLACE << 8):
+        return -1  # another thread that polls the ticket did it
+    # refusal was an answer, from which the time of this one counts
+    store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
+    key = record + 8 * ID_FRAMES
+    key0 = load_relaxed(key, DEVICE)
+    key1 = load_relaxed(key + 8, DEVICE)
+    if begin(core, queue, cid, KV_RETRIEVE, key0, key1, load_relaxed(key + 16, DEVICE), field(core, K_CHUNK), 0):
+        return -1
+    return TIMED_OUT
+
+
+@linked
+def size_one(core, ticket):
+    """Return the size of the value that a completed ticket brought, `ABSENT` or `FAILED` (thread)."""
+    if held(core, ticket) == 0:
+        return FAILED
+    queue = queue_at(core, (ticket >> 16) & 0xFFFF)
+    status = poll_id(queue, ticket & 0xFFFF)
+    if status == 0:
+        return result_of(queue, ticket & 0xFFFF)
+    if status == KV_KEY_DOES_NOT_EXIST:
+        return ABSENT
+    return FAILED
+
+
+@linked
+def take_one(core, ticket, to, room):
+    """Copy a completed ticket's value and give the ticket back; return the value's size, or `ABSENT`, `FAILED`.
+
+    Any set of lanes; all copy together.
+    """
+    mask = activemask()
+    lane = lane_id()
+    queue = field(core, K_QUEUES)
+    cid = 0
+    status = BAD_TICKET
+    record = held(core, ticket)
+    if room >= 0 and record != 0:
+        queue = queue_at(core, (ticket >> 16) & 0xFFFF)
+        cid = ticket & 0xFFFF
+        status = poll_id(queue, cid)
+        if status == NO_PLACE and field(core, K_RETURNS) != 0:
+            status = -1
+        # of several threads that take a ticket, one gets it
+        if status >= 0 and not let_go(record, ticket):
+            status = BAD_TICKET
+    size = 0
+    count = 0
+    source = 0
+    if status == 0:
+        size = result_of(queue, cid)
+        count = min(size, min(room, field(core, K_CHUNK)))
+        source = staging_of(queue, cid)
+        if field(core, K_RETURNS) != 0:
+            source = place_of(queue, cid)
+    some = ballot(mask, count > 0)
+    syncwarp(mask)
+    copy_each(some, to, source, count, mask, lane)
+    syncwarp(mask)
+    if status < 0:
+        return FAILED
+    if room < 0:
+        note(core, BAD_BUFFER)
+        return FAILED
+    note(core, status)
+    if status == BAD_TICKET:
+        return FAILED
+    give_place(queue, cid)
+    release_id(queue, cid)
+    return size_of_answer(status | (size << 16))
+
+
+# -- methods -------------------------------------------------------------------------------------------------
+
+
+def _of_key(do: Callable[..., Any], words: bool, data: bool) -> Callable[..., Any]:
+    """Return a method whose key is an integer, or a tuple of the key's two words and its length."""
+    if words and data:
+
+        @device
+        def with_words_and_data(view, key, data):
+            return do(view, i64(key[0]), i64(key[1]), i64(key[2]), data)
+
+        return with_words_and_data
+    if words:
+
+        @device
+        def with_words(view, key):
+            return do(view, i64(key[0]), i64(key[1]), i64(key[2]))
+
+        return with_words
+    if data:
+
+        @device
+        def with_integer_and_data(view, key, data):
+            return do(view, i64(key), 0, 8, data)
+
+        return with_integer_and_data
+
+    @device
+    def with_integer(view, key):
+        return do(view, i64(key), 0, 8)
+
+    return with_integer
+
+
+@device
+def room_of(data):
+    """Return the bytes of an array, -1 where its items do not stand side by side (thread)."""
+    last = data.size - 1
+    if last > 0 and element_address(data, last) - element_address(data, 0) != last * data.itemsize:
+        return -1
+    return data.size * data.itemsize
+
+
+@device
+def _submit(view, key0, key1, length):
+    return submit_one(view.core, key0, key1, length)
+
+
+@device
+def _exists(view, key0, key1, length):
+    status = run(view.core, KV_EXIST, key0, key1, length, 0, 0) & 0xFFFF
+    if status == 0:
+        return 1
+    if status == KV_KEY_DOES_NOT_EXIST:
+        return 0
+    return FAILED
+
+
+@device
+def _delete(view, key0, key1, length):
+    return size_of_answer(run(view.core, KV_DELETE, key0, key1, length, 0, 0))
+
+
+@device
+def _retrieve(view, key0, key1, length, data):
+    room = room_of(data)
+    if room < 0:
+        note(view.core, BAD_BUFFER)
+        return FAILED
+    return size_of_answer(run(view.core, KV_RETRIEVE, key0, key1, length, element_address(data, 0), room))
+
+
+@device
+def _store(view, key0, key1, length, data):
+    nbytes = room_of(data)
+    if nbytes < 0 or nbytes > view.chunk:
+        note(view.core, BAD_BUFFER if nbytes < 0 else TOO_LARGE)
+        return FAILED
+    answer = run(view.core, KV_STORE, key0, key1, length, element_address(data, 0), nbytes)
+    return size_of_answer(answer & 0xFFFF)
+
+
+@device
+def _poll(view, ticket):
+    return poll_one(view.core, i64(ticket))
+
+
+@device
+def _length(view, ticket):
+    return size_one(view.core, i64(ticket))
+
+
+@device
+def _take(view, ticket, data):
+    return take_one(view.core, i64(ticket), element_address(data, 0), room_of(data))
+
+
+_KEYED: dict[str, Any] = {
+    "submit": _submit, "exists": _exists, "delete": _delete, "retrieve": _retrieve, "store": _store,
+}  # fmt: skip
+_TICKETED: dict[str, Any] = {"poll": _poll, "length": _length, "take": _take}
+METHODS = {
+    "submit": ("view", "key"),
+    "exists": ("view", "key"),
+    "delete": ("view", "key"),
+    "retrieve": ("view", "key", "data"),
+    "store": ("view", "key", "data"),
+    "poll": ("view", "ticket"),
+    "length": ("view", "ticket"),
+    "take": ("view", "ticket", "data"),
+}
+
+
+class KernelStore(DeviceStruct):
+    """A store as device code sees it.
+
+    Keys are 64-bit integers, or tuples ``(key0, key1, length)`` of a longer key's words.
+
+    - ``submit(key)`` asks for a value and returns a ticket at once; -1 where too many are held: take some first, or
+      use `retrieve`, for which ids are left.
+    - ``poll(ticket)`` returns -1 while that is under way, then the status, 0 for success; it never waits. Another
+      status means that the command failed, and `take` gives the ticket back; or that it was given up after the
+      store's time-out (four of them while others are answered), or that it is no ticket that is held.
+    - ``length(ticket)`` returns the size of the value that came.
+    - ``take(ticket, out)`` copies it and gives the ticket back; -2 before it has come. Each ticket must be taken
+      once: who takes it once more gets -2, and the host raises.
+    - ``retrieve(key, out)`` does all of that and waits; it answers from the device cache where it can.
+    - ``exists(key)``, ``store(key, value)``, ``delete(key)`` wait too; deleting an absent key returns -1.
+
+    Arrays are in the device's global memory, of one dimension, with their items side by side.
+
+    `take` and `retrieve` return the value's whole size, however small `out` is, -1 for an absent key, -2 where
+    the device failed; the host then raises after the launch.
+    """
+
+    _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
+
+    @classmethod
+    def layout(cls, static: Any) -> Sequence[tuple[str, int | None]]:
+        """Return the members: address of the store's record, bytes of a command's value."""
+        return [("core", None), ("chunk", None)]
+
+    @classmethod
+    def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
+        """Return the device function of a method."""
+        if name in _TICKETED:
+            return _TICKETED[name]
+        if name in _KEYED:
+            return _made(name, ndim)
+        return None
+
+
+@functools.cache
+def _made(name: str, ndim: int | None) -> Callable[..., Any] | None:
+    if ndim not in (1, 3):
+        return None
+    return _of_key(_KEYED[name], ndim == 3, "data" in METHODS[name])
+
+
+for _name, _parameters in METHODS.items():
+    struct_method(_name, *_parameters)

@@ -1,0 +1,249 @@
+"""What a controller calls for a key-value command: reads are answered here, changes go to the interpreter's ring."""
+
+from __future__ import annotations
+
+from warpwell.kv.index.fetch import ABSENT, FOUND, count_reads, read_part, read_value
+from warpwell.kv.index.layout import S_RING, S_TABLE, SIZE_MASK, enter, leave
+from warpwell.kv.index.slots import lookup
+from warpwell.nvme import (
+    FLUSH,
+    INVALID_OPCODE,
+    KV_DELETE,
+    KV_EXIST,
+    KV_INVALID_KEY_SIZE,
+    KV_INVALID_VALUE_SIZE,
+    KV_KEY_DOES_NOT_EXIST,
+    KV_LIST,
+    KV_RETRIEVE,
+    KV_STORE,
+    KV_UNRECOVERED_ERROR,
+    NAMESPACE_NOT_READY,
+    NAMESPACE_WRITE_PROTECTED,
+)
+from warpwell.targets import (
+    SYSTEM,
+    backoff,
+    device,
+    exchange,
+    load_acquire,
+    load_relaxed,
+    native,
+    store_relaxed,
+    store_release,
+)
+
+PENDING = -1
+MAX_VALUE = 1 << 24
+VERSION_MIX = -0x61C8864680B583EB
+
+# -- ring of requests for the interpreter, in words; a line for each group of words that one side writes ---------
+Q_SHIFT = 0
+Q_FLAGS = 1
+"""1: changes are taken; 2: closing, nothing is taken."""
+Q_LOCK = 8
+"""Of threads that put requests."""
+Q_TAIL = 9
+"""Requests that were put."""
+Q_HEAD = 16
+"""Requests that were taken."""
+Q_DONE_LOCK = 24
+"""Of threads that fetch answers."""
+Q_DONE_HEAD = 25
+Q_DONE_TAIL = 32
+Q_ENTRIES = 40
+ENTRY_WORDS = 6
+E_OP = 0
+E_KEY0 = 1
+E_KEY1 = 2
+E_BUFFER = 3
+E_TAIL = 4
+RING_SHIFT = 14
+"""More entries than all queues of a controller have command ids."""
+RING_WORDS = Q_ENTRIES + (ENTRY_WORDS + 1) * (1 << RING_SHIFT)
+
+TAKES_CHANGES = 1
+CLOSING = 2
+
+
+@device
+def masked(word, nbytes):
+    """Return the low bytes of a word of a key, 0 to 8 of them, and zeros."""
+    if nbytes >= 8:
+        return word
+    if nbytes <= 0:
+        return 0
+    return word & ((1 << (8 * nbytes)) - 1)
+
+
+@device
+def take_lock(address):
+    """Take a spin lock, which is held for a few instructions."""
+    attempt = 0
+    while exchange(address, 1, SYSTEM) != 0:
+        backoff(attempt)
+        attempt += 1
+
+
+@device
+def hand_over(ring, op, key0, key1, buffer, tail):
+    """Put a request into the ring; return PENDING, or the status of what is not taken."""
+    if ring == 0:
+        return NAMESPACE_WRITE_PROTECTED
+    flags = load_acquire(ring + 8 * Q_FLAGS, SYSTEM)
+    if flags & CLOSING != 0:
+        return NAMESPACE_NOT_READY
+    if flags & TAKES_CHANGES == 0 and op & 0xFF != KV_LIST:
+        return NAMESPACE_WRITE_PROTECTED
+    mask = (1 << load_relaxed(ring + 8 * Q_SHIFT, SYSTEM)) - 1
+    take_lock(ring + 8 * Q_LOCK)
+    at = load_relaxed(ring + 8 * Q_TAIL, SYSTEM)
+    status = PENDING
+    # An answer keeps its place until it is fetched, so both halves of the ring have room for what is inside.
+    if at - load_acquire(ring + 8 * Q_DONE_HEAD, SYSTEM) > mask:
+        status = NAMESPACE_NOT_READY
+    else:
+        entry = ring + 8 * (Q_ENTRIES + ENTRY_WORDS * (at & mask))
+        store_relaxed(entry + 8 * E_OP, op, SYSTEM)
+        store_relaxed(entry + 8 * E_KEY0, key0, SYSTEM)
+        store_relaxed(entry + 8 * E_KEY1, key1, SYSTEM)
+        store_relaxed(entry + 8 * E_BUFFER, buffer, SYSTEM)
+        store_relaxed(entry + 8 * E_TAIL, tail, SYSTEM)
+        store_release(ring + 8 * Q_TAIL, at + 1, SYSTEM)
+    store_release(ring + 8 * Q_LOCK, 0, SYSTEM)
+    return status
+
+
+@device
+def version_of(loc0, loc1):
+    """Return 15 bits of where a value lies and of its CRC, for who fetches it in pieces (never of an absent one)."""
+    mixed = (loc0 * VERSION_MIX) ^ loc1
+    mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * VERSION_MIX
+    return (mixed >> 49) & 0x7FFF
+
+
+@device
+def retrieve(state, key0, key1, length, buffer, nbytes, first, stripe):
+    """Copy a value from byte `first` on, as much as fits; return status, whole size and version (see `kv_start`)."""
+    epoch = enter(state, stripe)
+    loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
+    size = loc1 & SIZE_MASK
+    status = ABSENT
+    if loc0 != 0:
+        if nbytes == 0:
+            status = FOUND  # only the size is asked for
+        elif size <= nbytes and first == 0:
+            status = read_value(state, loc0, loc1, buffer)
+        elif first >= size:
+            status = FOUND
+        else:
+            status = read_part(state, loc0, loc1, buffer, first, min(nbytes, size - first), stripe)
+    leave(state, stripe, epoch)
+    if status == FOUND:
+        count_reads(state, stripe, 1, 1, min(size, nbytes), 0)
+        return (size << 16) | (version_of(loc0, loc1) << 48)
+    if status == ABSENT:
+        count_reads(state, stripe, 1, 0, 0, 0)
+        return KV_KEY_DOES_NOT_EXIST
+    count_reads(state, stripe, 1, 0, 0, 1)
+    return KV_UNRECOVERED_ERROR
+
+
+@native
+def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
+    """Begin a key-value command.
+
+    Parameters
+    ----------
+    state : int
+        Address of the store's state block.
+    op : int
+        Opcode, key length from bit 8 on, options from bit 16 on; from bit 24 on where in the value a retrieve
+        begins, in units of 512 bytes.
+    key0, key1 : int
+        The key's words.
+    buffer : int
+        Host address of the value.
+    tail : int
+        Tag from bit 32 on; bytes of the value (store) or of the buffer (retrieve, list) below.
+
+    Returns
+    -------
+    int
+        ``status | dw0 << 16 | version << 48``, or PENDING; then `kv_complete` tells the end. Only a retrieve has
+        a version: 15 bits, others once the value was replaced (but for one in 32,768) or has moved.
+    """
+    opcode = op & 0xFF
+    length = (op >> 8) & 0xFF
+    nbytes = tail & 0xFFFFFFFF
+    if opcode == FLUSH:
+        ring = load_acquire(state + 8 * S_RING, SYSTEM)
+        if ring == 0 or load_relaxed(ring + 8 * Q_FLAGS, SYSTEM) & TAKES_CHANGES == 0:
+            return 0  # nothing was changed, so all is durable
+        return hand_over(ring, op, 0, 0, 0, tail)
+    if length > 16 or (length == 0 and opcode != KV_LIST):
+        return KV_INVALID_KEY_SIZE
+    low = masked(key0, length)
+    high = masked(key1, length - 8)
+    if opcode == KV_RETRIEVE:
+        return retrieve(state, low, high, length, buffer, nbytes, ((op >> 24) & 0xFFFF) << 9, tail >> 48)
+    if opcode == KV_EXIST:
+        stripe = tail >> 48
+        epoch = enter(state, stripe)
+        loc0, _ = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), low, high, length)
+        leave(state, stripe, epoch)
+        return 0 if loc0 != 0 else KV_KEY_DOES_NOT_EXIST
+    if opcode == KV_STORE and nbytes > MAX_VALUE:
+        return KV_INVALID_VALUE_SIZE
+    if opcode == KV_STORE or opcode == KV_DELETE or opcode == KV_LIST:
+        return hand_over(load_acquire(state + 8 * S_RING, SYSTEM), op, low, high, buffer, tail)
+    return INVALID_OPCODE
+
+
+@native
+def kv_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
+    """Return ``tag << 16 | status`` of a command that was pending and is done, -1 where there is none."""
+    if a == 1:
+        return 0  # dw0 of the command that the call before told of: only what is never pending has any
+    ring = load_acquire(state + 8 * S_RING, SYSTEM)
+    if ring == 0:
+        return -1
+    head = load_acquire(ring + 8 * Q_DONE_HEAD, SYSTEM)
+    if head == load_acquire(ring + 8 * Q_DONE_TAIL, SYSTEM):
+        return -1
+    take_lock(ring + 8 * Q_DONE_LOCK)
+    answer = -1
+    head = load_relaxed(ring + 8 * Q_DONE_HEAD, SYSTEM)
+    if head != load_acquire(ring + 8 * Q_DONE_TAIL, SYSTEM):
+        shift = load_relaxed(ring + 8 * Q_SHIFT, SYSTEM)
+        done = Q_ENTRIES + (ENTRY_WORDS << shift)
+        answer = load_relaxed(ring + 8 * (done + (head & ((1 << shift) - 1))), SYSTEM)
+        store_release(ring + 8 * Q_DONE_HEAD, head + 1, SYSTEM)
+    store_release(ring + 8 * Q_DONE_LOCK, 0, SYSTEM)
+    return answer
+
+
+def wait_for_requests(ring, attempts):
+    """Wait until the ring has requests, for a while; return the number (the interpreter's thread, no lock held)."""
+    head = load_relaxed(ring + 8 * Q_HEAD, SYSTEM)
+    for attempt in range(attempts):
+        count = load_acquire(ring + 8 * Q_TAIL, SYSTEM) - head
+        if count > 0 or load_acquire(ring + 8 * Q_FLAGS, SYSTEM) & CLOSING != 0:
+            return count
+        backoff(min(attempt, 60))
+    return 0
+
+
+def answer(ring, word):
+    """Put an answer into the ring (the interpreter's thread)."""
+    shift = load_relaxed(ring + 8 * Q_SHIFT, SYSTEM)
+    tail = load_relaxed(ring + 8 * Q_DONE_TAIL, SYSTEM)
+    done = Q_ENTRIES + (ENTRY_WORDS << shift)
+    store_relaxed(ring + 8 * (done + (tail & ((1 << shift) - 1))), word, SYSTEM)
+    store_release(ring + 8 * Q_DONE_TAIL, tail + 1, SYSTEM)
+    return 0
+
+
+def taken(ring, count):
+    """Say that requests were taken (the interpreter's thread)."""
+    store_release(ring + 8 * Q_HEAD, load_relaxed(ring + 8 * Q_HEAD, SYSTEM) + count, SYSTEM)
+    return 0

@@ -1,0 +1,1 @@
+"""Records in shuffled batches for training."""

@@ -1,0 +1,108 @@
+"""Dataset: a store as a sequence of records, which the data loaders of other libraries take as it is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import errors
+from ..keys import Keys, as_keys
+from ..opening import open_store
+from .loader import require_store
+
+
+class Dataset:
+    """Records of a store by position; PyTorch's ``DataLoader`` takes it, and fetches a batch in one call.
+
+    Parameters
+    ----------
+    store : Store
+        A record is a dict of arrays for a store with a schema, bytes otherwise.
+    keys : optional
+        The keys to offer, as `Store.get_many` takes them. Left out: all that the store has now, in the order of
+        `Store.keys_array`.
+
+    Raises
+    ------
+    KeyMissingError
+        On access: the store does not have a key any more.
+    ForkError
+        On access in a forked process, where the store is open for writing; on pickling, where it is open for writing or
+        on a GPU.
+
+    Notes
+    -----
+    In a worker that was forked, the store goes on as it was at the fork. One that is sent to a worker (spawn and
+    forkserver) opens it again there, at the first access.
+    """
+
+    def __init__(self, store: Any, keys: Any = None) -> None:
+        require_store(store, keys)
+        self._store: Any = store
+        if keys is None:  # a store knows which keys are integers, and another's array of keys may not
+            self._keys: Keys = as_keys(store.ordered() if hasattr(store, "ordered") else store.keys_array())
+        else:
+            self._keys = as_keys(keys).copied()
+        self._path = store.path
+        self._reopens = not store.writable and getattr(store, "device", None) in (None, "cpu")
+
+    @property
+    def store(self) -> Any:
+        """The store, in this process."""
+        if self._store is None:
+            self._store = open_store(self._path, mode="r")
+        return self._store
+
+    def __len__(self) -> int:
+        return self._keys.size
+
+    def __repr__(self) -> str:
+        return f"<Dataset of {str(self._path)!r}: {len(self)} records>"
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one record; a negative index counts from the end."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several records, fetched as one batch."""
+        rows = self._rows(indices)
+        keys = self._keys.take(rows)
+        batch, found = self.store.get_many(keys.words if keys.lengths is None else keys.padded())
+        for k in np.flatnonzero(~np.asarray(found, dtype=bool))[:1]:
+            key = keys.row(int(k))
+            raise errors.KeyMissingError(
+                f"the store does not have key {key!r} any more: was it deleted after the dataset was made? Make it"
+                " anew",
+                key=keys.raw(int(k)),
+            )
+        if not isinstance(batch, dict):
+            return list(batch)
+        return [{name: values[k] for name, values in batch.items()} for k in range(len(rows))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self._reopens:
+            raise errors.ForkError(
+                f"a dataset of {self._path} cannot be sent to another process, as its store is open for writing or on a"
+                " GPU: open it with mode='r' and without a device, or load batches in this process (num_workers=0)"
+            )
+        return {**self.__dict__, "_store": None}
+
+    def _rows(self, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        try:
+            rows = np.array([operator.index(i) for i in indices], np.int64)
+        except TypeError:
+            wrong = next(i for i in indices if not hasattr(i, "__index__"))
+            raise errors.ArgumentError(
+                f"index {wrong!r} of a dataset: give a whole number, or a list of them to __getitems__()", name="index"
+            ) from None
+        rows[rows < 0] += len(self)
+        outside = np.flatnonzero((rows < 0) | (rows >= len(self)))
+        if outside.size:
+            index = int(indices[int(outside[0])])
+            raise errors.IndexRangeError(
+                f"index {index} of a dataset of {len(self)} records", array=str(self._path), index=index, size=len(self)
+            )
+        return rows

@@ -1,0 +1,197 @@
+"""CRC-32C on the host: of buffers, of many values at once, of journal records in a chain, and of values in files."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...targets import NativeFunction, load_weak_as, native, pread, store_weak_as
+from ...targets import crc32c as crc32c_at
+
+I8 = np.dtype(np.int64)
+U4 = np.dtype(np.uint32)
+
+# -- words of a scan over journal records ---------------------------------------------------------------------
+SCAN_SEQ = 0
+"""Sequence number that is expected next."""
+SCAN_CHAIN = 1
+"""`crc` of the last good record."""
+SCAN_ORDINAL = 2
+"""Ordinal that is expected next."""
+SCAN_SALT = 3
+SCAN_COMMITTED = 4
+"""Good records of this call up to and with the last commit mark."""
+SCAN_COMMITTED_CHAIN = 5
+SCAN_FLOOR_SEQ = 6
+SCAN_FLOOR_CRC = 7
+SCAN_FLOOR_WRONG = 8
+"""1: the record `SCAN_FLOOR_SEQ` is not the one that was made durable."""
+SCAN_WORDS = 16
+
+_RECORD = 64
+_MAGIC = 0x314B5757
+_COMMIT = 1
+_ORDERED = 2
+_CHUNK = 1 << 20
+
+
+@native
+def crc_many(addresses: int, lengths: int, out: int, count: int, unused: int, unused2: int) -> int:
+    """Store the CRC of each buffer as a word."""
+    for k in range(count):
+        found = crc32c_at(load_weak_as(addresses + 8 * k, I8), load_weak_as(lengths + 8 * k, I8), 0)
+        store_weak_as(out + 8 * k, found, I8)
+    return 0
+
+
+@native
+def seal(records: int, count: int, chain: int, unused: int, unused2: int, unused3: int) -> int:
+    """Chain and checksum records; return the last checksum."""
+    for k in range(count):
+        at = records + _RECORD * k
+        store_weak_as(at + 56, chain, U4)
+        chain = crc32c_at(at, 60, 0)
+        store_weak_as(at + 60, chain, U4)
+    return chain
+
+
+@native
+def scan(state: int, records: int, count: int, unused: int, unused2: int, unused3: int) -> int:
+    """Return how many records from the first on continue the chain; see the words of a scan."""
+    seq = load_weak_as(state + 8 * SCAN_SEQ, I8)
+    chain = load_weak_as(state + 8 * SCAN_CHAIN, I8)
+    ordinal = load_weak_as(state + 8 * SCAN_ORDINAL, I8)
+    salt = load_weak_as(state + 8 * SCAN_SALT, I8)
+    floor = load_weak_as(state + 8 * SCAN_FLOOR_SEQ, I8)
+    committed = 0
+    good = 0
+    while good < count:
+        at = records + _RECORD * good
+        first = load_weak_as(at, I8)
+        place = load_weak_as(at + 48, I8)
+        link = load_weak_as(at + 56, I8)
+        if first & 0xFFFFFFFF != _MAGIC or load_weak_as(at + 8, I8) != seq or link & 0xFFFFFFFF != chain:
+            break
+        if place & 0xFFFFFFFF != ordinal or (place >> 32) & 0xFFFFFFFF != salt:
+            break
+        found = crc32c_at(at, 60, 0)
+        if (link >> 32) & 0xFFFFFFFF != found:
+            break
+        chain = found
+        if seq == floor and chain != load_weak_as(state + 8 * SCAN_FLOOR_CRC, I8):
+            store_weak_as(state + 8 * SCAN_FLOOR_WRONG, 1, I8)
+        seq += 1
+        ordinal += 1
+        good += 1
+        if (first >> 48) & _COMMIT != 0:
+            ordinal = 0
+            committed = good
+            store_weak_as(state + 8 * SCAN_COMMITTED_CHAIN, chain, I8)
+    store_weak_as(state + 8 * SCAN_SEQ, seq, I8)
+    store_weak_as(state + 8 * SCAN_CHAIN, chain, I8)
+    store_weak_as(state + 8 * SCAN_ORDINAL, ordinal, I8)
+    store_weak_as(state + 8 * SCAN_COMMITTED, committed, I8)
+    return good
+
+
+@native
+def find_later(records: int, count: int, salt: int, seq: int, unused: int, unused2: int) -> int:
+    """Return the index of a sound record whose group was begun when the record `seq` was durable already, or -1."""
+    for k in range(count):
+        at = records + _RECORD * k
+        first = load_weak_as(at, I8)
+        place = load_weak_as(at + 48, I8)
+        if first & 0xFFFFFFFF == _MAGIC and (place >> 32) & 0xFFFFFFFF == salt and (first >> 48) & _ORDERED != 0:
+            begun = load_weak_as(at + 8, I8) - (place & 0xFFFFFFFF)
+            if begun > seq and crc32c_at(at, 60, 0) == (load_weak_as(at + 56, I8) >> 32) & 0xFFFFFFFF:
+                return k
+    return -1
+
+
+@native
+def check_values(fd: int, entries: int, count: int, buffer: int, out: int, unused: int) -> int:
+    """Read values (offset, second location word) of a file and store 0, 1 (damaged or cut) or -errno for each.
+
+    Returns how many are not 0; `buffer` has `_CHUNK` bytes.
+    """
+    wrong = 0
+    for k in range(count):
+        offset = load_weak_as(entries + 16 * k, I8)
+        loc1 = load_weak_as(entries + 16 * k + 8, I8)
+        left = loc1 & 0x1FFFFFF
+        found = 0
+        status = 0
+        while left > 0 and status == 0:
+            got = pread(fd, buffer, min(left, _CHUNK), offset)
+            if got > 0:
+                found = crc32c_at(buffer, got, found)
+                offset += got
+                left -= got
+            elif got == 0:
+                status = 1
+            elif got != -4:  # EINTR
+                status = got
+        if status == 0 and found != (loc1 >> 32) & 0xFFFFFFFF:
+            status = 1
+        if status != 0:
+            wrong += 1
+        store_weak_as(out + 8 * k, status, I8)
+    return wrong
+
+
+def crc32c(data: Any, seed: int = 0) -> int:
+    """Return the CRC-32C of a C-contiguous buffer; `seed` is the CRC of what comes before it."""
+    view = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+    return int(crc_one(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
+
+
+def crc32c_many(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the CRC-32C of each of many buffers, int64 [N]."""
+    out = np.empty(len(addresses), np.int64)
+    call(crc_many)(addresses.ctypes.data, lengths.ctypes.data, out.ctypes.data, len(addresses), 0, 0)
+    return out
+
+
+def seal_records(records: NDArray[Any], chain: int) -> int:
+    """Fill `previous` and `crc` of records that continue after `chain`; return the last `crc`."""
+    return int(call(seal)(records.ctypes.data, len(records), chain, 0, 0, 0))
+
+
+def scan_records(state: NDArray[np.int64], records: NDArray[Any]) -> int:
+    """Return how many records continue the chain that `state` describes, and carry it on."""
+    return int(call(scan)(state.ctypes.data, records.ctypes.data, len(records), 0, 0, 0))
+
+
+def later_record(records: NDArray[Any], salt: int, seq: int) -> int:
+    """Return the index of a record that proves that the record `seq` had been durable, or -1."""
+    return int(call(find_later)(records.ctypes.data, len(records), salt, seq, 0, 0))
+
+
+def check_file(fd: int, offsets: NDArray[np.int64], loc1: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Read and check values of a file; return for each 0, 1 (damaged or cut off) or minus errno."""
+    out = np.zeros(len(offsets), np.int64)
+    entries = np.column_stack([offsets, loc1]).astype(np.int64)
+    buffer = np.empty(_CHUNK, np.uint8)
+    call(check_values)(fd, entries.ctypes.data, len(entries), buffer.ctypes.data, out.ctypes.data, 0)
+    return out
+
+
+@native
+def _crc(address: int, nbytes: int, seed: int, unused: int, unused2: int, unused3: int) -> int:
+    return crc32c_at(address, nbytes, seed)
+
+
+def crc_one(address: int, nbytes: int, seed: int) -> int:
+    """Return the CRC-32C of memory."""
+    return int(call(_crc)(address, nbytes, seed, 0, 0, 0))
+
+
+@functools.cache
+def call(function: NativeFunction) -> Callable[..., int]:
+    """Return a native function as one that Python calls, without the interpreter lock."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(function.address)

@@ -1,0 +1,135 @@
+"""Files: every system call of a store that changes what is on disk, in one small object.
+
+Tests put another one in its place: one that kills the process at a call, fails it, or keeps what it would have
+made durable (`warpwell.testing.power`). Nothing else in this folder changes a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from ... import errors
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Files:
+    """The system calls. All raise OSError."""
+
+    def mkdir(self, path: str) -> None:
+        """Create a folder."""
+        os.mkdir(path)
+
+    def create(self, path: str) -> int:
+        """Create a file that is not there yet and open it for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def open(self, path: str, writable: bool) -> int:
+        """Open a file that exists (this changes nothing on disk)."""
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        """Write all of a buffer."""
+        view = memoryview(data).cast("B")
+        while len(view):
+            done = os.pwrite(fd, view, offset)
+            view = view[done:]
+            offset += done
+
+    def sync(self, fd: int) -> None:
+        """Make a file's bytes and size durable."""
+        os.fdatasync(fd)
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace a file by another."""
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Delete a file."""
+        os.unlink(path)
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """Cut a file."""
+        os.ftruncate(fd, nbytes)
+
+    def lock(self, fd: int) -> bool:
+        """Take the exclusive lock of an open file; False where another holds it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self, fd: int) -> None:
+        """Give the lock back, for descriptors that forked children have of the same open file, too."""
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def closing_on_error(files: Files, fd: int) -> Iterator[int]:
+    """Give a descriptor, and close it if the block raises."""
+    try:
+        yield fd
+    except BaseException:
+        with contextlib.suppress(OSError):
+            files.close(fd)
+        raise
+
+
+def write_new(files: Files, path: str, parts: list[Any]) -> int:
+    """Create a durable file of `parts`, one after the other; its name is not durable yet. Return its descriptor."""
+    fd = files.create(path)
+    with closing_on_error(files, fd):
+        try:
+            offset = 0
+            for part in parts:
+                files.pwrite(fd, part, offset)
+                offset += memoryview(part).nbytes
+            files.sync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                files.unlink(path)
+            raise
+    return fd
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """Return bytes of a file, fewer where it ends earlier."""
+    parts = []
+    while nbytes > 0:
+        part = os.pread(fd, min(nbytes, 1 << 30), offset)
+        if not part:
+            break
+        parts.append(part)
+        nbytes -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def full(error: OSError) -> bool:
+    """Tell whether an error says that no space is left, which leaves a store as it is."""
+    return error.errno in NO_SPACE
+
+
+def storage_full(path: str) -> errors.StorageFullError:
+    """Return the error for a full disk."""
+    return errors.StorageFullError(
+        f"{path}: no space left, and nothing was changed; free some space and try again", path=path
+    )

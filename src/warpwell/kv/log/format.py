@@ -1,0 +1,265 @@
+"""The log's structures on disk: superblocks, journal records, index slots and locations; no I/O."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ...nvme._check import require_layout
+from .checksum import crc32c
+
+FORMAT_VERSION = 2
+"""Of what is written. Format 1 is read, and its stores become format 2 with the first manifest that is written."""
+
+MAX_KEY = 16
+"""Bytes."""
+MAX_VALUE = 1 << 24
+"""Bytes; 16 MiB."""
+
+SUPERBLOCK = 4096
+"""Bytes at the start of every segment, journal and snapshot."""
+UNIT = 64
+"""Bytes; values start at multiples of it."""
+PAGE = 4096
+"""Bytes; values of at least this size start at multiples of it."""
+
+# -- location of a value: two words ---------------------------------------------------------------------------
+SEGMENT_SHIFT = 40
+CRC_SHIFT = 32
+KEY_LEN_SHIFT = 25
+INTEGER = 32
+"""Mark beside the length of a key: it was given as an integer, and is shown and ordered as one."""
+MAX_SEGMENT = (1 << 23) - 1
+VACANT = 0
+TOMBSTONE = -1
+
+# -- journal record -------------------------------------------------------------------------------------------
+MAGIC = 0x314B5757
+"""The bytes WWK1."""
+PUT = 1
+DELETE = 2
+COMMIT = 1
+"""Flag: the last record of its group; without it the group does not count."""
+ORDERED = 2
+"""Flag: the group's values and all groups before it were durable before its first record was written."""
+MOVED = 4
+"""Flag: a copy that compaction made."""
+
+RECORD_BYTES = 64
+RECORD: np.dtype[Any] = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("type", "u1"),
+        ("key_len", "u1"),
+        ("flags", "<u2"),
+        ("seq", "<i8"),  # 1, 2, ... over the whole life of a store
+        ("key", "<i8", (2,)),
+        ("loc", "<i8", (2,)),
+        ("ordinal", "<u4"),  # 0, 1, ... in the group
+        ("salt", "<u4"),  # the journal's, so that no other file's record can pass for one of its own
+        ("previous", "<u4"),  # `crc` of the record before
+        ("crc", "<u4"),  # CRC-32C of the 60 bytes before it
+    ]
+)
+require_layout(
+    RECORD,
+    RECORD_BYTES,
+    {
+        "magic": 0,
+        "type": 4,
+        "key_len": 5,
+        "flags": 6,
+        "seq": 8,
+        "key": 16,
+        "loc": 32,
+        "ordinal": 48,
+        "salt": 52,
+        "previous": 56,
+        "crc": 60,
+    },
+)
+
+SLOT_BYTES = 32
+"""A live record in a snapshot: key0, key1, loc0, loc1, as in the index."""
+
+# -- superblock -----------------------------------------------------------------------------------------------
+SEGMENT_FILE = 1
+JOURNAL_FILE = 2
+SNAPSHOT_FILE = 3
+KINDS = {SEGMENT_FILE: "segment", JOURNAL_FILE: "journal", SNAPSHOT_FILE: "snapshot"}
+SUFFIXES = {SEGMENT_FILE: ".val", JOURNAL_FILE: ".jnl", SNAPSHOT_FILE: ".snap"}
+
+SUPER: np.dtype[Any] = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("kind", "<u4"),
+        ("uuid", "V16"),
+        ("id", "<i8"),
+        ("seq", "<i8"),  # journal and snapshot: last sequence number before, or in, it
+        ("count", "<i8"),  # snapshot: slots
+        ("chain", "<u4"),  # `crc` of the record `seq`
+        ("salt", "<u4"),
+        ("body_crc", "<u4"),  # snapshot: CRC-32C of all slots
+        ("alignment", "<u4"),
+        ("reserved", "V4020"),
+        ("crc", "<u4"),  # CRC-32C of the 4092 bytes before it
+    ]
+)
+require_layout(
+    SUPER,
+    SUPERBLOCK,
+    {
+        "magic": 0,
+        "version": 8,
+        "kind": 12,
+        "uuid": 16,
+        "id": 32,
+        "seq": 40,
+        "count": 48,
+        "chain": 56,
+        "salt": 60,
+        "body_crc": 64,
+        "alignment": 68,
+        "reserved": 72,
+        "crc": 4092,
+    },
+)
+SUPER_MAGIC = b"warpwkv1"
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """What stands in the first 4 KiB of a file; see `SUPER`."""
+
+    kind: int
+    uuid: bytes
+    id: int
+    seq: int = 0
+    chain: int = 0
+    salt: int = 0
+    count: int = 0
+    body_crc: int = 0
+
+    def pack(self) -> bytes:
+        """Return the 4096 bytes."""
+        block = np.zeros(1, SUPER)
+        block["magic"], block["version"], block["kind"] = SUPER_MAGIC, FORMAT_VERSION, self.kind
+        block["uuid"] = np.void(self.uuid)
+        block["id"], block["seq"], block["count"] = self.id, self.seq, self.count
+        block["chain"], block["salt"], block["body_crc"] = self.chain, self.salt, self.body_crc
+        block["alignment"] = UNIT
+        block["crc"] = crc32c(block.view(np.uint8)[: SUPERBLOCK - 4])
+        return block.tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes, kind: int, uuid: bytes, id: int, path: str) -> Superblock:
+        """Check the 4096 bytes of a file and return what they say.
+
+        Raises
+        ------
+        StoreVersionError
+            Written by a newer release.
+        CorruptionError
+            Truncated, damaged, or another store's or another kind's file.
+        """
+        what = KINDS[kind]
+        if len(data) < SUPERBLOCK:
+            raise errors.CorruptionError(
+                f"{path} is truncated: {len(data)} bytes where a {what} starts with {SUPERBLOCK}; "
+                "restore it from a copy",
+                path=path,
+                offset=len(data),
+            )
+        block = np.frombuffer(data, SUPER, 1)[0]
+        if int(block["crc"]) != crc32c(data[: SUPERBLOCK - 4]) or block["magic"] != SUPER_MAGIC:
+            raise errors.CorruptionError(
+                f"{path}: the first {SUPERBLOCK} bytes are damaged; restore the file from a copy", path=path, offset=0
+            )
+        if int(block["version"]) > FORMAT_VERSION:
+            raise newer(path, int(block["version"]))
+        if int(block["kind"]) != kind or block["uuid"].tobytes() != uuid or int(block["id"]) != id:
+            raise errors.CorruptionError(
+                f"{path} is not the {what} {id} of this store but another file under its name; restore the right one",
+                path=path,
+                offset=0,
+            )
+        return cls(
+            kind,
+            uuid,
+            id,
+            int(block["seq"]),
+            int(block["chain"]),
+            int(block["salt"]),
+            int(block["count"]),
+            int(block["body_crc"]),
+        )
+
+
+def newer(path: str, version: int) -> errors.StoreVersionError:
+    """Return the error for a file of a later format."""
+    return errors.StoreVersionError(
+        f"{path} has format {version}, and this release knows formats up to {FORMAT_VERSION}: update warpwell",
+        path=path,
+        version=version,
+    )
+
+
+def file_name(kind: int, id: int) -> str:
+    """Return the name of a file in the store's folder."""
+    return f"{id:08d}{SUFFIXES[kind]}"
+
+
+def new_salt() -> int:
+    """Return 32 random bits for a journal."""
+    return secrets.randbits(32)
+
+
+def locations(
+    segment: int, offsets: NDArray[np.int64], crcs: NDArray[np.int64], key_lens: NDArray[Any], sizes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return locations, int64 [N, 2], from their segment, byte offsets, checksums and lengths."""
+    out = np.empty((len(offsets), 2), np.int64)
+    out[:, 0] = segment << SEGMENT_SHIFT | offsets // UNIT
+    out[:, 1] = crcs << CRC_SHIFT | key_lens.astype(np.int64) << KEY_LEN_SHIFT | sizes
+    return out
+
+
+def segment_of(loc0: Any) -> Any:
+    """Return the segment of a location's first word (or an array of them)."""
+    return loc0 >> SEGMENT_SHIFT
+
+
+def offset_of(loc0: Any) -> Any:
+    """Return the byte offset in its segment."""
+    return (loc0 & ((1 << SEGMENT_SHIFT) - 1)) * UNIT
+
+
+def size_of(loc1: Any) -> Any:
+    """Return the bytes of the value."""
+    return loc1 & ((1 << KEY_LEN_SHIFT) - 1)
+
+
+def key_len_of(loc1: Any) -> Any:
+    """Return the bytes of the key."""
+    return loc1 >> KEY_LEN_SHIFT & 31
+
+
+def marked_len_of(loc1: Any) -> Any:
+    """Return the bytes of the key, with the mark `INTEGER` where it has one."""
+    return loc1 >> KEY_LEN_SHIFT & 63
+
+
+def crc_of(loc1: Any) -> Any:
+    """Return the CRC-32C of the value."""
+    return loc1 >> CRC_SHIFT & 0xFFFFFFFF
+
+
+def footprint(sizes: Any) -> Any:
+    """Return the bytes of a segment that values occupy, without the gaps in front of large ones."""
+    return -(-sizes // UNIT) * UNIT

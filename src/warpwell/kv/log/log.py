@@ -1,0 +1,475 @@
+"""Log: the crash-safe record of a store's puts and deletes on disk.
+
+A commit makes a group of records durable, in this order::
+
+    values to their segments      fdatasync of the segments
+    records to the journal, the mark in the last one      fdatasync of the journal
+    the floor (see `floor`)       the commit is acknowledged
+
+A new segment is durable, with its name, before the manifest names it, and the manifest is replaced by a rename
+before a record names the segment. An fsync that failed is never tried again: the log takes no more writes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ..statistics import LogStatistics
+from .catalog import Catalog
+from .checksum import crc32c
+from .files import Files
+from .floor import Floor
+from .following import Changes, follow, load_for_reading
+from .format import CRC_SHIFT, DELETE, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, SEGMENT_SHIFT, UNIT, segment_of
+from .guard import Guard
+from .journal import Journal, Pending, new_records
+from .lock import WriterLock, check_process
+from .log_opening import Opened, create_writable, open_writable
+from .log_segments import LogSegments
+from .manifest import Manifest
+from .recovery import Loaded, Recovered, join, live, split
+from .segments import Segments, Values, too_large
+
+_SPILL = 1 << 18
+"""Records of one group that are kept in memory."""
+_PACKED = struct.Struct("<IBBHq16sqqIIII")
+
+
+class Log(LogSegments):
+    """A log in a folder; see `create` and `open`.
+
+    Attributes
+    ----------
+    path : str
+    writable : bool
+    durability : {"commit", "always", "none"}
+        When records are made durable: at `commit`, at every append, or at `snapshot` and `close` only.
+    segment_bytes : int
+    uuid : str
+    schema_json : dict or None
+        What `create` was given.
+    kinds : bool
+        Keys carry the mark `INTEGER`.
+    lock : threading.RLock
+        Every method takes it. A caller with an index holds it over an append and the change of its index, so that
+        compaction, in another thread, finds both or neither.
+    recovered : Recovered
+        The live records at opening; set it to None when the index is built.
+    """
+
+    def __init__(self, folder: str, files: Files, manifest: Manifest, segments: Segments, journal: Journal) -> None:
+        self.path, self.writable = folder, False
+        self.durability, self.segment_bytes = manifest.durability, manifest.segment_bytes
+        self.uuid, self.schema_json, self.kinds = manifest.uuid, manifest.schema, manifest.kinds
+        self.lock = threading.RLock()
+        self.recovered: Recovered | None = None
+        self._files, self._segments, self._journal, self._manifest = files, segments, journal, manifest
+        self._catalog: Catalog | None = None
+        self._floor: Floor | None = None
+        self._writer: WriterLock | None = None
+        self._guard = Guard(folder)
+        self._pending = Pending()
+        self._spilled = 0
+        self._unsynced = False  # the journal has records that may not be durable
+        self._emptied, self._retired = set(), set()
+        self._pid = os.getpid()
+        self._closed = False
+        self._start_seq = self._live = 0
+
+    # -- creation and opening ---------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        schema_json: dict[str, Any] | None = None,
+        durability: str = "commit",
+        segment_bytes: int = 256 << 20,
+        files: Files | None = None,
+    ) -> Log:
+        """Create an empty log and open it for writing.
+
+        Parameters
+        ----------
+        folder : path-like
+            Where nothing is, or an empty folder. Its parent must exist.
+        schema_json : dict, optional
+            Kept in the manifest.
+        durability : {"commit", "always", "none"}
+        segment_bytes : int
+            From 64 KiB on.
+        files : Files, optional
+            The system calls.
+
+        Raises
+        ------
+        ArgumentError
+            Something is there already, or an option cannot be.
+        MissingFileError
+            The parent does not exist.
+        StorageFullError
+        """
+        path = os.path.abspath(folder)
+        files = files or Files()
+        opened = create_writable(
+            files, path, schema=schema_json, durability=durability, segment_bytes=segment_bytes
+        )
+        return cls._writer_of(path, files, opened)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> Log:
+        """Open a log and recover its records.
+
+        A writer drops what a crash left behind the last commit; a reader leaves it alone.
+
+        Raises
+        ------
+        MissingFileError, FormatError, StoreVersionError
+            No store, or a newer one.
+        CorruptionError
+            Something that had been committed is damaged or missing. Nothing is changed.
+        SharingError
+            Another writer has it open.
+        """
+        path = os.path.abspath(folder)
+        files = files or Files()
+        if writable:
+            return cls._writer_of(path, files, open_writable(files, path))
+        manifest, segments, loaded = load_for_reading(files, path)
+        log = cls(path, files, manifest, segments, Journal(files, loaded.fd, loaded.salt, loaded.position))
+        log._set_recovered(loaded)
+        return log
+
+    @classmethod
+    def _writer_of(cls, path: str, files: Files, opened: Opened) -> Log:
+        log = cls(path, files, opened.manifest, opened.segments, opened.journal)
+        log.writable = True
+        log._catalog = Catalog(files, path, opened.manifest, opened.segments, log._guard, opened.writer)
+        log._floor, log._writer = opened.floor, opened.writer
+        log._set_recovered(opened.loaded)
+        try:
+            log._take_over(opened.writer)
+        except BaseException:
+            log._give_back(clean=False)
+            raise
+        return log
+
+    def _take_over(self, writer: WriterLock) -> None:
+        """Make sure that no other writer appends to the files that this one appends to."""
+        if not writer.sole:
+            found, floor = self.recovered, self._floor
+            assert found is not None and floor is not None
+            with self._guard.writing():
+                self._roll()
+            self.snapshot(found.keys, found.key_lens, found.locs)
+            with self._guard.writing():
+                floor.raise_to(self._journal.position.seq, self._journal.position.chain, self._journal.salt)
+                self._guard.fence(writer.settle)
+
+    def _set_recovered(self, loaded: Loaded) -> None:
+        self.recovered = Recovered(*split(live(loaded.slots, loaded.distinct)))
+        self._live, self._start_seq = len(self.recovered), loaded.start.seq
+
+    # -- appending --------------------------------------------------------------------------------------------
+
+    def append(
+        self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], values: Any, *, moved: bool = False
+    ) -> NDArray[np.int64]:
+        """Append puts and return the values' locations; they count once `commit` has returned.
+
+        Parameters
+        ----------
+        keys : uint8 [N, 16]
+        key_lens : uint8 [N]
+            With the mark `INTEGER` where a key was given as one.
+        values : sequence of bytes-like, or uint8 [N, nbytes]
+        moved : bool, default False
+            Mark them as copies of compaction.
+
+        Returns
+        -------
+        int64 [N, 2]
+
+        Raises
+        ------
+        StorageFullError
+            Nothing was appended.
+        StoreFailedError
+            A write failed, now or earlier.
+        """
+        with self.lock:
+            self._check_writable()
+            given = values if isinstance(values, Values) else Values(values)
+            with self._guard.writing():
+                if self._pending.count >= _SPILL:
+                    self._spill()
+                locs = self._segments.append(given, key_lens, self._roll)
+                records = new_records(PUT, keys, key_lens, MOVED if moved else 0)
+                records["loc"] = locs
+                self._pending.add(records)
+                self._pending.moved += len(records) if moved else 0
+            self._always()
+            return locs
+
+    def append_one(self, key: bytes, value: Any, mark: int = 0) -> tuple[int, int]:
+        """Append one put and return the two words of its location; as `append`, but faster."""
+        with self.lock:
+            self._check_writable()
+            nbytes = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
+            if nbytes > MAX_VALUE:
+                raise too_large(nbytes)
+            segments = self._segments
+            with self._guard.writing():
+                if self._pending.count >= _SPILL:
+                    self._spill()
+                offset = segments.append_one(value, nbytes, self._roll)
+                loc0 = segments.head << SEGMENT_SHIFT | offset // UNIT
+                crc = crc32c(value) if nbytes else 0
+                loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | (len(key) | mark) << KEY_LEN_SHIFT | nbytes
+                self._pending.add_packed(
+                    _PACKED.pack(MAGIC, PUT, len(key), 0, 0, key, loc0, loc1, 0, 0, 0, 0)
+                )
+            self._always()
+            return loc0, loc1
+
+    def append_deletes(self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8]) -> None:
+        """Append deletes; as `append`."""
+        with self.lock:
+            self._check_writable()
+            if not len(key_lens):
+                return
+            with self._guard.writing():
+                if self._pending.count >= _SPILL:
+                    self._spill()
+                self._pending.add(new_records(DELETE, keys, key_lens))
+            self._always()
+
+    def commit(self) -> int:
+        """Make everything that was appended durable, as one group; return the last durable sequence number.
+
+        With durability "none" it only reaches the operating system: a killed process loses nothing, a power cut may.
+
+        Raises
+        ------
+        StorageFullError
+            Nothing was committed; what was appended stays, and `commit` may be called again.
+        StoreFailedError
+            A write or fsync failed: the log takes no more writes.
+        SharingError
+            Another writer has opened the store, as locks do nothing here: this one takes no more writes.
+        """
+        with self.lock:
+            self._check_writable()
+            journal = self._journal
+            if self._pending.count:
+                ordered = self.durability != "none"
+                records = self._pending.take()
+                with self._guard.writing():
+                    if ordered:
+                        self._guard.sync(self._segments.sync)
+                    self._unsynced = True
+                    journal.write(records, ordered=ordered, last=True)
+                    self._pending.clear()
+                    self._spilled = 0
+                    if ordered:
+                        self._sync_journal()
+                    elif self._writer is not None:
+                        self._guard.fence(self._writer.check)
+            return journal.position.seq
+
+    # -- snapshots --------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether opening would take notably longer without a new snapshot, or one would give space back."""
+        records = self._journal.position.seq - self._start_seq
+        return records > max(65_536, self._live // 2) or bool(self._emptied and not self.group_open)
+
+    @property
+    def group_open(self) -> bool:
+        """Whether a caller has appended something that it has not committed yet."""
+        return self._pending.count + self._spilled > self._pending.moved
+
+    def snapshot(
+        self,
+        keys: NDArray[np.uint8],
+        key_lens: NDArray[np.uint8],
+        locs: NDArray[np.int64],
+    ) -> None:
+        """Commit, and write all live records to one file, from which a new journal goes on.
+
+        Parameters
+        ----------
+        keys, key_lens, locs
+            The index: every live record. The caller holds `lock` since it took them.
+        """
+        with self.lock:
+            self._check_writable()
+            self.commit()
+            slots, drop = join(keys, key_lens, locs), sorted(self._emptied)
+            wrong = set(np.unique(segment_of(slots[:, 2])).tolist()) - (set(self._manifest.segments) - set(drop))
+            if wrong or self._segments.head in drop:
+                raise errors.ArgumentError(
+                    f"records are in segments {sorted(wrong)}, which are not to stay: move them first", name="locs"
+                )
+            with self._guard.writing():
+                self._guard.sync(self._segments.sync)
+                self._sync_journal()
+                assert self._catalog is not None
+                journal = self._catalog.replace_journal(slots, self._journal.position, drop)
+                self._manifest = self._catalog.manifest
+                self._journal.close()
+                self._journal, self._start_seq, self._live = journal, journal.position.seq, len(slots)
+                self._retired |= self._emptied
+                self._emptied = set()
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def refresh(self) -> Changes:
+        """Return what a writer has committed since (a reader's method; a writer knows already).
+
+        Raises
+        ------
+        CorruptionError
+        """
+        with self.lock:
+            self._check_open()
+            if self.writable:
+                return Changes.none()
+            state, self._manifest, retired, changes = follow(
+                self._files, self.path, self._manifest, self._segments, self._journal
+            )
+            self._journal = state
+            self._retired |= retired
+            return changes
+
+    def statistics(self) -> LogStatistics:
+        """Return sizes."""
+        with self.lock:
+            position = self._journal.position
+            nbytes = sum(self._segments.size(s) for s in self._segments.ids())
+            pending = self._pending.count + self._spilled
+            return LogStatistics(
+                len(self._segments.ids()), nbytes, position.seq - self._start_seq, position.seq + pending, position.seq
+            )
+
+    @property
+    def seq(self) -> int:
+        """The last record that is committed."""
+        return self._journal.position.seq
+
+    def describe(self, schema_json: dict[str, Any]) -> None:
+        """Replace `schema_json`, durably."""
+        with self.lock:
+            self._check_writable()
+            assert self._catalog is not None
+            with self._guard.writing():
+                self._catalog.describe(schema_json)
+            self._manifest, self.schema_json = self._catalog.manifest, schema_json
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed, so that no more are taken."""
+        return self._guard.failed
+
+    def roll(self) -> None:
+        """Begin a new segment."""
+        with self.lock:
+            self._check_writable()
+            with self._guard.writing():
+                self._roll()
+
+    # -- closing ----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Commit and give everything back. In a forked child it only gives back."""
+        with self.lock:
+            if self._closed:
+                return
+            clean = False
+            try:
+                if self.writable and not self._guard.failed and os.getpid() == self._pid:
+                    self.commit()
+                    with self._guard.writing():
+                        self._guard.sync(self._segments.sync)
+                        self._sync_journal()
+                        if self._floor is not None:
+                            self._guard.sync(self._floor.sync)
+                    self.release(sorted(self._retired))
+                    clean = True
+            finally:
+                self._give_back(clean=clean)
+
+    def _give_back(self, *, clean: bool) -> None:
+        self._closed = True
+        self._segments.close()
+        self._journal.close()
+        if self._floor is not None:
+            self._floor.close()
+        if self._writer is not None:
+            self._writer.release(clean=clean)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- inner parts ------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.ClosedError(f"{self.path} is closed: open it again")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if not self.writable:
+            raise errors.ReadOnlyError(f'{self.path} is open for reading only: open it with mode="r+"')
+        check_process(self._pid, self.path)
+        self._guard.check()
+
+    def _sync_journal(self) -> None:
+        """Make the journal durable, and note it."""
+        journal = self._journal
+        if self._unsynced:
+            self._guard.sync(journal.sync)
+            self._unsynced = False
+            # Only now: a newcomer notes itself first and reads the journal then, so it reads what was noted as ours.
+            if self._writer is not None:
+                self._guard.fence(self._writer.check)
+            if self._floor is not None:
+                self._floor.raise_to(journal.position.seq, journal.position.chain, journal.salt)
+
+    def _always(self) -> None:
+        if self.durability != "always":
+            return
+        try:
+            self.commit()
+        except errors.StorageFullError:
+            self._pending = Pending()  # an append that raises has appended nothing
+            raise
+
+    def _spill(self) -> None:
+        """Move records of an unfinished group to the journal; one stays here, to carry the mark."""
+        records = self._pending.take()
+        ordered = self.durability != "none"
+        if ordered:
+            self._guard.sync(self._segments.sync)
+        count = len(records) - 1
+        self._journal.write(records[:count], ordered=ordered, last=False)
+        self._spilled += count
+        self._pending.clear(keep=1)
+
+    def _roll(self) -> None:
+        assert self._catalog is not None
+        unsure = self.durability == "none" and self._unsynced
+        self._catalog.roll(None if unsure else self._journal.position)
+        self._manifest = self._catalog.manifest

@@ -1,0 +1,141 @@
+"""Creating the files of a log, and opening them for writing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid as uuids
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ... import errors
+from .catalog import new_journal
+from .files import Files, closing_on_error, full, storage_full, write_new
+from .floor import Floor
+from .folder import clear, make_folder, remove_made
+from .format import SUPERBLOCK
+from .journal import Journal, Position
+from .lock import WriterLock
+from .manifest import DURABILITIES, IDENTITY_NAME, Manifest, read_manifest
+from .recovery import Loaded, load, repair
+from .segments import Segments
+
+MIN_SEGMENT_BYTES = 1 << 16
+
+
+@dataclass
+class Opened:
+    """A log's files, open for writing, and what recovery found in them."""
+
+    manifest: Manifest
+    segments: Segments
+    loaded: Loaded
+    journal: Journal
+    floor: Floor
+    writer: WriterLock
+
+
+def create_writable(
+    files: Files, path: str, *, schema: dict[str, Any] | None, durability: str, segment_bytes: int
+) -> Opened:
+    """Create an empty log and open it; see `Log.create`. When it raises, nothing is there that was not before."""
+    if durability not in DURABILITIES:
+        raise errors.ArgumentError(
+            f"durability={durability!r}: choose one of {', '.join(map(repr, DURABILITIES))}", name="durability"
+        )
+    if not MIN_SEGMENT_BYTES <= segment_bytes < 1 << 40:
+        raise errors.ArgumentError(
+            f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to 2**40 bytes", name="segment_bytes"
+        )
+    identity = uuids.uuid4()
+    manifest = Manifest(identity.hex, durability, int(segment_bytes), 1, None, (1,), 2, 2, schema=schema, kinds=True)
+    with _told(path, "choose a folder that can be written"):
+        made = make_folder(files, path)
+        writer: WriterLock | None = None
+        ours = made
+        try:
+            writer = WriterLock(files, path)
+            writer.sole = True  # nobody writes to what is not there yet
+            clear(files, path)
+            ours = True
+            segments = Segments(files, path, identity.bytes, segment_bytes, writable=True)
+            try:
+                segments.create(1)
+            finally:
+                segments.close()
+            new_journal(files, path, identity.bytes, 1, Position(SUPERBLOCK, 0, 0)).close()
+            Floor(files, path, identity.bytes).close()
+            files.close(write_new(files, os.path.join(path, IDENTITY_NAME), [manifest.pack()]))
+            files.sync_folder(os.path.dirname(path))
+            files.sync_folder(path)
+            manifest.publish(files, path)
+            files.sync_folder(path)
+            return _open(files, path, writer)
+        except BaseException as error:
+            other = isinstance(error, errors.SharingError) and error.__cause__ is None  # and not: there are no locks
+            if other or isinstance(error, errors.ArgumentError):
+                ours = False
+            if ours:  # and not a store that somebody else has created meanwhile
+                remove_made(path, made)
+            if writer is not None:
+                writer.release(clean=False)
+            raise
+
+
+def open_writable(files: Files, path: str) -> Opened:
+    """Open a log for writing and repair what a crash left; see `Log.open`."""
+    read_manifest(path)  # before a lock file is made in a folder that is no store
+    with _told(path, 'open it with mode="r"'):
+        writer = WriterLock(files, path)
+        try:
+            return _open(files, path, writer)
+        except BaseException:
+            writer.release()
+            raise
+
+
+def _open(files: Files, path: str, writer: WriterLock) -> Opened:
+    manifest = read_manifest(path)  # the writer before us may have replaced it
+    segments = Segments(files, path, manifest.uuid_bytes, manifest.segment_bytes, writable=True)
+    try:
+        try:
+            loaded = load(files, path, manifest, segments, writable=True)
+        except FileNotFoundError as error:
+            raise errors.CorruptionError(
+                f"{error.filename} is missing: the store's manifest names it; restore it from a copy",
+                path=error.filename,
+            ) from None
+        with closing_on_error(files, loaded.fd):
+            repair(files, path, loaded, manifest, segments, sole=writer.sole)
+            head = manifest.segments[-1]
+            # Behind the file's end, not behind the last record: a location is never used twice.
+            segments.set_head(head, segments.size(head))
+            journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
+            floor = Floor(files, path, manifest.uuid_bytes)
+            if writer.sole:
+                floor.raise_to(loaded.position.seq, loaded.position.chain, loaded.salt)
+                writer.settle()
+    except BaseException:
+        segments.close()
+        raise
+    return Opened(manifest, segments, loaded, journal, floor, writer)
+
+
+@contextlib.contextmanager
+def _told(path: str, instead: str) -> Iterator[None]:
+    """Turn errors of the system into ours where there is something to do about them."""
+    try:
+        yield
+    except errors.WarpwellError:
+        raise
+    except OSError as error:
+        if full(error):
+            raise storage_full(path) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise errors.ReadOnlyError(
+                f"{path} cannot be written ({os.strerror(error.errno)}): {instead}, or have its file system or"
+                " permissions changed"
+            ) from error
+        raise

@@ -1,0 +1,320 @@
+"""Recovery: from the files of a store to its live records; it only reads, so that a damaged store stays as it is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from .checksum import check_file
+from .files import Files, closing_on_error, read_at
+from .floor import highest, read_floor
+from .format import INTEGER, RECORD_BYTES, SLOT_BYTES, SUPERBLOCK, key_len_of, offset_of, segment_of, size_of
+from .journal import Position, Scanned, journal_path, read_superblock, scan
+from .manifest import Manifest
+from .segments import Segments
+from .snapshot import read_snapshot
+
+
+@dataclass
+class Recovered:
+    """The live records of a log, in the order in which they were written.
+
+    Attributes
+    ----------
+    keys : uint8 [N, 16]
+    key_lens : uint8 [N]
+    locs : int64 [N, 2]
+    """
+
+    keys: NDArray[np.uint8]
+    key_lens: NDArray[np.uint8]
+    locs: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.key_lens)
+
+
+@dataclass
+class Loaded:
+    """What recovery found.
+
+    Attributes
+    ----------
+    slots : int64 [N, 4]
+        The snapshot's slots, then the journal's records.
+    distinct : int
+        The first so many slots have different keys.
+    fd, salt : int
+        The journal's descriptor (the caller's from now on) and salt.
+    position : Position
+        End of the last whole group.
+    start : Position
+        First record of the journal.
+    size : int
+        Bytes of the journal.
+    floor : tuple of int
+        The record that had been known to be durable.
+    """
+
+    slots: NDArray[np.int64]
+    distinct: int
+    fd: int
+    salt: int
+    position: Position
+    start: Position
+    size: int
+    floor: tuple[int, int]
+
+
+def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, writable: bool) -> Loaded:
+    """Open a store's files and read its records.
+
+    Raises
+    ------
+    CorruptionError
+        Something that had been durable is missing or damaged.
+    FileNotFoundError
+        A file that the manifest names is not there (for a reader: perhaps a newer manifest stands there already).
+    """
+    uuid = manifest.uuid_bytes
+    marks = read_floor(folder, uuid)
+    for segment in manifest.segments:
+        segments.open(segment)
+    base = np.empty((0, 4), np.int64)
+    seq = chain = 0
+    if manifest.snapshot is not None:
+        base, seq, chain = read_snapshot(folder, uuid, manifest.snapshot)
+        check_places(base, segments, None)
+    path = journal_path(folder, manifest.journal)
+    fd = files.open(path, writable)
+    with closing_on_error(files, fd):
+        block = read_superblock(fd, uuid, manifest.journal, path)
+        if (block.seq, block.chain) != (seq, chain):
+            raise errors.CorruptionError(
+                f"{path} begins after record {block.seq} and the snapshot ends at {seq}: one of them is another "
+                "file under its name; restore the right one",
+                path=path,
+                offset=0,
+            )
+        floor = max(highest(marks, block.salt), (manifest.floor_seq, manifest.floor_crc))
+        start = Position(SUPERBLOCK, seq, chain)
+        scanned = scan(fd, block.salt, start, floor)
+        refuse_damage(scanned, path)
+        slots, position = settle(scanned, start, floor[0], segments, fd, path)
+    return Loaded(
+        np.concatenate([base, slots]), len(base), fd, block.salt, position, start, scanned.size, floor
+    )
+
+
+def check_previous(folder: str, manifest: Manifest) -> None:
+    """Check that the snapshot and the journal before the present ones lead to the present snapshot.
+
+    Raises
+    ------
+    CorruptionError
+    FileNotFoundError
+    """
+    uuid, (before, id) = manifest.uuid_bytes, manifest.previous or (None, 0)
+    seq = chain = 0
+    if before is not None:
+        _, seq, chain = read_snapshot(folder, uuid, before)
+    path = journal_path(folder, id)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        block = read_superblock(fd, uuid, id, path)
+        _, last, crc = read_snapshot(folder, uuid, manifest.snapshot or 0)
+        scanned = scan(fd, block.salt, Position(SUPERBLOCK, block.seq, block.chain), (last, crc))
+        refuse_damage(scanned, path)
+        if (block.seq, block.chain) != (seq, chain) or scanned.position.seq < last:
+            raise errors.CorruptionError(f"{path} does not lead from one snapshot to the next", path=path, offset=0)
+    finally:
+        os.close(fd)
+
+
+def refuse_damage(scanned: Scanned, path: str) -> None:
+    """Raise CorruptionError where a scan says that the journal is damaged."""
+    if scanned.damaged:
+        offset = scanned.bad if scanned.bad is not None else scanned.position.offset
+        raise errors.CorruptionError(
+            f"{path} is damaged at byte {offset}: {scanned.why}. Nothing was changed; `warpwell kv verify` says more, "
+            "and a copy of the store is the way back, or `warpwell kv salvage`",
+            path=path,
+            offset=offset,
+        )
+
+
+def settle(
+    scanned: Scanned, start: Position, floor: int, segments: Segments, fd: int, path: str
+) -> tuple[NDArray[np.int64], Position]:
+    """Check places and, behind the floor, values; return the records that count and the position behind them.
+
+    Records that were written without waiting for their values (durability "none") count only up to the first
+    group with a value that did not reach the disk. All others had their values on the disk before they
+    were written, so that a bad value is damage.
+    """
+    slots, position = scanned.slots, scanned.position
+    fresh = max(0, min(len(slots), floor - start.seq))
+    wrong = check_places(slots[:fresh], segments, None)
+    wrong = check_places(slots[fresh:], segments, scanned.ordered[fresh:])
+    bad = first_bad_value(slots[fresh : len(slots) if wrong is None else fresh + wrong], segments)
+    if bad is None:
+        bad = wrong
+    if bad is None:
+        return slots, position
+    bad += fresh
+    if scanned.ordered[bad]:
+        raise value_damaged(slots[bad], segments.path(int(segment_of(slots[bad, 2]))))
+    keep = int(np.flatnonzero(scanned.begins[: bad + 1])[-1])
+    offset = start.offset + RECORD_BYTES * keep
+    chain = start.chain if keep == 0 else int.from_bytes(read_at(fd, 4, offset - 4), "little")
+    return slots[:keep], Position(offset, start.seq + keep, chain)
+
+
+def check_places(
+    slots: NDArray[np.int64], segments: Segments, ordered: NDArray[np.bool_] | None
+) -> int | None:
+    """Raise CorruptionError for a location outside of its segment, or return its index if it is not `ordered`."""
+    loc0, loc1 = slots[:, 2], slots[:, 3]
+    sizes = size_of(loc1)
+    used = (loc0 > 0) & (sizes > 0)
+    known = np.zeros(max([int(segment_of(loc0).max(initial=0)), *segments.ids()], default=0) + 1, np.int64)
+    for segment in segments.ids():
+        known[segment] = segments.size(segment)
+    wrong = np.flatnonzero(used & (offset_of(loc0) + sizes > known[np.maximum(segment_of(loc0), 0)]))
+    if not len(wrong):
+        return None
+    first = int(wrong[0])
+    if ordered is not None and not ordered[first]:
+        return first
+    segment = int(segment_of(loc0[first]))
+    path = segments.path(segment)
+    raise errors.CorruptionError(
+        f"{path} is missing or cut: a record has a value of {int(sizes[first])} bytes at byte "
+        f"{int(offset_of(loc0[first]))} of it; restore it from a copy",
+        path=path,
+        offset=int(offset_of(loc0[first])),
+    )
+
+
+def first_bad_value(slots: NDArray[np.int64], segments: Segments) -> int | None:
+    """Return the index of the first record whose value is not what its checksum says."""
+    bad = len(slots)
+    ids = segment_of(slots[:, 2])
+    for segment in np.unique(ids[slots[:, 2] > 0]).tolist():
+        rows = np.flatnonzero(ids == segment)
+        status = check_file(segments.fd(segment), offset_of(slots[rows, 2]), slots[rows, 3])
+        wrong = rows[status != 0]
+        if len(wrong):
+            bad = min(bad, int(wrong[0]))
+    return bad if bad < len(slots) else None
+
+
+def value_damaged(slot: NDArray[np.int64], path: str) -> errors.CorruptionError:
+    """Return the error for a value in the segment at `path` with a wrong checksum."""
+    offset = int(offset_of(slot[2]))
+    return errors.CorruptionError(
+        f"{path}: the value of {int(size_of(slot[3]))} bytes at byte {offset} is damaged; "
+        "`warpwell kv verify` lists all such values, and a copy of the store is the way back",
+        path=path,
+        offset=offset,
+    )
+
+
+def live(slots: NDArray[np.int64], distinct: int = 0) -> NDArray[np.int64]:
+    """Return the last slot of every key, without deletes, in their order; the first `distinct` keys differ."""
+    if distinct < len(slots):
+        lens = key_len_of(slots[:, 3])
+        order = np.arange(len(slots))
+        if (lens == 8).all():
+            ranked = np.lexsort((order, slots[:, 0]))
+        else:
+            ranked = np.lexsort((order, lens, slots[:, 1], slots[:, 0]))
+        k0, k1, n = slots[ranked, 0], slots[ranked, 1], lens[ranked]
+        last = np.ones(len(slots), np.bool_)
+        last[:-1] = (k0[1:] != k0[:-1]) | (k1[1:] != k1[:-1]) | (n[1:] != n[:-1])
+        slots = slots[np.sort(ranked[last])]
+    return slots[slots[:, 2] > 0]
+
+
+def split(slots: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
+    """Return keys, their lengths and locations of slots."""
+    keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8).reshape(-1, 16)
+    return keys, key_len_of(slots[:, 3]).astype(np.uint8), np.ascontiguousarray(slots[:, 2:])
+
+
+def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return slots, int64 [N, 4], of keys and locations."""
+    slots = np.empty((len(key_lens), SLOT_BYTES // 8), np.int64)
+    slots[:, :2] = np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2)
+    slots[:, 2:] = locs
+    if len(slots) and not (key_len_of(slots[:, 3]) == key_lens & (INTEGER - 1)).all():
+        raise errors.ArgumentError("locations and key lengths do not belong together", name="key_lens")
+    return slots
+
+
+def repair(
+    files: Files, folder: str, loaded: Loaded, manifest: Manifest, segments: Segments, *, sole: bool = True
+) -> None:
+    """Do what a writer does before it goes on: drop the torn end, and make all that counts durable.
+
+    Where another writer may still append to the journal (not `sole`), the journal stays as it is: a snapshot and a new
+    one follow at once.
+
+    What lies behind the floor is written once more. After a failed fsync the system takes lost pages for clean,
+    so that another fsync alone would say that all is well. Values need that only with durability "none": all others
+    were durable before their records were written.
+    """
+    # Whoever renamed the manifest that we see may have ended before that was durable. What we commit, and which
+    # files we delete, must not depend on a name that a power cut takes back.
+    files.sync_folder(folder)
+    position, fd = loaded.position, loaded.fd
+    if sole and loaded.size != position.offset:
+        files.truncate(fd, position.offset)
+        files.sync(fd)
+    seen = min(max(loaded.floor[0], loaded.start.seq), position.seq)
+    fresh = loaded.slots[len(loaded.slots) - (position.seq - seen) :]
+    if len(fresh):
+        if manifest.durability == "none":
+            _rewrite_values(files, fresh, segments)
+        if sole:
+            _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
+            files.sync(fd)
+    remove_strays(files, folder, manifest)
+
+
+def _rewrite_values(files: Files, slots: NDArray[np.int64], segments: Segments) -> None:
+    slots = slots[(slots[:, 2] > 0) & (size_of(slots[:, 3]) > 0)]
+    ids, offsets = segment_of(slots[:, 2]), offset_of(slots[:, 2])
+    for segment in np.unique(ids).tolist():
+        rows = ids == segment
+        end = int((offsets[rows] + size_of(slots[rows, 3])).max())
+        _rewrite(files, segments.fd(segment), int(offsets[rows].min()), end)
+        files.sync(segments.fd(segment))
+
+
+def _rewrite(files: Files, fd: int, begin: int, end: int) -> None:
+    while begin < end:
+        part = read_at(fd, min(end - begin, 1 << 23), begin)
+        if not part:
+            break
+        files.pwrite(fd, part, begin)
+        begin += len(part)
+
+
+def remove_strays(files: Files, folder: str, manifest: Manifest) -> None:
+    """Delete files that a crash left: those that the manifest does not name."""
+    from .format import JOURNAL_FILE, SEGMENT_FILE, SNAPSHOT_FILE, SUFFIXES, file_name
+    from .manifest import NEW_NAME
+
+    named = {file_name(SEGMENT_FILE, s) for s in manifest.segments}
+    named |= {file_name(JOURNAL_FILE, id) for id in manifest.journals()}
+    named |= {file_name(SNAPSHOT_FILE, id) for id in manifest.snapshots()}
+    for name in os.listdir(folder):
+        stem, suffix = os.path.splitext(name)
+        ours = suffix in SUFFIXES.values() and stem.isdigit() and len(stem) >= 8
+        if name not in named and (ours or name == NEW_NAME):
+            files.unlink(os.path.join(folder, name))

@@ -1,0 +1,263 @@
+"""Salvage: the sound records of a damaged store, put into a new one; the source is only read.
+
+A store keeps the snapshot and the journal before the present ones (see `Manifest.previous`). Every record has a number
+and a checksum of its own. So the state is that of the newest sound snapshot, and all sound records behind it, in
+whichever journals they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ..keys import Keys
+from ..opening import create
+from ..shard_folders import find_shard, resolved
+from .checksum import check_file
+from .files import read_at
+from .floor import highest, read_floor
+from .format import INTEGER, SLOT_BYTES, SUPERBLOCK, key_len_of, marked_len_of, offset_of, segment_of, size_of
+from .lock import LOCK_NAME
+from .manifest import IDENTITY_NAME, Manifest, read_identity, read_manifest
+from .recovery import live
+from .salvage_files import Found, JournalRecords, read_journals, read_snapshots
+from .verify import Problem
+
+_BATCH_BYTES = 8 << 20
+_BATCH_RECORDS = 4096
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], object]
+
+
+@dataclass
+class SalvageReport:
+    """What `salvage` found, and what it did not.
+
+    Attributes
+    ----------
+    path, target : str
+    records : int
+        Those that were put into the new store.
+    value_bytes : int
+    lost : list of Problem
+        Records whose value is damaged or missing, with their keys; and shards that are missing, without.
+    missing_records : int
+        Puts and deletes that cannot be read, so that their keys are not known: of each the value before may have been
+        recovered, or nothing.
+    unproven : int
+        Records whose value is sound, and whose key stands in a damaged snapshot that nothing confirms.
+    problems : list of Problem
+        Files that are damaged or missing.
+    """
+
+    path: str
+    target: str
+    records: int = 0
+    value_bytes: int = 0
+    lost: list[Problem] = field(default_factory=list)
+    missing_records: int = 0
+    unproven: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the new store has everything that was committed."""
+        return not self.lost and not self.missing_records and not self.unproven
+
+
+def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> SalvageReport:
+    """Put what is sound of a store, damaged or not, into a new one.
+
+    The source is never changed. Shards are gathered in the one new store.
+
+    Parameters
+    ----------
+    path : path-like
+        The store; no process may have it open for writing.
+    target : path-like
+        Where the new one is created; nothing is there yet.
+    progress : callable, optional
+        Called with the number of records that were looked at, and of all.
+
+    Raises
+    ------
+    MissingFileError, FormatError
+        There is no store, or one of a newer format.
+    SharingError
+        It is open for writing.
+    ArgumentError, StorageFullError
+        The target cannot be made; what was made is removed.
+    """
+    folder = os.path.abspath(path)
+    report = SalvageReport(folder, os.path.abspath(target))
+    manifest = _described(folder, report)
+    folders = [folder]
+    for number, shard in enumerate((manifest.schema or {}).get("shards") or ()):
+        try:
+            folders.append(find_shard(folder, number, shard).path)
+        except errors.CorruptionError:
+            folders.append(resolved(shard["path"], folder))  # what of it is damaged is said later
+        except (errors.MissingFileError, errors.FormatError) as error:
+            report.lost.append(Problem(str(error.path), None, str(error)))
+    schema = (manifest.schema or {}).get("schema")
+    if os.path.commonpath([report.target, folder]) == folder:
+        raise errors.ArgumentError(f"{target} is in the store itself: name another place", name="target")
+    with contextlib.ExitStack() as stack:
+        for place in folders:
+            stack.enter_context(_kept_from_writers(place))
+        found = [_state(place, report) for place in folders]
+        made = create(
+            target, None if schema is None else {n: (d, tuple(s)) for n, d, s in schema},
+            durability=manifest.durability, segment_bytes=manifest.segment_bytes,
+        )  # fmt: skip
+        try:
+            with made:
+                total, done = sum(map(len, found)), 0
+                whole = not manifest.kinds and all((key_len_of(slots[:, 3]) == 8).all() for slots in found)
+                for place, slots in zip(folders, found, strict=True):
+                    for batch in _batches(slots):
+                        _put(made, place, batch, whole, report)
+                        done += len(batch)
+                        if progress is not None:
+                            progress(done, total)
+        except BaseException:
+            shutil.rmtree(report.target, ignore_errors=True)
+            raise
+    return report
+
+
+def _described(folder: str, report: SalvageReport) -> Manifest:
+    """Return the manifest, or the copy of the first one."""
+    try:
+        return read_manifest(folder)
+    except errors.StoreVersionError:
+        raise
+    except (errors.CorruptionError, errors.FormatError) as error:
+        if isinstance(error, errors.MissingFileError):
+            raise
+        identity = read_identity(folder)
+        if identity is None:
+            names = os.listdir(folder) if os.path.isdir(folder) else []
+            if not any(name.endswith((".jnl", ".snap")) for name in names):
+                raise
+        if identity is not None:
+            return identity
+        report.problems.append(
+            Problem(os.path.join(folder, IDENTITY_NAME), None, "the schema is not known: values are recovered as bytes")
+        )
+        return Manifest("0" * 32, "commit", 256 << 20, 0, None, (), 0, 0, kinds=True)
+
+
+@contextlib.contextmanager
+def _kept_from_writers(folder: str) -> Iterator[None]:
+    try:
+        fd = os.open(os.path.join(folder, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # no lock: nobody has written since it was copied
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise errors.SharingError(
+                    f"{folder} is open for writing: close it there first, or salvage a copy", path=folder
+                ) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
+    """Return the live slots of one folder, as far as they can be told."""
+    found = Found(folder, report.problems)
+    journals = read_journals(found)
+    snapshots = read_snapshots(found)
+    sound = [s for s in snapshots if s.sound]
+    base = np.empty((0, SLOT_BYTES // 8), np.int64)
+    seq = 0
+    if sound:
+        base, seq = sound[-1].slots, sound[-1].seq
+    elif snapshots and (not journals or journals[0].start > 0):
+        # Nothing confirms these keys: a value that has its checksum makes it likely, and the report says so.
+        base, seq = snapshots[-1].slots, journals[-1].start if journals else snapshots[-1].seq
+        report.unproven += len(base)
+    marks = read_floor(folder, found.uuid)
+    newest = max((s.seq for s in snapshots), default=0)
+    if journals and journals[-1].start >= newest:
+        # its last mark may be damaged, and what is marked in COMMITTED was committed
+        journals[-1].committed = max(journals[-1].committed, highest(marks, journals[-1].salt)[0])
+    else:  # the present journal is gone, whatever was in it
+        report.missing_records += max(1, max((mark[0] for mark in marks), default=0) - newest)
+    records, last = _behind(journals, seq)
+    report.missing_records += max(0, last - seq - len(records))
+    return live(np.concatenate([base, records]), len(base))
+
+
+def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64], int]:
+    """Return the sound committed records behind number `seq`, in their order, and the last number."""
+    slots, last = [], seq
+    for k, journal in enumerate(journals):
+        # A journal may go on behind the point where the next one begins: what a writer put that was fenced off.
+        until = journals[k + 1].start if k + 1 < len(journals) else journal.committed
+        chosen = (journal.seqs > seq) & (journal.seqs <= until)
+        slots.append(journal.slots[chosen])
+        last = max(last, until)
+    return np.concatenate([np.empty((0, SLOT_BYTES // 8), np.int64), *slots]), last
+
+
+def _batches(slots: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    slots = slots[np.argsort(slots[:, 2], kind="stable")]
+    ends = np.cumsum(size_of(slots[:, 3]))
+    start = 0
+    while start < len(slots):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, "right")))
+        yield slots[start : min(end, start + _BATCH_RECORDS)]
+        start = min(end, start + _BATCH_RECORDS)
+
+
+def _put(store: Any, folder: str, slots: NDArray[np.int64], whole: bool, report: SalvageReport) -> None:
+    """Read and check the values of a batch, and put those that are sound."""
+    values: list[bytes] = []
+    kept: list[int] = []
+    lengths = key_len_of(slots[:, 3])
+    integers = np.full(len(slots), whole) | (marked_len_of(slots[:, 3]) & INTEGER != 0)
+    keys = Keys(np.ascontiguousarray(slots[:, :2]), lengths.astype(np.uint8), integers)
+    for segment in np.unique(segment_of(slots[:, 2])).tolist():
+        rows = np.flatnonzero(segment_of(slots[:, 2]) == segment)
+        path = os.path.join(folder, f"{segment:08d}.val")
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            what = f"the file is {'missing' if isinstance(error, FileNotFoundError) else f'not readable ({error})'}"
+            report.lost += [Problem(path, int(offset_of(slots[k, 2])), what, keys.row(int(k))) for k in rows]
+            continue
+        try:
+            status = check_file(fd, offset_of(slots[rows, 2]), slots[rows, 3])
+            for k, bad in zip(rows.tolist(), status.tolist(), strict=True):
+                size, offset = int(size_of(slots[k, 3])), int(offset_of(slots[k, 2]))
+                wrong = "the value does not have its checksum" if bad else ""
+                if not bad and store.schema is not None and size != store.schema.nbytes:
+                    wrong = f"the value has {size} bytes, and a record of the schema {store.schema.nbytes}"
+                if wrong or offset < SUPERBLOCK:
+                    report.lost.append(Problem(path, offset, wrong or "the record names no place", keys.row(k)))
+                    continue
+                kept.append(k)
+                values.append(read_at(fd, size, offset))
+        finally:
+            os.close(fd)
+    if kept:
+        store._parts.put(keys.take(np.array(kept)), values)
+        report.records += len(kept)
+        report.value_bytes += sum(map(len, values))

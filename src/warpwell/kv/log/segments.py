@@ -1,0 +1,303 @@
+"""Segments: the files that hold values, where the next value goes, and their descriptors."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from .checksum import crc32c_many
+from .files import Files, closing_on_error, read_at, write_new
+from .format import MAX_SEGMENT, MAX_VALUE, PAGE, SEGMENT_FILE, SUPERBLOCK, UNIT, Superblock, file_name, locations
+
+_WRITE_BYTES = 8 << 20
+"""Values are gathered to writes of at most so many bytes, or one value."""
+_BATCH = 1 << 17
+"""Values that are placed at once."""
+_LARGE = 1 << 18
+"""Bytes from which a value is written from where it lies."""
+
+Callback = Callable[[int, int], None]
+
+
+class Segments:
+    """Open segment files; values are appended to the last one.
+
+    Parameters
+    ----------
+    files : Files
+    folder : str
+    uuid : bytes
+    segment_bytes : int
+        Size at which a segment is full. A value larger than that has a segment for itself.
+    writable : bool
+    """
+
+    def __init__(self, files: Files, folder: str, uuid: bytes, segment_bytes: int, *, writable: bool) -> None:
+        self._files, self._folder, self._uuid = files, folder, uuid
+        self._segment_bytes, self._writable = segment_bytes, writable
+        self._fds: dict[int, int] = {}
+        self._callbacks: list[Callback] = []
+        self.head = 0
+        """The segment that values are appended to."""
+        self.end = SUPERBLOCK
+        """Bytes of it that are taken."""
+        self._dirty: set[int] = set()
+
+    # -- descriptors ------------------------------------------------------------------------------------------
+
+    def ids(self) -> list[int]:
+        """Return the open segments."""
+        return sorted(self._fds)
+
+    def path(self, segment: int) -> str:
+        """Return a segment's file."""
+        return os.path.join(self._folder, file_name(SEGMENT_FILE, segment))
+
+    def fd(self, segment: int) -> int:
+        """Return the descriptor of a segment.
+
+        Raises
+        ------
+        KeyError
+            It is not open.
+        """
+        return self._fds[segment]
+
+    def on_segment(self, callback: Callback) -> None:
+        """Call ``callback(segment, fd)`` for each segment, now and later; fd is -1 when one is closed."""
+        self._callbacks.append(callback)
+        for segment in self.ids():
+            callback(segment, self._fds[segment])
+
+    def open(self, segment: int) -> None:
+        """Open a segment that exists.
+
+        Raises
+        ------
+        CorruptionError
+            It is damaged, or another file.
+        FileNotFoundError
+        """
+        if segment in self._fds:
+            return
+        path = self.path(segment)
+        fd = self._files.open(path, self._writable)
+        with closing_on_error(self._files, fd):
+            Superblock.unpack(read_at(fd, SUPERBLOCK, 0), SEGMENT_FILE, self._uuid, segment, path)
+            self._adopt(segment, fd)
+
+    def create(self, segment: int) -> None:
+        """Create a durable segment file, whose name is durable too; the manifest does not name it yet.
+
+        Raises
+        ------
+        OSError
+        """
+        if segment > MAX_SEGMENT:
+            raise errors.StorageFullError(
+                f"{self._folder}: all {MAX_SEGMENT} segment numbers are used up: load its records into a new store",
+                path=self._folder,
+            )
+        path = self.path(segment)
+        fd = write_new(self._files, path, [Superblock(SEGMENT_FILE, self._uuid, segment).pack()])
+        with closing_on_error(self._files, fd):
+            self._files.sync_folder(self._folder)
+            self._adopt(segment, fd)
+
+    def close(self, segments: Sequence[int] | None = None) -> None:
+        """Close descriptors; of all segments by default."""
+        for segment in self.ids() if segments is None else segments:
+            fd = self._fds.pop(segment, -1)
+            self._dirty.discard(segment)
+            if fd >= 0:
+                for callback in self._callbacks:
+                    callback(segment, -1)
+                self._files.close(fd)
+
+    def size(self, segment: int) -> int:
+        """Return the bytes of a segment's file."""
+        return os.fstat(self._fds[segment]).st_size
+
+    def _adopt(self, segment: int, fd: int) -> None:
+        self._fds[segment] = fd
+        if fd > 200 and fd > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            _allow_more_files()
+        for callback in self._callbacks:
+            callback(segment, fd)
+
+    # -- values -----------------------------------------------------------------------------------------------
+
+    def set_head(self, segment: int, end: int) -> None:
+        """Append to `segment` from byte `end` on."""
+        self.head, self.end = segment, end
+
+    def append(self, values: Values, key_lens: NDArray[np.uint8], roll: Callable[[], object]) -> NDArray[np.int64]:
+        """Write values behind the end and return their locations; `roll` begins a new segment where one is full."""
+        locs = np.empty((len(values.sizes), 2), np.int64)
+        at = 0
+        while at < len(locs):
+            sizes = values.sizes[at : at + _BATCH]
+            offsets = place(sizes, self.end)
+            ends = offsets + sizes
+            count = int(np.searchsorted(ends, self._segment_bytes, "right"))
+            if count == 0 and self.end > SUPERBLOCK:
+                roll()
+                continue
+            count = max(count, 1)
+            self._dirty.add(self.head)
+            crcs = values.write(self._files, self._fds[self.head], at, offsets[:count])
+            until = at + count
+            locs[at:until] = locations(self.head, offsets[:count], crcs, key_lens[at:until], sizes[:count])
+            self.end = int(ends[count - 1])
+            at = until
+        return locs
+
+    def append_one(self, value: Any, nbytes: int, roll: Callable[[], object]) -> int:
+        """Write one value behind the end; return its offset in the head."""
+        unit = PAGE if nbytes >= PAGE else UNIT
+        offset = -(-self.end // unit) * unit
+        if offset + nbytes > self._segment_bytes and self.end > SUPERBLOCK:
+            roll()
+            offset = SUPERBLOCK
+        if nbytes:
+            self._dirty.add(self.head)
+            self._files.pwrite(self._fds[self.head], value, offset)
+        self.end = offset + nbytes
+        return offset
+
+    def sync(self) -> None:
+        """Make everything that was written durable."""
+        for segment in sorted(self._dirty):
+            self._files.sync(self._fds[segment])
+        self._dirty.clear()
+
+
+class Values:
+    """Values to be appended: a sequence of buffers, or rows of one array.
+
+    Parameters
+    ----------
+    values : sequence of bytes-like, or uint8 [N, nbytes]
+
+    Raises
+    ------
+    ValueSizeError
+        One is larger than 16 MiB.
+    """
+
+    def __init__(self, values: Any) -> None:
+        self._rows: NDArray[np.uint8] | None = None
+        if isinstance(values, np.ndarray) and values.ndim == 2:
+            self._rows = np.ascontiguousarray(values).view(np.uint8)
+            self.sizes = np.full(len(values), self._rows.shape[1], np.int64)
+        else:
+            self._list = [v if type(v) is bytes else memoryview(v).cast("B") for v in values]
+            self.sizes = np.fromiter(map(len, self._list), np.int64, len(self._list))
+        if len(self.sizes) and int(self.sizes.max()) > MAX_VALUE:
+            raise too_large(int(self.sizes.max()))
+
+    def write(self, files: Files, fd: int, first: int, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Write values `first` ... at `offsets`; return their checksums."""
+        sizes = self.sizes[first : first + len(offsets)]
+        ends = offsets + sizes
+        crcs = np.empty(len(offsets), np.int64)
+        at = 0
+        while at < len(offsets):
+            until = max(at + 1, int(np.searchsorted(ends, offsets[at] + _WRITE_BYTES, "right")))
+            data, base = self._gather(first + at, first + until, offsets[at:until])
+            nbytes = int(ends[until - 1] - offsets[at])
+            address = base.ctypes.data if nbytes else 0
+            crcs[at:until] = crc32c_many(address + offsets[at:until] - offsets[at], sizes[at:until])
+            if nbytes:
+                files.pwrite(fd, data[:nbytes], int(offsets[at]))
+            at = until
+        return crcs
+
+    def _gather(self, start: int, stop: int, offsets: NDArray[np.int64]) -> tuple[memoryview, NDArray[np.uint8]]:
+        """Return one buffer in which the values lie as in the file."""
+        sizes = self.sizes[start:stop]
+        nbytes = int(offsets[-1] - offsets[0] + sizes[-1])
+        base: NDArray[np.uint8]
+        if self._rows is not None:
+            row = self._rows.shape[1]
+            stride = int(offsets[1] - offsets[0]) if len(offsets) > 1 else row
+            if row in (0, stride):
+                base = self._rows[start:stop].reshape(-1)
+            else:
+                base = np.zeros((len(offsets), stride), np.uint8)
+                base[:, :row] = self._rows[start:stop]
+                base = base.reshape(-1)
+        elif nbytes == 0:
+            base = np.empty(0, np.uint8)
+        elif stop - start == 1:
+            base = np.frombuffer(self._list[start], np.uint8)
+        elif nbytes > 64 * len(offsets) and int(sizes.max()) >= _LARGE:
+            base = np.zeros(nbytes, np.uint8)
+            for value, at, size in zip(self._list[start:stop], offsets - offsets[0], sizes, strict=True):
+                base[at : at + size] = np.frombuffer(value, np.uint8) if size else 0
+        else:
+            gaps = np.zeros(len(offsets), np.int64)
+            gaps[:-1] = offsets[1:] - offsets[:-1] - sizes[:-1]
+            parts: list[Any] = [b""] * (2 * len(offsets))
+            parts[0::2] = self._list[start:stop]
+            zeros = _zeros(int(gaps.max()))
+            parts[1::2] = [zeros[gap] for gap in gaps.tolist()]
+            base = np.frombuffer(b"".join(parts), np.uint8)
+        return base.data, base
+
+
+def place(sizes: NDArray[np.int64], end: int) -> NDArray[np.int64]:
+    """Return the offsets of values behind byte `end`, each at a multiple of 64 B, or 4 KiB from 4 KiB on."""
+    offsets = np.empty(len(sizes), np.int64)
+    padded = -(-sizes // UNIT) * UNIT
+    large = np.flatnonzero(sizes >= PAGE)
+    if len(large) == len(sizes):
+        padded = -(-sizes // PAGE) * PAGE
+        start = -(-end // PAGE) * PAGE
+        np.cumsum(padded[:-1], out=offsets[1:])
+        if len(sizes):
+            offsets[0] = 0
+        return offsets + start
+    start, at = -(-end // UNIT) * UNIT, 0
+    for k in [*large.tolist(), len(sizes)]:
+        run = np.cumsum(padded[at:k])
+        offsets[at:k] = start + run - padded[at:k]
+        if k < len(sizes):
+            offsets[k] = -(-(start + int(run[-1]) if k > at else start) // PAGE) * PAGE
+            start = int(offsets[k] + padded[k])
+        at = k + 1
+    return offsets
+
+
+def too_large(nbytes: int) -> errors.ValueSizeError:
+    """Return the error for a value of so many bytes."""
+    return errors.ValueSizeError(
+        f"a value has {nbytes} bytes, and a store takes at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
+    )
+
+
+_pads: list[bytes] = [b""]
+
+
+def _zeros(most: int) -> list[bytes]:
+    """Return runs of zeros by their length, 0 to `most` at least."""
+    global _pads
+    pads = _pads
+    if len(pads) <= most:
+        # another list, whole at once: writers of other stores, and signal handlers, may be in here, too
+        pads = _pads = [bytes(n) for n in range(most + 1)]
+    return pads
+
+
+def _allow_more_files() -> None:
+    """Raise the soft limit of open files: each segment keeps one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard > soft:
+        wanted = min(max(2 * soft, 4096), 1 << 20 if hard == resource.RLIM_INFINITY else hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

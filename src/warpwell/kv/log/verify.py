@@ -1,0 +1,174 @@
+"""Verify: read everything that a store has on disk and list what is damaged; nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from .checksum import check_file
+from .files import Files
+from .floor import FLOOR_NAME, PLACES, damaged_places
+from .following import load_for_reading
+from .format import INTEGER, key_len_of, marked_len_of, offset_of, segment_of, size_of
+from .manifest import IDENTITY_NAME, Manifest, read_manifest
+from .recovery import check_previous, live
+from .segments import Segments
+
+_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is damaged: a file, the byte where it begins, and what it is. `key` is that of a value."""
+
+    path: str
+    offset: int | None
+    what: str
+    key: int | bytes | None = None
+
+
+@dataclass
+class VerifyReport:
+    """What `verify` read and what was wrong.
+
+    Attributes
+    ----------
+    path : str
+    records : int
+        Live records.
+    value_bytes : int
+        Bytes of their values, all of which were read.
+    journal_records : int
+        Since the snapshot.
+    torn_bytes : int
+        Bytes behind the journal's last commit: what a crash left there, or what a writer is writing now.
+    problems : list of Problem
+    """
+
+    path: str
+    records: int = 0
+    value_bytes: int = 0
+    journal_records: int = 0
+    torn_bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.problems
+
+
+def verify(
+    folder: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
+) -> VerifyReport:
+    """Check the manifest, every superblock, the snapshot, the journal's chain, and every live value.
+
+    A writer may have the store open.
+
+    Parameters
+    ----------
+    folder : path-like
+    progress : callable, optional
+        Called with checked and all values.
+
+    Raises
+    ------
+    MissingFileError, FormatError, StoreVersionError
+        There is no store that could be checked.
+    """
+    path = os.path.abspath(folder)
+    report = VerifyReport(path)
+    try:
+        manifest = read_manifest(path)
+    except errors.CorruptionError as error:
+        report.problems.append(_problem(error))
+        return report
+    for at in damaged_places(path, manifest.uuid_bytes):
+        report.problems.append(
+            Problem(os.path.join(path, FLOOR_NAME), at, f"the mark in place {PLACES.index(at)} is missing or damaged")
+        )
+    _check_spares(manifest, path, report)
+    try:
+        manifest, segments, loaded = load_for_reading(Files(), path)
+    except errors.CorruptionError as error:
+        report.problems.append(_problem(error))
+        _check_superblocks(manifest, path, report)
+        return report
+    try:
+        os.close(loaded.fd)
+        report.journal_records = loaded.position.seq - loaded.start.seq
+        report.torn_bytes = max(0, loaded.size - loaded.position.offset)
+        slots = live(loaded.slots, loaded.distinct)
+        report.records, report.value_bytes = len(slots), int(size_of(slots[:, 3]).sum())
+        _check_values(slots, segments, report, progress)
+    finally:
+        segments.close()
+    return report
+
+
+def _check_spares(manifest: Manifest, folder: str, report: VerifyReport) -> None:
+    """Check what only `salvage` reads: the copy of the first manifest, and the snapshot and journal before."""
+    try:
+        with contextlib.suppress(errors.MissingFileError):
+            if os.path.lexists(os.path.join(folder, IDENTITY_NAME)):
+                read_manifest(folder, IDENTITY_NAME)
+        if manifest.previous is not None and manifest.snapshot is not None:
+            check_previous(folder, manifest)
+    except errors.CorruptionError as error:
+        report.problems.append(_problem(error))
+    except FileNotFoundError as error:
+        if read_manifest(folder) == manifest:  # else a writer has deleted it in the meantime
+            report.problems.append(Problem(str(error.filename), None, "the file is missing"))
+
+
+def _check_superblocks(manifest: Manifest, folder: str, report: VerifyReport) -> None:
+    known = {problem.path for problem in report.problems}
+    segments = Segments(Files(), folder, manifest.uuid_bytes, manifest.segment_bytes, writable=False)
+    try:
+        for segment in manifest.segments:
+            try:
+                segments.open(segment)
+            except FileNotFoundError:
+                report.problems.append(Problem(segments.path(segment), None, "the file is missing"))
+            except errors.CorruptionError as error:
+                if str(error.path) not in known:
+                    report.problems.append(_problem(error))
+    finally:
+        segments.close()
+
+
+def _check_values(
+    slots: NDArray[np.int64], segments: Segments, report: VerifyReport, progress: Callable[[int, int], object] | None
+) -> None:
+    done = 0
+    slots = slots[np.argsort(slots[:, 2], kind="stable")]
+    ids = segment_of(slots[:, 2])
+    for segment in np.unique(ids).tolist():
+        rows = slots[ids == segment]
+        for at in range(0, len(rows), _BATCH):
+            part = rows[at : at + _BATCH]
+            status = check_file(segments.fd(segment), offset_of(part[:, 2]), part[:, 3])
+            for k in np.flatnonzero(status).tolist():
+                report.problems.append(_bad_value(part[k], int(status[k]), segments.path(segment)))
+            done += len(part)
+            if progress is not None:
+                progress(done, len(slots))
+
+
+def _bad_value(slot: Any, status: int, path: str) -> Problem:
+    key: int | bytes = np.ascontiguousarray(slot[:2]).tobytes()[: int(key_len_of(slot[3]))]
+    if int(marked_len_of(slot[3])) & INTEGER:
+        key = int(slot[0])
+    what = "does not have its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
+    return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[3]))} bytes {what}", key)
+
+
+def _problem(error: errors.CorruptionError) -> Problem:
+    return Problem(str(error.path), error.offset, str(error))
