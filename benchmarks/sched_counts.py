@@ -24,7 +24,7 @@ from typing import Any
 
 from measure import machine, table
 
-from warpwell.scheduler.analyzer import Analyzer
+from warpwell.scheduler.predict.analyzer import Analyzer
 from warpwell.scheduler.workloads import WORKLOADS, Application, Step, blocks_of, make, warps_of
 
 METRICS = {

@@ -22,11 +22,11 @@ from measure import save, table
 from warpwell.errors import WarpwellError
 from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.counted import read_counts
-from warpwell.scheduler.max_min import MaxMin
-from warpwell.scheduler.predictor import Prediction, Predictor
+from warpwell.scheduler.predict.counted import read_counts
+from warpwell.scheduler.predict.max_min import MaxMin
+from warpwell.scheduler.predict.predictor import Prediction, Predictor
+from warpwell.scheduler.predict.sample import Sample
 from warpwell.scheduler.replay import replay
-from warpwell.scheduler.sample import Sample
 from warpwell.scheduler.simulator import Simulator
 
 Pairs = list[tuple[Sample, Prediction]]

@@ -20,11 +20,11 @@ from sched_pairs import SHARES, together
 
 import warpwell as ww
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
-from warpwell.scheduler.class_table import ClassTable
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.cuda_executor import PAIRS, CudaExecutor
-from warpwell.scheduler.matrix import Matrix, Pair
+from warpwell.scheduler.executors.cuda_executor import PAIRS, CudaExecutor
 from warpwell.scheduler.policies import policy
+from warpwell.scheduler.predict.class_table import ClassTable
+from warpwell.scheduler.predict.matrix import Matrix, Pair
 from warpwell.scheduler.replay import replay
 from warpwell.scheduler.simulator import Host, Simulator
 from warpwell.scheduler.workloads import make

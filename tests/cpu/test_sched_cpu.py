@@ -12,7 +12,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
-from warpwell.scheduler.cpu_executor import CpuExecutor
+from warpwell.scheduler.executors.cpu_executor import CpuExecutor
 from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.testing import preemption

@@ -13,21 +13,10 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.scheduler import (
-    Ended,
-    Executor,
-    Job,
-    Kind,
-    Placement,
-    Profile,
-    Request,
-    Scheduler,
-    Stopped,
-    Task,
-    cuda_order,
-)
-from warpwell.scheduler.cuda_ahead import Ahead
-from warpwell.scheduler.cuda_executor import CudaExecutor
+from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
+from warpwell.scheduler.executors import cuda_order
+from warpwell.scheduler.executors.cuda_ahead import Ahead
+from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.task import State
 from warpwell.scheduler.watchdog import Watchdog
 from warpwell.testing.executors import ExecutorConformance
@@ -79,7 +68,7 @@ def endless(x):
 
 
 def fake_executor_over(gpu: FakeGpu) -> Any:
-    from warpwell.scheduler.cuda_executor import CudaExecutor
+    from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 
     return CudaExecutor(gpu=gpu)
 

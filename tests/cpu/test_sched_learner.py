@@ -14,16 +14,16 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Request, Scheduler, Task
-from warpwell.scheduler.analyzer import Analyzer, alone_times
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.cpu_executor import CpuExecutor
 from warpwell.scheduler.events import KEPT
 from warpwell.scheduler.executor import Capacity, Ended, Executor
-from warpwell.scheduler.history import History
-from warpwell.scheduler.identity import identity, lasts
-from warpwell.scheduler.learner import ALWAYS, KERNELS, RARELY, Learner
-from warpwell.scheduler.predictor import Predictor
-from warpwell.scheduler.roofline import Machine
+from warpwell.scheduler.executors.cpu_executor import CpuExecutor
+from warpwell.scheduler.predict.analyzer import Analyzer, alone_times
+from warpwell.scheduler.predict.history import History
+from warpwell.scheduler.predict.identity import identity, lasts
+from warpwell.scheduler.predict.learner import ALWAYS, KERNELS, RARELY, Learner
+from warpwell.scheduler.predict.predictor import Predictor
+from warpwell.scheduler.predict.roofline import Machine
 from warpwell.testing.fake_gpu import fake_executor
 
 STEP = """

@@ -15,9 +15,9 @@ import pytest
 from warpwell.cli import sched_serve
 from warpwell.cli.main import main
 from warpwell.errors import ServiceError
-from warpwell.scheduler import service
-from warpwell.scheduler.client import connect
 from warpwell.scheduler.events import Event, Log
+from warpwell.scheduler.service.client import connect
+from warpwell.scheduler.service.service import service
 
 Capture = pytest.CaptureFixture[str]
 
@@ -189,7 +189,7 @@ def test_damaged_logs_are_named_by_line(capsys: Capture, tmp_path: Path, line: s
 KERNEL = """
 import sys
 import numpy as np, warpwell as ww
-from warpwell.scheduler.client import connect
+from warpwell.scheduler.service.client import connect
 
 @ww.kernel
 def fill(x, value):

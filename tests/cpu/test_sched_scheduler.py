@@ -34,11 +34,11 @@ from warpwell.scheduler import (
     State,
     Task,
 )
-from warpwell.scheduler.client import connect
-from warpwell.scheduler.cpu_executor import CpuExecutor
-from warpwell.scheduler.learner import Learner
+from warpwell.scheduler.executors.cpu_executor import CpuExecutor
 from warpwell.scheduler.policies import POLICIES
+from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.scheduler import Scheduler
+from warpwell.scheduler.service.client import connect
 from warpwell.scheduler.watchdog import Watchdog
 from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
 
@@ -826,7 +826,7 @@ def test_an_analyzer_says_what_is_known_of_a_task():
 
 
 def test_a_simulation_runs_behind_the_same_interface():
-    from warpwell.scheduler.rates import ClassTable
+    from warpwell.scheduler.predict.rates import ClassTable
     from warpwell.scheduler.simulator import Simulator
 
     simulator = Simulator(ClassTable(), capacity=Capacity())

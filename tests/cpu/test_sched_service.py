@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.scheduler import protocol, references, wire
-from warpwell.scheduler.client import Client, connect
-from warpwell.scheduler.owner import Owner
 from warpwell.scheduler.scheduler import Scheduler
-from warpwell.scheduler.service import Service
+from warpwell.scheduler.service.client import Client, connect
+from warpwell.scheduler.service.owner import Owner
+from warpwell.scheduler.service.service import Service, protocol, references, wire
 
 BOUND = 60.0
 """Seconds that nothing here may take; it takes some seconds at most on two free cores."""
@@ -28,7 +27,7 @@ KERNELS = '''
 import sys
 import numpy as np
 import warpwell as ww
-from warpwell.scheduler.client import connect
+from warpwell.scheduler.service.client import connect
 
 @ww.kernel
 def double(x):
@@ -432,7 +431,7 @@ def test_a_script_without_a_guard(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "unguarded.py"
     path.write_text(f"""
 import numpy as np, warpwell as ww
-from warpwell.scheduler.client import connect
+from warpwell.scheduler.service.client import connect
 @ww.kernel
 def k(x):
     x[0] = 1
@@ -448,7 +447,7 @@ def test_the_service_killed_in_mid_task(tmp_path: Path, kernels: Any) -> None:
     """Whoever waits learns it at once, and the owner does not stay behind."""
     path = tmp_path / "run" / "s.sock"
     code = (
-        "from warpwell.scheduler.service import Service; import time\n"
+        "from warpwell.scheduler.service.service import Service; import time\n"
         f"with Service({str(path)!r}, device='cpu'): print('ready', flush=True); time.sleep(100)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:

@@ -356,7 +356,7 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["count", "early"])
 def test_an_executor_drains_and_resumes_it(name: str) -> None:
-    from warpwell.scheduler.cuda_executor import CudaExecutor
+    from warpwell.scheduler.executors.cuda_executor import CudaExecutor
     from warpwell.targets.arrays import to_host, zeros
 
     blocks = 60_000 if name == "count" else 2_000_000

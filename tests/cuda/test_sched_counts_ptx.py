@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell.scheduler.counting import count
+from warpwell.scheduler.predict.counting import count
 from warpwell.scheduler.workloads import make
 
 pytestmark = pytest.mark.ptx

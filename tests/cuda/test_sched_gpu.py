@@ -11,7 +11,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Job, Placement, Request, Stopped, Task
-from warpwell.scheduler.cuda_executor import CudaExecutor
+from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.workloads import WORKLOADS, make
 from warpwell.targets.block import barrier, block_index, thread_index
 from warpwell.targets.blocks.launch import BlockLaunch

@@ -16,8 +16,8 @@ import pytest
 
 from warpwell import errors
 from warpwell.cli import main
-from warpwell.scheduler.client import Client, connect
-from warpwell.scheduler.service import Service
+from warpwell.scheduler.service.client import Client, connect
+from warpwell.scheduler.service.service import Service
 
 BOUND = 60.0
 
@@ -25,7 +25,7 @@ KERNELS = '''
 import sys
 import numpy as np
 import warpwell as ww
-from warpwell.scheduler.client import connect
+from warpwell.scheduler.service.client import connect
 
 @ww.kernel
 def double(x):

@@ -262,7 +262,7 @@ def test_an_array_on_storage_is_refused() -> None:
 
 
 def test_an_analyzer_knows_its_shape() -> None:
-    from warpwell.scheduler.analyzer import Analyzer
+    from warpwell.scheduler.predict.analyzer import Analyzer
 
     analyzer = Analyzer()
     launch = source("")[(8, 2), 256]

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from warpwell import errors
-from warpwell.scheduler import Kind, Profile, Request, Task, class_table, matrix, rate_model, residency, tenants
+from warpwell.scheduler import Kind, Profile, Request, Task, residency, tenants
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.executor import Capacity
-from warpwell.scheduler.matrix import Matrix, Pair
 from warpwell.scheduler.policies import POLICIES, arrangement, drf, partition
-from warpwell.scheduler.prometheus import OTHERS, TENANTS, Metrics
-from warpwell.scheduler.rates import ClassTable
+from warpwell.scheduler.predict import class_table, matrix, rate_model
+from warpwell.scheduler.predict.matrix import Matrix, Pair
+from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, Metrics
 from warpwell.scheduler.simulator import Simulator
 from warpwell.scheduler.tenants import Tenants
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warpwell import errors
-from warpwell.scheduler import walk as walking
-from warpwell.scheduler.lanes import Lanes, as_type, base_address, literal
-from warpwell.scheduler.ptx import parse
-from warpwell.scheduler.walk import walk
+from warpwell.scheduler.predict import walk as walking
+from warpwell.scheduler.predict.lanes import Lanes, as_type, base_address, literal
+from warpwell.scheduler.predict.ptx import parse
+from warpwell.scheduler.predict.walk import walk
 
 COUNTED = """
 .visible .entry counted(.param .u64 first, .param .u64 last, .param .u64 step)

@@ -10,9 +10,9 @@ from warpwell import errors
 from warpwell.scheduler import Capacity, Ended, Job, Kind, Profile, Request, Task
 from warpwell.scheduler.admission import Admission
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.cuda_run import SLICE, CudaRun
+from warpwell.scheduler.executors.cuda_run import SLICE, CudaRun
 from warpwell.scheduler.policies.sharing import Sight
-from warpwell.scheduler.rates import ClassTable
+from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.simulator import Simulator
 from warpwell.scheduler.task import Placement, State
 from warpwell.scheduler.tenants import Tenant, Tenants

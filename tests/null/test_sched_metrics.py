@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from warpwell import errors
 from warpwell.scheduler import Event, Job, Kind, Log, Policy, Profile, Request, State, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.metrics import jain, measure, turnaround
-from warpwell.scheduler.rates import ClassTable
+from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.replay import replay
+from warpwell.scheduler.report.metrics import jain, measure, turnaround
 from warpwell.scheduler.simulator import Simulator
 
 

@@ -8,13 +8,13 @@ import pytest
 from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Launch, Placement, Policy, Preempt, Profile, Request, State, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.matrix import Matrix, Pair
 from warpwell.scheduler.policies import POLICIES, policy
 from warpwell.scheduler.policies.chimera import Chimera
 from warpwell.scheduler.policies.drf import divide
 from warpwell.scheduler.policies.order import FirstCome, LeftOver
 from warpwell.scheduler.policies.sharing import quota, rank
-from warpwell.scheduler.rates import ClassTable
+from warpwell.scheduler.predict.matrix import Matrix, Pair
+from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.replay import replay
 from warpwell.scheduler.simulator import Host, Simulator
 from warpwell.testing.policies import CAPACITY, PolicyConformance, task

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warpwell import errors, kernel
-from warpwell.scheduler import predictor as predicting
-from warpwell.scheduler.analyzer import Analyzer, alone_times
-from warpwell.scheduler.counting import Counts
 from warpwell.scheduler.events import Event
 from warpwell.scheduler.executor import Capacity
-from warpwell.scheduler.history import KEPT, LARGEST, WEIGHT, History, default_path
-from warpwell.scheduler.identity import default_size, footprint, size_class
-from warpwell.scheduler.matrix import Pair
-from warpwell.scheduler.predictor import Predictor
-from warpwell.scheduler.roofline import Machine, estimate, machine_for
-from warpwell.scheduler.sample import Sample, kind_of, sized
+from warpwell.scheduler.predict import predictor as predicting
+from warpwell.scheduler.predict.analyzer import Analyzer, alone_times
+from warpwell.scheduler.predict.counting import Counts
+from warpwell.scheduler.predict.history import KEPT, LARGEST, WEIGHT, History, default_path
+from warpwell.scheduler.predict.identity import default_size, footprint, size_class
+from warpwell.scheduler.predict.matrix import Pair
+from warpwell.scheduler.predict.predictor import Predictor
+from warpwell.scheduler.predict.roofline import Machine, estimate, machine_for
+from warpwell.scheduler.predict.sample import Sample, kind_of, sized
 from warpwell.scheduler.task import Kind, Task
 from warpwell.scheduler.workloads import make
 

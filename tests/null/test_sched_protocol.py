@@ -26,13 +26,22 @@ from numpy.typing import NDArray
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.scheduler import address, broker, holdings, protocol, references, wire
-from warpwell.scheduler.client import Client, connect
-from warpwell.scheduler.ledger import MAX_DEATHS, Held, Ledger, Piece
-from warpwell.scheduler.owner_lines import Lines
-from warpwell.scheduler.owner_process import TRIES
-from warpwell.scheduler.protocol import MAGIC, Connection, Peer
-from warpwell.scheduler.service import MAX_CLIENTS, SILENT, Service
+from warpwell.scheduler.service.client import Client, connect
+from warpwell.scheduler.service.ledger import MAX_DEATHS, Held, Ledger, Piece
+from warpwell.scheduler.service.owner_lines import Lines
+from warpwell.scheduler.service.owner_process import TRIES
+from warpwell.scheduler.service.protocol import MAGIC, Connection, Peer
+from warpwell.scheduler.service.service import (
+    MAX_CLIENTS,
+    SILENT,
+    Service,
+    address,
+    broker,
+    holdings,
+    protocol,
+    references,
+    wire,
+)
 from warpwell.scheduler.task import Kind, Profile
 
 Pair = tuple[Connection, Connection]
@@ -343,7 +352,7 @@ def test_files_of_kernels(tmp_path: Path) -> None:
     with pytest.raises(errors.SchedulerError, match="could not import no_such_module"):
         kernels.load({"module": "no_such_module", "name": "k", "sha256": ""})
     with pytest.raises(errors.SchedulerError, match="another one for the service"):
-        kernels.load({"module": "warpwell.scheduler.wire", "name": "k", "sha256": "0" * 64})
+        kernels.load({"module": "warpwell.scheduler.service.wire", "name": "k", "sha256": "0" * 64})
 
 
 def test_modules_are_hashed_when_they_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -911,7 +920,7 @@ def test_a_client_that_is_killed_takes_its_tasks_with_it(make: Made, tmp_path: P
     script.write_text(f"""
 import sys, time
 import numpy as np, warpwell as ww
-from warpwell.scheduler.client import connect
+from warpwell.scheduler.service.client import connect
 @ww.kernel
 def waits(x):
     x[0] = 1

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Ended, Job, Kind, Placement, Profile, Request, State, Stopped, Task
-from warpwell.scheduler.class_table import BESIDE_MEMORY, ClassTable
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel
-from warpwell.scheduler.matrix import Matrix, Pair
-from warpwell.scheduler.max_min import MaxMin, fill
 from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.policies.oracle import Oracle
-from warpwell.scheduler.rates import rates
+from warpwell.scheduler.predict.class_table import BESIDE_MEMORY, ClassTable
+from warpwell.scheduler.predict.matrix import Matrix, Pair
+from warpwell.scheduler.predict.max_min import MaxMin, fill
+from warpwell.scheduler.predict.rates import rates
 from warpwell.scheduler.replay import replay
 from warpwell.scheduler.residency import Resident
 from warpwell.scheduler.simulator import Host, Simulator

@@ -1,7 +1,7 @@
 """The simulator does what every executor does."""
 
 from warpwell.scheduler import Kind, Profile, Task
-from warpwell.scheduler.rates import ClassTable
+from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.simulator import Host, Simulator
 from warpwell.testing.executors import ExecutorConformance
 

@@ -11,9 +11,9 @@ import pytest
 
 from warpwell import errors
 from warpwell.scheduler.events import Event, Log
-from warpwell.scheduler.explain import duration, sentences
-from warpwell.scheduler.prometheus import BUCKETS, Metrics
-from warpwell.scheduler.timeline import draw, stays, write_trace
+from warpwell.scheduler.report.explain import duration, sentences
+from warpwell.scheduler.report.prometheus import BUCKETS, Metrics
+from warpwell.scheduler.report.timeline import draw, stays, write_trace
 
 WORTH = {"rule": "worth", "victim": 1, "newcomer": 2, "S0": 1.1, "S1": 1.6, "n": 0.55, "T": 0.02, "C": 0.005, "d": 1.0,
          "gain": 1.0 * 0.55 * 0.005 + 1.6 * 0.015 - 1.1 * 0.02}  # fmt: skip

@@ -12,9 +12,9 @@ from typing import Any
 from ..cache.sizes import format_size
 from ..errors import ArgumentError, FormatError, MissingFileError
 from ..scheduler.events import KINDS, Event, Log
-from ..scheduler.explain import QUIET, sentences
-from ..scheduler.prometheus import Metrics
-from ..scheduler.timeline import draw, write_trace
+from ..scheduler.report.explain import QUIET, sentences
+from ..scheduler.report.prometheus import Metrics
+from ..scheduler.report.timeline import draw, write_trace
 from .arguments import Commands, command, json_option
 from .output import Output
 

@@ -75,10 +75,10 @@ def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    from ..scheduler.counted import read_counts
-    from ..scheduler.history import History
-    from ..scheduler.predictor import Predictor
-    from ..scheduler.sample import Sample
+    from ..scheduler.predict.counted import read_counts
+    from ..scheduler.predict.history import History
+    from ..scheduler.predict.predictor import Predictor
+    from ..scheduler.predict.sample import Sample
 
     samples, device = read_counts(arguments.counts, static=not arguments.no_static,
                                   progress=lambda done, total: report("fit", done, total))  # fmt: skip

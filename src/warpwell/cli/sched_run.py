@@ -20,8 +20,8 @@ from ..array.opening import require_device
 from ..errors import ArgumentError, MissingFileError, SchedulerError
 from ..scheduler import POLICIES, Core, Event, Executor, Log, Scheduler
 from ..scheduler.experiment import log_path
-from ..scheduler.metrics import Metrics, measure
 from ..scheduler.replay import replay
+from ..scheduler.report.metrics import Metrics, measure
 from ..scheduler.task import Job, Profile, Request, Task
 from ..scheduler.workloads import WORKLOADS, Application, make
 from ..targets import default_device
@@ -238,11 +238,11 @@ def _executor(device: str) -> Iterator[Executor]:
     """Give the device's executor, and close it at the end."""
     made: Executor
     if device == "cpu":
-        from ..scheduler.cpu_executor import CpuExecutor
+        from ..scheduler.executors.cpu_executor import CpuExecutor
 
         made = CpuExecutor()
     else:
-        from ..scheduler.cuda_executor import CudaExecutor
+        from ..scheduler.executors.cuda_executor import CudaExecutor
 
         made = CudaExecutor()
     with contextlib.closing(made):

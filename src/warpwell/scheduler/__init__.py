@@ -1,6 +1,5 @@
 """Scheduler: kernels that arrive at any time share one device. See ``docs/scheduler.md``."""
 
-from .client import Client, connect
 from .core import Core
 from .decision import SourceModel
 from .events import Event, Log
@@ -11,6 +10,7 @@ from .policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, View
 from .pool_handle import PoolHandle
 from .pool_scheduler import PoolScheduler
 from .scheduler import Scheduler
+from .service.client import Client, connect
 from .task import Job, Kind, Placement, Profile, Request, State, Task
 from .tenants import Tenant
 

@@ -17,7 +17,7 @@ from .tenants import Tenant, Tenants
 from .waiting import Waiting
 
 if TYPE_CHECKING:
-    from .learner import Learner
+    from .predict.learner import Learner
 
 WHOLE = Placement()
 
@@ -39,7 +39,7 @@ class Core:
     limit : int
         Kernels that may run at the same time.
     rates : Rates, optional
-        Estimates of how fast kernels run together. By default the class table of `warpwell.scheduler.rates`.
+        Estimates of how fast kernels run together. By default the class table of `warpwell.scheduler.predict.rates`.
     tenants : mapping or iterable, optional
         Settings of tenants; see `Tenants`.
     log : Log, optional
@@ -80,7 +80,7 @@ class Core:
 
             policy = named(policy)
         if rates is None:
-            from .rates import ClassTable
+            from .predict.rates import ClassTable
 
             rates = ClassTable(executor.capacity)
         self.executor = executor

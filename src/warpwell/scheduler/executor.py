@@ -11,7 +11,7 @@ from .. import errors
 from .task import Job, Placement, Profile, Task
 
 if TYPE_CHECKING:
-    from .roofline import Machine
+    from .predict.roofline import Machine
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from .core import Core
 from .decision import SOURCE, SourceModel
 from .events import Log
 from .executor import Capacity
-from .metrics import NEEDED
 from .policies import POLICIES, policy
-from .rates import rates
+from .predict.rates import rates
 from .replay import Result, replay
+from .report.metrics import NEEDED
 from .simulator import Simulator
 from .traces import Recipe, Workload
 

@@ -13,7 +13,7 @@ from .waiting import Waiting
 
 
 class Rates(Protocol):
-    """Estimates of how fast kernels run together (`warpwell.scheduler.rates`)."""
+    """Estimates of how fast kernels run together (`warpwell.scheduler.predict.rates`)."""
 
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
         """Return each job's normalized IPC, ipc_shared / ipc_alone, when exactly these run together.

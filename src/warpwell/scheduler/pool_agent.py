@@ -35,7 +35,7 @@ class AgentScheduler:
 
     def __init__(self, device: str, ordinal: int = 0, **options: Any) -> None:
         def make() -> Executor:
-            from .cuda_executor import CudaExecutor
+            from .executors.cuda_executor import CudaExecutor
 
             return CudaExecutor(ordinal)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from .. import errors
 from .core import Core
 from .events import Log
-from .metrics import Metrics, measure
+from .report.metrics import Metrics, measure
 from .simulator import Simulator
 from .task import Job, Request, Task
 

@@ -17,8 +17,8 @@ from .dispatcher import Dispatcher
 from .events import KEPT, Log
 from .executor import Executor
 from .handle import Handle
-from .learner import Learner
 from .policy import Policy, Rates
+from .predict.learner import Learner
 from .task import Profile, Request, Task, require_profile
 from .tenants import Tenant
 from .watchdog import Watchdog
@@ -309,10 +309,10 @@ class Scheduler:
 
 def _executor_of(device: str) -> Callable[[], Executor]:
     if device == "cpu":
-        from .cpu_executor import CpuExecutor
+        from .executors.cpu_executor import CpuExecutor
 
         return CpuExecutor
-    from .cuda_executor import CudaExecutor
+    from .executors.cuda_executor import CudaExecutor
 
     return CudaExecutor
 

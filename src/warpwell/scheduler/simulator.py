@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .. import errors
 from .decision import SourceModel
 from .executor import Capacity, Ended, Executor, Stopped
-from .rate_model import RateModel
+from .predict.rate_model import RateModel
 from .residency import Resident, fit, shape_of
 from .simulated import NEVER, Simulated
 from .task import Job, Placement, Profile, Task

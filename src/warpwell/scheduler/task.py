@@ -145,7 +145,7 @@ class Task:
     number : int
         Given by the scheduler, in order of submission.
     known : Known or None
-        What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.learner`).
+        What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.predict.learner`).
     """
 
     name: str

@@ -201,6 +201,6 @@ class FakeGpu:
 
 def fake_executor(**options: Any) -> Any:
     """Return a `CudaExecutor` over a `FakeGpu`."""
-    from ..scheduler.cuda_executor import CudaExecutor
+    from ..scheduler.executors.cuda_executor import CudaExecutor
 
     return CudaExecutor(gpu=FakeGpu(**options))

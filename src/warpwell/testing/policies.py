@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from .. import errors
 from ..scheduler import Capacity, Ended, Job, Kind, Policy, Profile, Request, State, Stopped, Task
 from ..scheduler.core import Core
-from ..scheduler.rates import ClassTable
+from ..scheduler.predict.rates import ClassTable
 from ..scheduler.simulator import Simulator
 
 CAPACITY = Capacity(memory=1000, partitions={"a32": 32, "b32": 100, "a64": 64, "b64": 68})

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..scheduler import Ended, Job, Placement, Request, Task
-from ..scheduler.cpu_executor import CpuExecutor
+from ..scheduler.executors.cpu_executor import CpuExecutor
 from ..targets import DEVICE, Launch, element_address, fetch_add, grid, kernel
 from ..targets.blocks.launch import BlockLaunch
 

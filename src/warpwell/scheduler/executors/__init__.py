@@ -1,0 +1,1 @@
+"""What runs tasks: a GPU, or the threads of a CPU."""

@@ -1,0 +1,99 @@
+"""Ahead: tasks that are prepared before they are launched; Pace: what decisions and launches take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container
+from typing import Any
+
+from ..task import Job, Placement
+from .cuda_run import CudaRun
+
+LEARN = 0.2
+"""Weight of a new measurement."""
+
+RELAUNCH = 300e-6
+"""Seconds that a launch takes, until it has been measured."""
+
+MOST = 64
+"""Tasks that are prepared before they are launched, at most."""
+
+
+class Ahead:
+    """Begins tasks that wait, where that copies and compiles nothing, while the executor has nothing else to do.
+
+    Parameters
+    ----------
+    gpu : Gpu
+    begin : callable
+        ``begin(run)`` begins the arguments of a run and returns what went wrong.
+    """
+
+    def __init__(self, gpu: Any, begin: Callable[[CudaRun], BaseException | None]) -> None:
+        self._gpu = gpu
+        self._begin = begin
+        self._coming: deque[Job] = deque(maxlen=MOST)
+        self._made: dict[Job, CudaRun] = {}
+
+    def note(self, job: Job) -> None:
+        """Learn that a job waits, and forget those that were cancelled before their launch."""
+        for gone in [other for other in self._made if not other.waits]:
+            del self._made[gone]
+        self._coming.append(job)
+
+    def step(self, begun: Container[Job]) -> None:
+        """Prepare one job that is not among `begun`."""
+        while self._coming and len(self._made) < MOST:
+            job = self._coming.popleft()
+            if not job.waits or job in begun or job in self._made:
+                continue
+            if self._gpu.at_hand(job.task.launch, job.task.arguments):
+                run = CudaRun(job, Placement())
+                if self._begin(run) is None:
+                    self._made[job] = run
+                return
+
+    def take(self, job: Job, placement: Placement) -> CudaRun:
+        """Return the run of a job, prepared or not."""
+        run = self._made.pop(job, None) or CudaRun(job, placement)
+        run.placement = placement
+        return run
+
+
+class Pace:
+    """How long it takes from the end of a task to the next launch, and the launch itself, as they were so far.
+
+    Parameters
+    ----------
+    launching : float
+        Seconds, until a launch has been measured.
+
+    Attributes
+    ----------
+    launching : float
+        Seconds of a launch.
+    seconds : float
+        Of both together.
+    """
+
+    def __init__(self, launching: float = RELAUNCH) -> None:
+        self.launching = launching
+        self._handing = 0.0
+        self._free: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """See the class."""
+        return self.launching + self._handing
+
+    def freed(self, now: float) -> float:
+        """Note that a task has left or ended; return `now`."""
+        self._free = now
+        return now
+
+    def launched(self, asked: float, now: float) -> None:
+        """Note a launch that was asked for and is done."""
+        self.launching += LEARN * (now - asked - self.launching)
+        if self._free is not None:
+            self._handing += LEARN * (asked - self._free - self._handing)
+            self._free = None

@@ -1,0 +1,497 @@
+"""CudaExecutor: kernels that share a GPU, as workers that claim blocks, as slices, or whole.
+
+The life of a task, from its first launch to its end. The scheduler's thread does all of it, but for what takes long:
+beginning the arguments, compiling, and bringing arrays back happen in a thread beside it. ::
+
+            launch             compiled              no block left, no worker left
+    (none) ───────► PREPARING ─────────► RUNNING ─────────────────────────────────► ENDING ──► Ended
+                        │                 │   ▲                                       ▲
+                        │ preempted       │   │ launch                                │ the same, while it stopped
+                        │ meanwhile       ▼   │                                       │
+                        └────────────► STOPPING ──────────────────────────────────────┘
+                                          │ all workers have left
+                                          └──► Stopped
+
+- Workers are launched as blocks of the hardware; they take blocks of the task from a cursor in device memory. A
+  preemption sets a flag, which each worker sees before its next claim; the cursor is all that is kept.
+- Shrinking raises a number, and workers below it leave: the oldest. Growing waits until as many have left as were to,
+  then launches those that are missing: a quota is never exceeded.
+- Slices hold `SLICES` launches in a stream; a preemption launches no more of them.
+- What runs whole ends when it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ... import errors
+from ...targets.blocks.launch import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
+from ...targets.gpu.gpu import Gpu
+from ..executor import Capacity, Ended, Executor, Stopped
+from ..predict.roofline import Machine, machine_for
+from ..task import Job, Placement
+from .cuda_ahead import Ahead, Pace
+from .cuda_order import Order
+from .cuda_run import EVERY, CudaRun, Phase, lost_with
+from .threads import Threads
+
+PAIRS = (16, 32, 48, 64)
+"""Partitions that are made at start: each with one of the rest."""
+
+SLICES = 2
+"""Slices in flight: one runs, and one is there when it ends."""
+
+SHORT = 20e-6
+"""Seconds: blocks that are shorter are claimed several at a time, so that a claim costs little (FLEP's L)."""
+
+FLAG = 20e-6
+"""Seconds from setting the flag to the last worker seeing it between two blocks (H200, median)."""
+
+SPIN = 2e-3
+"""Seconds for which `wait` looks without a pause, while something runs."""
+
+PAUSE, PATIENT = 20e-6, 2e-3
+"""Seconds between two looks after that, at the least, and as a part of what has been waited; a millisecond at most."""
+
+RECORDS = 4096
+"""Tasks that may have begun and not ended."""
+
+
+class CudaExecutor(Executor):
+    """Runs kernels on one GPU.
+
+    Parameters
+    ----------
+    ordinal : int
+        Of the GPU.
+    pairs : sequence of int
+        Multiprocessors of the smaller partition of each pair (see `Gpu`); empty for none.
+    memory : int, optional
+        Bytes that tasks may hold together; by default what is free now.
+    gpu : Gpu, optional
+        In place of a new one; closed with the executor.
+
+    Raises
+    ------
+    DeviceNotFoundError
+    """
+
+    def __init__(
+        self, ordinal: int = 0, *, pairs: Sequence[int] = PAIRS, memory: int | None = None, gpu: Any = None
+    ) -> None:
+        self._gpu = gpu = Gpu(ordinal, pairs) if gpu is None else gpu
+        self._capacity = Capacity(
+            processors=gpu.processors, registers=gpu.registers, shared=gpu.shared, threads=gpu.threads, blocks=32,
+            memory=gpu.free_memory() if memory is None else memory, partitions=dict(gpu.partitions), clock=gpu.clock,
+            modes=("drain",),
+        )  # fmt: skip
+        # one block of memory for all: to free memory waits for every kernel that runs
+        self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
+        self._records = [self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS)]
+        self._began = time.perf_counter()
+        self._helpers = Threads("warpwell-gpu")
+        self._runs: dict[Job, CudaRun] = {}
+        self._events: list[Ended | Stopped] = []
+        self._finished: list[tuple[CudaRun, BaseException | None]] = []
+        self._prepared: list[tuple[CudaRun, BaseException | None]] = []
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._lost: BaseException | None = None
+        self._closed = False
+        self._thread = -1
+        self._ahead = Ahead(gpu, self._begin)
+        self._pace = Pace()
+        self._order = Order(gpu)
+
+    def keeps(self, array: Any) -> bool:
+        """See `Executor`."""
+        return hasattr(array, "__cuda_array_interface__") or self._gpu.device != "cuda"
+
+    @property
+    def capacity(self) -> Capacity:
+        """See `Executor`. ``a32`` and ``b32`` are the partitions of 32 multiprocessors and of the others."""
+        return self._capacity
+
+    # -- what the scheduler calls --------------------------------------------------------------------------------
+
+    def launch(self, job: Job, placement: Placement) -> None:
+        """See `Executor`. A kernel is compiled before its first block runs, in a thread beside this one."""
+        self._enter()
+        asked = self.now()
+        self._check_quota(placement.workers)
+        run = self._runs.get(job)
+        if run is None:
+            run = self._runs[job] = self._ahead.take(job, placement)
+            if run.blocks is not None:
+                self._ready(run, None)
+            elif self._gpu.at_hand(job.task.launch, job.task.arguments):
+                # nothing is copied or compiled: another thread would take longer to wake
+                self._ready(run, self._begin(run))
+            else:
+                self._helpers.run(lambda: self._prepare(run))
+                return
+        elif run.phase is Phase.STOPPED:
+            run.placement = placement
+            run.leave = False
+            self._start(run)
+        else:
+            raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
+        self._pace.launched(asked, self.now())
+
+    def prepare(self, job: Job) -> None:
+        """See `Executor`. It is done while `wait` has nothing else to do, where nothing is copied or compiled."""
+        self._ahead.note(job)
+
+    def preempt(self, job: Job, mode: str = "drain") -> None:
+        """See `Executor`. Every mode is a drain."""
+        if mode not in ("drain", "flush", "switch"):
+            raise errors.ArgumentError(f"mode {mode!r} is unknown: choose drain, flush or switch", name="mode")
+        run = self._running(job)
+        run.leave = True
+        if run.phase is Phase.RUNNING and run.form != "plain":
+            run.phase = Phase.STOPPING
+            if run.form == "workers":
+                self._gpu.set_word(run.control + 8 * STOP, 1)
+
+    def resize(self, job: Job, workers: int | None) -> None:
+        """See `Executor`. Slices and what runs whole take no notice."""
+        self._check_quota(workers)
+        run = self._running(job)
+        run.placement = Placement(workers, run.placement.partition, run.placement.priority, run.placement.plain)
+        if run.phase is Phase.RUNNING and run.form == "workers":
+            run.quota = run.most(self._gpu)
+            if run.quota < run.target:
+                run.target = run.quota
+                if run.floor < run.top - run.quota:
+                    run.floor = run.top - run.quota
+                    self._gpu.set_word(run.control + 8 * FLOOR, run.floor)
+            elif run.quota > run.target:
+                self._grow(run)
+
+    def progress(self, job: Job) -> int:
+        """See `Executor`. What runs whole has ended no block until it has ended all; slices end whole."""
+        run = self._runs.get(job)
+        if run is not None and run.runs and run.form == "workers":
+            words = self._gpu.read_words(run.control, CONTROL_WORDS)
+            run.done = min(int(words[DONE]), run.blocks.blocks if run.blocks else 0)
+        return job.done if run is None else run.done
+
+    def claimed(self, job: Job) -> int:
+        """See `Executor`. What runs whole because it is short has claimed all of its blocks."""
+        run = self._runs.get(job)
+        if run is None or not run.runs or not (run.short or run.form == "workers"):
+            return self.progress(job)
+        assert run.blocks is not None
+        words = [run.blocks.blocks] if run.form == "plain" else self._gpu.read_words(run.control + 8 * CURSOR, 1)
+        return min(int(words[0]), run.blocks.blocks)
+
+    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
+        """See `Executor`: the rest of a block, the flag, and, as they were so far, the next decision and launch."""
+        run = self._runs.get(victim)
+        rest = 0.0
+        if run is not None and run.blocks is not None:
+            block = run.block_seconds
+            rest = (run.next - run.done) / max(1, run.blocks.blocks) if run.form == "slices" else 0.0
+            rest = rest * (victim.task.profile.seconds or 0.0) + block * run.chunk  # the last of all workers
+        return rest + FLAG + self._pace.seconds
+
+    def discard(self, job: Job) -> None:
+        """See `Executor`."""
+        run = self._runs.pop(job, None)
+        if run is not None:
+            self._give_record(run)
+            self._helpers.run(lambda: self._end(run, report=False))
+
+    def poll(self) -> list[Ended | Stopped]:
+        """See `Executor`. What there was to say when the GPU was lost is said first."""
+        if self._lost is None or not self._events:
+            self._enter()
+            self._advance()
+        events, self._events = self._events, []
+        for event in events:
+            if isinstance(event, Ended):
+                self._runs.pop(event.job, None)
+        return events
+
+    def _advance(self) -> None:
+        """Go on with every run as far as it is, and note what there is to say."""
+        with self._lock:
+            prepared, self._prepared = self._prepared, []
+        fault: BaseException | None = None
+        try:
+            for run, error in prepared:
+                self._ready(run, error)
+            for run in list(self._runs.values()):
+                if run.runs:
+                    self._look(run)
+        except errors.DeviceNotFoundError as error:
+            fault = error
+        with self._lock:
+            finished, self._finished = self._finished, []
+        for run, failure in finished:
+            if self._runs.get(run.job) is run and (fault is None or failure is None):
+                self._give_record(run)
+                run.done = run.blocks.blocks if run.blocks and failure is None else run.done
+                self._events.append(Ended(run.job, self._pace.freed(self.now()), failure, run.seconds))
+        if fault is not None:
+            self._lose(fault)
+
+    def now(self) -> float:
+        """See `Executor`."""
+        return time.perf_counter() - self._began
+
+    def wait(self, until: float | None) -> None:
+        """See `Executor`. It looks often: an event of the GPU wakes nobody by itself."""
+        self._enter()
+        began = self.now()
+        while not self._woken.is_set():
+            if self._prepared or self._finished or any(run.arrived(self._gpu) for run in self._runs.values()):
+                self._advance()
+            now = self.now()
+            if self._events or (until is not None and now >= until) or (until is None and not self._runs):
+                break
+            if self._runs:
+                self._ahead.step(self._runs)
+            busy = any(run.runs for run in self._runs.values())
+            if busy and now - began < SPIN:
+                time.sleep(0)  # a wait of any length takes as long as a short kernel
+            else:
+                left = 1e-3 if until is None else min(1e-3, max(0.0, until - now))
+                # what takes long may be noticed later: looking takes time, and the lock, from the program's threads
+                self._woken.wait(min(left, max(PAUSE, PATIENT * (now - began))) if busy else left)
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """See `Executor`."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """See `Executor`. Workers leave at the end of their blocks; what runs whole is waited for."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._lost is None:
+            for run in self._runs.values():
+                if run.control and run.form == "workers":
+                    self._gpu.set_word(run.control + 8 * STOP, 1)
+                if run.blocks is not None:
+                    run.blocks.abort()
+            for run in self._runs.values():
+                if run.stream is not None:
+                    self._gpu.synchronize(run.stream)
+        for run in self._runs.values():
+            self._end(run, report=False)
+        self._runs.clear()
+        self._helpers.close()
+        if self._lost is None:
+            self._gpu.close()
+
+    def machine(self) -> Machine:
+        """See `Executor`."""
+        return machine_for(self._gpu.name, self._gpu.bandwidth, self._gpu.cache)
+
+    def resources(self, job: Job) -> dict[str, int]:
+        """Return registers, shared and local bytes, threads and resident blocks of a launched job's form."""
+        return dict(self._runs[job].resources)
+
+    # -- phases --------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._closed:
+            raise errors.ClosedError("the executor is closed: make another one")
+        if self._lost is not None:
+            raise errors.TaskLostError("the GPU is lost: restart the process that owns it") from self._lost
+        if self._thread != threading.get_ident():
+            self._gpu.enter()
+            self._thread = threading.get_ident()
+
+    def _running(self, job: Job) -> CudaRun:
+        run = self._runs.get(job)
+        # what has stopped or ended, and nobody was told, is asked too late, which is no error
+        if run is None or (run.phase is Phase.STOPPED and all(event.job is not job for event in self._events)):
+            raise errors.SchedulerError(f"task {job.task.name!r} does not run", task=job.task.name)
+        return run
+
+    @staticmethod
+    def _check_quota(workers: int | None) -> None:
+        if workers is not None and workers < 1:
+            raise errors.ArgumentError(f"a quota of {workers} workers: preempt what is to have none", name="workers")
+
+    def _prepare(self, run: CudaRun) -> None:
+        """Begin the arguments and compile (a thread of its own)."""
+        self._gpu.enter()
+        error = self._begin(run)
+        with self._lock:
+            self._prepared.append((run, error))
+
+    def _begin(self, run: CudaRun) -> BaseException | None:
+        """Begin the arguments and compile; return what went wrong."""
+        try:
+            task = run.job.task
+            blocks = task.launch.cut(task.arguments, self._gpu.device)
+            blocks.begin()
+            run.blocks = blocks
+            run.forms = self._gpu.forms(blocks)
+            run.forms.prepare()
+            run.resources = run.forms.resources(run.form)
+        except BaseException as failure:  # the task's own failure, which is its end
+            return failure
+        return None
+
+    def _ready(self, run: CudaRun, error: BaseException | None) -> None:
+        if self._runs.get(run.job) is not run:
+            return
+        if error is not None:
+            run.failed = error
+            self._finish(run)
+            return
+        assert run.blocks is not None
+        if run.leave and run.form != "plain":
+            run.phase = Phase.STOPPED
+            self._events.append(Stopped(run.job, self.now(), 0))
+        else:
+            self._start(run)
+
+    def _start(self, run: CudaRun) -> None:
+        """Launch a task from its first block that has not been claimed."""
+        blocks, placement = run.blocks, run.placement
+        assert blocks is not None
+        run.phase = Phase.RUNNING
+        if not run.control:
+            run.control = self._records.pop(0)  # not the last one: a stream may still wait for a word in it
+        run.stream = self._gpu.stream(placement.priority, placement.partition)
+        self._order.keep(run, self.now())
+        if run.form == "plain":
+            run.begins(self._gpu)
+            run.forms.start_plain(run.stream)
+            run.events = [run.mark(self._gpu)]
+            return
+        seconds = run.block_seconds
+        if run.form == "slices":
+            run.begin_slices(self._gpu, self.now())
+            run.begins(self._gpu)
+            self._slices(run)
+            return
+        run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
+        run.quota = run.most(self._gpu)
+        run.target = run.quota
+        fresh = [0] * (CONTROL_WORDS - 3) if run.top == 0 else []
+        self._gpu.set_words(run.stream, run.control, [0, EVERY, run.done, *fresh])
+        run.launched, run.floor = 0, run.top
+        run.begins(self._gpu)
+        run.start_workers(min(run.quota, -(-(blocks.blocks - run.done) // run.chunk)), run.stream)
+        run.events = [run.mark(self._gpu)]
+
+    def _look(self, run: CudaRun) -> None:
+        """See what became of a run."""
+        if run.form == "slices":
+            self._look_at_slices(run)
+            return
+        if not all(self._gpu.done(event) for event in run.events):
+            if run.phase is Phase.RUNNING and run.form == "workers" and run.quota > run.target:
+                self._grow(run)
+            return
+        blocks = run.blocks
+        if run.form == "plain":
+            self._finish(run)
+            return
+        assert blocks is not None
+        words = self._gpu.read_words(run.control, CONTROL_WORDS)
+        run.base = int(words[LEFT])
+        run.done = min(int(words[CURSOR]), blocks.blocks)
+        if run.done >= blocks.blocks:
+            self._finish(run)
+        elif run.phase is Phase.STOPPING:
+            self._leave(run)
+        else:  # all left because the quota shrank at the very end of the others' blocks
+            self._release(run)
+            self._start(run)
+
+    def _look_at_slices(self, run: CudaRun) -> None:
+        while run.events and self._gpu.done(run.events[0][0]):
+            run.last, run.done = run.events.pop(0)
+            run.slice_ended(self.now())
+        assert run.blocks is not None
+        if run.phase is Phase.RUNNING:
+            self._slices(run)
+        if not run.events:
+            if run.done >= run.blocks.blocks:
+                self._finish(run)
+            elif run.phase is Phase.STOPPING:
+                self._leave(run)
+
+    def _slices(self, run: CudaRun) -> None:
+        assert run.blocks is not None
+        while len(run.events) < SLICES and run.next < run.blocks.blocks:
+            count = min(run.quota, run.blocks.blocks - run.next)
+            run.forms.start_slice(run.next, count, run.stream)
+            run.next += count
+            run.events.append((run.mark(self._gpu), run.next))
+
+    def _grow(self, run: CudaRun) -> None:
+        """Launch the workers that a larger quota wants, once those that were to leave have left."""
+        assert run.blocks is not None
+        leaving = run.launched - (run.top - run.floor)
+        if leaving > 0:
+            gone = int(self._gpu.read_words(run.control, CONTROL_WORDS)[LEFT]) - run.base
+            if gone < leaving:
+                return
+            run.base += leaving
+            run.launched -= leaving
+        missing = min(run.quota, run.blocks.blocks) - run.launched
+        if run.side is None:
+            run.side = self._gpu.stream(run.placement.priority, run.placement.partition)
+        run.target = run.quota
+        if missing > 0:
+            run.start_workers(missing, run.side)
+        run.events.append(self._gpu.mark(run.side))
+
+    def _leave(self, run: CudaRun) -> None:
+        self._release(run)
+        run.phase = Phase.STOPPED
+        self._events.append(Stopped(run.job, self._pace.freed(self.now()), run.done))
+
+    def _finish(self, run: CudaRun) -> None:
+        run.ends(self._gpu)
+        self._release(run)
+        run.phase = Phase.ENDING
+        if run.blocks is not None and run.blocks.ends_at_once:
+            self._end(run)
+        else:
+            self._helpers.run(lambda: self._end(run))
+
+    def _release(self, run: CudaRun) -> None:
+        run.events = []
+        run.launched = 0
+        for stream in (run.stream, run.side):
+            if stream is not None:
+                self._gpu.release(stream)
+        run.stream = run.side = None
+
+    def _end(self, run: CudaRun, report: bool = True) -> None:
+        """Bring arrays back and end the arguments (a thread of its own)."""
+        error = run.failed
+        try:
+            self._gpu.enter()
+            if run.blocks is not None:
+                run.blocks.end()
+        except BaseException as failure:  # what device code latched is the task's failure
+            error = error or failure
+        if report:
+            with self._lock:
+                self._finished.append((run, error))
+
+    def _give_record(self, run: CudaRun) -> None:
+        if run.control:
+            self._records.append(run.control)
+            run.control = 0
+
+    def _lose(self, error: BaseException) -> None:
+        """Give everything up: after a fault nothing runs in this process any more."""
+        self._lost = error
+        self._events = lost_with(error, self._runs.values(), self._events, self.now())
+        told = {event.job for event in self._events}
+        self._runs = {job: run for job, run in self._runs.items() if job in told}

@@ -1,0 +1,188 @@
+"""CudaRun: what a `CudaExecutor` knows of a task on the GPU."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ... import errors
+from ...targets.blocks.launch import BlockLaunch
+from ..executor import Ended, Stopped
+from ..task import Job, Placement
+
+SLICE = 200e-6
+"""Seconds that a slice should take at least; it has whole waves."""
+
+WHOLE = 100e-6
+"""Seconds: a kernel that is shorter runs untransformed, because it is over before a flag and a launch would be."""
+
+EVERY = 1 << 62
+"""`TARGET` where no number is too large."""
+
+
+class Phase(enum.Enum):
+    """Where a task is; see `warpwell.scheduler.executors.cuda_executor`."""
+
+    PREPARING = 1
+    RUNNING = 2
+    STOPPING = 3
+    STOPPED = 4
+    ENDING = 5
+
+
+class CudaRun:
+    """A task on the GPU."""
+
+    def __init__(self, job: Job, placement: Placement) -> None:
+        self.job = job
+        self.placement = placement
+        self.phase = Phase.PREPARING
+        self.blocks: BlockLaunch | None = None
+        self.forms: Any = None
+        self.control = 0
+        """Address of its control record, 0 before it has one."""
+        self.stream: Any = None
+        self.events: list[Any] = []
+        self.timer: Any = None
+        """An event before its first block, where somebody wants to know what the kernel takes."""
+        self.last: Any = None
+        """The last of `events` that was reached."""
+        self.seconds: float | None = None
+        """What the kernel took by `timer`."""
+        self.side: Any = None
+        """A second stream: the first is busy until all workers that were launched there have left."""
+        self.launched = 0
+        """Workers that have been launched and not been told to leave, or of whom not all have left yet."""
+        self.base = 0
+        """`LEFT` when there were no others."""
+        self.quota = 0
+        self.target = 0
+        """Workers that are to stay."""
+        self.floor = 0
+        """`FLOOR` as it was last set."""
+        self.top = 0
+        """Number of the next worker."""
+        self.next = 0
+        """First block of the next slice."""
+        self.widest = 0
+        """Blocks of a slice at most."""
+        self.since = 0.0
+        """When the last slice ended, or the first was launched."""
+        self.chunk = 1
+        self.done = 0
+        self.leave = False
+        self.failed: BaseException | None = None
+        self.resources: dict[str, int] = {}
+
+    @property
+    def runs(self) -> bool:
+        """Whether something of it is on the GPU."""
+        return self.phase in (Phase.RUNNING, Phase.STOPPING)
+
+    @property
+    def form(self) -> str:
+        """How it runs: "plain", "workers" or "slices"."""
+        assert self.blocks is not None
+        if self.placement.plain or self.short or not (self.blocks.preemptible or self.blocks.sliceable):
+            return "plain"
+        return "workers" if self.blocks.preemptible else "slices"
+
+    @property
+    def short(self) -> bool:
+        """Whether it is expected to be over before it could be preempted."""
+        seconds = self.job.task.profile.seconds
+        # what runs whole cannot be asked to leave, should it not be over
+        return seconds is not None and seconds < WHOLE and not self.said
+
+    @property
+    def said(self) -> bool:
+        """Whether its times are what somebody said, and nobody has measured or predicted."""
+        return self.job.task.profile.source == "given"
+
+    def begin_slices(self, gpu: Any, now: float) -> None:
+        """Choose how many blocks a slice has: as many as take some time; what was only said of it has to show."""
+        assert self.blocks is not None
+        wave = min(self.most(gpu), self.blocks.blocks)
+        seconds = self.block_seconds
+        self.widest = wave * max(1, int(SLICE / seconds)) if seconds else wave
+        self.quota = wave if self.said else self.widest
+        self.next, self.since = self.done, now
+
+    def slice_ended(self, now: float) -> None:
+        """Make slices larger that were over soon."""
+        if now - self.since < SLICE:
+            self.quota = min(2 * self.quota, self.widest)
+        self.since = now
+
+    def begins(self, gpu: Any) -> None:
+        """Note when its first block begins, if its analyzer wants to know what it takes. It costs an event."""
+        known = self.job.task.known
+        self.timer = gpu.mark(self.stream, True) if known is not None and known.wants and not self.done else None
+
+    def mark(self, gpu: Any) -> Any:
+        """Return an event behind what its stream was given so far."""
+        return gpu.mark(self.stream, self.timer is not None)
+
+    def ends(self, gpu: Any) -> None:
+        """Note what the kernel took, without copies, where its beginning was noted."""
+        if self.timer is not None and self.failed is None:
+            # one that grew has events of two streams, and was not alone from its beginning
+            last = self.last if not self.events else self.events[0] if len(self.events) == 1 else None
+            self.seconds = None if last is None else gpu.elapsed(self.timer, last)
+
+    def arrived(self, gpu: Any) -> bool:
+        """Tell whether the executor would find something new of it."""
+        if not self.runs or not self.events:
+            return False
+        try:
+            if self.form == "slices":
+                return bool(gpu.done(self.events[0][0]))
+            return self.quota > self.target > 0 or all(gpu.done(event) for event in self.events)
+        except errors.DeviceNotFoundError:
+            return True  # `poll` says so
+
+    def start_workers(self, count: int, stream: Any) -> None:
+        """Launch so many more workers."""
+        self.forms.start(self.control, self.top, count, stream, self.chunk)
+        self.top += count
+        self.launched += count
+
+    def most(self, gpu: Any) -> int:
+        """Return the workers that it may have, at most what is resident."""
+        resident = self.resources["resident"]
+        if self.placement.partition is not None:
+            resident = resident * gpu.partitions[self.placement.partition] // gpu.processors
+        wanted = resident if self.placement.workers is None else min(self.placement.workers, resident)
+        return max(1, wanted)
+
+    @property
+    def block_seconds(self) -> float:
+        """The expected time of a block, 0 where nothing is known."""
+        assert self.blocks is not None
+        resident = min(self.resources.get("resident", 1), self.blocks.blocks)
+        return (self.job.task.profile.seconds or 0.0) * resident / self.blocks.blocks
+
+
+def lost_with(
+    error: BaseException, runs: Iterable[CudaRun], events: Sequence[Ended | Stopped], time: float
+) -> list[Ended | Stopped]:
+    """End what ran when a GPU was lost; return what the scheduler is to be told in place of `events`.
+
+    What has ended has ended. Who was told that a task stopped has it in a queue, and will find out; where nobody was
+    told yet, it is lost instead.
+    """
+    told: list[Ended | Stopped] = [event for event in events if isinstance(event, Ended)]
+    ended = {event.job for event in told}
+    stopped = {event.job for event in events} - ended
+    for run in runs:
+        if run.job in ended or (run.phase is Phase.STOPPED and run.job not in stopped):
+            continue
+        run.phase = Phase.ENDING
+        name = run.job.task.name
+        lost = errors.TaskLostError(
+            f"task {name!r} was lost when a kernel on the GPU failed ({error}): submit it again to a new process",
+            task=name,
+        )
+        told.append(Ended(run.job, time, lost))
+    return told

@@ -1,0 +1,1 @@
+"""What a launch will take, alone and beside others."""

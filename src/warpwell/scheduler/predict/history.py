@@ -1,0 +1,221 @@
+"""History: what kernels took alone and together, as measured, kept in a file of the user's cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ... import errors
+from .identity import lasts
+from .matrix import Matrix, Pair
+from .rate_model import RateModel
+from .sample import MEASURED, Sample
+
+FORMAT = "warpwell-history/2"
+WEIGHT = 0.25
+"""Weight of a new measurement in the average; older ones fade by a quarter with each."""
+SOONER = 0.75
+"""Weight of a time that is shorter: what disturbs a kernel, as its first run is, makes it slower."""
+KEPT = 4096
+"""Samples, and pairs, that are kept at most; the oldest go first."""
+LARGEST = 64 << 20
+"""Bytes of a file that is read."""
+
+_LEFT = 60.0
+"""Seconds after which a file that somebody began to write has been left: its process was killed."""
+
+_BEFORE = "warpwell-history/1"
+"""Of files that knew kernels by their bare names: what they measured may be of another kernel."""
+
+
+def default_path(device: str) -> Path:
+    """Return where the history of a device is kept.
+
+    In ``WARPWELL_CACHE_DIR`` where that is set, else in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    """
+    root = os.environ.get("WARPWELL_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "device"
+    return Path(root).expanduser() / "warpwell" / "scheduler" / f"{name}.json"
+
+
+class History:
+    """Measurements of one device.
+
+    Times of one kernel and size are averaged, newer ones counting more (an exponentially weighted moving average), so
+    that they follow the clock and the driver. A kernel is known by its code (`warpwell.scheduler.predict.identity`). Several
+    processes may save to one file: it is whole at any time, and who saves keeps what others have measured meanwhile.
+
+    Parameters
+    ----------
+    device : str
+        Its name: figures of another device say little.
+    path : str or os.PathLike, optional
+        File to save to; `default_path` by default.
+    """
+
+    def __init__(self, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> None:
+        self.device = device
+        self.path = Path(path) if path is not None else default_path(device)
+        self._samples: dict[tuple[str, str], Sample] = {}
+        self._pairs: dict[tuple[str, str, tuple[float, float], float | None], Pair] = {}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All kernels and sizes that were measured, longest unseen first."""
+        return list(self._samples.values())
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """All pairs that were measured."""
+        return list(self._pairs.values())
+
+    def record(self, sample: Sample) -> Sample:
+        """Add a measurement of a kernel alone; return the average that it is now part of."""
+        old = self._samples.pop(sample.key, None)
+        if old is not None:
+            known = {name: _average(getattr(old, name), getattr(sample, name)) for name in MEASURED}
+            if old.seconds is not None and sample.seconds is not None and sample.seconds < old.seconds:
+                known["seconds"] = _average(old.seconds, sample.seconds, SOONER)
+            merged = {name: getattr(sample, name) or getattr(old, name) for name in ("static", "app", "family")}
+            sample = replace(sample, **known, **merged, times=old.times + sample.times)
+        self._samples[sample.key] = sample
+        while len(self._samples) > KEPT:
+            del self._samples[next(iter(self._samples))]
+        return sample
+
+    def find(self, sample: Sample) -> Sample | None:
+        """Return what was measured of the same kernel and size."""
+        return self._samples.get(sample.key)
+
+    def record_pair(self, pair: Pair) -> Pair:
+        """Add the rates of two kernels that ran together; return the average."""
+        key = pair.first, pair.second, pair.shares, pair.partition
+        old = self._pairs.pop(key, None)
+        if old is not None:
+            first, second = (_average(a, b) for a, b in zip(old.rates, pair.rates, strict=True))
+            pair = replace(pair, rates=(first, second))
+        self._pairs[key] = pair
+        while len(self._pairs) > KEPT:
+            del self._pairs[next(iter(self._pairs))]
+        return pair
+
+    def matrix(self, otherwise: RateModel | None = None) -> Matrix:
+        """Return the measured pairs as rates for a scheduler; other pairs have the rates of `otherwise`."""
+        return Matrix(self.pairs, otherwise, device=self.device)
+
+    def snapshot(self) -> History:
+        """Return a copy, to be saved while this one goes on."""
+        copy = History(self.device, self.path)
+        copy._samples, copy._pairs = dict(self._samples), dict(self._pairs)
+        return copy
+
+    def extend(self, samples: Iterable[Sample]) -> None:
+        """Add several measurements."""
+        for sample in samples:
+            self.record(sample)
+
+    def save(self) -> None:
+        """Write the file: whole, or not at all. What others have saved there, and this one does not know, stays.
+
+        Raises
+        ------
+        OSError
+            It cannot be written. Nothing has changed.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        there = History.usable(self.device, self.path)
+        samples = {**there._samples, **self._samples}
+        pairs = {**there._pairs, **self._pairs}
+        content = {
+            "format": FORMAT, "device": self.device,
+            "samples": [s.as_json() for s in list(samples.values())[-KEPT:] if lasts(s.kernel)],
+            "pairs": [p.__dict__ for p in list(pairs.values())[-KEPT:]],
+        }  # fmt: skip
+        prefix = f".{self.path.name}."
+        for part in self.path.parent.glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - part.stat().st_mtime > _LEFT:
+                    part.unlink()
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=prefix)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            os.replace(name, self.path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+    @classmethod
+    def load(cls, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> History:
+        """Read a device's history; empty where there is no file yet, or one of an older format.
+
+        Raises
+        ------
+        FormatError
+            The file is no history, or of another device.
+        OSError
+            It cannot be read.
+        """
+        history = cls(device, path)
+        if history.path.exists() and history.path.stat().st_size > LARGEST:
+            raise errors.FormatError(_damaged(history.path, f"it has over {LARGEST} bytes"), path=history.path)
+        try:
+            content = json.loads(history.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return history
+        except (ValueError, RecursionError) as error:
+            raise errors.FormatError(_damaged(history.path, str(error)), path=history.path) from error
+        if isinstance(content, dict) and content.get("format") == _BEFORE:
+            return history
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise errors.FormatError(_damaged(history.path, f'its format is not "{FORMAT}"'), path=history.path)
+        if content.get("device") != device:
+            raise errors.FormatError(
+                f"{history.path} is of {content.get('device')!r}, not of {device!r}: give each device its own file",
+                path=history.path,
+            )
+        for number, entry in enumerate(_list(content, "samples", history.path)):
+            history.record(Sample.from_json(entry, f"{history.path}: sample {number}"))
+        for number, entry in enumerate(_list(content, "pairs", history.path)):
+            try:
+                rates, shares = tuple(entry["rates"]), tuple(entry["shares"])
+                history.record_pair(Pair(entry["first"], entry["second"], rates, shares, entry["partition"]))
+            except (TypeError, KeyError, ValueError) as error:
+                raise errors.FormatError(_damaged(history.path, f"pair {number}"), path=history.path) from error
+        return history
+
+    @classmethod
+    def usable(cls, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> History:
+        """Read a device's history, or return an empty one where that cannot be: a measurement can be made again."""
+        try:
+            return cls.load(device, path)
+        except (errors.FormatError, OSError):
+            return cls(device, path)
+
+
+def _average(old: float | None, new: float | None, weight: float = WEIGHT) -> Any:
+    if old is None or new is None:
+        return old if new is None else new
+    return old + weight * (new - old)
+
+
+def _damaged(path: Path, what: str) -> str:
+    return f"{path} is no history of a scheduler ({what}): delete it, or give another file"
+
+
+def _list(content: dict[str, Any], name: str, path: Path) -> list[Any]:
+    found = content.get(name, [])
+    if not isinstance(found, list):
+        raise errors.FormatError(_damaged(path, f"{name} is no list"), path=path)
+    return found

@@ -1,0 +1,111 @@
+"""What tells measurements of one kernel from those of all others: its code, the types of its arguments, its size."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...targets import KernelArgument, Launch
+from ...targets.compiler.cache_key import cache_key
+from ...targets.kernel import is_argument
+
+STEPS = 4
+"""Classes of size to a doubling."""
+
+_SIGNATURES = 64
+"""Combinations of types that are remembered of a kernel."""
+
+_codes: weakref.WeakKeyDictionary[Any, tuple[str, dict[Any, str]]] = weakref.WeakKeyDictionary()
+_numbers = itertools.count()
+
+
+def identity(launch: Launch, arguments: Sequence[Any]) -> str:
+    """Return what a kernel is known by, with arguments of these types: its name, "@", and a hash.
+
+    Kernels that have only their name in common differ: the code counts, with all that it names, and its options. Code
+    that nothing can be said of (a function without a file) is itself alone, in this process (`lasts`).
+    """
+    kernel = launch.kernel
+    function = kernel.function
+    found = _codes.get(function)
+    if found is None:
+        found = _codes[function] = _code(kernel), {}
+    code, known = found
+    types = len(launch.shape), kernel.max_registers, kernel.block, *[_type(value) for value in arguments]
+    name = known.get(types)
+    if name is None:
+        if len(known) >= _SIGNATURES:
+            known.clear()
+        digest = hashlib.sha256(f"{code} {types}".encode(errors="surrogatepass")).hexdigest()[:16]
+        title = str(kernel.__name__)  # type: ignore[attr-defined]
+        name = known[types] = f"{title}@{'~' if code.startswith('~') else ''}{digest}"
+    return name
+
+
+def lasts(kernel: str) -> bool:
+    """Tell whether what `identity` returned means the same in other processes."""
+    return "@~" not in kernel
+
+
+@functools.lru_cache(maxsize=4096)
+def size_class(value: float) -> float:
+    """Return the size that stands for all that differ by less than a fifth; what is not positive for itself."""
+    return 2.0 ** (round(STEPS * math.log2(value)) / STEPS) if value > 0 and math.isfinite(value) else value
+
+
+def default_size(launch: Launch, arguments: Sequence[Any]) -> dict[str, float]:
+    """Return features of a launch's size for which none were given, as classes of sizes.
+
+    They are its shape, the integers that it is called with, and the bytes of its arrays.
+    """
+    size = {f"extent{k}": size_class(n) for k, n in enumerate(launch.shape)}
+    for k, value in enumerate(arguments):
+        if isinstance(value, int | np.integer) and not isinstance(value, bool) and value > 0:
+            size[f"argument{k}"] = size_class(value)
+    nbytes = footprint(arguments)
+    if nbytes:
+        size["bytes"] = size_class(nbytes)
+    return size
+
+
+def footprint(arguments: Sequence[Any]) -> int:
+    """Return the bytes of device memory that the arrays among a launch's arguments hold.
+
+    An array on storage holds what its cache holds. An array that is passed twice counts once.
+    """
+    found: dict[int, int] = {}
+    for value in arguments:
+        if type(value) is np.ndarray:
+            found[id(value)] = value.nbytes
+            continue
+        cache = getattr(value, "cache", None)
+        if cache is not None and isinstance(value, KernelArgument):
+            found[id(cache)] = int(getattr(cache, "cache_bytes", 0))
+        elif hasattr(value, "nbytes") and getattr(value, "ndim", False):
+            found[id(value)] = int(value.nbytes)
+    return sum(found.values())
+
+
+def _code(kernel: Any) -> str:
+    if kernel.function is kernel:  # CUDA C++
+        text = repr((kernel.code, kernel.name, kernel.options))
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return cache_key(kernel.function) or f"~{next(_numbers)}"
+
+
+def _type(value: Any) -> Any:
+    if type(value) is np.ndarray:  # what most are
+        return value.dtype, value.ndim, value.flags.c_contiguous
+    if is_argument(value):
+        return type(value).__qualname__, str(getattr(value, "dtype", "")), getattr(value, "ndim", 0)
+    if getattr(value, "ndim", False) and hasattr(value, "dtype"):
+        flags = getattr(value, "flags", None)
+        return value.dtype, value.ndim, flags is None or bool(flags["C_CONTIGUOUS"])
+    return type(value).__qualname__

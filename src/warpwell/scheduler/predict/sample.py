@@ -1,0 +1,109 @@
+"""Sample: what was seen, or is to be known, of one launch of a kernel; the predictor learns from samples."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from numbers import Real
+from typing import Any
+
+from ... import errors
+from ..task import Kind
+
+MEASURED = ("instructions", "seconds", "miss_rate", "bandwidth", "compute")
+"""Fields of a sample that are measured and predicted."""
+
+
+def kind_of(bandwidth: float, compute: float) -> Kind:
+    """Return a kernel's class from what it takes alone of the memory's bandwidth and of the issue slots (0 to 1).
+
+    Memory-intensive is what takes more of the bandwidth than of the issue slots. No bound on either alone: a kernel
+    that takes 65 % of the bandwidth and 80 % of the slots leaves little to a compute-intensive one.
+    """
+    return Kind.MEMORY if bandwidth >= compute else Kind.COMPUTE
+
+
+@dataclass
+class Sample:
+    """One launch.
+
+    Attributes
+    ----------
+    kernel : str
+    size : dict
+        Names and numbers that say how large the input is.
+    warps : int
+        Warps launched.
+    static : dict
+        Static estimates (`roofline.Estimate.features`): "instructions", "seconds" and more; empty where there are none.
+    app, family : str
+        The application, and those that resemble it ("" where not known).
+    instructions, seconds, miss_rate, bandwidth, compute : float or None
+        As in `Profile`; None where it was not measured.
+    times : int
+        Measurements that were averaged.
+    """
+
+    kernel: str
+    size: dict[str, float]
+    warps: int
+    static: dict[str, float] = field(default_factory=dict)
+    app: str = ""
+    family: str = ""
+    instructions: float | None = None
+    seconds: float | None = None
+    miss_rate: float | None = None
+    bandwidth: float | None = None
+    compute: float | None = None
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("instructions", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise errors.ArgumentError(f"{name} of a launch of {self.kernel!r} is {value}: give a positive number")
+        for name in ("miss_rate", "bandwidth", "compute"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise errors.ArgumentError(f"{name} of a launch of {self.kernel!r} is {value}: give a ratio, 0 to 1")
+        if self.warps < 1:
+            raise errors.ArgumentError(f"a launch of {self.kernel!r} has {self.warps} warps: it needs at least one")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Kernel and size: launches of one key do the same work."""
+        return self.kernel, json.dumps(self.size, sort_keys=True)
+
+    @property
+    def kind(self) -> Kind | None:
+        """Its class, where it was measured."""
+        if self.bandwidth is None or self.compute is None:
+            return None
+        return kind_of(self.bandwidth, self.compute)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data, without what is not known."""
+        return {k: v for k, v in asdict(self).items() if v not in (None, "", {})}
+
+    @classmethod
+    def from_json(cls, entry: Any, place: str) -> Sample:
+        """Read what `as_json` returned; `place` is for the message of the FormatError."""
+        names = {f.name for f in fields(cls)}
+        if not isinstance(entry, dict) or not set(entry) <= names or not {"kernel", "size", "warps"} <= set(entry):
+            raise errors.FormatError(f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}")
+        try:
+            if not isinstance(entry["kernel"], str) or type(entry.get("times", 1)) is not int:
+                raise TypeError("kernel must be a text, and times a whole number")
+            numbers = {k: {n: float(v) for n, v in entry.get(k, {}).items()} for k in ("size", "static")}
+            if not all(math.isfinite(v) for values in numbers.values() for v in values.values()):
+                raise ValueError("a size or an estimate is not finite")
+            return cls(**{**entry, **numbers})
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise errors.FormatError(f"{place} is damaged: {error}") from error
+
+
+def sized(size: Mapping[str, Any]) -> dict[str, float]:
+    """Return the features of a size that are numbers, as floats."""
+    return {str(k): float(v) for k, v in size.items() if isinstance(v, Real) and math.isfinite(v)}

@@ -1,0 +1,1 @@
+"""Logs as sentences, figures, pictures and metrics."""

@@ -1,0 +1,285 @@
+"""A log in plain sentences: what happened, and why each decision was taken, with the figures that it compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..events import Event
+
+QUIET = ("arrive", "stop", "end")
+"""Kinds of events that are no decisions."""
+
+Names = dict[int, str]
+
+
+def sentences(log: Iterable[Event], *, all_events: bool = True) -> Iterator[tuple[Event, str]]:
+    """Return each event with a sentence about it.
+
+    Parameters
+    ----------
+    log : iterable of Event
+        In the order in which it was written.
+    all_events : bool
+        Whether arrivals, stops and ends are told as well, and not decisions alone.
+    """
+    names: Names = {}
+    for event in log:
+        if event.kind != "reject":  # it never got a number of its own
+            names.setdefault(event.task, f"{event.name} (task {event.task})")
+        if all_events or event.kind not in QUIET:
+            teller = _TELLERS.get(event.kind, _other)
+            yield event, teller(event, names)
+
+
+def _task(event: Event, names: Names) -> str:
+    return names.get(event.task, f"{event.name} (task {event.task})")
+
+
+def _of(number: Any, names: Names) -> str:
+    return names.get(number, f"task {number}") if isinstance(number, int) else "another task"
+
+
+def _list(numbers: Any, names: Names) -> str:
+    listed = [_of(n, names) for n in numbers] if isinstance(numbers, list | tuple) else []
+    return " and ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
+
+
+def duration(seconds: Any) -> str:
+    """Return seconds in the unit that fits."""
+    if not isinstance(seconds, int | float):
+        return str(seconds)
+    if math.isinf(seconds):
+        return "forever"
+    size = abs(seconds)
+    for bound, unit, scale in ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "us", 1e6)):
+        if size >= bound:
+            return f"{seconds * scale:.4g} {unit}"
+    return "0 s"
+
+
+def figures(why: dict[str, Any], *leave_out: str) -> str:
+    """Return the figures of a decision that no sentence has told, in brackets; empty where there are none."""
+    told = ", ".join(
+        f"{key} = {value:.4g}" if isinstance(value, float) else f"{key} = {value}"
+        for key, value in why.items()
+        if key not in leave_out and value is not None
+    )
+    return f" ({told})" if told else ""
+
+
+def _arrive(event: Event, names: Names) -> str:
+    return f"{_task(event, names)} of tenant {event.tenant} arrived."
+
+
+_LAUNCH_RULES = {
+    "arrival": "it has waited longest",
+    "best combination": "of what waits, it makes the best combination",
+    "best pair": "of what waits, these two have the largest sum of normalized IPC together",
+    "best sum": "of what waits, it makes the largest sum of normalized IPC",
+    "alone": "nothing that waits would gain by running beside it",
+    "unknown": "its class is not known, so it runs alone and is measured (a profile= says it)",
+    "priority": "it has the highest priority",
+    "shortest": "it has the shortest rest",
+    "memory first": "the memory-intensive one is to be resident first",
+    "best partition": "each class has its partition",
+    "dominant share": "its tenant's dominant share is the smallest",
+    "first": "nothing runs",
+    "high priority": "its priority is above those that run",
+    "opposite profile": "its class is another than that of what runs with priority",
+    "worth most": "it is worth most over its whole time",
+    "best of all": "of all that waits, tried with the truth, it is worth most",
+}
+
+
+def _launch(event: Event, names: Names) -> str:
+    why = event.why
+    beside = why.get("beside")
+    company = f"beside {_list(beside, names)}" if beside else "with nothing else running" if beside is not None else ""
+    rule = str(why.get("rule", ""))
+    reason = _LAUNCH_RULES.get(rule, f"rule {rule!r}" if rule else "")
+    if isinstance(why.get("S"), float):
+        reason += f", S = {why['S']:.4g}"
+        if isinstance(why.get("before"), float):
+            reason += f" after {why['before']:.4g}"
+    text = f"{_task(event, names)} was launched"
+    text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
+    if why.get("workers") is not None:
+        text += f"; it gets {why['workers']} workers"
+    if why.get("partition") is not None:
+        text += f"; it runs in partition {why['partition']}"
+    text += figures(why, "rule", "beside", "workers", "partition", "plain", "whole", "S", "before") + "."
+    if why.get("whole"):
+        text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
+    elif why.get("plain"):
+        text += " It runs as an ordinary launch, which cannot be preempted."
+    return text
+
+
+_FORMULA = ("S0", "S1", "n", "T", "C", "d", "gain")
+_WITH_RETURN = ("S0", "S1", "T", "C", "R", "during", "back", "gain")
+
+
+def _numbers(why: dict[str, Any], names: tuple[str, ...]) -> list[float] | None:
+    if all(isinstance(why.get(key), int | float) for key in names):
+        return [float(why[key]) for key in names]
+    return None
+
+
+def _together(s0: float, s1: float, t: float) -> str:
+    for_ = "run together forever" if math.isinf(t) else f"run together for another T = {duration(t)}"
+    return f"what runs would {for_}, at a sum of normalized IPC of S0 = {s0:.4g}; after the change it is S1 = {s1:.4g}"
+
+
+def _gained(gain: float) -> str:
+    return f"{duration(gain)} of work {'gained' if gain > 0 else 'are not gained'}"
+
+
+def _compared(why: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the comparison of a preemption in words, and the figures that it has told."""
+    source = _numbers(why, _FORMULA)
+    if source is not None:
+        s0, s1, n, t, c, d, gain = source
+        text = (
+            f"{_together(s0, s1, t)}, but for the C = {duration(c)} that the change takes, in which what stays does "
+            f"d n = {d:.4g} * {n:.4g} = {d * n:.4g}"
+        )
+        if math.isfinite(t) and c >= t:
+            text += ". C is not below T"
+        elif math.isfinite(t):
+            after, before = d * n * c + s1 * (t - c), s0 * t
+            sign = ">" if after > before else "<="
+            text += f". d n C + S1 (T - C) = {duration(after)} {sign} S0 T = {duration(before)}: {_gained(gain)}"
+        return text, _FORMULA
+    ours = _numbers(why, _WITH_RETURN)
+    if ours is not None:
+        s0, s1, t, c, r, during, back, gain = ours
+        text = (
+            f"{_together(s0, s1, t)} for the R = {duration(r)} that the newcomer takes, but for the C = {duration(c)} "
+            f"of the change, at {during:.4g}; the return costs {duration(back)}: {_gained(gain)}"
+        )
+        return text, _WITH_RETURN
+    short = _numbers(why, ("S0", "S1", "T", "C"))
+    if short is not None:
+        s0, s1, t, c = short
+        text = f"{_together(s0, s1, t)}, but the change takes C = {duration(c)}, which is not below T"
+        return text, ("S0", "S1", "T", "C")
+    return "", ()
+
+
+_REASONS = {
+    "no cost test": "the newcomer makes a better combination, and this policy does not test the cost",
+    "no prediction": "nothing is known yet of how long what runs, or the newcomer, will still take",
+    "cancelled": "it was cancelled",
+    "makes room": "part of its place goes to a newcomer",
+    "alone": "nothing else runs any more",
+    "grows": "it gets what others have left",
+    "priority": "the newcomer's priority is higher",
+    "memory first": "the memory-intensive newcomer is to be resident first",
+    "dominant share": "dominant shares are to be equal",
+    "adds": "with the truth, the change is worth more",
+    "residency": "the newcomer had better be resident first",
+    "worth, and residency": "the newcomer had better be resident first, in the place of one of those",
+}
+_TOLD = ("rule", "victim", "victims", "newcomer", "for", "mode", "saved", "workers")
+
+
+def _reason(event: Event) -> str:
+    """Return why a change was made or weighed."""
+    why = event.why
+    rule = str(why.get("rule", ""))
+    compared, told = _compared(why)
+    begin = _REASONS.get(rule, "" if compared else f"rule {rule!r}" if rule else "")
+    text = ": ".join(part for part in (begin, compared) if part)
+    return f"{text}{figures(why, *_TOLD, *told)}".strip()
+
+
+def _victims(why: dict[str, Any], names: Names) -> str:
+    victims = why.get("victims", [why["victim"]] if why.get("victim") is not None else [])
+    return f" in the place of {_list(victims, names)}" if victims else ""
+
+
+_MODES = {
+    "drain": "at the end of the blocks that run",
+    "flush": "at once, its unfinished blocks to be run again",
+    "switch": "at once, its state saved",
+}
+
+
+def _preempt(event: Event, names: Names) -> str:
+    newcomer = event.why.get("for", event.why.get("newcomer"))
+    mode = str(event.why.get("mode"))
+    text = f"{_task(event, names)} was asked to leave, {_MODES.get(mode, mode)}"
+    if newcomer is not None:
+        text += f", for {_of(newcomer, names)}"
+    reason = _reason(event)
+    return f"{text}: {reason}." if reason else f"{text}."
+
+
+def _hold(event: Event, names: Names) -> str:
+    reason = _reason(event)
+    text = f"{_task(event, names)} was not launched{_victims(event.why, names)}"
+    return f"{text}: {reason}." if reason else f"{text}."
+
+
+def _resize(event: Event, names: Names) -> str:
+    workers = event.why.get("workers")
+    size = "the whole device" if workers is None else f"{workers} workers"
+    newcomer = event.why.get("for")
+    whom = f" for {_of(newcomer, names)}" if newcomer is not None else ""
+    reason = _reason(event)
+    return f"{_task(event, names)} gets {size} from now on{whom}" + (f": {reason}." if reason else ".")
+
+
+def _stop(event: Event, names: Names) -> str:
+    done, wasted = event.why.get("done"), event.why.get("wasted")
+    text = f"{_task(event, names)} has left"
+    if event.why.get("rule") == "owner died":
+        return f"{text}, because the process that owns the device died ({event.why.get('reason')}). It will run again."
+    if done is not None:
+        text += f" with {done} blocks done"
+    return text + (f", of which {wasted} will run again." if wasted else "; none of them will run again.")
+
+
+def _end(event: Event, names: Names) -> str:
+    ran, times = event.why.get("ran"), event.why.get("preemptions")
+    text = f"{_task(event, names)} has ended"
+    if ran is not None:
+        text += f", after {duration(ran)} on the device"
+    return text + (f" and {times} preemption{'s' if times != 1 else ''}." if times else ".")
+
+
+def _fail(event: Event, names: Names) -> str:
+    return f"{_task(event, names)} failed: {event.why.get('error', event.why)}. The others go on."
+
+
+def _cancel(event: Event, names: Names) -> str:
+    rule, by = event.why.get("rule"), event.why.get("by")
+    if rule == "asked":
+        return f"{_task(event, names)} was cancelled, as asked."
+    if by is not None:
+        how = "failed" if "failed" in str(rule) else "was cancelled"
+        return f"{_task(event, names)} was cancelled, because {_of(by, names)}, which comes before it, {how}."
+    return f"{_task(event, names)} was cancelled{figures(event.why)}."
+
+
+def _reject(event: Event, names: Names) -> str:
+    need, most = event.why.get("bytes"), event.why.get("most")
+    if need is not None and most is not None:
+        return f"{event.name} of tenant {event.tenant} was refused: it needs {need} bytes and may have {most}."
+    return f"{event.name} of tenant {event.tenant} was refused{figures(event.why)}."
+
+
+def _lost(event: Event, names: Names) -> str:
+    return f"{_task(event, names)} is lost{figures(event.why)}: what it ran on is gone, and its input with it."
+
+
+def _other(event: Event, names: Names) -> str:
+    return f"{_task(event, names)}: {event.kind}{figures(event.why)}."
+
+
+_TELLERS: dict[str, Callable[[Event, Names], str]] = {
+    "arrive": _arrive, "launch": _launch, "preempt": _preempt, "hold": _hold, "resize": _resize, "stop": _stop,
+    "end": _end, "fail": _fail, "cancel": _cancel, "reject": _reject, "lost": _lost,
+}  # fmt: skip

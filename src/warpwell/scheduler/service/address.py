@@ -1,0 +1,132 @@
+"""Where a service listens: a socket in a folder that nobody else writes to, and a lock: one service a place."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import os
+import pwd
+import stat
+import tempfile
+from pathlib import Path
+
+from ... import errors
+
+MAX_PATH = 107
+"""Bytes of a socket's path at most, on Linux."""
+
+
+def default_path() -> Path:
+    """Return where the service of this user listens.
+
+    ``WARPWELL_SOCKET`` where it is set; else in ``$XDG_RUNTIME_DIR``, where that is this user's alone; else in a folder
+    of the user in the system's folder for temporary files.
+    """
+    chosen = os.environ.get("WARPWELL_SOCKET")
+    if chosen:
+        return Path(chosen)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isabs(runtime) and _is_private(Path(runtime)):
+        return Path(runtime) / "warpwell" / "scheduler.sock"
+    return Path(tempfile.gettempdir()) / f"warpwell-{os.getuid()}" / "scheduler.sock"
+
+
+def checked_path(path: str | os.PathLike[str] | None) -> Path:
+    """Return the absolute path of a socket.
+
+    Raises
+    ------
+    ArgumentError
+        It is too long for a socket.
+    """
+    found = Path(path if path is not None else default_path()).absolute()
+    if len(os.fsencode(found)) > MAX_PATH:
+        raise errors.ArgumentError(
+            f"{found} is too long for a socket: {MAX_PATH} bytes at most. Name a shorter one with --socket",
+            name="socket",
+        )
+    return found
+
+
+def prepare(path: Path, group: int | None) -> None:
+    """Make the folder of a socket, or check the one that is there: only this user (or root) may write to it.
+
+    Otherwise somebody else could put a socket of his own in the place of ours, and be sent our data.
+
+    Raises
+    ------
+    ServiceError
+        Others can write to it, or it is not this user's.
+    """
+    folder = path.parent
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        if group is not None:
+            os.chown(folder, -1, group)
+            folder.chmod(0o750)
+    except FileExistsError:
+        pass
+    found = os.lstat(folder)
+    own = found.st_uid in (os.getuid(), 0)
+    private = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    # in a sticky folder nobody removes what is another's, but anybody may be there first
+    if not stat.S_ISDIR(found.st_mode) or not own or not private:
+        raise errors.ServiceError(
+            f"{folder} must be a folder of yours that others cannot write to: the socket could be replaced there. "
+            "chmod 700 it, or name another place with --socket"
+        )
+
+
+def lock(path: Path) -> int:
+    """Take the lock of a socket's place and return it (an open file); it is held until it is closed.
+
+    Raises
+    ------
+    ServiceError
+        Another service has it.
+    """
+    handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise errors.ServiceError(
+            f"a service listens at {path} already: use it with warpwell.scheduler.connect(), or name another --socket"
+        ) from None
+    return handle
+
+
+def group_id(name: str) -> int:
+    """Return the number of a group.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of this name.
+    """
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise errors.ArgumentError(f"there is no group {name!r}: see `getent group`", name="group") from None
+
+
+def user_id(name: str) -> int:
+    """Return the number of a user.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of this name.
+    """
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise errors.ArgumentError(f"there is no user {name!r}: see `getent passwd`", name="users") from None
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

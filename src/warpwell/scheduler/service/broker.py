@@ -1,0 +1,483 @@
+"""`Broker`: between the clients of a service and its owner: who is owed what, and what runs again."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TextIO
+
+from numpy.typing import NDArray
+
+from ... import errors
+from ..events import Event, Log
+from ..report.prometheus import Metrics
+from . import protocol, references, wire
+from .holdings import Holdings, not_named
+from .ledger import Gone, Held, Ledger, Piece
+from .owner_process import COMMAND, SILENCE, Arrays, OwnerProcess
+from .session import Session, bytes_of
+
+KEPT_EVENTS = 100_000
+"""Events that are kept in memory; a file (`log`) has all."""
+
+MAX_HELD = 8 << 30
+
+ALONE = 2.0
+"""Seconds that a task which may have killed the owner is on the device alone (see `Ledger`)."""
+
+
+class _Call(NamedTuple):
+    """A call of a client that the owner is to answer (see `Broker._forward`)."""
+
+    session: Session
+    number: int
+    lost: dict[str, Any] | None
+    buffer: int | None
+    cancels: int | None
+    nbytes: int
+
+
+class Broker:
+    """What a service does for its clients.
+
+    Parameters
+    ----------
+    settings : dict
+        What an owner is told first (see `warpwell.scheduler.service.owner`).
+    allow, trust : sequence of str, bool
+        Modules whose kernels others than the owner's user may launch (``pkg.*``: those below a package); whether they
+        may launch any.
+    max_message, max_held : int
+        Bytes of a message; bytes that a tenant may have here (see `Holdings`).
+    log : path, optional
+        File that events are appended to.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        *,
+        allow: Sequence[str] = (),
+        trust: bool = False,
+        max_message: int = protocol.MAX_BODY,
+        max_held: int = MAX_HELD,
+        log: str | os.PathLike[str] | None = None,
+        silence: float = SILENCE,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.policy = str(settings.get("policy"))
+        self._named = frozenset(settings.get("tenants") or ())
+        self._allow, self._trust = references.checked_patterns(allow), trust
+        self._lock = threading.RLock()
+        self._ledger = Ledger()
+        self._holdings = Holdings(self._lock, self._ledger, max_held)
+        self.sessions: dict[int, Session] = {}
+        self._calls: dict[int, _Call] = {}
+        self._call_numbers = 0
+        self._settled, self.failure = threading.Event(), ""
+        self._fault: tuple[int | None, str] | None = None
+        self._suspect_since = 0.0
+        self._began, self._clock_offset = time.monotonic(), 0.0
+        self.about: dict[str, Any] = {}
+        self._metrics = Metrics(self.policy)
+        self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._file: TextIO | None = None if log is None else open(log, "a", encoding="utf-8")
+        self._owner = OwnerProcess(
+            settings, ready=self._owner_ready, message=self._owner_said, died=self._owner_died,
+            failed=self._owner_failed, command=command, silence=silence, max_body=max_message,
+        )  # fmt: skip
+
+    def start(self, timeout: float) -> None:
+        """Start the owner and wait until it is ready.
+
+        Raises
+        ------
+        ServiceError
+            It does not get ready.
+        """
+        self._owner.start()
+        if not self._settled.wait(timeout) or self.failure:
+            raise errors.ServiceError(
+                f"the process that owns the device does not start: {self.failure or f'not ready in {timeout:g} s'}"
+            )
+
+    def close(self, seconds: float = 5.0) -> None:
+        """End the owner, by force after some seconds."""
+        self._owner.stop(seconds)
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    # clients
+
+    def enter(self, session: Session, limit: int) -> None:
+        """Let a client in.
+
+        Raises
+        ------
+        ServiceError
+            Its tenant has as many as `limit` already, or its user twice as many.
+        """
+        with self._lock:
+            others = list(self.sessions.values())
+            for whose, count, most in (
+                (f"tenant {session.tenant!r}", sum(s.tenant == session.tenant for s in others), limit),
+                (f"user {session.user}", sum(s.user == session.user for s in others), 2 * limit),
+            ):
+                if count >= most:
+                    raise errors.ServiceError(f"{whose} has {count} connections, which is all it may have: close some")
+            self.sessions[session.number] = session
+
+    def drop(self, session: Session) -> None:
+        """Forget a client: its tasks are cancelled, its arrays on the device freed."""
+        with self._lock:
+            self.sessions.pop(session.number, None)
+            self._came(session)
+            arrays = [n for n, b in self._ledger.buffers.items() if b.client == session.number]
+            sent, gone = self._ledger.drop(session.number)
+            for piece in sent:
+                self._owner.send({"type": "cancel", "task": piece.number, "line": session.line})
+            self._end(gone, {"rule": "asked"})
+            for number in arrays:
+                self._owner.send({"type": "free", "buffer": number, "line": session.line})
+            for number in [k for k, call in self._calls.items() if call.session is session]:
+                self._holdings.read(session.tenant, self._calls.pop(number).nbytes)
+            self._holdings.changed()
+            self._pump()
+
+    def comes(self, session: Session, nbytes: int) -> None:
+        """Count a message of a client that begins to come. Raises `QuotaError` where its tenant has too much here."""
+        with self._lock:
+            self._came(session)
+            self._holdings.comes(session.tenant, nbytes)
+            session.coming = nbytes
+
+    def _came(self, session: Session) -> None:
+        """Count a message no more that is there: what is kept of it counts as what it is."""
+        self._holdings.comes(session.tenant, -session.coming)
+        session.coming = 0
+
+    def take(self, session: Session, message: protocol.Message) -> None:
+        """Do what a client asks.
+
+        Raises
+        ------
+        ServiceError
+            The message is none of those that are known, or damaged: the client is to be dropped.
+        """
+        action = self._actions.get(message.kind)
+        if action is None:
+            raise errors.ServiceError(f"{session.connection.peer} sent {message.kind!r:.40}, which is no known message")
+        call = message.get("call", int)
+        try:
+            with self._lock:
+                self._came(session)
+                if message.refused is not None:
+                    raise message.refused
+                if self.failure:
+                    raise errors.ServiceError(f"the process that owns the device does not start: {self.failure}")
+                later = action(self, session, call, message)
+            if later is not None:  # what takes long, and needs nothing of ours
+                later()
+        except errors.WarpwellError as error:
+            session.answer_error(call, error)
+
+    def _submit(self, session: Session, call: int, message: protocol.Message) -> None:
+        chosen = wire.options(message)
+        listed = message.get("tasks", list)
+        if not 1 <= len(listed) <= wire.MAX_TASKS:
+            raise errors.ServiceError(f"a request has {len(listed)} launches: 1 to {wire.MAX_TASKS} are taken")
+        tasks = [wire.check_task(t, message.arrays) for t in listed]
+        for task in tasks:
+            self._authorize(session, task["kernel"])
+        buffers = wire.buffers_of(tasks)
+        self._ledger.check_buffers(session.number, buffers)
+        self._admit(session, sum(a.nbytes for a in message.arrays))
+        pieces = []
+        for task in tasks:
+            theirs = session.new_task(task["id"])
+            task["id"] = session.tasks[theirs] = self._ledger.number()
+            pieces.append(Piece(task["id"], theirs, task["kernel"]["name"]))
+        self._ledger.add(Held(session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers))
+        session.answer(call, {})
+        self._pump()
+
+    def _authorize(self, session: Session, named: dict[str, str]) -> None:
+        if session.own or self._trust or references.allowed(named, self._allow):
+            return
+        may = f"those of {', '.join(self._allow)} may" if self._allow else "none may"
+        above = [p for p in self._allow if named.get("module", "").startswith(p + ".")]
+        if above:
+            may += f" ({above[0]} is that module alone; --allow '{above[0]}.*' is for those below it)"
+        raise errors.ServiceError(
+            f"kernel {references.told(named)} may not be launched by other users than the service's: {may}. Kernels "
+            "are code that runs as that user; ask for --allow"
+        )
+
+    def _admit(self, session: Session, nbytes: int) -> None:
+        if self._named and session.tenant not in self._named:
+            raise errors.QuotaError(not_named(session.tenant, self._named), name="tenant")
+        self._holdings.admit(session.tenant, nbytes)
+
+    def _cancel(self, session: Session, call: int, message: protocol.Message) -> None:
+        found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
+        if found is None:
+            session.answer(call, {"cancelled": False})
+        elif found[0].sent:
+            header = {"type": "cancel", "task": found[1].number, "line": session.line}
+            self._forward(session, call, header, lost={"cancelled": False}, cancels=found[1].number)
+        else:
+            self._end(self._ledger.withdraw(*found), {"rule": "asked"})
+            session.answer(call, {"cancelled": True})
+
+    def _state(self, session: Session, call: int, message: protocol.Message) -> None:
+        found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
+        if found is None or not found[0].sent:
+            session.answer(call, {"state": "waiting"})
+        else:
+            self._forward(session, call, {"type": "state", "task": found[1].number}, lost={"state": "waiting"})
+
+    def _put(self, session: Session, call: int, message: protocol.Message) -> None:
+        if len(message.arrays) != 1:
+            raise errors.ServiceError("one array at a time is put on the device")
+        nbytes = message.arrays[0].nbytes
+        self._admit(session, nbytes)
+        number = self._ledger.new_buffer(session.number, session.tenant, nbytes)
+        header = {"type": "put", "buffer": number, "tenant": session.tenant, "line": session.line}
+        self._forward(session, call, header, message.arrays, buffer=number)
+
+    def _get(self, session: Session, call: int, message: protocol.Message) -> None:
+        number = message.get("buffer", int)
+        self._ledger.check_buffers(session.number, [number])
+        nbytes = self._ledger.buffers[number].nbytes
+        self._holdings.promise(session.tenant, nbytes)
+        try:
+            self._ledger.check_buffers(session.number, [number])  # the owner may have died meanwhile
+        except errors.WarpwellError:
+            self._holdings.read(session.tenant, nbytes)
+            raise
+        self._forward(session, call, {"type": "get", "buffer": number, "line": session.line}, nbytes=nbytes)
+
+    def _free(self, session: Session, call: int, message: protocol.Message) -> None:
+        number = message.get("buffer", int)
+        if self._ledger.free_buffer(session.number, number):
+            self._owner.send({"type": "free", "buffer": number, "line": session.line})
+        session.answer(call, {})
+
+    def _tell_metrics(self, session: Session, call: int, message: protocol.Message) -> None:
+        self._answer_text(session, call, self.render(None if session.own else session.tenant))
+
+    def _answer_text(self, session: Session, call: int, text: str) -> None:
+        content = bytes_of(text)
+        with self._lock:
+            self._holdings.promise(session.tenant, content.nbytes)
+        session.answer(call, {}, [content], self._holdings.reader(session.tenant, content.nbytes))
+
+    def _tell_log(self, session: Session, call: int, message: protocol.Message) -> Callable[[], None]:
+        log = Log()
+        log.about = dict(self.about)
+        log.events = [e for e in self._events if session.own or e.tenant == session.tenant]
+
+        def write() -> None:
+            text = io.StringIO()
+            log.write(text)
+            self._answer_text(session, call, text.getvalue())
+
+        return write
+
+    def _tell_status(self, session: Session, call: int, message: protocol.Message) -> None:
+        session.answer(call, self.status())
+
+    _actions: Mapping[str, Callable[[Broker, Session, int, protocol.Message], Callable[[], None] | None]] = {
+        "submit": _submit, "cancel": _cancel, "state": _state, "put": _put, "get": _get, "free": _free,
+        "metrics": _tell_metrics, "log": _tell_log, "status": _tell_status,
+    }  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """Return what the service is and does, as plain data."""
+        process = self._owner.process
+        with self._lock:
+            return {
+                **self.about, "owner_pid": None if process is None else process.pid,
+                "owner_restarts": max(0, self._owner.starts - 1), "clients": len(self.sessions),
+                "requests": len(self._ledger.requests), "uptime": time.monotonic() - self._began,
+                "held_bytes": self._holdings.of(),
+            }  # fmt: skip
+
+    def render(self, tenant: str | None = None) -> str:
+        """Return metrics in Prometheus' text format: of all tenants, or of one."""
+        with self._lock:
+            self._metrics.service(
+                restarts=max(0, self._owner.starts - 1), clients=len(self.sessions),
+                held=self._holdings.of(),
+            )  # fmt: skip
+            return self._metrics.render(tenant)
+
+    # the owner; called in its thread
+
+    def _pump(self) -> None:
+        """Send the owner what it is to have."""
+        if self._fault is not None or not self._owner.connected:
+            return
+        while found := self._ledger.sendable():
+            self._suspect_since = time.monotonic()
+            for held in found:
+                session = self.sessions[held.client]
+                after = held.options["after"]
+                if any(theirs in session.badly for theirs in after):
+                    self._end(self._ledger.withdraw(held), {"rule": "what it comes after did not end well"})
+                    continue
+                numbers = [session.tasks[theirs] for theirs in after if theirs in session.tasks]
+                header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks,
+                          "line": session.line}  # fmt: skip
+                self._owner.send({**header, "after": numbers}, held.arrays)
+
+    def _forward(
+        self, session: Session, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
+        lost: dict[str, Any] | None = None, buffer: int | None = None, cancels: int | None = None, nbytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Ask the owner; where it dies before it answers, the answer is `lost`, or an error.
+
+        `buffer` is an array that is forgotten again where the answer is an error, `cancels` the task that is cancelled
+        where the answer says so, `nbytes` what was promised to be answered.
+        """
+        if not self._owner.connected:
+            if buffer is not None:
+                self._ledger.free_buffer(session.number, buffer, there=False)
+            self._holdings.read(session.tenant, nbytes)
+            self._answer_lost(session, call, lost)
+            return
+        self._call_numbers += 1
+        self._calls[self._call_numbers] = _Call(session, call, lost, buffer, cancels, nbytes)
+        self._owner.send({**header, "call": self._call_numbers}, arrays)
+
+    def _answer_lost(self, session: Session, call: int, lost: dict[str, Any] | None) -> None:
+        if lost is not None:
+            session.answer(call, lost)
+        else:
+            session.answer_error(call, errors.TaskLostError(
+                "the process that owns the device is being started again, and arrays on the device are gone: try again"
+            ))  # fmt: skip
+
+    def _owner_ready(self, hello: protocol.Message) -> None:
+        with self._lock:
+            self._fault = None
+            self.about = hello.get("about", dict)
+            self._append({"about": self.about})
+            self._clock_offset = time.monotonic() - self._began - float(hello.get("now", (int, float)))
+            self._settled.set()
+            self._pump()
+
+    def _owner_said(self, message: protocol.Message) -> None:
+        with self._lock:
+            kind = message.kind
+            if kind in ("launched", "taking"):
+                note = self._ledger.launched if kind == "launched" else self._ledger.taking
+                note(message.get("task", int), message.get("now", bool))
+                self._suspect_since = time.monotonic()
+            elif kind == "beat":
+                if self._ledger.judged and time.monotonic() - self._suspect_since > ALONE:
+                    self._ledger.cleared()
+                    self._pump()
+            elif kind == "ended":
+                self._ended(message)
+            elif kind == "reply":
+                call = self._calls.pop(message.get("call", int), None)
+                if call is not None:
+                    if call.buffer is not None and "error" in message.header:
+                        self._ledger.free_buffer(call.session.number, call.buffer, there=False)
+                    if call.cancels is not None and message.get("cancelled", bool, False):
+                        self._ledger.cancelled(call.cancels)
+                    read = self._holdings.reader(call.session.tenant, call.nbytes) if call.nbytes else None
+                    call.session.answer(call.number, message.header, message.arrays, read)
+            elif kind == "freed":
+                self._ledger.freed(message.get("buffer", int))
+                self._holdings.changed()
+            elif kind == "events":
+                self._record(message.get("events", list))
+            elif kind == "fault":
+                self._fault = (message.get("task", (int, type(None)), None), message.get("message", str))
+
+    def _ended(self, message: protocol.Message) -> None:
+        number = message.get("task", int)
+        found = self._ledger.ended(number)
+        if found is not None and found[0].client in self.sessions:
+            session = self.sessions[found[0].client]
+            header = {k: v for k, v in message.header.items() if k in ("error", "changed", "cancelled")}
+            if message.arrays:
+                places = message.get("changed", list)
+                self._tell(session, found[1], header, *self._holdings.results(found[0], places, message.arrays))
+            else:
+                self._tell(session, found[1], header)
+        self._holdings.changed()
+        self._pump()
+
+    def _tell(
+        self, session: Session, piece: Piece, header: dict[str, Any], arrays: Arrays = (),
+        sent: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        session.ended(piece.theirs, badly="error" in header or "cancelled" in header)
+        session.outbox.put({**header, "type": "ended", "task": piece.theirs}, arrays, sent)
+
+    def _end(self, gone: Sequence[Gone], why: dict[str, Any]) -> None:
+        """Tell of tasks that end without the owner; their clients, too, where they are still there."""
+        for one in gone:
+            kind = "lost" if one.error is not None else "cancel"
+            self._note(Event(self._now(), kind, one.piece.number, one.piece.name, one.held.tenant, why))
+            session = self.sessions.get(one.held.client)
+            if session is not None:
+                told = {"cancelled": True} if one.error is None else {"error": wire.error_fields(one.error)}
+                self._tell(session, one.piece, told)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _record(self, listed: list[Any]) -> None:
+        for fields in listed:
+            event = Event(**fields)
+            self._note(replace(event, time=event.time + self._clock_offset))
+
+    def _note(self, event: Event) -> None:
+        self._events.append(event)
+        self._metrics.observe(event)
+        self._append(event.__dict__)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """Append a line to the log's file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk is no reason to stop the tasks
+                self._file.write(json.dumps(line, sort_keys=True) + "\n")
+                self._file.flush()
+
+    def _owner_died(self, reason: str) -> None:
+        with self._lock:
+            guilty, text = self._fault or (None, reason)
+            self._fault = None
+            calls, self._calls = self._calls, {}
+            for call in calls.values():
+                self._holdings.read(call.session.tenant, call.nbytes)
+                self._answer_lost(call.session, call.number, call.lost)
+            there = [(h, p) for h in self._ledger.requests for p in h.pieces if p.launched and not p.ended]
+            gone = self._ledger.owner_died(guilty, text)
+            lost_ones = {g.piece.number for g in gone}
+            for held, piece in there:
+                if piece.number not in lost_ones:
+                    self._note(Event(self._now(), "stop", piece.number, piece.name, held.tenant,
+                                     {"rule": "owner died", "reason": text, "done": 0}))  # fmt: skip
+            self._end(gone, {"reason": text})
+            self._holdings.changed()
+
+    def _owner_failed(self, reason: str) -> None:
+        with self._lock:
+            self.failure = reason
+            self._settled.set()
+            for session in self.sessions.values():
+                session.refuse(f"the process that owns the device does not start any more: {reason}")

@@ -1,0 +1,386 @@
+"""`connect`: the scheduler service of this machine, with the interface of `Scheduler`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ..events import Log
+from ..task import Profile, State
+from . import address, protocol, references, wire
+from .remote import RemoteArray, RemoteHandle
+
+SILENCE = 5.0
+"""Seconds without a word from the service, after which it is asked for one; as long again, and it is given up."""
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE
+) -> Client:
+    """Connect to a scheduler service.
+
+    Parameters
+    ----------
+    path : path, optional
+        Of its socket; by default where `warpwell sched serve` of this user listens.
+    tenant : str, optional
+        On whose account tasks run. A service for a group decides that itself, by user.
+    timeout : float
+        Seconds that the service may take to answer; and to say anything while something is waited for, twice.
+
+    Raises
+    ------
+    ServiceError
+        There is none, it refuses, speaks another version, or does not answer.
+    """
+    return Client(path, tenant=tenant, timeout=timeout)
+
+
+class Client:
+    """A connection to a service. Any thread may use it; a context manager, like `Scheduler`.
+
+    See `connect` for the parameters.
+
+    Attributes
+    ----------
+    tenant : str
+        On whose account tasks run.
+    about : dict
+        Policy, device and so on of the service.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE
+    ) -> None:
+        if references.in_owner:
+            raise errors.ServiceError(
+                "the service's owner imports this file for its kernels, and cannot be its own client: put what the "
+                "file runs under if __name__ == '__main__'"
+            )
+        timeout = errors.checked_seconds(timeout, "timeout")
+        self.path = address.checked_path(path)
+        self._lock = threading.Lock()
+        self._submitting = threading.Lock()
+        self._numbers = -1
+        self._call_numbers = 0
+        self._calls: dict[int, Future[protocol.Message]] = {}
+        self._handles: dict[int, RemoteHandle] = {}
+        self._dead: errors.ServiceError | None = None
+        self._process = os.getpid()
+        sock = _connected(self.path, timeout)
+        server = protocol.credentials(sock)
+        if path is None and server.uid != os.getuid():
+            sock.close()
+            raise errors.ServiceError(f"{self.path} is user {server.uid}'s, not yours: name it to use it all the same")
+        self._connection = protocol.Connection(sock, f"the service at {self.path}", patience=timeout)
+        try:
+            protocol.hello(self._connection, tenant=tenant)
+            answer = self._connection.expect("hello")
+            protocol.check_version(answer, "the service", "your program")
+        except BaseException:
+            self._connection.close()
+            raise
+        self.tenant: str = answer.get("tenant", str)
+        self.about: dict[str, Any] = answer.get("about", dict)
+        self._connection.max_body = answer.get("max_message", int)
+        self._reader = threading.Thread(target=self._read, name="warpwell-service-reader", daemon=True)
+        self._reader.start()
+
+    def submit(self, launch: Any, *args: Any, **options: Any) -> RemoteHandle:
+        """Submit a launch; see `Scheduler.submit`.
+
+        Arguments are NumPy arrays, numbers and what `to_device` returned. An array is copied to the service when it is
+        submitted, and what the kernel wrote is copied back before the handle is done, into arrays that can be written
+        to: mark an array read-only (``a.flags.writeable = False``) where nothing is to come back.
+
+        Parameters
+        ----------
+        launch : Launch
+            ``kernel[n]`` of a kernel at the top level of a module or a script.
+        *args
+            What it is called with.
+        **options
+            priority, deadline, after (handles of this client), name, memory, idempotent, size, profile: as for
+            `Scheduler.submit`.
+
+        Raises
+        ------
+        ArgumentError, DTypeError
+            The kernel or an argument cannot travel, or an option cannot be.
+        QuotaError
+            The tenant has too much at the service.
+        TaskLostError
+            An array on the device is gone.
+        ServiceError
+            The service is gone, or refuses.
+        """
+        return self.submit_many([(launch, *args)], **options)[0]
+
+    def submit_many(
+        self,
+        launches: Sequence[tuple[Any, ...]],
+        *,
+        name: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        after: Future[Any] | Sequence[Future[Any]] = (),
+        memory: int | None = None,
+        idempotent: bool = False,
+        size: dict[str, float] | None = None,
+        profile: Profile | None = None,
+        tenant: str | None = None,
+    ) -> list[RemoteHandle]:
+        """Submit a request of several launches, which run in order; see `Scheduler.submit_many` and `submit`."""
+        self._check()
+        if not launches:
+            raise errors.ArgumentError("a request without launches: give at least one", name="launches")
+        if tenant not in (None, self.tenant):
+            raise errors.ArgumentError(
+                f"this connection is for tenant {self.tenant!r}: connect(tenant={tenant!r}) makes another",
+                name="tenant",
+            )
+        packer = wire.Packer(self)
+        tasks = [packer.launch(launch, args) for launch, *args in launches]
+        numbers = self._after(after)
+        header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": priority,
+                  "deadline": deadline, "after": numbers, "memory": memory, "idempotent": idempotent,
+                  "size": size or {}, "profile": wire.profile_fields(profile),
+                  "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
+        handles: list[RemoteHandle] = []
+        try:
+            with self._submitting:  # numbers ascend on the wire, too
+                for task in tasks:
+                    self._numbers += 1
+                    task["id"] = self._numbers
+                    handles.append(RemoteHandle(self, self._numbers, task["kernel"]["name"], packer.targets))
+                with self._lock:
+                    self._handles.update({h.number: h for h in handles})
+                reply = self._ask(header, packer.arrays)
+            self._answer(reply)
+        except BaseException as error:
+            self._forget(handles)
+            if not isinstance(error, errors.WarpwellError):
+                self._withdraw(handles)  # Ctrl-C: the service may have them, and nobody will have their handles
+            raise
+        return handles
+
+    def to_device(self, array: NDArray[Any]) -> RemoteArray:
+        """Put a copy of an array on the device, where kernels of several tasks can use it without moving it.
+
+        Raises
+        ------
+        DTypeError, QuotaError, ServiceError
+            See `submit`.
+        TaskLostError
+            The process that owns the device died meanwhile.
+        """
+        values = np.asarray(array)
+        answer = self._call({"type": "put"}, [values])
+        return RemoteArray(self, answer.get("buffer", int), values.shape, values.dtype.newbyteorder("<"))
+
+    def metrics(self) -> str:
+        """Return the service's metrics in Prometheus' text format."""
+        return self._call({"type": "metrics"}).arrays[0].tobytes().decode()
+
+    def log(self) -> Log:
+        """Return the service's log: what was decided, and why."""
+        return Log.read(io.StringIO(self._call({"type": "log"}).arrays[0].tobytes().decode()))
+
+    def status(self) -> dict[str, Any]:
+        """Return what the service is and does: policy, device, clients, requests, restarts of the owner."""
+        header = self._call({"type": "status"}).header
+        return {key: value for key, value in header.items() if key not in ("type", "call")}
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Wait for all tasks, or cancel them, and leave."""
+        if not cancel and self._dead is None and self._process == os.getpid():
+            wait(list(self._handles.values()))
+        self._die(errors.ServiceError("this connection is closed: connect again"))
+        self._connection.interrupt()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(self._connection.patience)
+        self._connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=kind is not None)
+
+    # what handles and arrays ask
+
+    def state_of(self, handle: RemoteHandle) -> State:
+        """Return where a task is (`RemoteHandle.state`)."""
+        if threading.current_thread() is self._reader:
+            return State.RUNNING  # a callback; the answer could not be heard
+        state = State(self._call({"type": "state", "task": handle.number}).get("state", str))
+        ended = state in (State.DONE, State.FAILED, State.CANCELLED)
+        return State.RUNNING if ended and not handle.done() else state
+
+    def cancel(self, handle: RemoteHandle) -> bool:
+        """Cancel a task (`RemoteHandle.cancel`)."""
+        if threading.current_thread() is self._reader:
+            self._ask({"type": "cancel", "task": handle.number})
+            return True
+        return bool(self._call({"type": "cancel", "task": handle.number}).get("cancelled", bool))
+
+    def fetch(self, array: RemoteArray) -> NDArray[Any]:
+        """Return a copy of an array on the device (`RemoteArray.numpy`)."""
+        return self._call({"type": "get", "buffer": array.number}).arrays[0]
+
+    def free(self, array: RemoteArray) -> None:
+        """Free an array on the device (`RemoteArray.free`)."""
+        self._call({"type": "free", "buffer": array.number})
+
+    # calls
+
+    def _forget(self, handles: Sequence[RemoteHandle]) -> None:
+        with self._lock:
+            for handle in handles:
+                self._handles.pop(handle.number, None)
+
+    def _withdraw(self, handles: Sequence[RemoteHandle]) -> None:
+        """Cancel tasks without waiting for what becomes of them."""
+        with contextlib.suppress(errors.WarpwellError):  # where the service has gone, they have too
+            for handle in handles:
+                self._ask({"type": "cancel", "task": handle.number})
+
+    def _after(self, after: Future[Any] | Sequence[Future[Any]]) -> list[int]:
+        futures = [after] if isinstance(after, Future) else list(after)
+        for future in futures:
+            if not isinstance(future, RemoteHandle) or future._client is not self:
+                raise errors.ArgumentError(f"after= has {future!r:.80}: give handles of this connection", name="after")
+        return [f.number for f in futures if isinstance(f, RemoteHandle)]
+
+    def _check(self) -> None:
+        if self._process != os.getpid():
+            raise errors.ForkError(f"this connection is that of process {self._process}, which forked: connect again")
+        if self._dead is not None:
+            raise errors.ServiceError(str(self._dead))
+        if threading.current_thread() is self._reader:
+            raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
+
+    def _ask(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> Future[protocol.Message]:
+        """Send a call; return what its answer will come into."""
+        reply: Future[protocol.Message] = Future()
+        with self._lock:
+            if self._dead is not None:
+                raise errors.ServiceError(str(self._dead))
+            self._call_numbers += 1
+            call = self._call_numbers
+            self._calls[call] = reply
+        try:
+            self._connection.send({**header, "call": call}, arrays)
+        except BaseException:
+            with self._lock:
+                self._calls.pop(call, None)  # no answer will come
+            raise
+        return reply
+
+    def _call(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> protocol.Message:
+        self._check()
+        return self._answer(self._ask(header, arrays))
+
+    def _answer(self, reply: Future[protocol.Message]) -> protocol.Message:
+        """Wait for an answer. The reader ends every wait when the service says nothing."""
+        message = reply.result()
+        if "error" in message.header:
+            raise wire.error_of(message.get("error", dict))
+        return message
+
+    # the thread that hears the service
+
+    def _read(self) -> None:
+        asked = False
+        try:
+            while True:
+                message = self._connection.receive()
+                if message is not None:
+                    asked = False
+                    self._hear(message)
+                elif asked:
+                    raise errors.ServiceError(
+                        f"the service at {self.path} has said nothing for {2 * self._connection.patience:g} s: is it "
+                        "stopped? See `warpwell sched status`"
+                    )
+                elif self._calls or self._handles:
+                    self._connection.send({"type": "ping"})
+                    asked = True
+        except EOFError:
+            self._die(errors.ServiceError(
+                f"the service at {self.path} has gone: start it with `warpwell sched serve`, connect and submit again"
+            ))  # fmt: skip
+        except errors.WarpwellError as error:
+            self._die(errors.ServiceError(str(error)))
+        except Exception as error:  # nobody may wait for this thread in vain
+            self._die(errors.ServiceError(f"the service at {self.path} was not understood: {error!r}"))
+        self._connection.interrupt()
+
+    def _hear(self, message: protocol.Message) -> None:
+        kind = message.kind
+        if kind == "reply":
+            with self._lock:
+                reply = self._calls.pop(message.get("call", int), None)
+            if reply is not None:
+                reply.set_result(message)
+        elif kind == "ended":
+            with self._lock:
+                handle = self._handles.pop(message.get("task", int), None)
+            if handle is not None:
+                error = wire.error_of(message.get("error", dict)) if "error" in message.header else None
+                places = message.get("changed", list, [])
+                handle.settle(error, cancelled=message.get("cancelled", bool, False),
+                              changed=dict(zip(places, message.arrays, strict=True)))  # fmt: skip
+        elif kind == "refused":
+            raise errors.ServiceError(message.get("message", str))
+
+    def _die(self, why: errors.ServiceError) -> None:
+        """Tell everybody who waits that nothing will come any more."""
+        with self._lock:
+            if self._dead is None:
+                self._dead = why
+            calls, self._calls = self._calls, {}
+            handles, self._handles = self._handles, {}
+        for reply in calls.values():
+            reply.set_exception(errors.ServiceError(str(why)))
+        for handle in handles.values():
+            handle.settle(errors.ServiceError(str(why), task=handle.name))
+
+
+def _connected(path: os.PathLike[str], timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                sock.connect(os.fspath(path))
+                return sock
+            except BlockingIOError:  # a crowd waits to be let in
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.01)
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        sock.close()
+        raise errors.ServiceError(
+            f"no scheduler service listens at {path}: start one with `warpwell sched serve`, or name its --socket"
+        ) from None
+    except OSError as error:
+        sock.close()
+        told = "does not take connections: is it stopped?" if isinstance(error, TimeoutError | BlockingIOError) else (
+            f"cannot be reached: {error.strerror or error}")  # fmt: skip
+        raise errors.ServiceError(f"the scheduler service at {path} {told}") from None

@@ -1,0 +1,471 @@
+"""The owner: the one process of a service that touches the device. ``python -m warpwell.scheduler.service.owner DESCRIPTOR``.
+
+It imports the kernels that clients name, runs a `Scheduler`, and tells the service what becomes of each task. It is
+made to die: when the device fails, or a kernel is stuck, it says so and ends at once, and the service starts another
+one. It also ends when the service does.
+
+Three threads besides the scheduler's: the first one takes what the service sends; the reporter tells what happened, in
+the order in which it happened; the third one says each second that all is well. What may take long (importing a file
+that is new, and what a kernel does with new types of arguments) has a thread for each line of clients, so that the
+others' messages pass (`Lines`); the third thread watches the imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ...targets import default_device
+from ...targets.arrays import to_device, to_host
+from ..events import Event, Log
+from ..handle import Handle
+from ..predict.learner import Learner
+from ..scheduler import Scheduler
+from . import protocol, references, wire
+from .owner_lines import Lines
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+FAULT = 70
+"""Exit status of an owner that ends because of its device."""
+
+SAVING = 30.0
+"""Seconds between two savings of what was learnt."""
+
+LOADING = 120.0
+"""Seconds that importing a file of kernels may take."""
+
+_EVENTS = 200
+_REMEMBERED = 65_536
+
+
+class _Stream(Log):
+    """A log that keeps nothing, and hands each event on."""
+
+    def __init__(self, to: queue.SimpleQueue[Any]) -> None:
+        super().__init__()
+        self._to = to
+
+    def add(self, event: Event) -> None:
+        """See `Log`."""
+        self._to.put(event)
+
+
+@dataclass(frozen=True)
+class _Freed:
+    """An array that was put on the device is gone from there."""
+
+    tenant: str
+    nbytes: int
+    buffer: int
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A request is with the scheduler; the first of its tasks."""
+
+    task: int
+
+
+class _Request:
+    """A request here: its arrays, and what of them the service has seen."""
+
+    def __init__(self, tasks: Sequence[dict[str, Any]], arrays: list[NDArray[Any]], readonly: set[int]) -> None:
+        self.seen = arrays
+        # of what came nothing may change: it is what results are compared with
+        self.arrays = [a if k in readonly else a.copy() for k, a in enumerate(arrays)]
+        for place in readonly & set(range(len(arrays))):
+            arrays[place].flags.writeable = False  # as for the client: nothing that a kernel writes may stay there
+        self.places = {
+            task["id"]: sorted({value for kind, value in task["arguments"] if kind == "array"} - readonly)
+            for task in tasks
+        }
+
+    def changes(self, number: int) -> tuple[list[int], list[NDArray[Any]]]:
+        """Return which arrays of a task have changed since they were last sent, and copies of them."""
+        places, copies = [], []
+        for place in self.places[number]:
+            now = self.arrays[place].copy()
+            if not np.array_equal(_bytes(now), _bytes(self.seen[place])):
+                self.seen[place] = now
+                places.append(place)
+                copies.append(now)
+        return places, copies
+
+
+def _signature(task: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> Any:
+    """Return what a kernel was compiled and looked at for: its name, and the types of its arguments."""
+    types = [
+        (kind, arrays[value].dtype.str, arrays[value].ndim) if kind in ("array", "scalar") else kind
+        for kind, value in task["arguments"]
+    ]
+    return (*sorted(task["kernel"].items()), *types)
+
+
+def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+class Owner:
+    """What runs in the owner's process.
+
+    Parameters
+    ----------
+    connection : Connection
+        To the service.
+    settings : Message
+        What it wants: device, policy, limit, tenants, stuck, spool.
+    """
+
+    def __init__(self, connection: protocol.Connection, settings: protocol.Message) -> None:
+        self._connection = connection
+        self._kernels = references.Kernels(Path(settings.get("spool", str)))
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        options: dict[str, Any] = {}
+        stuck = settings.get("stuck", (int, float, type(None)), None)
+        if stuck is not None:
+            options["stuck_after"] = float(stuck)
+        device = settings.get("device", (str, type(None))) or default_device()
+        self._learner = Learner(saves=True)
+        self._saving = threading.Lock()  # whoever ends the process first waits for what is being written
+        self._scheduler = Scheduler(
+            device, settings.get("policy", str), analyzer=self._learner,
+            limit=settings.get("limit", (int, type(None))), tenants=settings.get("tenants", (dict, type(None))),
+            log=_Stream(self._events), **options,
+        )  # fmt: skip
+        self._buffers: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._tasks: dict[int, tuple[Handle, _Request]] = {}
+        self._badly: dict[int, None] = {}
+        self._numbers: dict[int, int] = {}
+        self._unknown: list[tuple[Handle, int]] = []
+        self._loading: dict[int, tuple[float, int]] = {}
+        self._thread = threading.get_ident()
+        self._lines = Lines(self._take, self._slow)
+        self._known: set[Any] = set()
+        self._stuck: int | None = None
+        self._last: tuple[int, Handle] | None = None
+
+    def run(self) -> None:
+        """Serve until the service says stop, or is gone."""
+        for name, work in (("reporter", self._report), ("beat", self._beat)):
+            threading.Thread(target=work, name=f"warpwell-{name}", daemon=True).start()
+        now, capacity = self._scheduler.inspect(lambda core: (core.executor.now(), core.executor.capacity))
+        about = {"device": self._scheduler.device, "policy": self._scheduler.inspect(lambda core: core.policy.name),
+                 "limit": self._scheduler.inspect(lambda core: core.limit), "memory": capacity.memory,
+                 "processors": capacity.processors}  # fmt: skip
+        protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
+        while True:
+            message = self._connection.receive()
+            self._confirm()
+            if message is None:
+                continue  # nothing to do for a while
+            if message.kind == "stop":
+                return
+            line = message.get("line", str, "")
+            if line:
+                self._lines.put(line, message)
+            else:
+                self._take(message)
+
+    def _slow(self, message: protocol.Message) -> bool:
+        """Tell whether taking a message imports a file, or meets a kernel with types of arguments that are new."""
+        if message.kind != "submit":
+            return False
+        return any(
+            _signature(task, message.arrays) not in self._known or not self._kernels.at_hand(task["kernel"])
+            for task in message.get("tasks", list)
+        )
+
+    def _take(self, message: protocol.Message) -> None:
+        kind = message.kind
+        if kind == "submit":
+            self._submit(message)
+        elif kind == "free":
+            number = message.get("buffer", int)
+            if self._buffers.pop(number, None) is None:
+                self._send({"type": "freed", "buffer": number})  # it was not put there after all
+        else:
+            call = message.get("call", (int, type(None)), None)
+            header: dict[str, Any] = {}
+            arrays: list[NDArray[Any]] = []
+            try:
+                header, arrays = self._answer(kind, message)
+            except BaseException as error:
+                header = {"error": wire.error_fields(error)}
+            if call is not None:
+                self._send({**header, "type": "reply", "call": call}, arrays)
+
+    def _answer(self, kind: str, message: protocol.Message) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        if kind == "put":
+            number = message.get("buffer", int)
+            self._put(number, message.get("tenant", str), message.arrays[0])
+            return {"buffer": number}, []
+        if kind == "get":
+            return {}, [np.array(to_host(self._buffer(message.get("buffer", int))))]
+        handle = self._tasks.get(message.get("task", int), (None,))[0]
+        if kind == "cancel":
+            return {"cancelled": bool(handle is not None and handle.cancel())}, []
+        if kind == "state":
+            return {"state": "waiting" if handle is None else handle.state.value}, []
+        raise errors.ServiceError(f"the owner does not know {kind!r}")
+
+    def _put(self, number: int, tenant: str, values: NDArray[Any]) -> None:
+        nbytes = values.nbytes
+        self._scheduler.inspect(lambda core: core.admission.reserve(tenant, nbytes))
+        try:
+            array = self._buffers[number] = to_device(self._scheduler.device, values)
+        except BaseException as error:
+            self._scheduler.inspect(lambda core: core.admission.release(tenant, nbytes))
+            if not isinstance(error, MemoryError):
+                raise
+            raise errors.TaskMemoryError(f"{error}: free other arrays, or put less there") from None
+        # when the last task that uses it has gone, too
+        weakref.finalize(array, self._events.put, _Freed(tenant, nbytes, number)).atexit = False
+
+    def _freed(self, item: _Freed) -> None:
+        with contextlib.suppress(errors.WarpwellError):  # the scheduler has failed
+            self._scheduler.inspect(lambda core: core.admission.release(item.tenant, item.nbytes))
+        self._send({"type": "freed", "buffer": item.buffer})
+
+    def _buffer(self, number: int) -> Any:
+        if number not in self._buffers:
+            raise errors.TaskLostError("the array on the device is gone: put it there again with to_device")
+        return self._buffers[number]
+
+    def _submit(self, message: protocol.Message) -> None:
+        tasks = message.get("tasks", list)
+        first = tasks[0]["id"]
+        self._send({"type": "taking", "task": first, "now": True})  # if this process dies of it, that is known
+        try:
+            made = self._make(message, tasks)
+            request = _Request(tasks, message.arrays, set(message.get("readonly", list)))
+            for task, (launch, arguments) in zip(tasks, made, strict=True):
+                task["made"] = (launch, wire.unpack(arguments, request.arrays, self._buffer))
+            chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "idempotent", "size")}
+            profile = wire.profile_of(message.header["profile"])
+            ready = [
+                self._scheduler.task(launch, *values, tenant=message.get("tenant", str), profile=profile, **chosen)
+                for launch, values in (task["made"] for task in tasks)
+            ]
+            for made_task, task in zip(ready, tasks, strict=True):
+                # what stays on the device is counted there already
+                kept = sum(int(self._buffer(n).nbytes) for n in wire.buffers_of([task]))
+                made_task.memory = max(0, made_task.memory - kept)
+                made_task.there = max(0, made_task.there - kept)
+            wanted = message.get("after", list)
+            # in this order: what ends meanwhile is noted as bad before it is no task any more
+            found = [self._tasks.get(n) for n in wanted]
+            if any(n in self._badly for n in wanted):
+                for task in tasks:
+                    self._note_badly(task["id"])
+                    self._send({"type": "ended", "task": task["id"], "cancelled": True})
+                return
+            after = [pair[0] for pair in found if pair is not None]
+            with self._lock:  # the reporter must not look for a task that is not noted yet
+                handles = self._scheduler.submit_tasks(ready, name=message.get("name", str) or None, after=after)
+                for handle, task in zip(handles, tasks, strict=True):
+                    self._tasks[task["id"]] = (handle, request)
+                    self._unknown.append((handle, task["id"]))
+            for handle, task in zip(handles, tasks, strict=True):
+                handle.add_done_callback(functools.partial(self._done, task["id"]))
+            with self._lock:
+                self._known.update(_signature(task, message.arrays) for task in tasks)
+                if len(self._known) > _REMEMBERED:
+                    self._known.clear()
+            if threading.get_ident() == self._thread:
+                self._last = (first, handles[0])  # confirmed with the next message: then nobody waits for it
+            else:
+                self._taken(first, handles[0])
+        except BaseException as error:
+            failure = self._scheduler.failure
+            if failure is not None:
+                self._fault(self._stuck, str(failure))
+            fields = wire.error_fields(error)
+            for task in tasks:
+                self._note_badly(task["id"])  # what comes after it may be on its way
+                self._send({"type": "ended", "task": task["id"], "error": fields})
+
+    def _confirm(self) -> None:
+        """Say that the last request is taken in: the scheduler has thought of it, and lives."""
+        last, self._last = self._last, None
+        if last is not None:
+            self._taken(*last)
+
+    def _taken(self, number: int, handle: Handle) -> None:
+        job = handle.job
+        try:
+            if not handle.done() and (job is None or job.waits):
+                self._scheduler.inspect(lambda _: None)
+        except errors.WarpwellError:
+            return  # it has failed: the other threads tell it
+        self._events.put(_Taken(number))  # after what was launched meanwhile
+
+    def _note_badly(self, number: int) -> None:
+        with self._lock:
+            self._badly[number] = None
+            if len(self._badly) > _REMEMBERED:
+                del self._badly[next(iter(self._badly))]
+
+    def _done(self, number: int, _: Any) -> None:
+        self._events.put(number)
+
+    def _make(self, message: protocol.Message, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
+        made = []
+        for task in tasks:
+            self._loading[threading.get_ident()] = time.monotonic(), task["id"]
+            try:
+                kernel = self._kernels.load(task["kernel"])
+            finally:
+                del self._loading[threading.get_ident()]
+            shape = task["shape"]
+            made.append((kernel[tuple(shape) if len(shape) > 1 else shape[0]], task["arguments"]))
+        return made
+
+    # the reporter
+
+    def _report(self) -> None:
+        while True:
+            items = [self._events.get()]
+            while len(items) < _EVENTS and not self._events.empty():
+                items.append(self._events.get())
+            self._tell(items)
+
+    def _tell(self, items: Sequence[Any]) -> None:
+        with self._lock:
+            for handle, number in self._unknown:
+                if handle.job is not None:
+                    self._numbers[handle.job.number] = number
+            self._unknown = [(h, n) for h, n in self._unknown if h.job is None and not h.done()]
+        told = []
+        for event in (e for e in items if isinstance(e, Event)):
+            number = self._numbers.get(event.task, -1) if event.kind != "reject" else -1
+            if event.kind == "lost":
+                self._fault(self._stuck, str(event.why.get("error", "the device failed")))
+            if event.kind in ("launch", "stop"):  # at once: if the device dies, these are suspects
+                self._send({"type": "launched", "task": number, "now": event.kind == "launch"})
+            told.append({"time": event.time, "kind": event.kind, "task": number, "name": event.name,
+                         "tenant": event.tenant, "why": self._renumbered(event.why)})  # fmt: skip
+        if told:
+            self._send({"type": "events", "events": told})
+        for item in items:
+            if isinstance(item, int):
+                self._end(item)
+            elif isinstance(item, _Taken):
+                self._send({"type": "taking", "task": item.task, "now": False})
+            elif isinstance(item, _Freed):
+                self._freed(item)
+
+    def _renumbered(self, why: dict[str, Any]) -> dict[str, Any]:
+        """Return reasons with the service's numbers of tasks in place of the scheduler's."""
+        found = dict(why)
+        for key in ("for", "victim", "victims", "newcomer", "by", "beside"):
+            value = found.get(key)
+            if isinstance(value, int):
+                found[key] = self._numbers.get(value, value)
+            elif isinstance(value, list):
+                found[key] = [self._numbers.get(v, v) for v in value]
+        return found
+
+    def _end(self, number: int) -> None:
+        handle, request = self._tasks[number]
+        if handle.job is not None:
+            self._numbers.pop(handle.job.number, None)
+        if handle.cancelled() or handle.exception() is not None:
+            self._note_badly(number)  # before it is no task any more: what comes after it must not run
+        del self._tasks[number]
+        if handle.cancelled():
+            self._send({"type": "ended", "task": number, "cancelled": True})
+            return
+        error = handle.exception()
+        if isinstance(error, errors.TaskLostError):
+            self._fault(self._stuck, str(error))
+        elif error is not None:
+            self._send({"type": "ended", "task": number, "error": wire.error_fields(error)})
+            if isinstance(error, errors.StallError):
+                # its threads, or the GPU, cannot be had back from here
+                self._stuck = number
+                self._fault(number, str(error))
+        else:
+            places, copies = request.changes(number)
+            self._send({"type": "ended", "task": number, "changed": places}, copies)
+
+    def _fault(self, task: int | None, why: str) -> None:
+        """Say what happened, and end, now: nothing more can be had from this process."""
+        self._send({"type": "fault", "task": task, "message": why[:4096]})
+        os._exit(FAULT)
+
+    def _send(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+        try:
+            self._connection.send(header, arrays)
+        except errors.ServiceError:
+            self.close()  # the service is gone
+
+    def _beat(self) -> None:
+        saving = time.monotonic() + SAVING
+        while True:
+            time.sleep(BEAT)
+            loading, failure = min(list(self._loading.values()), default=None), self._scheduler.failure
+            if failure is not None:
+                self._fault(self._stuck, str(failure))
+            if loading is not None and time.monotonic() - loading[0] > LOADING:
+                self._fault(loading[1], f"importing its file of kernels took over {LOADING:g} s")
+            self._send({"type": "beat"})
+            if time.monotonic() >= saving:
+                saving = time.monotonic() + SAVING
+                self._save()
+
+    def _save(self) -> None:
+        with contextlib.suppress(Exception), self._saving:  # a full disk, or whatever it may be, is no reason to stop
+            self._learner.save()
+
+    def close(self) -> None:
+        """End, without waiting for what runs. The service waits for it for two seconds."""
+        self._connection.interrupt()
+        self._save()
+        os._exit(0)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be an owner, over the socket with this descriptor."""
+    # the service may be killed: nothing must hold the device after it
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    references.in_owner = True
+    connection = protocol.Connection(
+        socket.socket(fileno=int(arguments[0])), "the service", max_header=protocol.OWNER_HEADER
+    )
+    settings = connection.expect("settings")
+    connection.max_body = settings.get("max_message", int)
+    try:
+        owner = Owner(connection, settings)
+    except errors.WarpwellError as error:
+        connection.send({"type": "refused", "message": str(error)})
+        return
+    try:
+        owner.run()
+    except EOFError:
+        pass  # the service is gone
+    owner.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

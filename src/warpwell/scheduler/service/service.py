@@ -1,0 +1,316 @@
+"""`Service`: takes launches of several processes over a local socket, for one process that owns the device.
+
+Who may do what is in ``docs/scheduler.md``, section "Trust". In short: kernels are code that runs as the owner's user.
+By default only processes of the same user get in. A service for a group takes the kernels of modules that were named at
+start, and no others, from other users; and those users still share one process and one device with each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pwd
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ... import errors
+from ..tenants import read_tenants
+from . import address, protocol
+from .broker import MAX_HELD, Broker, not_named
+from .owner_process import COMMAND, SILENCE
+from .session import Session
+
+MAX_CLIENTS = 64
+"""Clients of a tenant, and twice as many of a user."""
+
+SILENT = 16
+"""Connections of a user that have not said who they are yet. One more, and the oldest of them is dropped."""
+
+_OWNER, _SOON = 5.0, 0.25
+"""Seconds that the owner has to end by itself, usually and where somebody waits."""
+
+UNREAD = 1000
+"""Messages that wait to be read by a client, from which on it is not heard."""
+
+
+class Service:
+    """A scheduler for several processes.
+
+    Parameters
+    ----------
+    path : path, optional
+        Of the socket; `warpwell.scheduler.service.address.default_path` by default.
+    device, policy, limit, tenants
+        As for `Scheduler`. Where `tenants` names any, nobody else gets in.
+    group : str, optional
+        Name or number of a group that the socket is opened to as well. Then a user is a tenant, and cannot choose.
+    users : mapping, optional
+        Tenant of each user, by name or number. Without it, a user's tenant is his login name; with it, other users than
+        those it names do not get in.
+    allow : sequence of str
+        Modules whose kernels other users may launch: ``pkg.mod`` that one alone, ``pkg.*`` all below a package.
+    trust_group : bool
+        Take any kernel from them: each of them can then do whatever this user can.
+    log : path, optional
+        File that every event is appended to, as JSON lines.
+    max_message, max_held : int
+        Bytes of one message, and of all that one tenant may have here: messages on their way, input, arrays on the
+        device, and answers that were not read.
+    stuck : float, optional
+        Seconds in which a kernel must end a block (see `Scheduler`).
+    patience : float
+        Seconds in which a client's message that has begun must move on.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        device: str | None = None,
+        policy: str = "warpwell",
+        limit: int | None = None,
+        tenants: Mapping[str, Any] | None = None,
+        group: str | None = None,
+        users: Mapping[Any, str] | None = None,
+        allow: Sequence[str] = (),
+        trust_group: bool = False,
+        log: str | os.PathLike[str] | None = None,
+        max_message: int = protocol.MAX_BODY,
+        max_held: int = MAX_HELD,
+        stuck: float | None = None,
+        patience: float = protocol.PATIENCE,
+        silence: float = SILENCE,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.path = address.checked_path(path)
+        self._group = None if group is None else address.group_id(str(group))
+        self._users = None if users is None else {address.user_id(str(name)): t for name, t in users.items()}
+        named = {t.name: t.settings() for t in read_tenants(tenants)}
+        self._named = frozenset(named)
+        unnamed = sorted(set((users or {}).values()) - self._named)
+        if self._named and unnamed:
+            raise errors.ArgumentError(
+                f"users are tenants {', '.join(unnamed)}, of which tenants= has no setting: name them there, too",
+                name="users",
+            )
+        self._max_message, self._patience = max_message, patience
+        self._settings: dict[str, Any] = {
+            "device": device, "policy": policy, "limit": limit, "tenants": named or None,
+            "stuck": stuck, "max_message": max_message,
+        }  # fmt: skip
+        self._broker_options: dict[str, Any] = {
+            "allow": allow, "trust": trust_group, "max_message": max_message, "max_held": max_held, "log": log,
+            "silence": silence, "command": command,
+        }  # fmt: skip
+        self._lock = threading.Lock()
+        self._closed = False
+        self._broker: Broker | None = None
+        self._listener: socket.socket | None = None
+        self._place = -1
+        self._spool = ""
+        self._threads: list[threading.Thread] = []
+        self._silent: dict[int, dict[protocol.Connection, float]] = {}  # by user, the oldest first
+
+    @property
+    def broker(self) -> Broker:
+        """What serves the clients."""
+        if self._broker is None:
+            raise errors.ServiceError("the service is not started: call start(), or use it in a with block")
+        return self._broker
+
+    def start(self, timeout: float = 120.0) -> Service:
+        """Start the owner, and listen once it is ready.
+
+        Raises
+        ------
+        ServiceError
+            Another service listens there, the folder is not safe, or no owner gets ready.
+        """
+        address.prepare(self.path, self._group)
+        self._place = address.lock(self.path)
+        try:
+            self._spool = tempfile.mkdtemp(prefix="warpwell-kernels-")  # of mode 0700
+            self._broker = Broker({**self._settings, "spool": self._spool}, **self._broker_options)
+            self._broker.start(timeout)
+            self._listen()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __enter__(self) -> Service:
+        return self if self._listener is not None else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self, *, soon: bool = False) -> None:
+        """Stop: clients get `ServiceError`, the owner ends, the socket goes. May be called twice.
+
+        Parameters
+        ----------
+        soon : bool
+            Wait for nobody longer than a fraction of a second.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+            self._listener.close()
+            self.path.unlink(missing_ok=True)
+        if self._broker is not None:
+            for session in list(self._broker.sessions.values()):
+                session.refuse("the service was stopped: start it again with `warpwell sched serve`")
+            self._broker.close(_SOON if soon else _OWNER)
+        with self._lock:
+            for connection in [c for its in self._silent.values() for c in its]:
+                connection.interrupt()
+        until = time.monotonic() + (_SOON if soon else self._patience)
+        for thread in list(self._threads):
+            thread.join(max(0.0, until - time.monotonic()))
+        if self._spool:
+            shutil.rmtree(self._spool, ignore_errors=True)
+        if self._place >= 0:
+            os.close(self._place)
+
+    def _listen(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.path.unlink(missing_ok=True)  # left by a service that was killed: its lock is ours
+        listener.bind(os.fspath(self.path))
+        # nobody can connect before listen(), so at no moment does it stand open with another mode
+        if self._group is not None:
+            os.chown(self.path, -1, self._group)
+        os.chmod(self.path, 0o600 if self._group is None else 0o660)
+        listener.listen(1024)
+        self._listener = listener
+        thread = threading.Thread(target=self._accept, args=(listener,), name="warpwell-service", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        number = 0
+        while not self._closed:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                time.sleep(0.05)  # closed; or out of descriptors, of which others will give some back
+                continue
+            number += 1
+            self._threads = [t for t in self._threads if t.is_alive()]
+            peer = protocol.credentials(sock)
+            connection = protocol.Connection(
+                sock, f"client {number} (process {peer.pid} of user {peer.uid})", max_body=0, patience=self._patience
+            )
+            self._hear_out(peer.uid, connection)
+            thread = threading.Thread(target=self._serve, args=(connection, peer, number),
+                                      name=f"warpwell-client-{number}", daemon=True)  # fmt: skip
+            thread.start()
+            self._threads.append(thread)  # started before, or it would be taken for one that has ended
+
+    def _hear_out(self, uid: int, connection: protocol.Connection) -> None:
+        """Wait for what a connection says of itself; not for those any longer that did not say it in time."""
+        now = time.monotonic()
+        with self._lock:
+            late = [c for its in self._silent.values() for c, since in its.items() if now - since > self._patience]
+            its = self._silent.setdefault(uid, {})
+            if len(its) >= SILENT:
+                late.append(next(iter(its)))
+            its[connection] = now
+            for other in late:
+                other.interrupt()
+                for some in self._silent.values():
+                    some.pop(other, None)
+
+    def _heard(self, uid: int, connection: protocol.Connection) -> None:
+        with self._lock:
+            its = self._silent.get(uid, {})
+            its.pop(connection, None)
+            if not its:
+                self._silent.pop(uid, None)
+
+    def _serve(self, connection: protocol.Connection, peer: protocol.Peer, number: int) -> None:
+        session: Session | None = None
+        try:
+            hello = connection.expect("hello")
+            self._heard(peer.uid, connection)
+            protocol.check_version(hello, "your program", "the service")
+            own = peer.uid == os.getuid()
+            tenant = self._tenant(peer, hello.get("tenant", (str, type(None)), None))
+            connection.max_body = self._max_message  # not before it is known who sends it
+            session = Session(connection, number, tenant, peer.uid, own=own)
+            self.broker.enter(session, MAX_CLIENTS)
+            about = self.broker.about
+            session.outbox.put({"type": "hello", "version": protocol.VERSION, "tenant": session.tenant, "about": about,
+                                "owner": os.getuid(), "max_message": self._max_message})  # fmt: skip
+            while not self._closed:
+                session.outbox.wait_below(UNREAD, self._patience)  # who reads nothing is not heard
+                message = connection.receive(functools.partial(self.broker.comes, session))
+                if message is None:
+                    continue
+                if message.kind == "ping":
+                    self.broker.comes(session, 0)  # whatever came with it is dropped
+                    session.outbox.put({"type": "pong"})
+                else:
+                    self.broker.take(session, message)
+        except EOFError:
+            pass  # it has gone, in order or killed
+        except errors.WarpwellError as error:
+            with contextlib.suppress(errors.WarpwellError):
+                connection.send({"type": "refused", "message": str(error)})
+        finally:
+            if session is not None:
+                self.broker.drop(session)
+                session.close()
+            self._heard(peer.uid, connection)
+            connection.close()
+
+    def _tenant(self, peer: protocol.Peer, wanted: str | None) -> str:
+        """Return the tenant of a peer, by who the kernel says that it is.
+
+        Raises
+        ------
+        ServiceError
+            It may not come in, or is not the tenant that it says.
+        """
+        if wanted is not None and not (0 < len(wanted) <= 64 and wanted.isprintable()):
+            raise errors.ServiceError("a tenant's name has 1 to 64 printable letters")
+        tenant = self._tenant_of(peer, wanted)
+        looks_on = wanted is None and peer.uid == os.getuid()  # `sched status` may come in, and submits nothing
+        if self._named and tenant not in self._named and not looks_on:
+            raise errors.ServiceError(not_named(tenant, self._named))
+        return tenant
+
+    def _tenant_of(self, peer: protocol.Peer, wanted: str | None) -> str:
+        own = peer.uid == os.getuid()
+        if self._group is None and not own:
+            raise errors.ServiceError(
+                f"this service is for user {os.getuid()} alone, and you are user {peer.uid}: start one of your own, or "
+                "ask for one with --group"
+            )
+        if self._users is not None and peer.uid in self._users:
+            tenant = self._users[peer.uid]
+        elif self._users is not None and not own:
+            raise errors.ServiceError(f"user {peer.uid} is no tenant of this service: ask to be added to --users")
+        else:
+            tenant = "default" if self._group is None else _login(peer.uid)
+        if wanted is None or wanted == tenant:
+            return tenant
+        if own:
+            return wanted  # who may stop the service may as well choose
+        raise errors.ServiceError(f"user {peer.uid} is tenant {tenant!r} of this service, not {wanted!r}")
+
+
+def _login(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user-{uid}"

@@ -1,0 +1,111 @@
+"""`Session`: one client of a service, as the service sees it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from . import wire
+from .owner_process import Outbox
+from .protocol import Connection
+
+LINES = 4
+"""Lines of messages to the owner that a tenant has: importing holds up those on the same line."""
+
+MAX_TASKS = 65_536
+"""Tasks of a client that have not ended, at most."""
+
+
+class Session:
+    """A client that got in.
+
+    Parameters
+    ----------
+    connection : Connection
+    number : int
+        Of the client, in the service.
+    tenant : str
+    user : int
+        Its number, as the kernel of the operating system says.
+    own : bool
+        Whether it is a process of the owner's user.
+
+    Attributes
+    ----------
+    coming : int
+        Bytes of its message that is on its way in.
+    tasks : dict
+        The service's number of each of its tasks that has not ended, by the client's number.
+    line : str
+        What its messages to the owner pass: in order, and not past each other.
+    badly : dict
+        Its numbers of tasks that failed or were cancelled.
+    """
+
+    def __init__(self, connection: Connection, number: int, tenant: str, user: int, *, own: bool) -> None:
+        self.connection = connection
+        self.number = number
+        self.tenant = tenant
+        self.user = user
+        self.own = own
+        self.line = f"{tenant}/{number % LINES}"
+        self.coming = 0
+        self.tasks: dict[int, int] = {}
+        self.badly: dict[int, None] = {}
+        self._last = -1
+        self.outbox = Outbox(connection, f"warpwell-to-client-{number}")
+
+    def new_task(self, theirs: int) -> int:
+        """Take the client's number of a new task; they ascend.
+
+        Raises
+        ------
+        ServiceError
+            It was used before, or there are too many.
+        """
+        if theirs <= self._last:
+            raise errors.ServiceError(f"task {theirs} comes after {self._last}: numbers of tasks ascend")
+        if len(self.tasks) >= MAX_TASKS:
+            raise errors.ServiceError(f"you have {MAX_TASKS} tasks at the service: wait for some of them")
+        self._last = theirs
+        return theirs
+
+    def ended(self, theirs: int, *, badly: bool) -> None:
+        """Note that a task has ended; what comes after one that ended badly is cancelled."""
+        self.tasks.pop(theirs, None)
+        if badly:
+            self.badly[theirs] = None
+            if len(self.badly) > MAX_TASKS:
+                del self.badly[next(iter(self.badly))]
+
+    def answer(
+        self, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
+        sent: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Answer a call; `sent` is called when the answer is read, or nobody is there to read it."""
+        self.outbox.put({**header, "type": "reply", "call": call}, arrays, sent)
+
+    def answer_error(self, call: int, error: BaseException) -> None:
+        """Answer a call that failed."""
+        self.outbox.put({"type": "reply", "call": call, "error": wire.error_fields(error)})
+
+    def refuse(self, why: str) -> None:
+        """Tell the client that it is over, and end its connection."""
+        with contextlib.suppress(errors.WarpwellError):
+            self.outbox.put({"type": "refused", "message": why})
+        self.close()
+        self.connection.interrupt()
+
+    def close(self) -> None:
+        """Send what is to be sent, for a moment, and stop."""
+        self.outbox.close()
+
+
+def bytes_of(text: str) -> NDArray[np.uint8]:
+    """Return text as an array that travels."""
+    return np.frombuffer(text.encode(), np.uint8)

@@ -1,0 +1,259 @@
+"""Launches and errors as plain data: what a client packs, a service checks, and an owner makes launches of again.
+
+An argument travels as a pair: ``["array", k]`` is array k of the message, ``["scalar", k]`` an array of one item that
+is a NumPy number, ``["int", n]``, ``["float", x]``, ``["bool", b]`` Python's numbers, and ``["buffer", n]`` an array
+that an earlier call left on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ...targets import Launch
+from ..task import Kind, Profile
+from . import references
+from .protocol import MAX_ARRAYS, Message, checked
+from .references import MAX_NAME
+from .remote import RemoteArray
+
+MAX_TASKS = 256
+"""Launches in a request at most."""
+
+MAX_ARGUMENTS = 256
+MAX_THREADS = 1 << 40
+"""Threads of a launch at most."""
+
+MAX_DEADLINE = 1e9
+"""Seconds of a deadline at most. What is no float would end the owner."""
+
+_INTS = range(-(1 << 63), 1 << 63)
+
+
+class Packer:
+    """Collects the launches of a request and the arrays that they take, each array once.
+
+    Parameters
+    ----------
+    client : Client
+        Whose arrays on the device may be among the arguments.
+
+    Attributes
+    ----------
+    arrays : list of ndarray
+        What is sent.
+    targets : list of ndarray or None
+        Where the result of each array goes: the caller's own array, or None where it is read-only.
+    """
+
+    def __init__(self, client: Any = None) -> None:
+        self._client = client
+        self.arrays: list[NDArray[Any]] = []
+        self.targets: list[NDArray[Any] | None] = []
+        self._numbers: dict[int, int] = {}
+
+    def launch(self, launch: Any, args: Sequence[Any]) -> dict[str, Any]:
+        """Return a launch as plain data.
+
+        Raises
+        ------
+        ArgumentError, DTypeError
+            The kernel or an argument cannot travel.
+        """
+        if not isinstance(launch, Launch):
+            raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n] and its arguments", name="launch")
+        if launch.stream is not None:
+            raise errors.ArgumentError("a launch with a stream of its own is not scheduled: leave the stream out")
+        named = references.reference(launch.kernel)
+        return {
+            "kernel": named,
+            "shape": list(launch.shape),
+            "arguments": [self._argument(value, k, named["name"]) for k, value in enumerate(args)],
+        }
+
+    def _argument(self, value: Any, place: int, kernel: str) -> list[Any]:
+        if isinstance(value, RemoteArray):
+            if value.client is not self._client:
+                raise errors.ArgumentError(
+                    f"argument {place} of kernel {kernel!r} is on the device for another connection: use one for both",
+                    name="args",
+                )
+            return ["buffer", value.number]
+        if isinstance(value, np.ndarray):
+            return ["array", self._array(value)]
+        if isinstance(value, np.generic):
+            self.arrays.append(np.asarray(value))
+            self.targets.append(None)
+            return ["scalar", len(self.arrays) - 1]
+        if isinstance(value, bool):
+            return ["bool", value]
+        if isinstance(value, int) and value in _INTS:
+            return ["int", value]
+        if isinstance(value, float):
+            return ["float", value]
+        raise errors.ArgumentError(
+            f"argument {place} of kernel {kernel!r} is {value!r:.60}, which does not travel to a service: NumPy "
+            "arrays, numbers of 64 bits and what to_device returned do",
+            name="args",
+        )
+
+    def _array(self, array: NDArray[Any]) -> int:
+        if id(array) in self._numbers:
+            return self._numbers[id(array)]
+        for other, target in zip(self.arrays, self.targets, strict=True):
+            writes = target is not None or array.flags.writeable
+            if writes and np.may_share_memory(other, array):
+                raise errors.ArgumentError(
+                    "two arrays of a request overlap in memory, and would come apart on their way: pass the same array "
+                    "object twice, or copies",
+                    name="args",
+                )
+        self.arrays.append(array)
+        self.targets.append(array if array.flags.writeable else None)
+        self._numbers[id(array)] = len(self.arrays) - 1
+        return len(self.arrays) - 1
+
+
+def check_task(task: Any, arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
+    """Return a launch that came from a peer, once every part of it is well-formed.
+
+    Raises
+    ------
+    ServiceError
+        It is not.
+    """
+    if not isinstance(task, dict):
+        raise errors.ServiceError("a task of a request is no object")
+    shape, arguments = checked(task, "shape", list), checked(task, "arguments", list)
+    if not 1 <= len(shape) <= 3 or not all(type(n) is int and n > 0 for n in shape) or math.prod(shape) > MAX_THREADS:
+        raise errors.ServiceError(f"launch shape {shape!r:.60} is not 1 to 3 positive integers, 2**40 threads at most")
+    if len(arguments) > MAX_ARGUMENTS:
+        raise errors.ServiceError(f"a launch has {len(arguments)} arguments: at most {MAX_ARGUMENTS} are taken")
+    return {
+        "id": checked(task, "id", int),
+        "kernel": references.check(checked(task, "kernel", dict)),
+        "shape": shape,
+        "arguments": [_check_argument(a, arrays) for a in arguments],
+    }
+
+
+def _check_argument(pair: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise errors.ServiceError("an argument is no pair of a kind and a value")
+    kind, value = pair
+    good = False
+    if kind in ("array", "scalar"):
+        good = type(value) is int and 0 <= value < len(arrays) and (kind == "array" or arrays[value].shape == ())
+    elif kind in ("int", "buffer"):
+        good = type(value) is int and value in _INTS
+    elif kind == "float":
+        good = isinstance(value, float)
+    elif kind == "bool":
+        good = isinstance(value, bool)
+    if not good:
+        raise errors.ServiceError(f"an argument of kind {kind!r:.20} has the value {value!r:.40}, which cannot be")
+    return [kind, value]
+
+
+def unpack(arguments: Sequence[Sequence[Any]], arrays: Sequence[Any], buffers: Callable[[int], Any]) -> list[Any]:
+    """Return the arguments of a launch; `buffers` gives what a number stands for."""
+    found: list[Any] = []
+    for kind, value in arguments:
+        if kind == "array":
+            found.append(arrays[value])
+        elif kind == "scalar":
+            found.append(arrays[value][()])
+        else:
+            found.append(buffers(value) if kind == "buffer" else value)
+    return found
+
+
+def buffers_of(tasks: Sequence[dict[str, Any]]) -> set[int]:
+    """Return the numbers of the device arrays that a request uses."""
+    return {value for task in tasks for kind, value in task["arguments"] if kind == "buffer"}
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """Return an error as plain data: the name of its class, the message, and attributes that are plain."""
+    plain = {
+        key: value
+        for key, value in vars(error).items()
+        if isinstance(value, str | int | float | bool) and len(str(value)) <= 4096
+    }
+    known = type(error).__name__ if isinstance(error, errors.WarpwellError) else "SchedulerError"
+    text = str(error) if known == type(error).__name__ else f"{type(error).__name__}: {error}"
+    return {"class": known, "message": text[:65536], "attributes": plain}
+
+
+def error_of(fields: dict[str, Any]) -> errors.WarpwellError:
+    """Return the error that a peer described: always one of `warpwell.errors`, whatever the peer says."""
+    name, text = checked(fields, "class", str), checked(fields, "message", str)
+    cls = getattr(errors, name, None) if name in errors.__all__ else None
+    error: errors.WarpwellError = (cls or errors.SchedulerError)(text)
+    for key, value in checked(fields, "attributes", dict, {}).items():
+        if key in vars(error) and isinstance(value, str | int | float | bool):
+            setattr(error, key, value)
+    return error
+
+
+def profile_fields(profile: Profile | None) -> dict[str, Any] | None:
+    """Return a profile as plain data."""
+    if profile is None:
+        return None
+    return {**vars(profile), "kind": None if profile.kind is None else profile.kind.value}
+
+
+def profile_of(fields: dict[str, Any] | None) -> Profile | None:
+    """Return the profile that a peer described.
+
+    Raises
+    ------
+    ServiceError
+        It has other fields than a `Profile`, or values that cannot be.
+    """
+    if fields is None:
+        return None
+    try:
+        kind = None if fields.get("kind") is None else Kind(fields["kind"])
+        return Profile(**{**fields, "kind": kind, "source": "given"})  # whatever the peer says that it is
+    except (TypeError, ValueError) as error:
+        raise errors.ServiceError(f"the profile of a request is none: {error}") from None
+
+
+def options(message: Message) -> dict[str, Any]:
+    """Return the options of a submission that came from a peer.
+
+    Raises
+    ------
+    ServiceError
+        One is of the wrong type, or out of its range.
+    """
+    found = {
+        "name": message.get("name", str, ""),
+        "priority": message.get("priority", int, 0),
+        "deadline": message.get("deadline", (int, float, type(None)), None),
+        "after": message.get("after", list, []),
+        "memory": message.get("memory", (int, type(None)), None),
+        "idempotent": message.get("idempotent", bool, False),
+        "size": message.get("size", dict, {}),
+        "readonly": message.get("readonly", list, []),
+        "profile": message.get("profile", (dict, type(None)), None),
+    }
+    if len(found["name"]) > MAX_NAME or found["priority"] not in _INTS:
+        raise errors.ServiceError(f"a request has a name of over {MAX_NAME} letters, or a priority of over 64 bits")
+    profile_of(found["profile"])
+    deadline = found["deadline"]
+    if deadline is not None and not 0 < deadline <= MAX_DEADLINE:
+        raise errors.ServiceError(f"a request has a deadline of {deadline!r:.40} s: 0 to {MAX_DEADLINE:g} are taken")
+    size = found["size"]
+    if len(size) > 64 or not all(type(n) in (int, float) and len(name) <= MAX_NAME for name, n in size.items()):
+        raise errors.ServiceError(f"size of a request must be up to 64 names of {MAX_NAME} letters, and numbers")
+    for name, most in (("after", MAX_TASKS), ("readonly", MAX_ARRAYS)):
+        if len(found[name]) > most or not all(type(n) is int for n in found[name]):
+            raise errors.ServiceError(f"{name} of a request must be up to {most} numbers")
+    return found
