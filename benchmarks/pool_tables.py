@@ -25,7 +25,7 @@ import numpy as np
 from measure import machine, save, table
 
 import warpwell as ww
-from warpwell.pool.plan import Tuning
+from warpwell.pool.copy.plan import Tuning
 
 PIPELINE = Tuning()
 LARGE = 256 << 20

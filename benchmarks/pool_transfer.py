@@ -64,8 +64,8 @@ class Busy:
 
 
 def transport_of(link: float, latency: float) -> Any:
-    from warpwell.pool.emulated_link import EmulatedLink
-    from warpwell.pool.mpi_transport import MpiTransport
+    from warpwell.pool.transport.emulated_link import EmulatedLink
+    from warpwell.pool.transport.mpi_transport import MpiTransport
 
     made: Any = MpiTransport()
     made.lends = False
@@ -73,8 +73,8 @@ def transport_of(link: float, latency: float) -> Any:
 
 
 def agent(link: float, latency: float, copy: float) -> None:
-    from warpwell.pool.agent import Agent
-    from warpwell.pool.runtime import CpuRuntime
+    from warpwell.pool.agent.agent import Agent
+    from warpwell.pool.agent.runtime import CpuRuntime
     from warpwell.testing.emulated_device import EmulatedDevice
 
     transport = transport_of(link, latency)
@@ -84,8 +84,8 @@ def agent(link: float, latency: float, copy: float) -> None:
 
 def application(link: float, latency: float, copy: float, options: argparse.Namespace) -> dict[str, Any]:
     import warpwell as ww
+    from warpwell.pool.copy.plan import Tuning
     from warpwell.pool.devices import Devices
-    from warpwell.pool.plan import Tuning
 
     found: dict[str, Any] = {}
     with Devices(transport_of(link, latency)) as devices:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from warpwell.pool import mpi_loop
+from warpwell.pool.transport.transport import mpi_loop
 from warpwell.targets.compiler.machine_code import machine_code
 
 UMASK = os.umask(0o022)

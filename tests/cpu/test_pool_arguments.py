@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.pool import answers, code, parts
-from warpwell.pool.agent import Agent
+from warpwell.pool.agent.agent import Agent, answers, code, parts
+from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.devices import Devices
-from warpwell.pool.runtime import CpuRuntime
 from warpwell.testing.pool_agents import pool_of
 from warpwell.testing.until import until
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell.pool.agent import Agent
+from warpwell.pool.agent.agent import Agent
+from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
-from warpwell.pool.runtime import CpuRuntime
 from warpwell.testing.pool_agents import pool_of
 from warpwell.testing.until import until
 

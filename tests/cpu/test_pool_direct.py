@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.pool import neighbour
-from warpwell.pool.agent import Agent
-from warpwell.pool.copying import _may_write
+from warpwell.pool.agent.agent import Agent
+from warpwell.pool.agent.protocol import Op
+from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.copy import neighbour
+from warpwell.pool.copy.copying import _may_write
+from warpwell.pool.copy.neighbour import HostInside
+from warpwell.pool.copy.sharing import Sharing
 from warpwell.pool.ids import new_id
-from warpwell.pool.neighbour import HostInside
-from warpwell.pool.protocol import Op
-from warpwell.pool.runtime import CpuRuntime
-from warpwell.pool.sharing import Sharing
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import Pool, pool_of
 from warpwell.testing.pool_programs import run

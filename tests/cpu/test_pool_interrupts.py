@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.pool.agent import Agent
+from warpwell.pool.agent.agent import Agent
+from warpwell.pool.agent.protocol import Op
+from warpwell.pool.agent.reply import Reply
+from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.devices import Devices
 from warpwell.pool.pinned import pinned_empty
-from warpwell.pool.protocol import Op
-from warpwell.pool.reply import Reply
-from warpwell.pool.runtime import CpuRuntime
 from warpwell.testing.pool_agents import pool_of
 
 

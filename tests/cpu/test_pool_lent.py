@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from warpwell.pool import lent
-from warpwell.pool.agent import Agent
+from warpwell.pool.agent.agent import Agent
+from warpwell.pool.copy import lent
+from warpwell.pool.copy.lent import Mapping
 from warpwell.pool.devices import Devices
-from warpwell.pool.lent import Mapping
 from warpwell.pool.pinned import memory_of, pinned_empty
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import pool_of

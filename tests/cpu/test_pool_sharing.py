@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.pool import neighbour
-from warpwell.pool.copies import Half
-from warpwell.pool.memory import Memory, View
-from warpwell.pool.neighbour import HostInside, HostOutside
-from warpwell.pool.protocol import Op
-from warpwell.pool.runtime import CpuRuntime
-from warpwell.pool.sharing import Sharing
+from warpwell.pool.agent.memory import Memory, View
+from warpwell.pool.agent.protocol import Op
+from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.copy import neighbour
+from warpwell.pool.copy.copies import Half
+from warpwell.pool.copy.neighbour import HostInside, HostOutside
+from warpwell.pool.copy.sharing import Sharing
 from warpwell.testing.until import until
 
 
@@ -214,7 +214,7 @@ def _quietly(call: Callable[..., Any], *given: Any) -> None:
 
 CHILD = """
 import sys
-from warpwell.pool.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import CpuRuntime
 runtime = CpuRuntime()
 block = runtime.allocate(1 << 20)
 block.bytes[:] = 1

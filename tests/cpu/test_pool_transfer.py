@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell import errors
-from warpwell.pool.bulk import DONE, Transfer
-from warpwell.pool.copies import give_up
+from warpwell.pool.copy.copies import give_up
+from warpwell.pool.copy.plan import BUFFERS, CHUNK, LARGE, Plan, Tuning
 from warpwell.pool.devices import Devices
-from warpwell.pool.plan import BUFFERS, CHUNK, LARGE, Plan, Tuning
-from warpwell.pool.region import Region
+from warpwell.pool.transport.bulk import DONE, Transfer
+from warpwell.pool.transport.region import Region
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import pool_of
 from warpwell.testing.pool_programs import double, run

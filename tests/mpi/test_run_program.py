@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from warpwell.pool.gpu_claims import FOLDER
+from warpwell.pool.launch.gpu_claims import FOLDER
 
 from .runs import PROGRAMS, SOURCES, Start, start
 
@@ -164,7 +164,7 @@ def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "if sys.argv[:1] == ['-m']:\n"
-        "    import warpwell.pool.gpus as gpus\n"
+        "    import warpwell.pool.launch.gpus as gpus\n"
         "    gpus.list_gpus = lambda: ['GPU-0']\n"
     )
     run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
@@ -176,11 +176,11 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "if sys.argv[:1] == ['-m']:\n"
-        "    import warpwell.pool.gpus as gpus\n"
+        "    import warpwell.pool.launch.gpus as gpus\n"
         "    gpus.list_gpus = lambda: ['GPU-0']\n"
     )
     environ = {"PYTHONPATH": f"{tmp_path}:{SOURCES}", FOLDER: str(tmp_path / "locks")}
-    code = "import sys\nfrom warpwell.pool.gpu_claims import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
+    code = "import sys\nfrom warpwell.pool.launch.gpu_claims import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE,
                           stdin=subprocess.PIPE) as other:  # fmt: skip
         assert other.stdout is not None and other.stdout.readline() == b"has\n"

@@ -211,7 +211,7 @@ def test_a_trace_that_cannot_be_written_is_found_before_the_start(
 def test_a_trace_that_was_lost_at_the_end_is_no_success(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int, ends: int
 ) -> None:
-    from warpwell.pool import application
+    from warpwell.pool.launch import application
 
     class NoDevices(list):  # type: ignore[type-arg]
         def close(self) -> None:
@@ -232,8 +232,8 @@ def test_a_trace_that_was_lost_at_the_end_is_no_success(
         ("WARPWELL_THREADS", "abc", "import warpwell.targets.compiler.run_cpu"),
         ("WARPWELL_THREADS", "-1", "import warpwell.targets.compiler.run_cpu"),
         ("WARPWELL_SEED", "x", "import warpwell as ww\n@ww.kernel\ndef f():\n    pass\nf[1](device='interp')"),
-        ("WARPWELL_POOL_STALL", "ten", "from warpwell.pool.milestone import limit; limit()"),
-        ("WARPWELL_POOL_STALL", "-1", "from warpwell.pool.milestone import limit; limit()"),
+        ("WARPWELL_POOL_STALL", "ten", "from warpwell.pool.transport.milestone import limit; limit()"),
+        ("WARPWELL_POOL_STALL", "-1", "from warpwell.pool.transport.milestone import limit; limit()"),
     ],
 )
 def test_variables_that_cannot_be_are_named(tmp_path: Path, variable: str, text: str, code: str) -> None:

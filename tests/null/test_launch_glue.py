@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import warpwell as ww
-from warpwell.pool.cuda_runtime import as_cupy_stream
+from warpwell.pool.agent.cuda_runtime import as_cupy_stream
 from warpwell.targets import notice
 from warpwell.targets.compiler.run_cuda import configured
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from warpwell.errors import AgentError
-from warpwell.pool.gpu_claims import FOLDER, Claim, user_of, users
-from warpwell.pool.gpus import assign
-from warpwell.pool.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.launch.gpu_claims import FOLDER, Claim, user_of, users
+from warpwell.pool.launch.gpus import assign
 
 OTHER = """
 import sys, time
-from warpwell.pool.gpu_claims import Claim
+from warpwell.pool.launch.gpu_claims import Claim
 try:
     Claim(sys.argv[1], sys.argv[2] == "share")
     print("has", flush=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, MissingFileError
-from warpwell.pool.hosts import Host, expand, is_here, parse_hosts, place, read_hostfile, slurm_hosts
+from warpwell.pool.launch.hosts import Host, expand, is_here, parse_hosts, place, read_hostfile, slurm_hosts
 
 
 @pytest.mark.parametrize(("text", "hosts"), [

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from warpwell.errors import AgentError
-from warpwell.pool.gpus import assign
-from warpwell.pool.mpiexec import Mpiexec, Part
+from warpwell.pool.launch.gpus import assign
+from warpwell.pool.launch.mpiexec import Mpiexec, Part
 from warpwell.pool.several import several
 
 APPLICATION = Part(1, ["python", "app.py"])

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.pool import code, protocol
-from warpwell.pool.milestone import Milestone, limit
-from warpwell.pool.protocol import Op
+from warpwell.pool.agent.agent import code, protocol
+from warpwell.pool.agent.protocol import Op
+from warpwell.pool.transport.milestone import Milestone, limit
 
 
 def test_operations_have_places_of_their_own() -> None:
@@ -150,7 +150,7 @@ def test_modules_of_the_user_travel_by_value(tmp_path: Path) -> None:
     )
     send = (
         "import sys; sys.path.insert(0, sys.argv[1]); import mine\n"
-        "from warpwell.pool.code import Code, dumps\n"
+        "from warpwell.pool.agent.code import Code, dumps\n"
         "import pathlib\n"
         "out = pathlib.Path(sys.argv[1])\n"
         "for name in ('kernel', 'function'):\n"
@@ -159,7 +159,7 @@ def test_modules_of_the_user_travel_by_value(tmp_path: Path) -> None:
     )
     take = (
         "import sys, pathlib\n"
-        "from warpwell.pool.code import deserialize, loads\n"
+        "from warpwell.pool.agent.code import deserialize, loads\n"
         "out = pathlib.Path(sys.argv[1])\n"
         "print(deserialize((out / 'kernel').read_bytes()).function.__globals__['deep'](2))\n"
         "print(deserialize((out / 'function').read_bytes())(loads((out / 'record').read_bytes())))\n"

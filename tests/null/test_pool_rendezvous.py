@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from warpwell.pool import rendezvous
+from warpwell.pool.launch import rendezvous
 
 
 def test_who_does_not_read_is_told_nothing_more_but_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from queue import Empty
 
 import pytest
 
-from warpwell.pool.timed_queue import TimedQueue
+from warpwell.pool.agent.timed_queue import TimedQueue
 
 
 def test_order_and_timeouts() -> None:

@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolVersionError
-from warpwell.pool import mpi_words
-from warpwell.pool.bulk import CANCELLED, Transfer
-from warpwell.pool.handshake import Hello
-from warpwell.pool.local_transport import LocalTransport, local_pair, local_transports
-from warpwell.pool.mpi_native import NativeProgress
 from warpwell.pool.options import silence_from_environment
-from warpwell.pool.signal import Signal
-from warpwell.pool.stream_framing import HEADER, Incoming, Outgoing
-from warpwell.pool.tags import Tags
-from warpwell.pool.transport import Region
+from warpwell.pool.transport.bulk import CANCELLED, Transfer
+from warpwell.pool.transport.handshake import Hello
+from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
+from warpwell.pool.transport.mpi_native import NativeProgress
+from warpwell.pool.transport.signal import Signal
+from warpwell.pool.transport.stream_framing import HEADER, Incoming, Outgoing
+from warpwell.pool.transport.tags import Tags
+from warpwell.pool.transport.transport import Region, mpi_words
 from warpwell.testing.transports import TransportConformance
 
 
@@ -109,7 +108,7 @@ def test_messages_survive_fragments_of_any_size(messages: list[bytes], size: int
 
 
 def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.pool.tags.TAGS", 8)  # of which agents have the second half
+    monkeypatch.setattr("warpwell.pool.transport.tags.TAGS", 8)  # of which agents have the second half
     assert [Tags(1).new(1, 0)] == [4]
     tags = Tags()
     assert [tags.new(0, 1) for _ in range(5)] == [0, 1, 2, 3, 0] and tags.new(1, 0) == 0

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..cache.sizes import format_size
 from ..errors import PoolError
-from ..pool.launcher import Launcher
+from ..pool.launch.launcher import Launcher
 from .output import Output
 from .run import options
 
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "devices.json"
-        status = Launcher(["-m", "warpwell.pool.describe", str(path)], options(arguments)).run()
+        status = Launcher(["-m", "warpwell.pool.launch.describe", str(path)], options(arguments)).run()
         if status or not path.exists():
             raise PoolError(f"the program that asks the devices ended with status {status}")
         found = json.loads(path.read_text())

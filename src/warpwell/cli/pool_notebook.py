@@ -8,7 +8,7 @@ import os
 import sys
 
 from ..errors import PoolError
-from ..pool.kernel_spec import KernelSpec, kernels_folder
+from ..pool.launch.kernel_spec import KernelSpec, kernels_folder
 from .output import Output
 from .pool_arguments import NOTEBOOK, placing
 from .run import options

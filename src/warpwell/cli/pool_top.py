@@ -10,8 +10,8 @@ from rich.table import Table
 
 from ..cache.sizes import format_size
 from ..errors import ArgumentError, PoolError
-from ..pool.job_files import jobs
-from ..pool.watching import ask_job
+from ..pool.launch.job_files import jobs
+from ..pool.launch.watching import ask_job
 from .output import Output
 
 _WIDTH = 120

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .communicator import communicator
 
 if TYPE_CHECKING:
-    from .plan import Tuning
+    from .copy.plan import Tuning
 
 __all__ = ["Tuning", "communicator"]
 
@@ -19,7 +19,7 @@ if not TYPE_CHECKING:
         """Import `Tuning` when it is first used: the launcher needs none of what it brings."""
         if name != "Tuning":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from .plan import Tuning
+        from .copy.plan import Tuning
 
         return Tuning
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .. import errors
-from . import copying
+from .agent.protocol import Op, pack_dtype
+from .copy import copying
 from .ids import new_id
-from .protocol import Op, pack_dtype
 
 if TYPE_CHECKING:
     from .device import Device

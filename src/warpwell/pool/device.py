@@ -13,18 +13,18 @@ from numpy.typing import ArrayLike, DTypeLike
 from .. import errors
 from ..targets.gpu.cuda_source import CudaSource
 from ..targets.kernel import Launch, is_argument
-from . import copying
+from .agent.caller import Caller, Connection
+from .agent.code import Code, dumps
+from .agent.parts import Arguments
+from .agent.protocol import Op, pack_arguments, pack_dtype
+from .agent.reply import Reply
 from .buffer import Buffer
-from .caller import Caller, Connection
 from .checks import extents, kind_of, seconds, whole
-from .code import Code, dumps
+from .copy import copying
+from .copy.plan import Tuning
 from .event import Event
 from .host_arrays import HostArrays
 from .ids import new_id
-from .parts import Arguments
-from .plan import Tuning
-from .protocol import Op, pack_arguments, pack_dtype
-from .reply import Reply
 from .result import Result
 from .services import path_of, stand_in
 from .stream import Stream

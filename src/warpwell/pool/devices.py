@@ -13,16 +13,16 @@ from typing import Any, overload
 from .. import errors
 from ..targets.kernel import has_cuda
 from . import placement
-from .agent import Agent, start
-from .caller import Caller
+from .agent.agent import Agent, start
+from .agent.caller import Caller
+from .agent.protocol import Op
+from .agent.reply import Reply
+from .agent.runtime import CpuRuntime, Runtime
 from .device import Device, entered
 from .group import Group
 from .lease import Lease, Leases
-from .local_transport import local_transports
-from .protocol import Op
-from .reply import Reply
-from .runtime import CpuRuntime, Runtime
-from .transport import Transport
+from .transport.local_transport import local_transports
+from .transport.transport import Transport
 
 
 class Devices(Group):
@@ -242,7 +242,7 @@ def runtime_for(target: str) -> Runtime:
     kind, _, ordinal = target.partition(":")
     if kind != "cuda" or not (ordinal.isdigit() or not ordinal):
         raise errors.ArgumentError(f"target {target!r}: choose 'cpu', 'cuda' or 'cuda:1'", name="targets")
-    from .cuda_runtime import CudaRuntime
+    from .agent.cuda_runtime import CudaRuntime
 
     return CudaRuntime(int(ordinal or 0))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import errors
-from .channel import Channel
+from .agent.channel import Channel
+from .agent.protocol import Op
+from .agent.reply import Reply
 from .checks import seconds
 from .ids import new_id
-from .protocol import Op
-from .reply import Reply
 
 if TYPE_CHECKING:
     from .device import Device

@@ -11,7 +11,7 @@ from .. import errors
 from .checks import seconds, whole
 from .device import Device
 from .group import Group
-from .milestone import LOOK, limit
+from .transport.milestone import LOOK, limit
 
 
 class Lease(Group):

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import code
-from .answers import Answer
-from .channel import Channel
+from .agent import code
+from .agent.answers import Answer
+from .agent.channel import Channel
+from .agent.reply import Reply
 from .checks import seconds
-from .reply import Reply
 
 
 class Result:

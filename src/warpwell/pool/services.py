@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
-from .parts import Arguments
-from .protocol import Op
-from .reply import Reply
+from .agent.parts import Arguments
+from .agent.protocol import Op
+from .agent.reply import Reply
 from .result import Result
 
 if TYPE_CHECKING:

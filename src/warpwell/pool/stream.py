@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .. import errors
 from ..targets.uninterrupted import uninterrupted
-from .channel import Channel
+from .agent.channel import Channel
+from .agent.protocol import Op
+from .agent.reply import Reply
 from .checks import seconds
-from .copying import in_order
+from .copy.copying import in_order
 from .event import Event, checked
 from .ids import new_id
-from .protocol import Op
-from .reply import Reply
 
 if TYPE_CHECKING:
     from .device import Device

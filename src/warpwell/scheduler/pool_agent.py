@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ..pool import code
+from ..pool.agent import code
 from ..targets import closing
 from .core import Core
 from .executor import Executor

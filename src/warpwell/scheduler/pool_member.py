@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import errors
-from ..pool.code import Code
+from ..pool.agent.code import Code
 from ..pool.device import Device
 from ..pool.host_arrays import HostArrays
 from ..pool.result import Result

@@ -14,10 +14,10 @@ import numpy as np
 
 from .. import errors
 from ..pool import services
+from ..pool.agent.code import Code
+from ..pool.agent.protocol import pack_arguments
 from ..pool.buffer import Buffer
-from ..pool.code import Code
 from ..pool.device import Device
-from ..pool.protocol import pack_arguments
 from ..targets import Launch
 from ..targets.blocks.launch import BLOCK_INDICES
 from .events import Log

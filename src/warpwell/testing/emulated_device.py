@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pool.runtime import CpuRuntime
+from ..pool.agent.runtime import CpuRuntime
 from ..targets.memory import view_of
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, DeviceLostError, PoolError, StallError
-from ..pool.transport import OVERHEAD, WINDOW, Region, Transport
+from ..pool.transport.transport import OVERHEAD, WINDOW, Region, Transport
 
 PATIENCE = 10.0
 """Seconds that a check waits for anything."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ..pool.transport import Transport
+from ..pool.transport.transport import Transport
 from .transport_checks import CHECKS, LAST, PATIENCE, Party
 
 COUNTS = (2, 3, 4)

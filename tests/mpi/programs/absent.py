@@ -6,7 +6,7 @@ import time
 from mpi4py import MPI
 
 from warpwell.errors import AgentError
-from warpwell.pool.mpi_transport import MpiTransport
+from warpwell.pool.transport.mpi_transport import MpiTransport
 
 rank = MPI.COMM_WORLD.Get_rank()
 if rank == 2:

@@ -4,9 +4,9 @@ import json
 import os
 import sys
 
-from warpwell.pool.emulated_link import EmulatedLink
-from warpwell.pool.mpi_transport import MpiTransport
-from warpwell.pool.transport import Transport
+from warpwell.pool.transport.emulated_link import EmulatedLink
+from warpwell.pool.transport.mpi_transport import MpiTransport
+from warpwell.pool.transport.transport import Transport
 from warpwell.testing.transports import run_checks
 
 transport: Transport = MpiTransport(native=sys.argv[1] != "python")

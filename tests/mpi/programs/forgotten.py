@@ -1,6 +1,6 @@
 """Ends without closing its transport."""
 
-from warpwell.pool.mpi_transport import MpiTransport
+from warpwell.pool.transport.mpi_transport import MpiTransport
 
 transport = MpiTransport()
 for peer in transport.peers:

@@ -10,13 +10,13 @@ import numpy as np
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.pool.transport import TAGS
+from warpwell.pool.transport.transport import TAGS
 
 NBYTES = 32 << 20
 
 
 def no_room() -> None:
-    from warpwell.pool.runtime import CpuRuntime
+    from warpwell.pool.agent.runtime import CpuRuntime
 
     def allocate(self: object, nbytes: int) -> None:
         if nbytes == NBYTES:

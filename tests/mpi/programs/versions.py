@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 import warpwell
 from warpwell.errors import PoolVersionError
-from warpwell.pool.mpi_transport import MpiTransport
+from warpwell.pool.transport.mpi_transport import MpiTransport
 
 if MPI.COMM_WORLD.Get_rank() == MPI.COMM_WORLD.Get_size() - 1:
     sys.modules["warpwell"].__version__ = "0.0.old"

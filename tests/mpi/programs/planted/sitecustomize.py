@@ -29,7 +29,7 @@ def _stop():
 
 def _protocol():
     sys.meta_path.pop(0)
-    from warpwell.pool import handshake
+    from warpwell.pool.transport.transport import handshake
 
     handshake.PROTOCOL = 99
 
@@ -39,9 +39,9 @@ ACTS = {
     "exit-at-start": (None, lambda: os._exit(7)),
     "kill-before-mpi": ("mpi4py.MPI", _kill),
     "stop-before-mpi": ("mpi4py.MPI", _stop),
-    "kill-in-mpi": ("warpwell.pool.mpi_transport", lambda: (sys.meta_path.pop(0), _later(_kill))),
-    "no-agent": ("warpwell.pool.agent", lambda: sys.exit("no module for you")),
-    "another-protocol": ("warpwell.pool.mpi_transport", _protocol),
+    "kill-in-mpi": ("warpwell.pool.transport.mpi_transport", lambda: (sys.meta_path.pop(0), _later(_kill))),
+    "no-agent": ("warpwell.pool.agent.agent", lambda: sys.exit("no module for you")),
+    "another-protocol": ("warpwell.pool.transport.mpi_transport", _protocol),
 }
 
 

@@ -1,0 +1,1 @@
+"""The process of one device, and the calls that it answers."""

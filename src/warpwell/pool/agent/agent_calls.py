@@ -1,0 +1,334 @@
+"""The calls of streams, as an `Agent` executes them.
+
+Each function is called by the agent's main loop: it looks up what the call names, so that a later free is of no
+matter, and queues the rest in the stream's lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import errors
+from ..copy.copies import Half
+from ..transport.milestone import Milestone
+from . import code as codes
+from .answers import answer
+from .memory import Memory, Missing, SkippedError, View
+from .parts import Part, taken
+from .protocol import Op, pack_failure, unpack_arguments, unpack_dtype
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .lane import Lane
+
+
+def allocate(agent: Agent, stream: int, sequence: int, handle: int, nbytes: int, dtype: Any, shape: Any) -> None:
+    """Make a buffer."""
+    view = View(Memory(agent.runtime, nbytes), 0, unpack_dtype(dtype), shape)
+    agent.handles[handle] = view
+    agent.lane(stream).put(sequence, "allocation", 0, 0, lambda lane: view.memory.allocate())
+
+
+def fill(agent: Agent, stream: int, sequence: int, handle: int, item: bytes) -> None:
+    """Fill a buffer with an item."""
+    view = agent.view(handle)
+
+    def run(lane: Lane) -> None:
+        address = view.address(agent.runtime, lane.stream)
+        agent.runtime.fill(lane.stream, address, item, view.nbytes // max(1, len(item)))
+
+    agent.lane(stream).put(sequence, "fill", 0, 0, run)
+
+
+def write(agent: Agent, stream: int, sequence: int, handle: int, data: bytes) -> None:
+    """Copy bytes that came with the call to a buffer."""
+    view = agent.view(handle)
+
+    def run(lane: Lane) -> None:
+        agent.runtime.write(lane.stream, view.address(agent.runtime, lane.stream), data)
+
+    agent.lane(stream).put(sequence, "copy from the host", 0, len(data), run)
+
+
+def write_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
+    """Copy bulk data of the application to a buffer."""
+    view = agent.view(handle)
+    run = _bulk(agent, view, agent.copy_in, reply, tag, plan)
+    agent.lane(stream).put(sequence, "copy from the host", reply, view.nbytes, run)
+
+
+def read(agent: Agent, stream: int, sequence: int, handle: int, reply: int) -> None:
+    """Copy a small buffer to the application."""
+    view = agent.view(handle)
+
+    def run(lane: Lane) -> None:
+        data = np.empty(view.nbytes, np.uint8)
+        agent.runtime.read(lane.stream, data, view.address(agent.runtime, lane.stream))
+        agent.tell(Op.REPLY, reply, data.tobytes())
+
+    agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
+
+
+def read_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
+    """Copy a buffer to the application as bulk data."""
+    run = _bulk(agent, agent.view(handle), agent.copy_out, reply, tag, plan)
+    agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
+
+
+def _bulk(agent: Agent, view: Any, way: Callable[..., None], reply: int, tag: int, plan: Any) -> Callable[..., None]:
+    """Return what a lane runs: until then, and meanwhile, the application may give the copy up."""
+    half = agent.bulk[reply] = Half(agent.application)
+
+    def run(lane: Lane) -> None:
+        try:
+            half.check()
+            agent.move(way, lane, view, agent.application, tag, plan, half.started)
+        except errors.PoolError:
+            half.check()  # it was cancelled, and this says why
+            raise
+        finally:
+            agent.bulk.pop(reply, None)
+        agent.tell(Op.REPLY, reply, None)
+
+    return run
+
+
+def copy(agent: Agent, stream: int, sequence: int, destination: int, source: int) -> None:
+    """Copy between buffers of this device."""
+    to, origin = agent.view(destination), agent.view(source)
+
+    def run(lane: Lane) -> None:
+        runtime = agent.runtime
+        runtime.copy(lane.stream, to.address(runtime, lane.stream), origin.address(runtime, lane.stream), to.nbytes)
+
+    agent.lane(stream).put(sequence, "copy", 0, 0, run)
+
+
+def launch(agent: Agent, stream: int, sequence: int, key: str, configuration: Any, packed: Any) -> None:
+    """Run a kernel."""
+    loaded = agent.codes[key]
+    arguments = unpack_arguments(packed, agent.view)
+
+    def run(lane: Lane) -> None:
+        native = lane.stream
+        values = [_value(agent, lane, v, kernel=True) for v in arguments]
+        agent.runtime.launch(native, loaded.launch(configuration), values)
+
+    agent.lane(stream).put(sequence, loaded, 0, 0, run)
+
+
+def call(agent: Agent, stream: int, sequence: int, key: str, reply: int, handles: Any, data: bytes) -> None:
+    """Call a Python function."""
+    loaded = agent.codes[key]
+    objects = taken(agent, handles)
+
+    def run(lane: Lane) -> None:
+        arguments, options = codes.loads(data, _values(agent, lane, objects))
+        result = agent.runtime.call(lane.stream, loaded.value, arguments, options)
+        _answer_behind(agent, lane, reply, result)
+
+    agent.lane(stream).put(sequence, f"call of {loaded.name!r}", reply, len(data), run)
+
+
+def _answer_behind(agent: Agent, lane: Lane, reply: int, result: Any) -> None:
+    """Give a result, when what its function left in the stream is done: whoever has it relies on that."""
+    tell = answer(agent, reply, result)
+    if agent.runtime.synchronous:
+        tell()
+    else:
+        agent.later(tell, agent.runtime.mark(lane.stream, False))
+
+
+class Held:
+    """An object of a service, which exists once its lane has made it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.made = Milestone()
+
+    def value(self, agent: Agent) -> Any:
+        """Wait for the object, and return it."""
+        try:
+            return self.made.wait(f"{self.path} to be made", agent.alive())
+        except BaseException as error:
+            raise SkippedError(error) from None
+
+
+def create(agent: Agent, stream: int, sequence: int, handle: int, path: str, handles: Any, data: bytes) -> None:
+    """Make an object that stays on the agent."""
+    held = agent.handles[handle] = Held(path)
+    objects = taken(agent, handles)
+
+    def run(lane: Lane) -> None:
+        from ..services import find
+
+        try:
+            arguments, options = codes.loads(data, _values(agent, lane, objects))
+            held.made.set(agent.runtime.call(lane.stream, find(path), arguments, options))
+        except BaseException as error:
+            held.made.fail(error)
+            raise
+
+    agent.lane(stream).put(sequence, f"making of {path!r}", 0, len(data), run)
+
+
+def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, reply: int, handles: Any,
+           data: bytes) -> None:  # fmt: skip
+    """Call a method of such an object, or read an attribute (a name that begins with a dot).
+
+    A `Future` that the method returns is the answer once it is done.
+    """
+    held = agent.view(handle)
+    objects = taken(agent, handles)
+
+    def run(lane: Lane) -> None:
+        value = held.value(agent)
+        if name.startswith("."):
+            result = getattr(value, name[1:])
+        else:
+            arguments, options = codes.loads(data, _values(agent, lane, objects))
+            result = agent.runtime.call(lane.stream, getattr(value, name), arguments, options)
+        if isinstance(result, Future):
+            result.add_done_callback(lambda later: agent.later(lambda: _answer(agent, reply, called, later)))
+        else:
+            _answer_behind(agent, lane, reply, result)
+
+    called = f"{name!r} of {held.path!r}" if isinstance(held, Held) else repr(name)
+    agent.lane(stream).put(sequence, called, reply, len(data), run)
+
+
+def _answer(agent: Agent, reply: int, called: str, result: Future[Any]) -> None:
+    """Answer with what a method has promised; its lane has gone on meanwhile."""
+    try:
+        answer(agent, reply, result.result())()
+    except BaseException as error:  # the caller's to know, whatever it is
+        agent.refuse(reply, called, error)
+
+
+def _values(agent: Agent, lane: Lane, objects: list[Any]) -> list[Any]:
+    return [_value(agent, lane, thing) for thing in objects]
+
+
+def _value(agent: Agent, lane: Lane, thing: Any, *, kernel: bool = False) -> Any:
+    if isinstance(thing, View):
+        return (thing.argument if kernel else thing.operand)(agent.runtime, lane.stream)
+    return thing.value(agent) if isinstance(thing, Held | Missing | Part) else thing
+
+
+def set_global(agent: Agent, stream: int, sequence: int, key: str, name: str, handles: Any, data: bytes) -> None:
+    """Set a global variable of a kernel."""
+    loaded = agent.codes[key]
+    agent.lane(stream).put(
+        sequence, f"global variable {name!r} of {loaded.name!r}", 0, len(data),
+        lambda lane: loaded.set_global(name, codes.loads(data)),
+    )  # fmt: skip
+
+
+# -- events ------------------------------------------------------------------------------------------------------
+
+
+def record(agent: Agent, stream: int, sequence: int, event: int, timing: bool) -> None:
+    """Record an event. From now on it stands for this point, and not for one before."""
+    milestone = agent.events[event] = Milestone()
+
+    def run(lane: Lane) -> None:
+        try:
+            milestone.set(agent.runtime.mark(lane.stream, timing))
+        except BaseException as error:
+            milestone.fail(error)
+            raise
+
+    agent.lane(stream).put(sequence, "event", 0, 0, run)
+
+
+def wait(agent: Agent, stream: int, sequence: int, event: int) -> None:
+    """Wait for an event of this device, as it was last recorded."""
+    milestone = agent.events.get(event)
+
+    def run(lane: Lane) -> None:
+        if milestone is not None:
+            mark = milestone.wait(f"event {event}", agent.alive())
+            agent.runtime.after(lane.stream, mark)
+
+    agent.lane(stream).put(sequence, "wait for an event", 0, 0, run)
+
+
+def await_(agent: Agent, stream: int, sequence: int, number: int, peer: int) -> None:
+    """Wait for an event of another agent, which sends a signal."""
+    signal = agent.signal(number)
+
+    def run(lane: Lane) -> None:
+        try:
+            signal.wait(f"an event of rank {peer}", agent.alive(peer))
+        finally:
+            agent.signals.pop(number, None)
+
+    agent.lane(stream).put(sequence, "wait for an event of another device", 0, 0, run)
+
+
+def synchronize(agent: Agent, stream: int, sequence: int, reply: int) -> None:
+    """Answer when all calls of the stream so far are over."""
+
+    def run(lane: Lane) -> None:
+        agent.runtime.synchronize(lane.stream)
+        agent.tell(Op.REPLY, reply, None)
+
+    agent.lane(stream).put(sequence, "synchronization", reply, 0, run)
+
+
+def notify(agent: Agent, stream: int, sequence: int, event: int, number: int, peer: int) -> None:
+    """Send another agent a signal when an event is reached."""
+
+    def tell(failure: BaseException | None) -> None:
+        agent.tell(Op.SIGNAL, number, None if failure is None else pack_failure(failure), to=peer)
+
+    _when(agent, event, tell)
+
+
+def reached(agent: Agent, stream: int, sequence: int, event: int, reply: int) -> None:
+    """Answer whether an event is reached; one that was never recorded is."""
+    milestone = agent.events.get(event)
+
+    def answer() -> None:
+        done = milestone is None or (
+            milestone.is_set and (milestone.failure is not None or agent.runtime.reached(milestone.value))
+        )
+        agent.tell(Op.REPLY, reply, done)
+
+    agent.later(answer)
+
+
+def until(agent: Agent, stream: int, sequence: int, event: int, reply: int) -> None:
+    """Answer when an event is reached."""
+    _when(agent, event, lambda failure: agent.tell(Op.REPLY, reply, None))
+
+
+def elapsed(agent: Agent, stream: int, sequence: int, event: int, earlier: int, reply: int) -> None:
+    """Answer with the seconds between two events, when both are reached."""
+    last, first = agent.events.get(event), agent.events.get(earlier)
+
+    def answer(failure: BaseException | None) -> None:
+        try:
+            if failure is not None:
+                raise failure
+            assert last is not None and first is not None
+            agent.tell(Op.REPLY, reply, agent.runtime.elapsed(last.value, first.value))
+        except BaseException as error:
+            agent.refuse(reply, "elapsed time", error)
+
+    _when(agent, earlier, lambda failure: _when_milestone(agent, last, answer) if failure is None else answer(failure))
+
+
+def _when(agent: Agent, event: int, call: Any) -> None:
+    _when_milestone(agent, agent.events.get(event), call)
+
+
+def _when_milestone(agent: Agent, milestone: Milestone | None, call: Any) -> None:
+    if milestone is None:
+        agent.later(lambda: call(None))
+    else:
+        agent.when_reached(milestone, call)

@@ -1,0 +1,62 @@
+"""``python -m warpwell.pool.agent.agent_main``: the process of one agent, started by the launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+
+from ...errors import WarpwellError
+from ...targets import closing
+from ..devices import runtime_for
+from ..launch.gpu_claims import Claim, users
+from ..launch.gpus import list_gpus, visible
+from ..launch.lifeline import Lifeline
+from ..transport.connecting import connect
+from .agent import Agent
+
+
+def main() -> int:
+    """Join the job, serve until the application is gone, and end."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher decides what they mean
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the end leaves no time for more
+    gpus = list_gpus()  # before there are threads
+    try:
+        lifeline = Lifeline("agent", about={"gpus": gpus, "taken": users(gpus)})
+    except WarpwellError as error:
+        print(f"warpwell: error: {error}", file=sys.stderr)
+        return 1
+    chosen = lifeline.wait_for_go()
+    lifeline.watch()
+    try:
+        if chosen.get("target") == "cuda":
+            Claim(chosen["uuid"], chosen["share"])  # until this process ends
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
+        transport = connect(lifeline)
+        agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
+        # by the outbox: the lifeline's thread has entered no device
+        lifeline.on("ask", lambda said: agent.later(lambda: lifeline.tell(reply=said["ask"], info=agent.info())))
+        lifeline.tell(ready=True)
+        agent.run()
+        closing.finish()  # this process ends without the interpreter's own handlers
+        transport.close()
+        if chosen.get("stay"):
+            threading.Event().wait()  # mpiexec would end the application, too; the lifeline ends this process
+    except WarpwellError as error:
+        lifeline.tell(failed=str(error))
+        return 1
+    except BaseException as error:
+        lifeline.tell(failed=f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # MPI's own end would wait for those who are gone

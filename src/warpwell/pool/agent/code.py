@@ -1,0 +1,340 @@
+"""`Code`: a kernel or a function as what travels to agents, once each, by the hash of its content."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import io
+import pickle
+import platform
+import site
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import errors
+from ...targets.compiler.code_names import names_of
+from ...targets.device import device as mark_device
+from ...targets.device import is_device
+from ...targets.gpu.cuda_source import CudaSource
+from ...targets.kernel import Kernel
+from ...targets.pickling import cloudpickle
+
+_lock = threading.RLock()  # what is pickled may call a device, and so pickle
+_made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
+_HERE = Path(__file__).parents[1]
+
+MOST = (1 << 31) - 1
+"""Bytes of a pickled value at most: what a message may have."""
+
+
+class Code:
+    """A kernel or a function as bytes.
+
+    Modules that are not installed packages travel with it, so agents on other nodes need no copy of the user's files.
+
+    Attributes
+    ----------
+    key : str
+        Hash of the content: helper functions, globals, options, and the versions of what compiles it.
+    name : str
+    data : bytes
+    """
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.data = data
+        self.key = hashlib.sha256(_versions() + data).hexdigest()[:32]
+
+    @classmethod
+    def of(cls, thing: Any) -> Code:
+        """Return the code of a kernel, a CUDA source or a function.
+
+        It is made once: globals that change later are not seen.
+
+        Raises
+        ------
+        CodeError
+            Something that it names cannot be serialized; the message says what.
+        """
+        try:
+            made = _made.get(thing)
+        except TypeError:  # an object that cannot be referred to weakly
+            made = None
+        if made is None:
+            made = cls(_name(thing), _serialize(thing))
+            with contextlib.suppress(TypeError):
+                _made[thing] = made
+        return made
+
+
+class Loaded:
+    """Code on an agent. It is made when a lane first needs it, so that slow imports hold up nobody else."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self._data = data
+        self._lock = threading.Lock()
+        self._made = False
+        self._value: Any = None
+        self._launches: dict[Any, Any] = {}
+        self._globals: dict[str, Any] = {}
+
+    @property
+    def value(self) -> Any:
+        """The kernel or function."""
+        if not self._made:
+            with self._lock:
+                if not self._made:
+                    self._value = deserialize(self._data, self._globals)
+                    self._made = True
+        return self._value
+
+    def launch(self, configuration: Any) -> Any:
+        """Return ``kernel[configuration]``, made once."""
+        launches = self._launches  # before the value: a global variable that is set meanwhile changes both
+        made = launches.get(configuration)
+        if made is None:
+            made = launches[configuration] = self.value[configuration]
+        return made
+
+    def set_global(self, name: str, value: Any) -> None:
+        """Change a global variable of the kernel: it is made anew, since compiled code has the old value in it."""
+        function = getattr(self.value, "function", self.value)
+        if not isinstance(function, types.FunctionType) or name not in function.__globals__:
+            raise errors.ArgumentError(f"{self.name!r} uses no global variable {name!r}", name="name")
+        with self._lock:
+            self._globals[name] = value
+            self._made = False
+            self._launches = {}
+
+
+# -- pickling --------------------------------------------------------------------------------------------------
+
+
+def dumps(value: Any, handle_of: Callable[[Any], int | None] | None = None) -> tuple[bytes, tuple[int, ...]]:
+    """Pickle a value; objects that are on the device become handles, which are returned too.
+
+    Raises
+    ------
+    ArgumentError
+        It has more bytes than a message may.
+    """
+    handles: list[int] = []
+
+    def persistent_id(thing: Any) -> Any:
+        handle = None if handle_of is None else handle_of(thing)
+        if handle is None:
+            return None
+        handles.append(handle)
+        return len(handles) - 1
+
+    out = io.BytesIO()
+    if _is_plain(value, handle_of):
+        # most arguments and results: to look for modules of the user would take a hundred times as long
+        plain = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL)
+        # set, not overridden: a subclass that knows these handles would have to be made for each call
+        plain.persistent_id = persistent_id  # type: ignore[method-assign]
+        plain.dump(value)
+        return _message(out), tuple(handles)
+    any_value = cloudpickle().Pickler(out)
+    any_value.persistent_id = persistent_id
+    with _by_value():
+        any_value.dump(value)
+    return _message(out), tuple(handles)
+
+
+def _message(out: io.BytesIO) -> bytes:
+    nbytes = out.tell()
+    if nbytes > MOST:
+        raise errors.ArgumentError(
+            f"{nbytes} bytes are more than a call may take or return ({MOST}) besides large NumPy arrays, which go by "
+            f"themselves: make plain arrays of them (numpy.asarray), or write them to a file"
+        )
+    return out.getvalue()
+
+
+_PLAIN = (int, float, bool, complex, str, bytes, type(None))
+
+
+def _is_plain(value: Any, handle_of: Callable[[Any], int | None] | None) -> bool:
+    """Tell whether a value is made of numbers, texts, arrays and objects that are on the device."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind in (tuple, list):
+        return all(_is_plain(v, handle_of) for v in value)
+    if kind is dict:
+        return all(type(k) in _PLAIN and _is_plain(v, handle_of) for k, v in value.items())
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return not value.dtype.hasobject
+    return handle_of is not None and handle_of(value) is not None
+
+
+def loads(data: bytes, objects: Any = ()) -> Any:
+    """Return what `dumps` was given, with ``objects[k]`` in place of the k-th handle."""
+    unpickler = pickle.Unpickler(io.BytesIO(data))
+    unpickler.persistent_load = objects.__getitem__  # type: ignore[method-assign]  # as above
+    return unpickler.load()
+
+
+def _serialize(thing: Any) -> bytes:
+    if isinstance(thing, CudaSource):
+        content: Any = ("cuda", thing.code, thing.name, thing.options)
+    elif isinstance(thing, Kernel):
+        content = ("kernel", thing.function, thing.max_registers, thing.block, _device_functions(thing.function))
+    elif callable(thing):
+        content = ("function", thing, _device_functions(thing))
+    else:
+        raise errors.CodeError(f"{thing!r:.60} is neither a kernel nor a function")
+    try:
+        return dumps(content)[0]
+    except errors.WarpwellError:
+        raise
+    except Exception as error:  # what pickling raises is up to the objects
+        culprit = _culprit(getattr(thing, "function", thing))
+        raise errors.CodeError(
+            f"{_name(thing)!r} cannot be sent to a device: {culprit or error}. Pass it as an argument, or make it in "
+            f"the function itself"
+        ) from error
+
+
+def deserialize(data: bytes, variables: dict[str, Any] | None = None) -> Any:
+    """Return the kernel or function whose `Code` this is, with other values of its global variables."""
+    kind, *content = loads(data)
+    if kind == "cuda":
+        code, name, options = content
+        return CudaSource(code, name, options=options)
+    *content, marked = content
+    if variables:
+        content[0] = _with_globals(content[0], variables)
+    for function in marked:
+        if not is_device(function):
+            mark_device(function)
+    if kind == "function":
+        return content[0]
+    function, max_registers, block = content
+    return Kernel(function, max_registers=max_registers, block=block)
+
+
+def _with_globals(function: Any, variables: dict[str, Any]) -> Any:
+    module = sys.modules.get(str(function.__module__))
+    if module is None or function.__globals__ is not vars(module):
+        function.__globals__.update(variables)  # these came with the code, for it and its helpers alone
+        return function
+    scope = {**function.__globals__, **variables}
+    copied = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__module__, copied.__qualname__ = function.__module__, function.__qualname__
+    return copied
+
+
+def _device_functions(function: Any) -> list[Any]:
+    """Return device functions that a function reaches: what was marked here has to be marked there too."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+
+    def visit(value: Any) -> None:
+        value = getattr(value, "py_func", value)
+        if not isinstance(value, types.FunctionType) or id(value) in seen:
+            return
+        seen.add(id(value))
+        if str(value.__module__).partition(".")[0] == __package__.partition(".")[0]:
+            return
+        if is_device(value):
+            found[id(value)] = value
+        for name in names_of(value.__code__):
+            visit(value.__globals__.get(name))
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                visit(cell.cell_contents)
+
+    visit(function)
+    return list(found.values())
+
+
+def _culprit(function: Any) -> str | None:
+    """Name the object that cannot be pickled."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    scope = function.__globals__
+    named = {name: scope[name] for name in sorted(names_of(function.__code__)) if name in scope}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            named[name] = cell.cell_contents
+    for name, value in named.items():
+        try:
+            dumps(value)
+        except Exception as error:
+            inner = _culprit(value)
+            return inner or f"{name!r} ({type(value).__name__}) cannot be serialized: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def _by_value() -> Iterator[None]:
+    """Let modules that are not installed travel by value for a block."""
+    pickling = cloudpickle()
+    with _lock:
+        added = []
+        known = pickling.list_registry_pickle_by_value()
+        for name, module in list(sys.modules.items()):
+            if name not in known and _is_users(name, module):
+                pickling.register_pickle_by_value(module)
+                added.append(module)
+        try:
+            yield
+        finally:
+            for module in added:
+                pickling.unregister_pickle_by_value(module)
+
+
+_users: dict[str, bool] = {}
+
+
+def _is_users(name: str, module: Any) -> bool:
+    known = _users.get(name)
+    if known is None:
+        file = getattr(module, "__file__", None)
+        # cloudpickle sends __main__ by value in any case, and knows modules by their own names
+        own = name == "__main__" or getattr(module, "__name__", None) != name
+        path = Path(str(file)).absolute()
+        known = bool(file) and not own and not any(path.is_relative_to(f) for f in (str(_HERE), *_installed()))
+        _users[name] = known
+    return known
+
+
+@functools.cache
+def _installed() -> list[str]:
+    paths = sysconfig.get_paths()
+    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    with contextlib.suppress(AttributeError):
+        folders |= {*site.getsitepackages(), site.getusersitepackages()}
+    # wherever else packages were installed: pip's --target, a second environment
+    folders |= {path for path in sys.path if path and next(Path(path).glob("*.dist-info"), None) is not None}
+    return sorted(folders)
+
+
+def _versions() -> bytes:
+    def version(package: str) -> str:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return "-"
+
+    packages = ("numba", "numba-cuda", "numpy", "warpwell")
+    return repr((platform.python_version(), [version(p) for p in packages])).encode()
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "__name__", None) or getattr(thing, "__qualname__", None) or type(thing).__name__)

@@ -1,0 +1,252 @@
+"""`CudaRuntime`: what an agent's GPU can do."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ...targets.arrays import to_host
+from ...targets.gpu.memory_pool import ImportedPool, MemoryPool
+from ...targets.gpu.pool_memory import PoolGpu, pin, pinned
+from ..copy.neighbour import Neighbour, blocks, this_process
+from .runtime import Runtime
+
+LARGEST_STAGING = 256 << 20
+"""Bytes of staging memory that a lane keeps between copies."""
+
+
+class CudaRuntime(Runtime):
+    """A GPU. Calls queue work in its streams and return; reading and synchronizing wait.
+
+    Parameters
+    ----------
+    ordinal : int
+    """
+
+    target = "cuda"
+    synchronous = False
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.gpu = PoolGpu(ordinal)
+        self._thread = threading.local()
+
+    def enter(self) -> None:
+        """See `Runtime`."""
+        self.gpu.enter()
+
+    def info(self) -> dict[str, Any]:
+        """See `Runtime`."""
+        return {
+            "name": self.gpu.name,
+            "uuid": self.gpu.uuid,
+            "ordinal": self.gpu.ordinal,
+            "memory": self.memory_info()[1],
+            "compute_capability": self.gpu.compute_capability,
+        }
+
+    def memory_info(self) -> tuple[int, int]:
+        """See `Runtime`."""
+        return self.gpu.memory_info()
+
+    def allocate(self, nbytes: int) -> Any:
+        """See `Runtime`."""
+        return self.gpu.allocate(nbytes)
+
+    def used(self, block: Any, stream: Any) -> None:
+        """See `Runtime`."""
+        block.used.add(stream)
+
+    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+              strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
+        """See `Runtime`."""
+        return self.gpu.array(block, offset, dtype, shape, strides)
+
+    def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
+        """See `Runtime`: CuPy's arrays, if it knows the dtype; to make one anew takes longer than to use it."""
+        cupy = _cupy()
+        if cupy is None or dtype.kind not in "biufc" or not block.nbytes:
+            return super().operand(block, offset, dtype, shape)
+        memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self.gpu.ordinal)
+        make: Callable[[], Any] = cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset)).view
+        return make
+
+    def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """See `Runtime`; the memory is the calling thread's until it asks again."""
+        kept: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
+        if kept is None or kept.nbytes < nbytes:
+            self._thread.staging = None
+            kept = pinned(max(nbytes, 1 << 20))
+            if nbytes <= LARGEST_STAGING:
+                self._thread.staging = kept
+        return kept[:nbytes]
+
+    def drop_staging(self) -> None:
+        """See `Runtime`."""
+        self._thread.staging = None
+
+    def page_lock(self, address: int, nbytes: int) -> Callable[[], object] | None:
+        """See `Runtime`."""
+        return pin(address, nbytes)
+
+    def stream(self, priority: int) -> Any:
+        """See `Runtime`."""
+        return self.gpu.stream(priority)
+
+    def close_stream(self, stream: Any) -> None:
+        """See `Runtime`."""
+        self.gpu.close_stream(stream)
+
+    def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
+        """See `Runtime`."""
+        raw = np.frombuffer(data, np.uint8)
+        if raw.nbytes:
+            self.gpu.to_gpu(stream, to, int(raw.ctypes.data), raw.nbytes)
+
+    def read(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
+        """See `Runtime`."""
+        if to.nbytes:
+            self.gpu.to_host(stream, int(to.ctypes.data), source, to.nbytes)
+        self.gpu.synchronize(stream)
+
+    def fetch(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
+        """See `Runtime`."""
+        self.gpu.to_host(stream, int(to.ctypes.data), source, to.nbytes)
+
+    def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """See `Runtime`."""
+        if nbytes:
+            self.gpu.within(stream, to, source, nbytes)
+
+    def way(self) -> Any:
+        """See `Runtime`."""
+        return this_process(), self.gpu.ordinal, self.gpu.pool.name()
+
+    def offer(self, block: Any) -> Any:
+        """See `Runtime`."""
+        return blocks.add(block), self.gpu.pool.export(block.address) if self.gpu.pool.exportable else None
+
+    def neighbour(self, way: Any) -> Neighbour:
+        """See `Runtime`."""
+        process, ordinal, name = way
+        if process == this_process():
+            return _GpuInside(self.gpu, ordinal)
+        if name is None:
+            raise errors.PoolError("the other GPU's memory pool cannot be had")
+        return _GpuOutside(self.gpu, name)
+
+    def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
+        """See `Runtime`."""
+        if count and item:
+            self.gpu.fill(stream, to, item, count)
+
+    def launch(self, stream: Any, launch: Any, arguments: Sequence[Any]) -> None:
+        """See `Runtime`."""
+        self.gpu.launch(stream, launch, arguments)
+
+    def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:
+        """See `Runtime`. Without CuPy the function's own work is in the default stream, so both are waited for."""
+        cupy = _cupy()
+        if cupy is None:
+            self.gpu.synchronize(stream)
+            result = function(*arguments, **options)
+            self.gpu.synchronize_default()
+            return _at_home(result)
+        if stream.cupy is None:
+            stream.cupy = as_cupy_stream(cupy, stream)
+        with cupy.cuda.Device(self.gpu.ordinal), stream.cupy:
+            given = [_as_cupy(cupy, a) for a in arguments]
+            named = {name: _as_cupy(cupy, a) for name, a in options.items()}
+            return _at_home(function(*given, **named))
+
+    def mark(self, stream: Any, timing: bool) -> Any:
+        """See `Runtime`."""
+        return self.gpu.mark(stream, timing)
+
+    def reached(self, mark: Any) -> bool:
+        """See `Runtime`."""
+        return self.gpu.reached(mark)
+
+    def after(self, stream: Any, mark: Any) -> None:
+        """See `Runtime`."""
+        self.gpu.after(stream, mark)
+
+    def elapsed(self, mark: Any, earlier: Any) -> float:
+        """See `Runtime`."""
+        return self.gpu.elapsed(mark, earlier)
+
+    def synchronize(self, stream: Any) -> None:
+        """See `Runtime`."""
+        self.gpu.synchronize(stream)
+
+
+class _GpuInside(Neighbour):
+    """The memory of a GPU of this process."""
+
+    def __init__(self, gpu: PoolGpu, ordinal: int) -> None:
+        self._gpu = gpu
+        MemoryPool.of(gpu.driver, ordinal).allow(gpu.ordinal)
+
+    def open(self, block: Any) -> Any:
+        """See `Neighbour`."""
+        return blocks.get(block[0])
+
+    def close(self, opened: Any) -> None:
+        """See `Neighbour`."""
+
+    def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """See `Neighbour`."""
+        self._gpu.to_other(stream, to, source, nbytes)
+
+
+class _GpuOutside(_GpuInside):
+    """The memory of another process's GPU."""
+
+    def __init__(self, gpu: PoolGpu, name: str) -> None:
+        self._gpu = gpu
+        self._pool = ImportedPool(gpu.driver, gpu.ordinal, name)
+        self._closing = gpu.stream(0)
+
+    def open(self, block: Any) -> Any:
+        """See `Neighbour`."""
+        return SimpleNamespace(address=self._pool.open(block[1]))
+
+    def close(self, opened: Any) -> None:
+        """See `Neighbour`."""
+        self._pool.close(opened.address, self._closing.handle)
+
+
+@functools.cache
+def _cupy() -> Any:
+    try:
+        return importlib.import_module("cupy")
+    except ImportError:
+        return None
+
+
+def _as_cupy(cupy: Any, value: Any) -> Any:
+    return cupy.asarray(value) if hasattr(value, "__cuda_array_interface__") else value
+
+
+def _at_home(value: Any) -> Any:
+    """Return a result with its device arrays as NumPy's, in tuples, lists and dictionaries too."""
+    if hasattr(value, "__cuda_array_interface__"):
+        return value.get() if hasattr(value, "get") else to_host(value)
+    if type(value) in (tuple, list):
+        return type(value)(_at_home(v) for v in value)
+    if type(value) is dict:
+        return {key: _at_home(v) for key, v in value.items()}
+    return value
+
+
+def as_cupy_stream(cupy: Any, stream: Any) -> Any:
+    """Return a stream as CuPy's: by the protocol ``__cuda_stream__``, or by its handle for a CuPy that knows none."""
+    external = getattr(cupy.cuda.Stream, "from_external", None)
+    return cupy.cuda.ExternalStream(int(stream.handle)) if external is None else external(stream)

@@ -1,0 +1,210 @@
+"""`Op`: the calls between an application and its agents, and how they become messages."""
+
+from __future__ import annotations
+
+import enum
+import marshal
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import errors
+from ...targets.pickling import cloudpickle
+
+INLINE = 64 << 10
+"""Copies of at most so many bytes travel inside their message."""
+
+ACKNOWLEDGE_CALLS = 256
+"""A lane tells after so many calls that it has come so far,"""
+
+ACKNOWLEDGE_BYTES = 4 << 20
+"""or after so many bytes that came with calls."""
+
+WINDOW_CALLS = 2048
+"""Calls of a stream that may be under way; larger than `ACKNOWLEDGE_CALLS`, or nobody would go on."""
+
+WINDOW_BYTES = 64 << 20
+"""Bytes that came with calls of a stream and may be under way."""
+
+
+@enum.unique
+class Op(enum.IntEnum):
+    """What a message asks for or tells. The operands stand beside each; the first two are stream and sequence."""
+
+    # from the application, for a lane
+    ALLOCATE = 1  # buffer, bytes, dtype, shape
+    FILL = 2  # buffer, item as bytes
+    WRITE = 3  # buffer, data
+    WRITE_BULK = 4  # buffer, reply, tag, plan
+    READ = 5  # buffer, reply
+    READ_BULK = 6  # buffer, reply, tag, plan
+    COPY = 7  # destination, source, on the same device
+    # a half of a copy between agents, whose stream orders it; a process where data may go from memory to memory:
+    LEAD = 8  # buffer, copy, outgoing, peer, tag, plan, the peer's process or 0
+    FOLLOW = 9  # buffer, copy, and so on: the other half
+    LAUNCH = 10  # code, configuration, arguments
+    CALL = 11  # code, reply, handles, pickled arguments
+    CREATE = 12  # object, path, handles, pickled arguments
+    METHOD = 13  # object, name, reply, handles, pickled arguments
+    GLOBAL = 14  # code, name, handles, pickled value
+    RECORD = 15  # event, timing
+    WAIT = 16  # event of the same agent
+    AWAIT = 17  # signal, rank that sends it
+    SYNCHRONIZE = 18  # reply
+
+    ARGUMENT = 21  # handle, reply, tag, plan, what the array is: a later call's
+    WRITE_LENT = 19  # buffer, memory, offset
+    READ_LENT = 20  # buffer, reply, memory, offset
+
+    # from the application, at once; stream and sequence are 0 where they say nothing
+    VIEW = 33  # buffer, base, offset, dtype, shape, strides or None
+    FREE = 34  # handle
+    CODE = 35  # code, kind, name, bytes
+    STREAM = 36  # stream, priority
+    STREAM_END = 37  # stream
+    NOTIFY = 38  # event, signal, rank that waits for it
+    REACHED = 39  # event, reply: whether it was reached
+    UNTIL = 40  # event, reply: as soon as it is reached
+    ELAPSED = 41  # event, earlier event, reply
+    INFO = 42  # reply
+    CANCEL = 43  # reply: its bulk data is not wanted any more
+    CODE_END = 44  # code: nobody has it any more
+    GOODBYE = 45
+    SHARE = 46  # reply, memory, path, bytes
+
+    # from an agent
+    DONE = 64  # so far a stream has come
+    FAILED = 65  # call, failure
+    REPLY = 66  # reply, value
+    REFUSED = 67  # reply, call, failure, whether an earlier call is to blame, which tells of it itself
+    ANSWER = 68  # reply, pickled result, numbers of the arrays in it, and those: tag, chunk, what it is
+
+    # between agents
+    SIGNAL = 96  # signal, failure or None
+    GO = 97  # copy, failure or None, offer or None: the leading half has begun
+    END = 98  # copy, failure or None: the receiving half is over, or one of them failed
+    ROOM = 99  # copy, offer or None: of the following half
+    FILLED = 100  # copy: its data are where they belong
+    BULK = 101  # copy, whether for ever: they cannot be put there
+    LEFT = 102  # copy: its sender, which has failed, writes no more
+    RELEASE = 103  # block: nobody has it any more
+    RELEASED = 104  # block: it is closed
+
+
+
+def pack(*message: Any) -> bytes:
+    """Return a message as bytes; both ends have the same version of Python."""
+    return marshal.dumps(message)
+
+
+def unpack(message: bytes) -> tuple[Any, ...]:
+    """Return what `pack` was given."""
+    return marshal.loads(message)  # type: ignore[no-any-return]
+
+
+# -- dtypes ----------------------------------------------------------------------------------------------------
+
+
+def pack_dtype(dtype: np.dtype[Any]) -> Any:
+    """Return a dtype as texts, lists and tuples."""
+    return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
+
+
+def unpack_dtype(packed: Any) -> np.dtype[Any]:
+    """Return what `pack_dtype` was given."""
+    return np.dtype(packed) if isinstance(packed, str) else np.lib.format.descr_to_dtype(packed)
+
+
+# -- arguments of launches -------------------------------------------------------------------------------------
+
+_HANDLE, _SCALAR, _TUPLE = 0, 1, 2
+_PLAIN = (int, float, bool, complex)
+
+
+def pack_arguments(values: Sequence[Any], handle_of: Callable[[Any], int | None]) -> tuple[Any, ...]:
+    """Return arguments of a launch as what `pack` takes.
+
+    Parameters
+    ----------
+    values : sequence
+        Numbers, NumPy scalars, tuples of them, and objects that are on the device.
+    handle_of : callable
+        Returns the handle of such an object, None for anything else.
+
+    Raises
+    ------
+    ArgumentError
+        A value is none of these.
+    """
+    return tuple(_pack_argument(value, handle_of) for value in values)
+
+
+def _pack_argument(value: Any, handle_of: Callable[[Any], int | None]) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    handle = handle_of(value)
+    if handle is not None:
+        return _HANDLE, handle
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return _SCALAR, pack_dtype(value.dtype), value.tobytes()
+    if isinstance(value, tuple):
+        return _TUPLE, pack_arguments(value, handle_of)
+    if isinstance(value, int):
+        return int(value)
+    raise errors.ArgumentError(
+        f"{value!r:.60} cannot be an argument of a launch on a device of the pool: pass buffers, arrays and numbers"
+    )
+
+
+def unpack_arguments(packed: Sequence[Any], resolve: Callable[[int], Any]) -> list[Any]:
+    """Return the arguments, with ``resolve(handle)`` in place of what is on the device."""
+    return [value if type(value) in _PLAIN else _unpack_argument(value, resolve) for value in packed]
+
+
+def _unpack_argument(packed: Any, resolve: Callable[[int], Any]) -> Any:
+    if packed[0] == _HANDLE:
+        return resolve(packed[1])
+    if packed[0] == _SCALAR:
+        return np.frombuffer(packed[2], unpack_dtype(packed[1]))[0]
+    return tuple(unpack_arguments(packed[1], resolve))
+
+
+# -- failures --------------------------------------------------------------------------------------------------
+
+
+def pack_failure(error: BaseException) -> tuple[str, str, bytes | None]:
+    """Return what an exception says, its traceback, and itself, where it can be pickled and read back."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled = cloudpickle().dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # whatever its own code raises: the texts are enough
+        pickled = None
+    return _describe(error), text, pickled
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        said = str(error)
+    except Exception:
+        said = "(its text cannot be had)"
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def unpack_failure(packed: tuple[str, str, bytes | None], call: str, device: str) -> errors.RemoteError:
+    """Return the error that an application raises, with the failure itself as its cause where it can be had."""
+    said, remote, pickled = packed
+    error = errors.RemoteError(f"{call} failed on {device}: {said}", call=call, remote_traceback=remote)
+    cause: Any = None
+    if pickled is not None:
+        try:
+            cause = pickle.loads(pickled)
+        except Exception:  # its class is not known here
+            cause = None
+    error.__cause__ = cause if isinstance(cause, BaseException) else None
+    error.add_note(f"on the device:\n{remote.rstrip()}")
+    return error

@@ -1,0 +1,1 @@
+"""Copies between the program, its devices, and two devices."""

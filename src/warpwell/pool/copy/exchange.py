@@ -1,0 +1,201 @@
+"""Copies between two agents, as each executes its half, and what the two tell each other meanwhile.
+
+The leading half says GO when its stream has come to the copy. Data then go as bulk data of the transport; or, between
+devices of one host, the sender writes them where they belong::
+
+    receiver leads              sender leads
+    GO, with an offer  -->      <--  GO
+                                ROOM, with an offer  -->
+    <--  FILLED                 <--  FILLED
+
+A sender that cannot reach the receiver's memory says BULK instead, and both go the other way. Every offer is answered:
+by FILLED, BULK, or LEFT where the copy failed; until then the receiver keeps the memory (`Sharing`), and a copy that
+was given up holds up the receiver's stream, or old data would come over what a later call writes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from ... import errors
+from ..agent.memory import GivenUpError, SkippedError, View
+from ..agent.protocol import Op, pack_failure
+from ..transport.milestone import limit
+from .copies import Half
+
+if TYPE_CHECKING:
+    from ..agent.agent import Agent
+    from ..agent.lane import Lane
+
+FORGOTTEN = 4096
+"""Failed halves of which it is remembered that the leading half may still say GO."""
+
+
+def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
+         plan: Any, process: int) -> None:  # fmt: skip
+    """Copy to or from another agent, in the order of a stream of this one."""
+    view = agent.view(handle)
+    half = agent.half(number, peer)
+
+    def run(lane: Lane) -> None:
+        gone = False
+        offer = None
+        try:
+            agent.alive(peer)()
+            view.memory.ready()
+            if process:
+                agent.runtime.synchronize(lane.stream)
+                half.check()
+                if not outgoing:
+                    offer = _offer(agent, half, number, view, process)
+            gone = True  # or nearly: whoever is told twice does not mind
+            agent.tell(Op.GO, number, None, offer, to=peer)
+            if outgoing and process:
+                offer = half.room.wait(f"rank {peer} to come to a copy", agent.alive(peer))
+            if not _directly(agent, lane, view, half, number, outgoing, offer):
+                _in_bulk(agent, lane, view, half, outgoing, tag, plan)
+                if outgoing:
+                    half.end.wait(f"rank {peer} to take a copy", agent.alive(peer))
+                else:
+                    agent.runtime.synchronize(lane.stream)
+                    agent.tell(Op.END, number, None, to=peer)
+            agent.halves.pop(number, None)
+        except BaseException as error:
+            _failed(agent, half, number, error, gone, leaves=outgoing and process > 0)
+            if half.failure is not None:
+                raise half.failure from None
+            raise
+
+    agent.lane(stream).put(sequence, "copy between devices", 0, 0, run)
+
+
+def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
+           plan: Any, process: int) -> None:  # fmt: skip
+    """Copy from or to another agent, when that one says so. What fails is told to it, and it tells the application."""
+    view = agent.view(handle)
+    half = agent.half(number, peer)
+
+    def run(lane: Lane) -> None:
+        try:
+            offer = half.go.wait(f"rank {peer} to begin a copy", agent.alive(peer))
+            if process:
+                view.memory.ready()
+                agent.runtime.synchronize(lane.stream)
+                if not outgoing:
+                    offer = _offer(agent, half, number, view, process)
+                    agent.tell(Op.ROOM, number, offer, to=peer)
+            if not _directly(agent, lane, view, half, number, outgoing, offer):
+                _in_bulk(agent, lane, view, half, outgoing, tag, plan)
+                if not outgoing:
+                    agent.tell(Op.END, number, None, to=peer)
+                elif stream >= 0:
+                    # in the order of both streams: what comes here later, comes after what came there before
+                    half.end.wait(f"rank {peer} to take a copy", agent.alive(peer))
+            agent.halves.pop(number, None)
+        except BaseException as error:
+            _failed(agent, half, number, error, True, leaves=outgoing and process > 0)
+
+    if stream >= 0:
+        agent.lane(stream).put(sequence, "copy between devices", 0, 0, run)
+    else:  # a thread only once there is something to do: there may be thousands of copies to come
+        half.go.when_set(lambda _: agent.helper().put(sequence, "copy between devices", 0, 0, run))
+
+
+def _offer(agent: Agent, half: Half, number: int, view: View, process: int) -> Any:
+    """Return what the sender needs to write to a view, if it may."""
+    offer = agent.sharing.offer(number, view, half.peer, process)
+    half.offered = offer is not None
+    return offer
+
+
+def _directly(agent: Agent, lane: Lane, view: View, half: Half, number: int, outgoing: bool, offer: Any) -> bool:
+    """Have the data written where they belong; return False where they have to go in bulk."""
+    if offer is None:
+        return False
+    if not outgoing:
+        return bool(half.answer.wait(f"rank {half.peer} to send a copy", agent.alive(half.peer)))
+    source = view.address(agent.runtime, lane.stream)
+    try:
+        neighbour, to = agent.sharing.open(half.peer, offer)
+    except Exception:  # whatever it is: no way from GPU to GPU, another user, memory that cannot be had by others
+        agent.tell(Op.BULK, number, half.peer in agent.sharing.unreachable(), to=half.peer)
+        return False
+    runtime = agent.runtime
+    half.check()
+    try:
+        neighbour.put(lane.stream, to, source, view.nbytes)
+        if not runtime.reach(runtime.mark(lane.stream, False), limit()):
+            raise errors.StallError(f"a copy to another device took {limit():g} s", seconds=limit())
+    except BaseException:
+        with contextlib.suppress(Exception):  # of a device that has failed nothing writes any more
+            runtime.synchronize(lane.stream)
+        raise
+    agent.tell(Op.FILLED, number, to=half.peer)
+    return True
+
+
+def _in_bulk(agent: Agent, lane: Lane, view: View, half: Half, outgoing: bool, tag: int, plan: Any) -> None:
+    way = agent.copy_out if outgoing else agent.copy_in
+    agent.move(way, lane, view, half.peer, tag, plan, half.started)
+    if lane.number < 0:
+        agent.runtime.synchronize(lane.stream)  # no stream of this device will
+
+
+def _failed(agent: Agent, half: Half, number: int, error: BaseException, gone: bool, *, leaves: bool) -> None:
+    """Tell the other side of a failure that it does not know, and that this one writes no more.
+
+    A receiver that was told of one waits until the sender has said that, too.
+    """
+    if half.offered and half.failure is not None:
+        with contextlib.suppress(Exception):  # of one that is lost, or stands still, nothing is said
+            half.silent.wait(f"rank {half.peer} to end a copy", agent.alive(half.peer))
+    if not half.heard:  # before it is forgotten, or a GO that comes now would make another half, which nobody ends
+        agent.over[number] = None
+        while len(agent.over) > FORGOTTEN:
+            agent.over.popitem(last=False)
+    agent.halves.pop(number, None)
+    if half.failure is None:
+        cause = error.cause if isinstance(error, SkippedError) else error
+        agent.tell(Op.END if gone else Op.GO, number, pack_failure(cause), None, to=half.peer)
+    if leaves:  # behind the end of the half: an offer that comes later is answered by whoever receives it
+        agent.tell(Op.LEFT, number, to=half.peer)
+
+
+def heard(agent: Agent, peer: int, op: int, number: int, *operands: Any) -> None:
+    """Take what another agent says of a copy, in the main loop: it waits for nothing."""
+    if op in (Op.FILLED, Op.BULK, Op.LEFT):
+        agent.sharing.answered(number)
+    if op == Op.BULK and operands[0]:
+        agent.sharing.refused(peer)
+    half = agent.halves.get(number)
+    if half is not None and op in (Op.FILLED, Op.BULK, Op.LEFT):
+        half.silent.set()
+    if op == Op.GO:
+        if half is None and agent.over.pop(number, False) is None:
+            _refuse(agent, peer, number, operands[1])
+            return
+        half = agent.half(number, peer)  # it may come before the application's message
+        half.heard = True
+    if half is None:
+        if op == Op.ROOM:
+            _refuse(agent, peer, number, operands[0])
+    elif op in (Op.GO, Op.END) and operands[0] is not None:
+        said = str(operands[0][0])
+        kind = GivenUpError if said.startswith(GivenUpError.__name__) else errors.PoolError
+        half.fail(kind(f"rank {peer}: {said}"))
+    elif op == Op.LEFT:  # where the sender alone was told to give the copy up, it says no more than this
+        half.fail(GivenUpError(f"rank {peer} has given the copy up"))
+    elif op == Op.GO:
+        half.go.set(operands[1])
+    elif op == Op.END:
+        half.end.set()
+    elif op == Op.ROOM:
+        half.room.set(operands[0])
+    elif op in (Op.FILLED, Op.BULK):
+        half.answer.set(op == Op.FILLED)
+
+
+def _refuse(agent: Agent, peer: int, number: int, offer: Any) -> None:
+    if offer is not None:
+        agent.later(lambda: agent.tell(Op.LEFT, number, to=peer))

@@ -1,0 +1,86 @@
+"""`Plan`: in which pieces a copy goes; `Tuning`: what a device's plans are made of."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from ... import errors
+from ..checks import whole
+from ..transport.region import MAX_CHUNK
+
+CHUNK = 2 << 20
+"""Bytes of a chunk: bandwidth has saturated there (benchmarks/pool_transfer.py)."""
+
+LEAST = 4096
+
+LARGE = 24 << 20
+"""Bytes from which a copy goes in chunks. To hand a chunk over takes tens of microseconds on either side: over MPI's
+shared memory smaller copies gain less than that by overlapping. Over a slow link they gain: set a chunk for it."""
+
+BUFFERS = 4
+"""Staging buffers of a copy: one is received, one is copied on, and two even out what takes longer now and then."""
+
+
+class Plan(NamedTuple):
+    """How a copy goes.
+
+    Attributes
+    ----------
+    chunk : int
+        Bytes of a chunk; both sides must have the same.
+    buffers : int
+        Chunks that the staging memory of an agent holds; 0: all of the data is staged, and then copied on.
+    """
+
+    chunk: int
+    buffers: int
+
+
+class Tuning:
+    """How copies between the application, or other devices, and a device are cut.
+
+    Parameters
+    ----------
+    chunk : int, optional
+        Bytes, for copies of any size; by default 2 MiB from 24 MiB on, and smaller copies go in one piece.
+    buffers : int
+    pipelined : bool
+        False: receive everything, then copy it on.
+    direct : bool
+        Whether other devices of the same host write to it themselves; False: data come as from other hosts.
+    """
+
+    def __init__(
+        self, chunk: int | None = None, buffers: int = BUFFERS, pipelined: bool = True, direct: bool = True
+    ) -> None:
+        self.chunk = None if chunk is None else whole(chunk, "chunk", 4096, MAX_CHUNK)
+        self.buffers = whole(buffers, "buffers", 1, 1024)
+        self.pipelined = pipelined
+        self.direct = direct
+
+    @classmethod
+    def from_environment(cls) -> Tuning:
+        """Return what ``WARPWELL_POOL_CHUNK``, ``_BUFFERS``, ``_PIPELINE`` and ``_DIRECT`` (0 or 1) say."""
+        numbers: dict[str, int | None] = {"CHUNK": None, "BUFFERS": BUFFERS, "PIPELINE": 1, "DIRECT": 1}
+        for name in numbers:
+            text = os.environ.get(f"WARPWELL_POOL_{name}")
+            if text:
+                try:
+                    numbers[name] = int(text)
+                except ValueError:
+                    raise errors.ArgumentError(
+                        f"WARPWELL_POOL_{name} is {text!r}: give a whole number", name=f"WARPWELL_POOL_{name}"
+                    ) from None
+        return cls(numbers["CHUNK"], numbers["BUFFERS"] or 0, bool(numbers["PIPELINE"]), bool(numbers["DIRECT"]))
+
+    def plan(self, nbytes: int) -> Plan:
+        """Return the plan of a copy of so many bytes.
+
+        One that is so small that it has one chunk goes as without a pipeline.
+        """
+        chunk = self.chunk
+        if chunk is None:
+            chunk = CHUNK if nbytes >= LARGE else max(nbytes, LEAST)
+        single = nbytes <= chunk
+        return Plan(chunk, 0 if single or not self.pipelined else self.buffers)

@@ -1,0 +1,1 @@
+"""Starts the processes of a pool, watches them, and clears up."""

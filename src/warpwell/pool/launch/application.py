@@ -1,0 +1,189 @@
+"""``python -m warpwell.pool.launch.application FILE ...``: runs a program as ``python FILE ...`` would, with a pool.
+
+The program is in a process of its own, which `supervise` has started, so that the launcher learns how it ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import TracebackType
+from typing import Any
+
+from ...errors import WarpwellError
+from .. import devices
+from ..transport import connecting
+from . import agent_output
+from .lifeline import Lifeline, interrupt
+
+_PR_SET_PDEATHSIG = 1
+_INTERRUPTED = 130
+_FLUSH_FAILED = 120  # as Python's own
+
+_status = _INTERRUPTED  # until the program has ended: nothing else ends this process so
+
+
+def main(command: Sequence[str]) -> None:
+    """Join the job, run the program, and end the process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        lifeline = Lifeline("application")
+    except WarpwellError as error:
+        print(f"warpwell: error: {error}", file=sys.stderr)
+        os._exit(1)
+    lifeline.wait_for_go()
+    lifeline.on("signal", lambda said: interrupt(int(said["signal"])))
+    lifeline.watch()
+    atexit.register(_finish)  # the first to be registered is the last to be called
+    try:
+        trace = os.environ.get("WARPWELL_POOL_TRACE")
+        found = devices.Devices(connecting.connect(lifeline))
+        devices.use(found)
+    except Exception as error:
+        lifeline.tell(failed=str(error) or type(error).__name__)
+        os._exit(1)
+    _restore_signals()
+    if folder := os.environ.pop(agent_output.FOLDER, None):
+        agent_output.AgentOutput(folder).show()
+    connecting.forget_launcher()
+    atexit.register(_say_goodbye, found, trace)
+    sys.unraisablehook = _raise_again
+    lifeline.tell(ready=True)  # from now on there are interrupts
+    sys.exit(_run(command))
+
+
+def _restore_signals() -> None:
+    """Take back the signals for which MPI has set handlers of its own."""
+    traced = faulthandler.is_enabled()
+    for number in (signal.SIGHUP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV):
+        signal.signal(number, signal.SIG_DFL)
+    if traced:
+        faulthandler.disable()
+        faulthandler.enable()
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run the program; return what its exit status will be."""
+    global _status
+    try:
+        if command[0] == "-m":
+            sys.argv = list(command[1:])
+            sys.path[0] = os.getcwd()
+            runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]
+        elif command[0] == "-c":
+            sys.argv = ["-c", *command[2:]]
+            sys.path[0] = ""
+            exec(compile(command[1], "<string>", "exec", dont_inherit=True), vars(_main_module(None)))
+        else:
+            _run_file(command)
+        _status = 0
+    except SystemExit as end:
+        _status = _status_of(end.code)
+    except BaseException as error:
+        _status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        error.__traceback__ = _theirs(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+    return _status
+
+
+def _run_file(command: Sequence[str]) -> None:
+    path = os.path.abspath(command[0])
+    sys.argv = list(command)
+    if not os.path.isfile(path) or _is_archive(path):
+        sys.path[0] = path
+        _main_module(path)
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
+    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    with open(path, "rb") as stream:
+        source = stream.read()
+    module = _main_module(path)
+    exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+
+
+def _main_module(path: str | None) -> types.ModuleType:
+    """Make an empty ``__main__``, as the interpreter does for a program."""
+    module = types.ModuleType("__main__")
+    vars(module).update(__builtins__=__builtins__, __annotations__={})
+    if path is not None:
+        vars(module).update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    sys.modules["__main__"] = module
+    return module
+
+
+def _is_archive(path: str) -> bool:
+    with open(path, "rb") as stream:
+        return stream.read(4) == b"PK\3\4"
+
+
+def _status_of(code: Any) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    with contextlib.suppress(OSError, ValueError):
+        print(code, file=sys.stderr)
+    return 1
+
+
+def _raise_again(unraisable: Any) -> None:
+    """Let an interrupt that came in a finalizer, where Python forgets it, come once more; tell of all else."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        interrupt(signal.SIGINT)
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _theirs(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames of this module and of what it runs programs with."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
+
+
+def _say_goodbye(found: devices.Devices, trace: str | None) -> None:
+    if trace is not None:
+        _write_trace(trace, found)
+    with contextlib.suppress(WarpwellError):
+        found.close()
+
+
+def _write_trace(trace: str, found: devices.Devices) -> None:
+    """Write what was called; where that fails a program that did well has not ended well, as what was asked is lost."""
+    global _status
+    from .trace import write_trace
+
+    try:
+        write_trace(trace, found)
+    except (OSError, WarpwellError) as error:
+        _status = _status or 1
+        with contextlib.suppress(OSError, ValueError):
+            print(f"warpwell: error: the trace {trace} was not written: {error}", file=sys.stderr)
+
+
+def _finish() -> None:
+    """End the process, after everything else of it has ended: MPI's own end may wait forever."""
+    status = _status
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            status = status or _FLUSH_FAILED
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    # the program gets a `__main__` of its own; what it puts there must not reach this module
+    from warpwell.pool.launch import application
+
+    application.main(sys.argv[1:])

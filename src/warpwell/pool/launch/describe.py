@@ -1,0 +1,34 @@
+"""``warpwell run .. -m warpwell.pool.launch.describe FILE``: writes what the devices of its pool are (for ``pool info``)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from ..devices import devices
+
+_ROUND_TRIPS = 20
+
+
+def main(path: str) -> None:
+    """Write a JSON list, an object for each device."""
+    found = []
+    for d in devices():
+        times = []
+        for _ in range(_ROUND_TRIPS):
+            began = time.perf_counter()
+            free, _total = d.memory_info()
+            times.append(time.perf_counter() - began)
+        found.append({
+            "device": d.index, "name": d.name, "host": d.host, "target": d.target, "uuid": d.uuid,
+            "memory_bytes": d.memory, "free_bytes": free, "link": d.link, "pid": d.info.get("pid"),
+            "compute_capability": d.compute_capability,
+            "round_trip_us": round(sorted(times)[_ROUND_TRIPS // 2] * 1e6, 1),
+        })  # fmt: skip
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump(found, stream)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

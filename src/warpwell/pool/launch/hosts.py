@@ -1,0 +1,189 @@
+"""`Host`, and how many agents each host gets: from ``--hosts``, a host file, or the environment of Slurm."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import ArgumentError, MissingFileError
+
+_MOST = 1 << 20
+"""Hosts that a list may name: a range with a digit too many should not fill memory."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and the agents that it may have; None where nobody said so."""
+
+    name: str
+    agents: int | None = None
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Read ``a:8,b:8`` or ``a,b``; Slurm's ranges (``n[01-03,7]:2``) are taken too.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    found: list[Host] = []
+    for entry in _split(text):
+        name, colon, count = entry.partition(":")
+        if colon and (not count.isdecimal() or int(count) < 1):
+            raise ArgumentError(f"--hosts {entry}: write NAME or NAME:AGENTS, with 1 agent or more", name="hosts")
+        found += [Host(each, int(count) if colon else None) for each in expand(name)]
+    return _checked(found, "--hosts names no host")
+
+
+def read_hostfile(path: str) -> list[Host]:
+    """Read a host file of Open MPI (``name slots=8``) or MPICH (``name:8``); ``#`` starts a comment.
+
+    Raises
+    ------
+    MissingFileError
+    ArgumentError
+        A line is none of either; it is named.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{path} does not exist: name a file with a host in each line", path=path) from error
+    found: list[Host] = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, colon, count = words[0].partition(":")
+        for word in words[1:]:
+            key, equals, value = word.partition("=")
+            if not equals:
+                raise ArgumentError(f"{path}, line {number}: {word!r} is not of the form slots=8", name="hostfile")
+            if key == "slots":
+                colon, count = ":", value
+        if colon and (not count.isdecimal() or int(count) < 1):
+            raise ArgumentError(f"{path}, line {number}: {count!r} is no number of agents", name="hostfile")
+        found.append(Host(name, int(count) if colon else None))
+    return _checked(found, f"{path} names no host")
+
+
+def slurm_hosts(environ: Mapping[str, str]) -> list[Host] | None:
+    """Return the hosts of a Slurm job and their tasks; None outside of one.
+
+    The tasks are those of ``SLURM_TASKS_PER_NODE``, which Slurm sets wherever it knows them. Where it does not, they
+    are the GPUs of a host, ``SLURM_GPUS_ON_NODE``.
+    """
+    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not nodes:
+        return None
+    names = [name for entry in _split(nodes) for name in expand(entry)]
+    tasks: list[int | None] = list(_tasks(environ.get("SLURM_TASKS_PER_NODE", "")))
+    if len(tasks) != len(names):
+        gpus = environ.get("SLURM_GPUS_ON_NODE", "")
+        tasks = [int(gpus) if gpus.isdecimal() and int(gpus) else None] * len(names)
+    return _checked([Host(n, t) for n, t in zip(names, tasks, strict=True)], f"SLURM_JOB_NODELIST={nodes}")
+
+
+def expand(names: str) -> list[str]:
+    """Return the hosts of one entry of Slurm's notation: ``n[01-03,7]`` is n01, n02, n03 and n7.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", names)
+    if match is None:
+        if not names or re.search(r"[\[\]\s]", names) or names.startswith("-"):
+            raise ArgumentError(f"{names!r} names no host: write a, n[01-16] or 10.0.0.1", name="hosts")
+        return [names]
+    before, inner, after = match.groups()
+    middles: list[str] = []
+    for part in inner.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ArgumentError(f"{names!r}: {part!r} is no number and no range such as 01-16", name="hosts")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low or high - low >= _MOST:
+            raise ArgumentError(f"{names!r}: {part!r} runs from {low} to {high}", name="hosts")
+        middles += [f"{k:0{len(first)}d}" for k in range(low, high + 1)]
+    tails = expand(after) if after else [""]
+    if len(middles) * len(tails) > _MOST:
+        raise ArgumentError(f"{names!r} names more than {_MOST} hosts", name="hosts")
+    return [f"{before}{middle}{tail}" for middle in middles for tail in tails]
+
+
+def place(hosts: Iterable[Host], agents: int | None) -> list[Host]:
+    """Distribute agents: in the order of the hosts, each filled up; evenly where nobody said how many each has.
+
+    Parameters
+    ----------
+    hosts : iterable of Host
+    agents : int, optional
+        Default: as many as the hosts may have, one where nobody said so.
+
+    Returns
+    -------
+    list of Host
+        Those that got agents, each with its number.
+
+    Raises
+    ------
+    ArgumentError
+        They may have fewer.
+    """
+    listed = list(hosts)
+    if agents is None:
+        return [Host(h.name, h.agents or 1) for h in listed]
+    if agents < 1:
+        raise ArgumentError(f"--agents {agents}: give 1 or more", name="agents")
+    if all(h.agents is None for h in listed):
+        each, more = divmod(agents, len(listed))
+        shares = [each + (k < more) for k in range(len(listed))]
+    else:
+        room = sum(h.agents or 1 for h in listed)
+        if agents > room:
+            raise ArgumentError(
+                f"--agents {agents}: the hosts may have {room}; name more hosts, or more agents a host, as in a:8",
+                name="agents",
+            )
+        shares, left = [], agents
+        for h in listed:
+            shares.append(min(left, h.agents or 1))
+            left -= shares[-1]
+    return [Host(h.name, share) for h, share in zip(listed, shares, strict=True) if share]
+
+
+def is_here(name: str) -> bool:
+    """Tell whether a host is the one that asks."""
+    mine = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", "::1", mine, mine.partition(".")[0]) or (
+        mine.partition(".")[0] == name.partition(".")[0] and not name.replace(".", "").isdecimal()
+    )
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    return [entry for entry in re.split(r",(?![^\[]*\])", text.strip()) if entry]
+
+
+def _tasks(text: str) -> list[int]:
+    """Read ``2(x3),1`` as [2, 2, 2, 1]; nothing where it is anything else."""
+    found: list[int] = []
+    for part in text.split(",") if text else []:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None or int(match[2] or 1) > _MOST:
+            return []
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def _checked(hosts: list[Host], complaint: str) -> list[Host]:
+    if not hosts:
+        raise ArgumentError(f"{complaint}: name one at least", name="hosts")
+    merged: dict[str, int | None] = {}
+    for host in hosts:  # a host in two lines has the agents of both
+        before = merged.get(host.name)
+        merged[host.name] = host.agents if before is None else before + (host.agents or 1)
+    return [Host(name, count) for name, count in merged.items()]

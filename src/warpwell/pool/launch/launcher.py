@@ -1,0 +1,429 @@
+"""`Launcher`: starts an application and its agents, and ends all of them, in whatever way the application ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import AgentError
+from ...errors.general import extra
+from ..several import several
+from . import lifeline
+from .agent_output import FOLDER, AgentOutput
+from .children import Children, kill_all, state_of
+from .gpus import assign
+from .hosts import Host, is_here
+from .job_files import JobFiles
+from .mpiexec import Mpiexec, Part, root_allowed
+from .observer import Observer
+from .rendezvous import Connection, Rendezvous
+from .terminal import Chatter, standard_input
+
+START = 30.0
+"""Seconds that all processes have to become ready."""
+
+_GRACE = 1.0
+"""Seconds that processes have to end of themselves before they are killed."""
+_LOST_MPIEXEC = 195
+"""Status with which PMIx ends a process whose mpiexec is gone (PMIX_ERR_LOST_CONNECTION, -61, as eight bits)."""
+_COMPILING = 600.0
+"""More that processes have while some compile what moves data, which happens once on a machine."""
+_TICK = 0.1
+_IMPATIENT, _IN_A_ROW = 2, 3.0
+"""The Ctrl-C that ends an application which does not end by itself, and seconds in which they are counted together."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run an application.
+
+    Parameters
+    ----------
+    hosts : sequence of Host
+        Each with its number of agents; see `warpwell.pool.launch.hosts.place`.
+    target : {"auto", "cpu", "cuda"}
+    share_gpu : bool
+        Several agents may have one GPU.
+    ft : bool
+        Go on when an agent is lost.
+    tcp : bool
+        No shared memory between processes.
+    bandwidth, latency : float, optional
+        Of an emulated link: MB/s and microseconds.
+    trace : str, optional
+        File for what was called how often.
+    notebook : bool
+        The application is a kernel of Jupyter: interrupts never end it, what agents print is handed to it, and the
+        job ends when Jupyter does.
+    start : float
+        Seconds until everybody must be ready.
+    mpiexec : str, optional
+        Default: that of this Python's environment, or on PATH.
+    """
+
+    hosts: Sequence[Host] = (Host("localhost", 1),)
+    target: str = "auto"
+    share_gpu: bool = False
+    ft: bool = True
+    tcp: bool = False
+    bandwidth: float | None = None
+    latency: float | None = None
+    trace: str | None = None
+    notebook: bool = False
+    start: float = START
+    mpiexec: str | None = None
+
+    @property
+    def agents(self) -> int:
+        """Return how many agents there are on all hosts."""
+        return sum(host.agents or 1 for host in self.hosts)
+
+
+class Launcher:
+    """Runs one job.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The application: a file and its arguments, or ``-m``, a module and its arguments.
+    options : Options
+    """
+
+    def __init__(self, command: Sequence[str], options: Options) -> None:
+        self._command, self._options = list(command), options
+        self._places: dict[int, str] = {}
+        self._here: dict[tuple[str, int], Connection] = {}
+        self._phase = "here"
+        self._status: int | None = None
+        self._interrupts, self._interrupted = 0, 0.0
+        self._doom: tuple[float, AgentError | int] | None = None
+        self._mapped: set[str] = set()
+        self._allowance = options.start
+        self._looked = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._observers: list[Observer] = []
+        # Jupyter sets the variable for kernels that are to end with it; there may be a wrapper between it and this
+        self._parent = os.getppid() if options.notebook and os.environ.get("JPY_PARENT_PID") else None
+
+    def run(self) -> int:
+        """Run until the application has ended and nothing is left of the job; return its exit status.
+
+        Raises
+        ------
+        AgentError
+            Not everybody became ready, or the job cannot go on without one that was lost.
+        """
+        options = self._options
+        if importlib.util.find_spec("mpi4py") is None:
+            raise AgentError(f"mpi4py is not installed: install {extra('mpi')}")
+        self._mpiexec = Mpiexec.find(options.mpiexec)
+        self._ft = options.ft and self._mpiexec.survives
+        rank = 1
+        for host in options.hosts:
+            for _ in range(host.agents or 1):
+                self._places[rank] = host.name
+                rank += 1
+        away = any(not is_here(name) for name in self._places.values())
+        self._files = JobFiles.create()
+        try:
+            if options.notebook:
+                AgentOutput(self._files.folder).make()
+            self._rendezvous = Rendezvous(self._files, away)
+            with self._signals(), self._janitor(), standard_input() as self._stdin:
+                try:
+                    return self._run(away)
+                finally:
+                    self._stop()
+        finally:
+            self._files.remove()
+
+    def _run(self, away: bool) -> int:
+        environ = self._environ(away)
+        line = self._mpiexec.line(self._parts(away), environ, ft=self._ft, tcp=self._options.tcp,
+                                  folder=str(self._files.folder))  # fmt: skip
+        libc = ctypes.CDLL(None)
+        began = time.monotonic()
+        self._process = subprocess.Popen(
+            line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            process_group=0,
+            # a launcher that is killed takes mpiexec along, and that the processes which cannot see it
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        )  # fmt: skip
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._chatter = Chatter([(self._process.stdout, 1), (self._process.stderr, 2)])
+        self._children = Children(self._process.pid, self._files.job)
+        threading.Thread(target=self._await_mpiexec, name="warpwell mpiexec", daemon=True).start()
+        self._rendezvous.start()
+        while self._status is None:
+            try:
+                connection, said = self._rendezvous.events.get(timeout=_TICK)
+            except Exception:  # queue.Empty: nothing happened
+                connection = said = None
+            if isinstance(connection, Connection):
+                self._happened(connection, said)
+            elif isinstance(said, dict) and "signal" in said:
+                self._signalled(int(said["signal"]))
+            elif isinstance(said, dict) and "mpiexec" in said:
+                self._chatter.settle()
+                self._fail(AgentError(f"mpiexec ended with status {said['mpiexec']}{self._chatter.said()}"))
+            if self._status is None and self._doom is not None and time.monotonic() > self._doom[0]:
+                if isinstance(self._doom[1], AgentError):
+                    raise self._doom[1]
+                self._status = self._doom[1]
+            if self._status is None and self._parent not in (None, os.getppid()):
+                self._status = -signal.SIGHUP
+            self._observers = [o for o in self._observers if not o.answered()]
+            if self._phase != "running" and self._status is None:
+                self._check_start(time.monotonic() - began)
+        return self._status if self._status >= 0 else 128 - self._status
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def _happened(self, connection: Connection, said: dict[str, Any] | None) -> None:
+        if said is None:
+            connection.open = False
+            self._gone(connection)
+        elif connection.kind == "observer":
+            self._observers.append(Observer(connection, [c for c in self._here.values() if c.kind == "agent"]))
+        elif "reply" in said:
+            connection.about["info"] = said["info"]
+            for observer in self._observers:
+                observer.heard(connection, int(said["reply"]))
+        elif "here" in said:
+            self._here[connection.kind, connection.rank] = connection
+            if connection.kind == "supervisor":
+                connection.hand([self._stdin, 1, 2])
+            self._go()
+        elif "mapped" in said:
+            self._mapped |= set(said["mapped"]) if connection.local else set()
+        elif "compiling" in said:
+            connection.about["compiling"] = said["compiling"]
+        elif "ready" in said:
+            connection.ready = True
+            if self._phase == "ready" and all(c.ready for c in self._ranks()):
+                self._phase = "running"
+                if self._options.notebook:
+                    with contextlib.suppress(OSError):  # it has ended by now
+                        self._chatter.targets = AgentOutput(self._files.folder).writers()
+        elif "failed" in said:
+            connection.about["failed"] = said["failed"]
+            if self._phase != "running":
+                who = self._name(connection.rank) if connection.kind == "agent" else "the application"
+                raise AgentError(f"{who} cannot start: {said['failed']}", agent=who)
+        elif "status" in said and int(said["status"]) == _LOST_MPIEXEC:
+            self._fail(_LOST_MPIEXEC)  # the end of mpiexec tells more, and may come after it
+        elif "status" in said:
+            self._status = int(said["status"])
+
+    def _gone(self, connection: Connection) -> None:
+        why = connection.about.get("failed")
+        if connection.kind == "supervisor":
+            # nothing else ends it before it has told a status; and mpiexec may have, because an agent was lost
+            self._fail(-signal.SIGKILL, 0.0 if self._ft else _GRACE)
+        elif connection.kind == "agent":
+            agent = self._name(connection.rank, connection.pid)
+            if self._phase != "running":
+                raise AgentError(f"{agent} ended before it was ready{self._chatter.said()}", agent=agent)
+            if not self._ft:
+                reason = why or "its process ended"
+                why = "" if self._mpiexec.survives else ": with Open MPI it could"
+                self._fail(AgentError(f"{agent} is lost ({reason}), and this job cannot go on without it{why}",
+                                      agent=agent))  # fmt: skip
+            for other in self._ranks():  # MPI may not tell of one that exits, and its silence takes seconds
+                if other is not connection and other.open:
+                    other.tell(lost=connection.rank)
+
+    def _fail(self, why: AgentError | int, seconds: float = _GRACE) -> None:
+        """End with this soon, unless the application has ended: its status may still be under way."""
+        if self._doom is None or isinstance(self._doom[1], int):
+            self._doom = (time.monotonic() + seconds, why)
+
+    def _go(self) -> None:
+        ranks = self._ranks()
+        if self._phase != "here" or len(ranks) <= self._options.agents or ("supervisor", 0) not in self._here:
+            return
+        by_host: dict[str, list[Connection]] = defaultdict(list)
+        for connection in ranks:
+            if connection.kind == "agent":
+                by_host[connection.host].append(connection)
+        decided: dict[int, Any] = {}
+        for host, found in by_host.items():
+            numbers = sorted(c.rank for c in found)
+            gpus = found[0].about.get("gpus", [])
+            taken = found[0].about.get("taken", {})
+            decided |= assign(numbers, gpus, self._options.target, self._options.share_gpu, host, taken)
+        self._phase = "ready"
+        for connection in ranks:
+            connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft,
+                                "share": self._options.share_gpu})  # fmt: skip
+
+    def _ranks(self) -> list[Connection]:
+        return [c for c in self._here.values() if c.kind != "supervisor"]
+
+    def _check_start(self, seconds: float) -> None:
+        for rank in self._children.ended():
+            if ("agent", rank) not in self._here:
+                self._chatter.settle()
+                agent = self._name(rank)
+                raise AgentError(f"{agent} ended before it was ready{self._chatter.said()}", agent=agent)
+        if any(c.about.get("compiling") for c in self._ranks()):
+            self._allowance = min(self._allowance + seconds - self._looked, self._options.start + _COMPILING)
+        self._looked = seconds
+        if seconds < self._allowance:
+            return
+        late = [r for r in self._places if (c := self._here.get(("agent", r))) is None or not c.ready]
+        if not late:
+            raise AgentError(f"the application was not ready after {self._options.start:g} s")
+        # those that only wait for others are not to blame: for one that is stopped, or for hosts that do not answer
+        stopped = [r for r in late if (c := self._here.get(("agent", r))) and c.local and state_of(c.pid) in "Tt"]
+        late = stopped or late
+        late.sort(key=lambda r: (("agent", r) in self._here, is_here(self._places[r]), r))
+        first, hint = self._places[late[0]], ", which is stopped" if len(stopped) == 1 else ""
+        if not is_here(first) and ("agent", late[0]) not in self._here:
+            hint = f". Does `ssh {first}` work without a password, and is {sys.executable} there, too?"
+        names = several([self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in late])
+        raise AgentError(f"not ready after {self._options.start:g} s: {names}{hint}{self._chatter.said()}",
+                         agent=self._name(late[0]))  # fmt: skip
+
+    def _name(self, rank: int, pid: int | None = None) -> str:
+        host = socket.gethostname() if is_here(self._places[rank]) else self._places[rank]
+        process = f", process {pid}" if pid is not None else ""
+        return f"agent {rank} of {self._options.agents} (device {rank - 1}, on {host}{process})"
+
+    # -- signals -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Have signals for this process reach the application."""
+        before = {}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(
+                    number, lambda n, _: self._rendezvous.events.put((None, {"signal": n}))
+                )
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: int) -> None:
+        application = self._here.get(("application", 0))
+        if self._options.notebook and number == signal.SIGINT:
+            # ends a cell, as often as somebody likes; while everybody starts there is none
+            if self._phase == "running" and application is not None:
+                application.tell(signal=number)
+            return
+        now = time.monotonic()
+        self._interrupts = self._interrupts + 1 if now - self._interrupted < _IN_A_ROW else 1
+        self._interrupted = now
+        if self._phase != "running" or application is None or self._interrupts >= _IMPATIENT:
+            self._status = -number
+        else:
+            application.tell(signal=number)
+
+    @contextlib.contextmanager
+    def _janitor(self) -> Iterator[None]:
+        """Have somebody clear up if this process is killed."""
+        folders = [str(self._files.folder), str(self._files.memory)]
+        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("janitor.py")), self._files.job, *folders]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)  # fmt: skip
+        try:
+            yield
+        finally:
+            self._files.remove()  # so that it has nothing left to do
+            assert process.stdin is not None
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2 * _GRACE)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _await_mpiexec(self) -> None:
+        assert self._process is not None
+        self._process.wait()
+        self._rendezvous.events.put((None, {"mpiexec": self._process.returncode}))
+
+    def _stop(self) -> None:
+        """Let everybody end, and kill who does not."""
+        self._rendezvous.close()
+        for connection in self._here.values():
+            connection.tell(end=True)
+        process = self._process
+        if process is None:
+            return
+        mine = [c.pid for c in self._here.values() if c.local]
+        mine += self._children.ranks()
+        others = self._children.others()
+        _wait(lambda: not any(c.open for c in self._here.values() if c.local) or self._drain(), _GRACE)
+        kill_all(mine, self._files.job)
+        if not _wait(lambda: process.poll() is not None, _GRACE):
+            process.terminate()
+            if not _wait(lambda: process.poll() is not None, 2 * _GRACE):
+                process.kill()
+                process.wait()
+        kill_all([*mine, *others, *self._children.ranks()], self._files.job)
+        for connection in self._here.values():
+            connection.close()
+        for path in self._mapped:
+            Path(path).unlink(missing_ok=True)
+        self._chatter.settle()
+
+    def _drain(self) -> bool:
+        with contextlib.suppress(Exception):  # queue.Empty
+            while True:
+                connection, said = self._rendezvous.events.get(timeout=0)
+                if isinstance(connection, Connection) and said is None:
+                    connection.open = False
+        return False
+
+    # -- the line ----------------------------------------------------------------------------------------------
+
+    def _parts(self, away: bool) -> list[Part]:
+        python = sys.executable
+        supervisor = Path(__file__).with_name("supervise.py")
+        application = [python, "-I", "-S", str(supervisor), python, "-m", "warpwell.pool.launch.application", *self._command]
+        agent = [python, "-m", "warpwell.pool.agent.agent_main"]
+        hosts = [h for h in self._options.hosts if h.agents]
+        # the application runs here: beside the user's files and terminal
+        parts = [Part(1, application, socket.gethostname() if away else None)]
+        return parts + [Part(h.agents or 1, agent, h.name if away else None) for h in hosts]
+
+    def _environ(self, away: bool) -> dict[str, str]:
+        options = self._options
+        found = root_allowed(os.environ)
+        found |= {lifeline.ADDRESS: self._rendezvous.far_address if away else self._rendezvous.address,
+                  lifeline.TOKEN: self._rendezvous.token, lifeline.JOB: self._files.job}  # fmt: skip
+        if options.bandwidth is not None or options.latency is not None:
+            found["WARPWELL_POOL_LINK"] = f"{options.bandwidth or 0:g},{options.latency or 0:g}"
+        if options.notebook:
+            found[FOLDER] = str(self._files.folder)
+        if options.trace is not None:
+            found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
+        return found
+
+
+def _wait(done: Any, seconds: float) -> bool:
+    """Wait until ``done()``, looking often at first."""
+    until, nap = time.monotonic() + seconds, 1e-3
+    while not done():
+        if time.monotonic() > until:
+            return False
+        time.sleep(nap)
+        nap = min(nap * 1.5, 0.02)
+    return True

@@ -1,0 +1,1 @@
+"""Messages and bulk data between the processes of a pool."""

@@ -1,0 +1,68 @@
+"""`connect`: how a process that the launcher started joins the others."""
+
+from __future__ import annotations
+
+import os
+
+from ..launch.lifeline import Lifeline
+from ..options import native_from_environment
+from .transport import Transport
+
+LINK = "WARPWELL_POOL_LINK"
+"""``bandwidth,latency`` of an emulated link, in MB/s and microseconds."""
+
+joined = False
+"""Whether this process is one of a job."""
+
+_OF_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "WARPWELL_POOL_")
+_KEPT = ("WARPWELL_POOL_TIMEOUT", "WARPWELL_POOL_STALL")
+
+
+def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
+    """Enter MPI and return a transport to all other processes of the job. All of them must call it.
+
+    Raises
+    ------
+    AgentError, PoolVersionError
+        See `MpiTransport`.
+    """
+    global joined
+    if native_from_environment():
+        from .mpi_native import compiled_loop
+
+        lifeline.tell(compiling=True)
+        compiled_loop()
+        lifeline.tell(compiling=False)
+    memory = lifeline.shared_memory()
+    if memory is not None:
+        os.environ["OMPI_MCA_btl_sm_backing_directory"] = memory
+    import mpi4py
+
+    mpi4py.rc.finalize = False  # it would wait forever for those who died; whoever ends leaves by os._exit
+    from .mpi_transport import MpiTransport
+
+    made: Transport = MpiTransport(start=start)
+    joined = True
+    lifeline.tell(mapped=_mapped())
+    lifeline.on("lost", lambda said: made.lose(said["lost"], "its process ended"))
+    text = os.environ.get(LINK)
+    if text:
+        from .emulated_link import EmulatedLink
+
+        bandwidth, latency = map(float, text.split(","))
+        return EmulatedLink(made, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
+    return made
+
+
+def forget_launcher() -> None:
+    """Take out of the environment what belongs to this process alone: programs that it starts are no ranks."""
+    for name in list(os.environ):
+        if name.startswith(_OF_LAUNCHERS) and name not in _KEPT:
+            del os.environ[name]
+
+
+def _mapped() -> list[str]:
+    """Return the files in shared memory that MPICH has made, and would remove at an end that is never reached."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+        paths = {line.rstrip("\n").partition("/")[2] for line in lines}
+    return sorted("/" + path for path in paths if path.startswith("dev/shm/mpich"))

@@ -1,0 +1,210 @@
+"""`EmulatedLink`: a transport that is as slow as a network."""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import ArgumentError, ClosedError
+from ...targets.compiler.machine_code import machine_code
+from . import emulated_loop as loop
+from .bulk import CANCELLED, Transfer
+from .region import Region
+from .signal import FUTEX, Signal, short_naps
+from .transport import Bytes, Transport
+
+_ROWS = 1024
+
+
+class EmulatedLink(Transport):
+    """Wraps a transport: messages and chunks arrive when they would have over a link of some bandwidth and latency.
+
+    There is one link for each peer and direction, which all its transfers and messages share. What comes is held back
+    on its arrival, up to an absolute time: when the link has carried all that came before and this too, plus the
+    latency. So the wrapped transport works while the link does, and adds its own time to the first chunk only. Both
+    ends have to wrap theirs. Times are kept by a native thread, which a busy main thread does not slow; those of
+    messages by the thread that receives.
+
+    Parameters
+    ----------
+    transport : Transport
+        What really carries; it is closed with this one.
+    bandwidth : float
+        Bytes a second; infinite for no bound.
+    latency : float
+        Seconds on the way.
+    """
+
+    lends = False
+
+    def __init__(self, transport: Transport, bandwidth: float, latency: float) -> None:
+        if not bandwidth > 0:
+            raise ArgumentError(f"a link of {bandwidth} bytes a second", name="bandwidth")
+        if not 0 <= latency < 100:
+            raise ArgumentError(f"a link with a latency of {latency} s", name="latency")
+        self.transport = transport
+        self.rank, self.peers = transport.rank, transport.peers
+        speed = f"{bandwidth / 1e6:g} MB/s, " if bandwidth != float("inf") else ""
+        self.name = f"{transport.name} (emulated link: {speed}{latency * 1e6:g} us)"
+        self.bandwidth, self.latency = bandwidth, latency
+        self._links = np.zeros((len(self.peers), 2), np.int64)
+        self._links[:, loop.L_COST // 8] = int(1e12 / bandwidth)
+        self._link = dict(zip(self.peers, self._links, strict=True))
+        self._held: list[tuple[int, int, int, bytes]] = []  # messages on the link: (time, number, peer, message)
+        self._numbers = itertools.count()
+        self._precise = False
+        self._closed = False
+        self._global = np.zeros(loop.GLOBAL_WORDS, np.int64)
+        self._rows = np.zeros((_ROWS, loop.ROW_WORDS), np.int64)
+        self._transfers: dict[int, _Delayed] = {}
+        self._lock = threading.Lock()
+        self._doorbell = Signal(int(self._global.ctypes.data))
+        self._global[loop.G_TABLE // 8] = self._rows.ctypes.data
+        self._global[loop.G_SYSCALL // 8] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
+        self._global[loop.G_FUTEX // 8] = FUTEX
+        self._global[loop.G_LATENCY // 8] = int(latency * 1e9)
+        self._thread = threading.Thread(
+            target=self._run, args=(machine_code(loop.run),), name="warpwell emulated link", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, compiled: Any) -> None:
+        short_naps()
+        compiled(int(self._global.ctypes.data))
+
+    def send(self, peer: int, *parts: Bytes) -> None:
+        """Send one message; see `Transport.send`."""
+        self.transport.send(peer, *parts)
+
+    def receive(self, timeout: float) -> tuple[int, bytes] | None:
+        """Return the next message that has come over the link; see `Transport.receive`."""
+        if not self._precise:
+            short_naps()  # of this thread, the one that receives
+            self._precise = True
+        end = time.monotonic() + timeout
+        while True:
+            if self._closed:
+                raise ClosedError("the transport was closed")
+            self._clear_up()
+            now = time.monotonic()
+            if self._held and self._held[0][0] <= now * 1e9:
+                _, _, peer, message = heapq.heappop(self._held)
+                return peer, message
+            left = end - now
+            if left <= 0:
+                return None
+            if self._held:
+                left = min(left, self._held[0][0] / 1e9 - now)
+            got = self.transport.receive(left)
+            if got is not None:
+                due = _occupy(self._link[got[0]], len(got[1])) + int(self.latency * 1e9)
+                heapq.heappush(self._held, (due, next(self._numbers), *got))
+
+    def put(self, peer: int, tag: int, memory: Region) -> Transfer:
+        """Start to send bulk data; see `Transport.put`. The receiver holds it back."""
+        return self.transport.put(peer, tag, memory)
+
+    def get(self, peer: int, tag: int, memory: Region) -> Transfer:
+        """Start to receive bulk data; see `Transport.get`."""
+        inner = self.transport.get(peer, tag, memory)
+        outer = _Delayed(inner, memory, self._doorbell.raise_)
+        if not outer.chunks:
+            return outer
+        self._clear_up()
+        with self._lock:
+            row = next(k for k in itertools.count() if k not in self._transfers)
+            if row >= _ROWS:
+                raise ArgumentError(f"an emulated link has room for {_ROWS} transfers at once")
+            self._transfers[row] = outer
+            words = self._rows[row]
+            words[:] = 0
+            words[loop.E_INNER // 8] = inner.address
+            words[loop.E_OUTER // 8] = outer.address
+            words[loop.E_LINK // 8] = self._link[peer].ctypes.data
+            words[loop.E_NBYTES // 8] = memory.nbytes
+            words[loop.E_CHUNK // 8] = memory.chunk
+            words[loop.E_CHUNKS // 8] = memory.chunks
+            words[loop.E_STATE // 8] = loop.READY
+            self._global[loop.G_ROWS // 8] = max(self._transfers) + 1
+        self._doorbell.raise_()
+        return outer
+
+    def _clear_up(self) -> None:
+        """Let go of transfers that are over, and of their memory."""
+        gone = []
+        if self._transfers:
+            with self._lock:
+                for row in list(self._transfers):
+                    if self._rows[row, loop.E_STATE // 8] == loop.OVER:
+                        gone.append(self._transfers.pop(row))
+        for transfer in gone:  # out of the lock: whatever has to do with this memory may run now
+            transfer.region = None
+
+    def lost(self) -> Mapping[int, str]:
+        """Return who is gone; see `Transport.lost`."""
+        return self.transport.lost()
+
+    def on_lost(self, call: Callable[[int, str], None]) -> None:
+        """Register `call`; see `Transport.on_lost`."""
+        self.transport.on_lost(call)
+
+    def lose(self, peer: int, reason: str) -> None:
+        """See `Transport.lose`."""
+        self.transport.lose(peer, reason)
+
+    def statistics(self) -> dict[int, dict[str, int]]:
+        """Return counts; see `Transport.statistics`."""
+        return self.transport.statistics()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop; see `Transport.close`."""
+        if self._closed:
+            return
+        end = time.monotonic() + timeout
+        self.transport.close(timeout)
+        while time.monotonic() < end and any(
+            self._rows[row, loop.E_STATE // 8] == loop.READY for row in list(self._transfers)
+        ):
+            time.sleep(1e-3)
+        self._closed = True
+        self._global[loop.G_STOP // 8] = 1
+        self._doorbell.raise_()
+        self._thread.join(5.0)
+
+
+class _Delayed(Transfer):
+    """The receiving half of a transfer, as seen over the link."""
+
+    def __init__(self, inner: Transfer, memory: Region, wake: Callable[[], None]) -> None:
+        self._inner = inner
+        super().__init__(inner.peer, inner.tag, memory, self._pass_on)
+        self._ring = wake
+
+    def _pass_on(self) -> None:
+        if self.status == CANCELLED:
+            self._inner.cancel()
+        else:
+            self._inner.allow(self.allowed)  # here alone: it wakes who moves chunks only if it has something new to say
+        self._ring()
+
+    @property
+    def reason(self) -> str:
+        """Why it failed."""
+        return self._inner.reason
+
+    @reason.setter
+    def reason(self, value: str) -> None:
+        pass
+
+
+def _occupy(link: Any, nbytes: int) -> int:
+    over = max(time.monotonic_ns(), int(link[loop.L_FREE // 8])) + nbytes * int(link[loop.L_COST // 8]) // 1000
+    link[loop.L_FREE // 8] = over
+    return over

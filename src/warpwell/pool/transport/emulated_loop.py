@@ -1,0 +1,104 @@
+"""`run`: the native loop of an `EmulatedLink`: it tells of each chunk when it would have come over the link."""
+
+from __future__ import annotations
+
+from ...targets import SYSTEM, call_foreign, clock_ns, device, fetch_add, load_acquire, rem, store_release
+from . import bulk
+
+AHEAD = 64
+"""Chunks of a transfer that are on the emulated link at once."""
+
+G_DOORBELL, G_STOP, G_ROWS, G_TABLE, G_SYSCALL, G_FUTEX, G_LATENCY, G_SECONDS, G_NANOSECONDS = range(0, 8 * 9, 8)
+GLOBAL_WORDS = 9
+
+L_FREE, L_COST = 0, 8
+"""A link: when it is free (ns), and what a byte takes (ps)."""
+
+E_STATE, E_INNER, E_OUTER, E_LINK, E_NBYTES, E_CHUNK, E_CHUNKS, E_SEEN, E_TOLD, E_TIMES = range(0, 8 * 10, 8)
+ROW_WORDS = E_TIMES // 8 + AHEAD
+
+FREE, READY, OVER = range(3)
+"""States of a row."""
+
+_WAIT, _WAKE, _EVERYBODY = 128, 129, 2**31 - 1
+_POLL, _IDLE = 30_000, 100_000_000
+
+
+@device
+def word(address: int) -> int:
+    """Return a word."""
+    return load_acquire(address, SYSTEM)
+
+
+@device
+def run(g: int) -> int:
+    """Serve transfers until it is told to stop."""
+    while word(g + G_STOP) == 0:
+        seen = word(g + G_DOORBELL)
+        nap = _IDLE
+        for k in range(word(g + G_ROWS)):
+            e = word(g + G_TABLE) + 8 * ROW_WORDS * k
+            if word(e + E_STATE) == READY:
+                nap = min(nap, serve(g, e))
+        if nap > 0:
+            store_release(g + G_SECONDS, 0, SYSTEM)
+            store_release(g + G_NANOSECONDS, nap, SYSTEM)
+            call_foreign(
+                word(g + G_SYSCALL), word(g + G_FUTEX), g + G_DOORBELL, _WAIT, seen & 0xFFFFFFFF, g + G_SECONDS, 0, 0
+            )
+    return 0
+
+
+@device
+def serve(g: int, e: int) -> int:
+    """Look at one transfer; return how many ns it can wait."""
+    inner = word(e + E_INNER)
+    outer = word(e + E_OUTER)
+    status = word(outer + 8 * bulk.STATUS)
+    below = word(inner + 8 * bulk.STATUS)
+    held = word(inner + 8 * bulk.HELD)
+    now = clock_ns()
+    seen = word(e + E_SEEN)
+    told = word(e + E_TOLD)
+    came = word(inner + 8 * bulk.COMPLETED)
+    while seen < came and seen - told < AHEAD:
+        nbytes = min(word(e + E_CHUNK), word(e + E_NBYTES) - seen * word(e + E_CHUNK))
+        over = occupy(word(e + E_LINK), nbytes, now)
+        store_release(e + E_TIMES + 8 * rem(seen, AHEAD), over + word(g + G_LATENCY), SYSTEM)
+        seen += 1
+    before = told
+    nap = _POLL
+    while told < seen:
+        left = word(e + E_TIMES + 8 * rem(told, AHEAD)) - now
+        if left > 0:
+            nap = min(left, _POLL)
+            break
+        told += 1
+    store_release(e + E_SEEN, seen, SYSTEM)
+    store_release(e + E_TOLD, told, SYSTEM)
+    if told > before and status == bulk.RUNNING:
+        store_release(outer + 8 * bulk.COMPLETED, told, SYSTEM)
+        if told == word(e + E_CHUNKS):
+            store_release(outer + 8 * bulk.STATUS, bulk.DONE, SYSTEM)
+    elif status == bulk.RUNNING and below == bulk.LOST and told == came:
+        store_release(outer + 8 * bulk.STATUS, bulk.LOST, SYSTEM)
+    elif status == bulk.RUNNING:
+        return nap
+    # something is to be told
+    if word(outer + 8 * bulk.STATUS) != bulk.RUNNING:
+        if held == 0:
+            store_release(outer + 8 * bulk.HELD, 0, SYSTEM)
+            store_release(e + E_STATE, OVER, SYSTEM)
+        elif below == bulk.LOST:  # its memory stays held for ever
+            store_release(e + E_STATE, OVER, SYSTEM)
+    fetch_add(outer + 8 * bulk.CHANGES, 1, SYSTEM)
+    call_foreign(word(g + G_SYSCALL), word(g + G_FUTEX), outer + 8 * bulk.CHANGES, _WAKE, _EVERYBODY, 0, 0, 0)
+    return nap
+
+
+@device
+def occupy(link: int, nbytes: int, now: int) -> int:
+    """Let `nbytes` pass over a link, after what passes already; return when that is over."""
+    over = max(now, word(link + L_FREE)) + nbytes * word(link + L_COST) // 1000
+    store_release(link + L_FREE, over, SYSTEM)
+    return over
