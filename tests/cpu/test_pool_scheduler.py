@@ -18,11 +18,11 @@ from warpwell import errors
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
 from warpwell.pool.stream import Stream
+from warpwell.remote.scheduler_agent import AgentScheduler
+from warpwell.remote.scheduler_handle import Unit
+from warpwell.remote.scheduler_member import Member
+from warpwell.remote.scheduler_places import Places
 from warpwell.scheduler import PoolHandle, PoolScheduler, Profile, Scheduler, State
-from warpwell.scheduler.pool_agent import AgentScheduler
-from warpwell.scheduler.pool_handle import Unit
-from warpwell.scheduler.pool_member import Member
-from warpwell.scheduler.pool_places import Places
 
 
 @ww.kernel
@@ -423,7 +423,7 @@ def test_many_threads_and_callbacks_submit(devices: Devices) -> None:
 
 
 def test_waiting_arrays_do_not_fill_the_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.scheduler.pool_member.STAGED", 1e-12)
+    monkeypatch.setattr("warpwell.remote.scheduler_member.STAGED", 1e-12)
     with Scheduler(devices=devices[:2]) as scheduler:
         arrays = [np.full(100, k) for k in range(20)]
         handles = [scheduler.submit(double[100], a) for a in arrays]

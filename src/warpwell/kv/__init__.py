@@ -7,6 +7,7 @@
 >>> batch, found = store.get_many(keys[:256])
 """
 
+from ..remote.store import RemoteStore
 from .device.device_store import DeviceStore
 from .loader.dataset import Dataset
 from .loader.loader import DataLoader
@@ -14,7 +15,6 @@ from .loader.permutation import Permutation
 from .log.salvage import SalvageReport, salvage
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
-from .remote_store import RemoteStore
 from .schema import Schema
 from .statistics import StoreStatistics
 from .store import Store

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .device import Device
     from .stream import Stream
 
-_PROVIDERS = ("warpwell.array.remote_array", "warpwell.kv.remote_store", "warpwell.scheduler.pool_scheduler")
+_PROVIDERS = ("warpwell.remote.array", "warpwell.remote.store", "warpwell.remote.scheduler")
 """Modules that register something, imported by name where one is asked for that is not known yet."""
 
 _paths: dict[str, str] = {}

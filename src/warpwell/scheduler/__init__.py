@@ -1,5 +1,7 @@
 """Scheduler: kernels that arrive at any time share one device. See ``docs/scheduler.md``."""
 
+from ..remote.scheduler import PoolScheduler
+from ..remote.scheduler_handle import PoolHandle
 from .core import Core
 from .decision import SourceModel
 from .events import Event, Log
@@ -7,8 +9,6 @@ from .executor import Capacity, Ended, Executor, Stopped
 from .handle import Handle
 from .policies import POLICIES
 from .policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, View
-from .pool_handle import PoolHandle
-from .pool_scheduler import PoolScheduler
 from .scheduler import Scheduler
 from .service.client import Client, connect
 from .task import Job, Kind, Placement, Profile, Request, State, Task

@@ -86,7 +86,7 @@ class Scheduler:
         """Make a `PoolScheduler` where devices of a pool are given."""
         if devices is None:
             return super().__new__(cls)
-        from .pool_scheduler import PoolScheduler
+        from ..remote.scheduler import PoolScheduler
 
         return super().__new__(PoolScheduler if cls is Scheduler else cls)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..array.array import Array
+from ..array.on_storage import OnStorage
 from ..cache import Statistics
 from ..pool import services
-from ..pool.opened import Opened
 from ..targets.arrays import to_host
-from .array import Array
-from .on_storage import OnStorage
+from .opened import Opened
 
 if TYPE_CHECKING:
     from ..pool.device import Device
@@ -118,9 +118,9 @@ def _put(array: Array, index: Any, value: NDArray[Any]) -> None:
     array[index] = value
 
 
-services.register("open", "warpwell.array.opening:open_array", "warpwell.array.remote_array:RemoteArray", provided=True)
-services.register("create", "warpwell.array.opening:create", "warpwell.array.remote_array:RemoteArray", provided=True)
+services.register("open", "warpwell.array.opening:open_array", "warpwell.remote.array:RemoteArray", provided=True)
+services.register("create", "warpwell.array.opening:create", "warpwell.remote.array:RemoteArray", provided=True)
 services.register("cache", "warpwell.cache:Cache", provided=True)
 services.register(
-    "array part", "warpwell.array.remote_array:part", "warpwell.array.remote_array:RemoteArray", provided=True
+    "array part", "warpwell.remote.array:part", "warpwell.remote.array:RemoteArray", provided=True
 )

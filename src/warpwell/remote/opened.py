@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .. import errors
-from .services import Remote
+from ..pool.services import Remote
 
 Self = TypeVar("Self", bound="Opened")
 

@@ -18,19 +18,19 @@ from ..pool.agent.code import Code
 from ..pool.agent.protocol import pack_arguments
 from ..pool.buffer import Buffer
 from ..pool.device import Device
+from ..scheduler.events import Log
+from ..scheduler.handle import Handle
+from ..scheduler.policy import Policy, Rates
+from ..scheduler.scheduler import Scheduler
+from ..scheduler.task import Profile, Task, require_profile
+from ..scheduler.tenants import Tenant, read_tenants
 from ..targets import Launch
 from ..targets.blocks.launch import BLOCK_INDICES
-from .events import Log
-from .handle import Handle
-from .policy import Policy, Rates
-from .pool_handle import Unit
-from .pool_member import Member
-from .pool_places import Places
-from .scheduler import Scheduler
-from .task import Profile, Task, require_profile
-from .tenants import Tenant, read_tenants
+from .scheduler_handle import Unit
+from .scheduler_member import Member
+from .scheduler_places import Places
 
-services.register("scheduler", "warpwell.scheduler.pool_agent:AgentScheduler", provided=True)
+services.register("scheduler", "warpwell.remote.scheduler_agent:AgentScheduler", provided=True)
 
 
 class PoolScheduler(Scheduler):

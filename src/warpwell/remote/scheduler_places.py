@@ -12,10 +12,10 @@ from typing import Any
 
 from .. import errors
 from ..pool.result import Result
+from ..scheduler.task import State, Task
 from ..targets import closing
-from .pool_handle import PoolHandle, Unit
-from .pool_member import Member
-from .task import State, Task
+from .scheduler_handle import PoolHandle, Unit
+from .scheduler_member import Member
 
 PATIENCE = 15.0
 """Seconds that a close which cancels waits for tasks to leave; a device gives up its own after 10."""

@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..pool.agent import code
+from ..scheduler.core import Core
+from ..scheduler.executor import Executor
+from ..scheduler.scheduler import Scheduler
+from ..scheduler.task import State, Task
 from ..targets import closing
-from .core import Core
-from .executor import Executor
-from .scheduler import Scheduler
-from .task import State, Task
 
 
 class AgentScheduler:
@@ -35,7 +35,7 @@ class AgentScheduler:
 
     def __init__(self, device: str, ordinal: int = 0, **options: Any) -> None:
         def make() -> Executor:
-            from .executors.cuda_executor import CudaExecutor
+            from ..scheduler.executors.cuda_executor import CudaExecutor
 
             return CudaExecutor(ordinal)
 

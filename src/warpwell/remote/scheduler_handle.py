@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ..pool.device import Device
 from ..pool.host_arrays import HostArrays
-from .handle import Handle
-from .task import State, Task
+from ..scheduler.handle import Handle
+from ..scheduler.task import State, Task
 
 if TYPE_CHECKING:
-    from .pool_member import Member
-    from .pool_places import Places
+    from .scheduler_member import Member
+    from .scheduler_places import Places
 
 
 class PoolHandle(Handle):

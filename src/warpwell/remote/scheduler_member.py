@@ -17,13 +17,13 @@ from ..pool.agent.code import Code
 from ..pool.device import Device
 from ..pool.host_arrays import HostArrays
 from ..pool.result import Result
+from ..scheduler.task import Task
+from ..scheduler.tenants import Tenants
 from ..targets.gpu.cuda_source import CudaSource
-from .pool_handle import Unit
-from .task import Task
-from .tenants import Tenants
+from .scheduler_handle import Unit
 
 if TYPE_CHECKING:
-    from .pool_places import Places
+    from .scheduler_places import Places
 
 STAGED = 0.5
 """Part of a device's memory that arrays of waiting tasks may take; others wait in this process."""

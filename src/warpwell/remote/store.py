@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..kv.keys import as_key, shown
+from ..kv.schema import Schema
+from ..kv.statistics import StoreStatistics
+from ..kv.store import Store
 from ..pool import services
-from ..pool.opened import Opened
-from .keys import as_key, shown
-from .schema import Schema
-from .statistics import StoreStatistics
-from .store import Store
+from .opened import Opened
 
 if TYPE_CHECKING:
     from ..pool.device import Device
@@ -133,4 +133,4 @@ def _get(store: Store, key: Any) -> tuple[bool, Any]:
     return (False, None) if value is store else (True, value)
 
 
-services.register("store", "warpwell.kv.opening:open_store", "warpwell.kv.remote_store:RemoteStore", provided=True)
+services.register("store", "warpwell.kv.opening:open_store", "warpwell.remote.store:RemoteStore", provided=True)

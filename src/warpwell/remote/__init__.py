@@ -1,0 +1,1 @@
+"""Arrays, stores and schedulers on the devices of a pool."""
