@@ -22,8 +22,8 @@ import kv_systems
 import measure
 import numpy as np
 
-from warpwell.kv.ycsb import NAMES, Requests, Workload, record_keys
-from warpwell.kv.ycsb_run import GROUP, load_records, run
+from warpwell.study.ycsb import NAMES, Requests, Workload, record_keys
+from warpwell.study.ycsb_run import GROUP, load_records, run
 
 SIZES = (128, 1024, 8192)
 CACHE_BYTES = 2 << 30

@@ -25,7 +25,7 @@ from typing import Any
 from measure import machine, table
 
 from warpwell.scheduler.predict.analyzer import Analyzer
-from warpwell.scheduler.workloads import WORKLOADS, Application, Step, blocks_of, make, warps_of
+from warpwell.study.workloads import WORKLOADS, Application, Step, blocks_of, make, warps_of
 
 METRICS = {
     "smsp__inst_executed.sum": "instructions",

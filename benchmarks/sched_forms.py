@@ -18,7 +18,7 @@ import numpy as np
 from measure import machine, save, table
 
 import warpwell as ww
-from warpwell.scheduler.workloads import WORKLOADS, make
+from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
 from warpwell.targets.blocks.cuda import forms
 from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, LEFT, STOP, BlockLaunch

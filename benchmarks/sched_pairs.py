@@ -15,7 +15,7 @@ from measure import machine, save, table
 from sched_forms import Bench, Made
 
 from warpwell.scheduler.predict.matrix import Matrix, Pair
-from warpwell.scheduler.workloads import WORKLOADS, make
+from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.blocks.launch import DONE, STOP
 from warpwell.targets.gpu.gpu import Gpu
 

@@ -26,8 +26,8 @@ from warpwell.scheduler.predict.counted import read_counts
 from warpwell.scheduler.predict.max_min import MaxMin
 from warpwell.scheduler.predict.predictor import Prediction, Predictor
 from warpwell.scheduler.predict.sample import Sample
-from warpwell.scheduler.replay import replay
-from warpwell.scheduler.simulator import Simulator
+from warpwell.study.replay import replay
+from warpwell.study.simulator import Simulator
 
 Pairs = list[tuple[Sample, Prediction]]
 IRREGULAR = ("bfs", "spmv")

@@ -25,9 +25,9 @@ from warpwell.scheduler.executors.cuda_executor import PAIRS, CudaExecutor
 from warpwell.scheduler.policies import policy
 from warpwell.scheduler.predict.class_table import ClassTable
 from warpwell.scheduler.predict.matrix import Matrix, Pair
-from warpwell.scheduler.replay import replay
-from warpwell.scheduler.simulator import Host, Simulator
-from warpwell.scheduler.workloads import make
+from warpwell.study.replay import replay
+from warpwell.study.simulator import Host, Simulator
+from warpwell.study.workloads import make
 from warpwell.targets.arrays import zeros
 
 ONE = np.float32(1)

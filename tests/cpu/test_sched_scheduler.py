@@ -827,7 +827,7 @@ def test_an_analyzer_says_what_is_known_of_a_task():
 
 def test_a_simulation_runs_behind_the_same_interface():
     from warpwell.scheduler.predict.rates import ClassTable
-    from warpwell.scheduler.simulator import Simulator
+    from warpwell.study.simulator import Simulator
 
     simulator = Simulator(ClassTable(), capacity=Capacity())
     with Scheduler("cpu", "first-come", executor=simulator) as scheduler:

@@ -6,8 +6,8 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Kind
-from warpwell.scheduler.workloads import WORKLOADS, blocks_of, make, warps_of
-from warpwell.scheduler.workloads.irregular import reached
+from warpwell.study.workloads import WORKLOADS, blocks_of, make, warps_of
+from warpwell.study.workloads.irregular import reached
 from warpwell.targets.blocks.launch import BlockLaunch
 
 

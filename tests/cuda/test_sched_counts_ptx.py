@@ -5,7 +5,7 @@ import pytest
 
 import warpwell as ww
 from warpwell.scheduler.predict.counting import count
-from warpwell.scheduler.workloads import make
+from warpwell.study.workloads import make
 
 pytestmark = pytest.mark.ptx
 

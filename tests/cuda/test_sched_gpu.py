@@ -12,7 +12,7 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Job, Placement, Request, Stopped, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
-from warpwell.scheduler.workloads import WORKLOADS, make
+from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.block import barrier, block_index, thread_index
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.testing.executors import ExecutorConformance, count_and_mix

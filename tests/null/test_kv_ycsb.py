@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from warpwell.errors import ArgumentError, FormatError, MissingFileError
-from warpwell.kv.distributions import (
+from warpwell.study.distributions import (
     SCRAMBLED_ITEMS,
     SCRAMBLED_ZETA,
     Latest,
@@ -19,16 +19,7 @@ from warpwell.kv.distributions import (
     fnv_hash,
     zeta,
 )
-from warpwell.kv.ycsb import (
-    INSERT,
-    NAMES,
-    READ,
-    READ_MODIFY_WRITE,
-    UPDATE,
-    Requests,
-    Workload,
-    parse_properties,
-)
+from warpwell.study.ycsb import INSERT, NAMES, READ, READ_MODIFY_WRITE, UPDATE, Requests, Workload, parse_properties
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ycsb_workloads.tar.gz"
 DRAWS = 200_000

@@ -16,8 +16,8 @@ from warpwell.scheduler.predict import class_table, matrix, rate_model
 from warpwell.scheduler.predict.matrix import Matrix, Pair
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, Metrics
-from warpwell.scheduler.simulator import Simulator
 from warpwell.scheduler.tenants import Tenants
+from warpwell.study.simulator import Simulator
 
 
 def events(count: int) -> list[Event]:

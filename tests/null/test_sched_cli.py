@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from warpwell.cli import main
-from warpwell.scheduler.experiment import Experiment, chosen, partitions, run_to_dict
 from warpwell.scheduler.policies import POLICIES
-from warpwell.scheduler.traces import Recipe
+from warpwell.study.experiment import Experiment, chosen, partitions, run_to_dict
+from warpwell.study.traces import Recipe
 
 SMALL = ["--kernels", "120", "--processes", "1"]
 

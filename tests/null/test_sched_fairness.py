@@ -13,9 +13,9 @@ from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_run import SLICE, CudaRun
 from warpwell.scheduler.policies.sharing import Sight
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.simulator import Simulator
 from warpwell.scheduler.task import Placement, State
 from warpwell.scheduler.tenants import Tenant, Tenants
+from warpwell.study.simulator import Simulator
 
 CAPACITY = Capacity()
 

@@ -17,15 +17,15 @@ from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SOURCE, SourceModel
 from warpwell.scheduler.events import Event, Log
-from warpwell.scheduler.fitting import Preemption, fit, read_csv, read_kernels, read_log
 from warpwell.scheduler.predict.counted import read_counts
 from warpwell.scheduler.predict.history import History
 from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.predict.sample import Sample
-from warpwell.scheduler.replay import replay
-from warpwell.scheduler.simulator import Simulator
 from warpwell.scheduler.task import Kind
+from warpwell.study.fitting import Preemption, fit, read_csv, read_kernels, read_log
+from warpwell.study.replay import replay
+from warpwell.study.simulator import Simulator
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -11,9 +11,9 @@ from warpwell import errors
 from warpwell.scheduler import Event, Job, Kind, Log, Policy, Profile, Request, State, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.replay import replay
 from warpwell.scheduler.report.metrics import jain, measure, turnaround
-from warpwell.scheduler.simulator import Simulator
+from warpwell.study.replay import replay
+from warpwell.study.simulator import Simulator
 
 
 def done(request, index, arrival, ended):

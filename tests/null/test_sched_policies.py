@@ -15,8 +15,8 @@ from warpwell.scheduler.policies.order import FirstCome, LeftOver
 from warpwell.scheduler.policies.sharing import quota, rank
 from warpwell.scheduler.predict.matrix import Matrix, Pair
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.replay import replay
-from warpwell.scheduler.simulator import Host, Simulator
+from warpwell.study.replay import replay
+from warpwell.study.simulator import Host, Simulator
 from warpwell.testing.policies import CAPACITY, PolicyConformance, task
 from warpwell.testing.scripted_executor import ScriptedExecutor
 

@@ -23,7 +23,7 @@ from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.roofline import Machine, estimate, machine_for
 from warpwell.scheduler.predict.sample import Sample, kind_of, sized
 from warpwell.scheduler.task import Kind, Task
-from warpwell.scheduler.workloads import make
+from warpwell.study.workloads import make
 
 
 def truth(name, n, *, static=True, seconds=True):

@@ -295,11 +295,11 @@ def test_references_that_are_none(named: dict[str, Any]) -> None:
 
 
 def test_who_may_launch_what() -> None:
-    named = {"module": "warpwell.scheduler.workloads.dense", "name": "gemm"}
-    assert references.allowed(named, ["warpwell.scheduler.workloads.dense"])
+    named = {"module": "warpwell.study.workloads.dense", "name": "gemm"}
+    assert references.allowed(named, ["warpwell.study.workloads.dense"])
     assert references.allowed(named, ["warpwell.scheduler.*"]) and references.allowed(named, ["x", "warpwell.*"])
-    assert not references.allowed(named, ["warpwell.scheduler.workloads", "warpwell.scheduler.work", "dense"])
-    assert not references.allowed(named, ["warpwell.scheduler.work.*", "warpwell.scheduler.workloads.dense.*"])
+    assert not references.allowed(named, ["warpwell.study.workloads", "warpwell.scheduler.work", "dense"])
+    assert not references.allowed(named, ["warpwell.scheduler.work.*", "warpwell.study.workloads.dense.*"])
     assert not references.allowed({"path": "/warpwell.py", "name": "gemm"}, ["warpwell.*", "/warpwell.py"])
     main = {"module": "ourlab.kernels.__main__", "name": "x"}  # importing it runs a program
     assert not references.allowed(main, ["ourlab.kernels", "ourlab.kernels.*", "ourlab.*"])

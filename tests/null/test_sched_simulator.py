@@ -18,9 +18,9 @@ from warpwell.scheduler.predict.class_table import BESIDE_MEMORY, ClassTable
 from warpwell.scheduler.predict.matrix import Matrix, Pair
 from warpwell.scheduler.predict.max_min import MaxMin, fill
 from warpwell.scheduler.predict.rates import rates
-from warpwell.scheduler.replay import replay
 from warpwell.scheduler.residency import Resident
-from warpwell.scheduler.simulator import Host, Simulator
+from warpwell.study.replay import replay
+from warpwell.study.simulator import Host, Simulator
 
 FULL = 8 * 132
 MEMORY = Profile(kind=Kind.MEMORY, seconds=1e-3, miss_rate=0.8)

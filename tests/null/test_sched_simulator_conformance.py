@@ -2,7 +2,7 @@
 
 from warpwell.scheduler import Kind, Profile, Task
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.simulator import Host, Simulator
+from warpwell.study.simulator import Host, Simulator
 from warpwell.testing.executors import ExecutorConformance
 
 

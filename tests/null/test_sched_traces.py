@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from warpwell import errors
 from warpwell.scheduler import Kind, Profile
-from warpwell.scheduler.traces import (
+from warpwell.study.traces import (
     Application,
     Arrivals,
     Kernel,
@@ -25,7 +25,7 @@ from warpwell.scheduler.traces import (
     synthetic,
     table,
 )
-from warpwell.scheduler.traces.workload import Arrival
+from warpwell.study.traces.workload import Arrival
 
 ORION = """Name,Profile,Memory_footprint,SM_usage,Duration
 Conv,1,0,98,100480

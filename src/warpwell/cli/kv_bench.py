@@ -14,10 +14,10 @@ from rich.table import Table
 
 from .. import kv
 from ..errors import ArgumentError, SchemaError
-from ..kv.distributions import Items
-from ..kv.ycsb import Requests, Workload
-from ..kv.ycsb_run import GROUP, Result, load_records
-from ..kv.ycsb_run import run as run_workload
+from ..study.distributions import Items
+from ..study.ycsb import Requests, Workload
+from ..study.ycsb_run import GROUP, Result, load_records
+from ..study.ycsb_run import run as run_workload
 from .interrupt import scratch
 from .output import Output
 

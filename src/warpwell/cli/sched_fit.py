@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
-    from ..scheduler.fitting import fit, read_csv, read_kernels, read_log
+    from ..study.fitting import fit, read_csv, read_kernels, read_log
 
     kernels = read_kernels(arguments.kernels) if arguments.kernels else None
     rows = []

@@ -19,11 +19,11 @@ from rich.table import Table
 from ..array.opening import require_device
 from ..errors import ArgumentError, MissingFileError, SchedulerError
 from ..scheduler import POLICIES, Core, Event, Executor, Log, Scheduler
-from ..scheduler.experiment import log_path
-from ..scheduler.replay import replay
 from ..scheduler.report.metrics import Metrics, measure
 from ..scheduler.task import Job, Profile, Request, Task
-from ..scheduler.workloads import WORKLOADS, Application, make
+from ..study.experiment import log_path
+from ..study.replay import replay
+from ..study.workloads import WORKLOADS, Application, make
 from ..targets import default_device
 from .arguments import Commands, command, json_option
 from .output import Output, Report

@@ -22,8 +22,8 @@ from .arguments import Commands, command, json_option
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, ForkServerProcess
 
-    from ..scheduler.experiment import Experiment
-    from ..scheduler.traces import Workload
+    from ..study.experiment import Experiment
+    from ..study.traces import Workload
     from .output import Output
 
 _SLOW = ("warpwell-no-cost", "source-no-pairing", "warpwell", "oracle", "smk-drf", "memory-first")
@@ -77,7 +77,7 @@ def trace_options(parser: argparse.ArgumentParser) -> None:
 
 def recipe_of(arguments: argparse.Namespace) -> Any:
     """Return the `Recipe` of the options."""
-    from ..scheduler.traces import Recipe
+    from ..study.traces import Recipe
 
     return Recipe(arguments.trace, arguments.arrivals, arguments.mix, arguments.models, arguments.kernels,
                   arguments.load, arguments.urgent, arguments.seed)  # fmt: skip
@@ -86,8 +86,8 @@ def recipe_of(arguments: argparse.Namespace) -> Any:
 def run(arguments: argparse.Namespace) -> int:
     """Run each policy, and show what it was like."""
     from ..scheduler.decision import SOURCE, SourceModel
-    from ..scheduler.experiment import ERROR, Experiment, chosen, log_path
-    from ..scheduler.traces import CAPACITIES
+    from ..study.experiment import ERROR, Experiment, chosen, log_path
+    from ..study.traces import CAPACITIES
     from .output import Output
 
     output = Output(arguments.json)
@@ -135,7 +135,7 @@ def _all(
     report: Callable[[int], object],
 ) -> dict[str, dict[str, Any]]:
     """Run the policies, in several processes where that helps; return metrics in the order of the names."""
-    from ..scheduler.experiment import run_to_dict
+    from ..study.experiment import run_to_dict
 
     found: dict[str, dict[str, Any]] = {}
     report(0)
@@ -175,7 +175,7 @@ def _all(
 def _run_one(parent: Connection) -> None:
     """Run a policy and send its metrics, or what it raised (a process of its own, which ends with the command)."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    from ..scheduler.experiment import run_to_dict
+    from ..study.experiment import run_to_dict
 
     try:
         experiment, name, workload, log = parent.recv()
@@ -229,7 +229,7 @@ def _forks() -> ForkServerContext:
     is faster than to free what that made.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warpwell.scheduler.experiment", "warpwell.scheduler.policies.oracle"])
+    context.set_forkserver_preload(["warpwell.study.experiment", "warpwell.scheduler.policies.oracle"])
     resource_tracker.ensure_running()  # which would let signals through while the other is started
     # what is started now, and what that forks, never hears of Ctrl-C in a terminal: it is for the command
     with _uninterrupted():

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read the files, and say what the workload is."""
     from rich.table import Table
 
-    from ..scheduler.traces import table as tables
+    from ..study.traces import table as tables
     from .output import Output
     from .sched_simulate import _finite
 

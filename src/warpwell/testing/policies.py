@@ -22,7 +22,7 @@ from .. import errors
 from ..scheduler import Capacity, Ended, Job, Kind, Policy, Profile, Request, State, Stopped, Task
 from ..scheduler.core import Core
 from ..scheduler.predict.rates import ClassTable
-from ..scheduler.simulator import Simulator
+from ..study.simulator import Simulator
 
 CAPACITY = Capacity(memory=1000, partitions={"a32": 32, "b32": 100, "a64": 64, "b64": 68})
 LIFE = re.compile(r"arrive( launch( resize)*( preempt stop)?)* (end|fail|cancel|preempt end)")

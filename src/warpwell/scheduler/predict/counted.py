@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
+from ...study.workloads import WORKLOADS, Application, Step, make
 from ..executor import Capacity
-from ..workloads import WORKLOADS, Application, Step, make
 from .analyzer import Analyzer
 from .counting import Counts, count
 from .roofline import Machine, machine_for

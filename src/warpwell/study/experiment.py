@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors
-from .core import Core
-from .decision import SOURCE, SourceModel
-from .events import Log
-from .executor import Capacity
-from .policies import POLICIES, policy
-from .predict.rates import rates
+from ..scheduler.core import Core
+from ..scheduler.decision import SOURCE, SourceModel
+from ..scheduler.events import Log
+from ..scheduler.executor import Capacity
+from ..scheduler.policies import POLICIES, policy
+from ..scheduler.predict.rates import rates
+from ..scheduler.report.metrics import NEEDED
 from .replay import Result, replay
-from .report.metrics import NEEDED
 from .simulator import Simulator
 from .traces import Recipe, Workload
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ...scheduler.task import Kind
 from ...targets import device, grid, kernel
-from ..task import Kind
 from .application import Built, Inputs, Step, Workload, geometric
 
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import errors
-from ..executor import Capacity
-from ..task import Kind, Profile
+from ...scheduler.executor import Capacity
+from ...scheduler.task import Kind, Profile
 from . import rows
 from .workload import Application, Kernel
 

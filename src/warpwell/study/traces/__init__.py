@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import errors
-from ..executor import Capacity
+from ...scheduler.executor import Capacity
 from . import alibaba, azure, orion, rows, synthetic, table
 from .workload import Application, Arrival, Arrivals, Kernel, Workload, compose, select
 

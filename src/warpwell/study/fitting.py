@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from .decision import SOURCE, SourceModel
-from .events import Log
-from .task import Kind
+from ..scheduler.decision import SOURCE, SourceModel
+from ..scheduler.events import Log
+from ..scheduler.task import Kind
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Workloads: PolyBench-style programs and a few more in Python, each with a NumPy reference.
 
->>> from warpwell.scheduler.workloads import make
+>>> from warpwell.study.workloads import make
 >>> run = make("gemm", 48, "cpu")
 >>> for launch, arguments, size in run:
 ...     launch(*arguments, device="cpu")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ...scheduler.task import Kind
 from ...targets import grid, i64, kernel
-from ..task import Kind
 from .application import Built, Inputs, Step, Workload, geometric
 
 ZERO = np.float32(0)

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .. import errors
-from .decision import SourceModel
-from .executor import Capacity, Ended, Executor, Stopped
-from .predict.rate_model import RateModel
-from .residency import Resident, fit, shape_of
+from ..scheduler.decision import SourceModel
+from ..scheduler.executor import Capacity, Ended, Executor, Stopped
+from ..scheduler.predict.rate_model import RateModel
+from ..scheduler.residency import Resident, fit, shape_of
+from ..scheduler.task import Job, Placement, Profile, Task
 from .simulated import NEVER, Simulated
-from .task import Job, Placement, Profile, Task
 
 FLAG_SECONDS = 48e-6
 """Median time until workers see a stop flag: on an H100 they idled 53 us (p50) after the call, with blocks of 10 us."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ... import errors
-from ..executor import Capacity
-from ..task import Kind, Profile
+from ...scheduler.executor import Capacity
+from ...scheduler.task import Kind, Profile
 from .workload import Application, Arrivals, Kernel
 
 CAPACITY = Capacity()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...scheduler.task import Kind
 from ...targets import grid, kernel
-from ..task import Kind
 from .application import Built, Inputs, Step, Workload, geometric
 
 WEIGHTS = np.array([[0.2, -0.3, 0.4], [0.5, 0.6, 0.7], [-0.8, -0.9, 0.1]], np.float32)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
-from ..executor import Capacity
-from ..task import Kind, Profile
+from ...scheduler.executor import Capacity
+from ...scheduler.task import Kind, Profile
 from . import rows
 from .workload import Application, Arrival, Kernel, Workload
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from .. import errors
-from .core import Core
-from .events import Log
-from .report.metrics import Metrics, measure
+from ..scheduler.core import Core
+from ..scheduler.events import Log
+from ..scheduler.report.metrics import Metrics, measure
+from ..scheduler.task import Job, Request, Task
 from .simulator import Simulator
-from .task import Job, Request, Task
 
 
 @dataclass

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from ...scheduler.task import Kind
 from ...targets import grid, kernel
-from ..task import Kind
 from .application import Built, Inputs, Step, Workload, geometric
 
 ZERO = np.float32(0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from .executor import Capacity
-from .residency import Resident, Shape
-from .task import Job, Placement
+from ..scheduler.executor import Capacity
+from ..scheduler.residency import Resident, Shape
+from ..scheduler.task import Job, Placement
 
 NEVER = math.inf
 

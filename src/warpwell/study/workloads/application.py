@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ... import errors
+from ...scheduler.task import Kind, Profile, Request, Task
 from ...targets import Launch
 from ...targets.arrays import to_device, to_host, zeros
-from ..task import Kind, Profile, Request, Task
 
 
 class Step(NamedTuple):

@@ -1,0 +1,1 @@
+"""Traces, workloads and simulation: what compares, and no program needs."""
