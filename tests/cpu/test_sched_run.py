@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from warpwell.cli import sched_serve
 from warpwell.cli.main import main
+from warpwell.cli.sched import serve as sched_serve
 from warpwell.errors import ServiceError
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.service.client import connect

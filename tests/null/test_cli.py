@@ -154,7 +154,7 @@ def test_an_interrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("warpwell.cli.graph_make.convert", interrupted)
+    monkeypatch.setattr("warpwell.cli.graph.make.convert", interrupted)
     assert main(["graph", "convert", "a", "b"]) == 130
     assert capsys.readouterr().err == "warpwell: interrupted\n"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.cli import sched_fit
+from warpwell.cli.sched import fit as sched_fit
 from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SOURCE, SourceModel

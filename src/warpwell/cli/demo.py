@@ -18,7 +18,7 @@ from ..cache.sizes import format_size
 from ..errors import ArgumentError, MissingFileError, WarpwellError
 from ..errors.general import extra
 from ..graph import Graph, LoadedGraph, bfs, connected_components, generate
-from .graph_run import describe, open_graph
+from .graph.run import describe, open_graph
 from .interrupt import scratch
 from .output import Output
 

@@ -12,9 +12,11 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import WarpwellError
-from . import kv_arguments, pool_arguments, sched_arguments
 from .arguments import command, json_option, program
 from .interrupt import INTERRUPTED, end_soon, leave, say
+from .kv import arguments as kv_arguments
+from .pool import arguments as pool_arguments
+from .sched import arguments as sched_arguments
 
 BAD_INPUT = 2
 BROKEN_PIPE = 141

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import Commands, command, json_option
+from ..arguments import Commands, command, json_option
 
 WORKLOADS = ("ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f")
 """Workload e is named so that the message about it can say why it is not supported."""

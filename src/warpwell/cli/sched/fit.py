@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError
-from .arguments import Commands, command, json_option
-from .output import Output, Report
+from ...errors import ArgumentError
+from ..arguments import Commands, command, json_option
+from ..output import Output, Report
 
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
-    from ..study.fitting import fit, read_csv, read_kernels, read_log
+    from ...study.fitting import fit, read_csv, read_kernels, read_log
 
     kernels = read_kernels(arguments.kernels) if arguments.kernels else None
     rows = []
@@ -75,10 +75,10 @@ def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    from ..scheduler.predict.counted import read_counts
-    from ..scheduler.predict.history import History
-    from ..scheduler.predict.predictor import Predictor
-    from ..scheduler.predict.sample import Sample
+    from ...scheduler.predict.counted import read_counts
+    from ...scheduler.predict.history import History
+    from ...scheduler.predict.predictor import Predictor
+    from ...scheduler.predict.sample import Sample
 
     samples, device = read_counts(arguments.counts, static=not arguments.no_static,
                                   progress=lambda done, total: report("fit", done, total))  # fmt: skip

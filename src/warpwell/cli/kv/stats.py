@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from .. import kv
-from .output import Output
+from ... import kv
+from ..output import Output
 
 _SINCE_OPENED = {"gets", "hits", "read_bytes", "read_errors", "puts", "deletes", "commits", "python_served"}
 

@@ -6,8 +6,8 @@ import argparse
 from collections import defaultdict
 from typing import Any
 
-from .arguments import Commands, command, json_option
-from .sched_simulate import recipe_of, trace_options
+from ..arguments import Commands, command, json_option
+from .simulate import recipe_of, trace_options
 
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
@@ -22,9 +22,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Read the files, and say what the workload is."""
     from rich.table import Table
 
-    from ..study.traces import table as tables
-    from .output import Output
-    from .sched_simulate import _finite
+    from ...study.traces import table as tables
+    from ..output import Output
+    from .simulate import _finite
 
     output = Output(arguments.json)
     workload = recipe_of(arguments).make()

@@ -7,13 +7,13 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from ..errors import CorruptionError, FormatError, MissingFileError
-from ..kv.keys import as_key
-from ..kv.log.manifest import read_manifest
-from ..kv.log.verify import Problem, VerifyReport, verify
-from ..kv.shard_folders import find_shard, resolved
-from .kv_get import describe_key
-from .output import Output
+from ...errors import CorruptionError, FormatError, MissingFileError
+from ...kv.keys import as_key
+from ...kv.log.manifest import read_manifest
+from ...kv.log.verify import Problem, VerifyReport, verify
+from ...kv.shard_folders import find_shard, resolved
+from ..output import Output
+from .get import describe_key
 
 DAMAGED = 1
 

@@ -11,13 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-from .. import kv
-from ..cache.sizes import parse_size
-from ..errors import ArgumentError, CorruptionError, SchemaError, StoreVersionError, WarpwellError
-from ..kv.convert.importers import Loaded, Progress, Source, load, open_source
-from ..kv.opening import put_aside
-from ..kv.schema import Schema, as_schema
-from .output import Output
+from ... import kv
+from ...cache.sizes import parse_size
+from ...errors import ArgumentError, CorruptionError, SchemaError, StoreVersionError, WarpwellError
+from ...kv.convert.importers import Loaded, Progress, Source, load, open_source
+from ...kv.opening import put_aside
+from ...kv.schema import Schema, as_schema
+from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:

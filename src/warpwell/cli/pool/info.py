@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ..cache.sizes import format_size
-from ..errors import PoolError
-from ..pool.launch.launcher import Launcher
-from .output import Output
+from ...cache.sizes import format_size
+from ...errors import PoolError
+from ...pool.launch.launcher import Launcher
+from ..output import Output
 from .run import options
 
 _WIDTH = 110

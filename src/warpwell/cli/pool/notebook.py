@@ -7,10 +7,10 @@ import importlib.util
 import os
 import sys
 
-from ..errors import PoolError
-from ..pool.launch.kernel_spec import KernelSpec, kernels_folder
-from .output import Output
-from .pool_arguments import NOTEBOOK, placing
+from ...errors import PoolError
+from ...pool.launch.kernel_spec import KernelSpec, kernels_folder
+from ..output import Output
+from .arguments import NOTEBOOK, placing
 from .run import options
 
 _NEEDED = {"ipykernel": "ipykernel", "mpi4py": "-e '.[mpi]'"}

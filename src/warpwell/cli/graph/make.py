@@ -6,9 +6,9 @@ import argparse
 import time
 import warnings
 
-from ..cache.sizes import parse_size
-from ..graph import convert, generate
-from .output import Output
+from ...cache.sizes import parse_size
+from ...graph import convert, generate
+from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.table import Table
 
-from ..cache.sizes import format_size
-from ..errors import ArgumentError, PoolError
-from ..pool.launch.job_files import jobs
-from ..pool.launch.watching import ask_job
-from .output import Output
+from ...cache.sizes import format_size
+from ...errors import ArgumentError, PoolError
+from ...pool.launch.job_files import jobs
+from ...pool.launch.watching import ask_job
+from ..output import Output
 
 _WIDTH = 120
 

@@ -15,16 +15,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, SchedulerError
-from ..targets.uninterrupted import uninterrupted
-from .arguments import Commands, command, json_option
+from ...errors import ArgumentError, SchedulerError
+from ...targets.uninterrupted import uninterrupted
+from ..arguments import Commands, command, json_option
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, ForkServerProcess
 
-    from ..study.experiment import Experiment
-    from ..study.traces import Workload
-    from .output import Output
+    from ...study.experiment import Experiment
+    from ...study.traces import Workload
+    from ..output import Output
 
 _SLOW = ("warpwell-no-cost", "source-no-pairing", "warpwell", "oracle", "smk-drf", "memory-first")
 """Policies that think longest, and their variants, the longest first."""
@@ -77,7 +77,7 @@ def trace_options(parser: argparse.ArgumentParser) -> None:
 
 def recipe_of(arguments: argparse.Namespace) -> Any:
     """Return the `Recipe` of the options."""
-    from ..study.traces import Recipe
+    from ...study.traces import Recipe
 
     return Recipe(arguments.trace, arguments.arrivals, arguments.mix, arguments.models, arguments.kernels,
                   arguments.load, arguments.urgent, arguments.seed)  # fmt: skip
@@ -85,10 +85,10 @@ def recipe_of(arguments: argparse.Namespace) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run each policy, and show what it was like."""
-    from ..scheduler.decision import SOURCE, SourceModel
-    from ..study.experiment import ERROR, Experiment, chosen, log_path
-    from ..study.traces import CAPACITIES
-    from .output import Output
+    from ...scheduler.decision import SOURCE, SourceModel
+    from ...study.experiment import ERROR, Experiment, chosen, log_path
+    from ...study.traces import CAPACITIES
+    from ..output import Output
 
     output = Output(arguments.json)
     began = time.perf_counter()
@@ -135,7 +135,7 @@ def _all(
     report: Callable[[int], object],
 ) -> dict[str, dict[str, Any]]:
     """Run the policies, in several processes where that helps; return metrics in the order of the names."""
-    from ..study.experiment import run_to_dict
+    from ...study.experiment import run_to_dict
 
     found: dict[str, dict[str, Any]] = {}
     report(0)
@@ -175,7 +175,7 @@ def _all(
 def _run_one(parent: Connection) -> None:
     """Run a policy and send its metrics, or what it raised (a process of its own, which ends with the command)."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    from ..study.experiment import run_to_dict
+    from ...study.experiment import run_to_dict
 
     try:
         experiment, name, workload, log = parent.recv()

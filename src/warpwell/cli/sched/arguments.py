@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from .arguments import Commands
+from ..arguments import Commands
 
 MODULES = ("sched_simulate", "sched_run", "sched_explain", "sched_serve", "sched_trace", "sched_fit")
 """Modules of its commands; each has `add`, which adds its arguments, and `run`."""

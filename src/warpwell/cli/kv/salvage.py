@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 
-from .. import kv
-from ..kv.keys import as_key
-from ..kv.log.verify import Problem
-from .kv_get import describe_key
-from .output import Output
+from ... import kv
+from ...kv.keys import as_key
+from ...kv.log.verify import Problem
+from ..output import Output
+from .get import describe_key
 
 INCOMPLETE = 1
 

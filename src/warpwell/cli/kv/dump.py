@@ -9,11 +9,11 @@ import shutil
 import time
 from pathlib import Path
 
-from .. import kv
-from ..cache.sizes import format_size
-from ..errors import ArgumentError, MissingFileError
-from ..kv.convert.exporters import to_folder, to_npz
-from .output import Output
+from ... import kv
+from ...cache.sizes import format_size
+from ...errors import ArgumentError, MissingFileError
+from ...kv.convert.exporters import to_folder, to_npz
+from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import ArgumentError, MissingFileError
-from ..pool.launch.gpu_claims import users
-from ..pool.launch.gpus import list_gpus
-from ..pool.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
-from ..pool.launch.launcher import Launcher, Options
+from ...errors import ArgumentError, MissingFileError
+from ...pool.launch.gpu_claims import users
+from ...pool.launch.gpus import list_gpus
+from ...pool.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
+from ...pool.launch.launcher import Launcher, Options
 
 LEAST, ELSEWHERE = 16, 256
 """Agents that a host may always have, and those of another host, whose cores are not known."""

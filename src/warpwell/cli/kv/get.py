@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import kv
-from ..errors import ArgumentError, KeyLengthError, KeyMissingError, MissingFileError
-from ..kv.keys import as_key
-from .output import Output
+from ... import kv
+from ...errors import ArgumentError, KeyLengthError, KeyMissingError, MissingFileError
+from ...kv.keys import as_key
+from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:

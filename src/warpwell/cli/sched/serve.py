@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..cache.sizes import parse_size
-from ..errors import ArgumentError, FormatError, MissingFileError, ServiceError
-from .arguments import Commands, command, json_option
-from .interrupt import forget_socket
-from .output import Output
+from ...cache.sizes import parse_size
+from ...errors import ArgumentError, FormatError, MissingFileError, ServiceError
+from ..arguments import Commands, command, json_option
+from ..interrupt import forget_socket
+from ..output import Output
 
 _EVERY = 5.0
 
@@ -82,7 +82,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
-    from ..scheduler.service.service import Service
+    from ...scheduler.service.service import Service
 
     service = Service(
         arguments.socket, device=arguments.device, policy=arguments.policy, limit=arguments.limit,
@@ -118,7 +118,7 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
 
 def _write(path: str | None, broker: Any) -> None:
     if path is not None:
-        from ..scheduler.report.prometheus import write_text
+        from ...scheduler.report.prometheus import write_text
 
         write_text(path, broker.render())
 
@@ -135,7 +135,7 @@ def _write_again(path: str | None, broker: Any, output: Output, failing: bool) -
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from ..scheduler.service.client import connect
+    from ...scheduler.service.client import connect
 
     output = Output(arguments.json)
     client = connect(arguments.socket)

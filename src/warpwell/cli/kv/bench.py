@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from .. import kv
-from ..errors import ArgumentError, SchemaError
-from ..study.distributions import Items
-from ..study.ycsb import Requests, Workload
-from ..study.ycsb_run import GROUP, Result, load_records
-from ..study.ycsb_run import run as run_workload
-from .interrupt import scratch
-from .output import Output
+from ... import kv
+from ...errors import ArgumentError, SchemaError
+from ...study.distributions import Items
+from ...study.ycsb import Requests, Workload
+from ...study.ycsb_run import GROUP, Result, load_records
+from ...study.ycsb_run import run as run_workload
+from ..interrupt import scratch
+from ..output import Output
 
 _DEFAULT_SIZE = 100_000
 _LARGEST_BATCH = 1 << 20

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from ..array.opening import require_device
-from ..errors import ArgumentError, MissingFileError, SchedulerError
-from ..scheduler import POLICIES, Core, Event, Executor, Log, Scheduler
-from ..scheduler.report.metrics import Metrics, measure
-from ..scheduler.task import Job, Profile, Request, Task
-from ..study.experiment import log_path
-from ..study.replay import replay
-from ..study.workloads import WORKLOADS, Application, make
-from ..targets import default_device
-from .arguments import Commands, command, json_option
-from .output import Output, Report
-from .sched_explain import views, write_views
+from ...array.opening import require_device
+from ...errors import ArgumentError, MissingFileError, SchedulerError
+from ...scheduler import POLICIES, Core, Event, Executor, Log, Scheduler
+from ...scheduler.report.metrics import Metrics, measure
+from ...scheduler.task import Job, Profile, Request, Task
+from ...study.experiment import log_path
+from ...study.replay import replay
+from ...study.workloads import WORKLOADS, Application, make
+from ...targets import default_device
+from ..arguments import Commands, command, json_option
+from ..output import Output, Report
+from .explain import views, write_views
 
 _MIXES = {"cpu": "triad:2000000,gemm:256,mvt:1000,nbody:3000", "cuda": "triad,gemm,mvt,nbody"}
 """Two memory- and two compute-intensive programs each, of some milliseconds a kernel."""
@@ -238,11 +238,11 @@ def _executor(device: str) -> Iterator[Executor]:
     """Give the device's executor, and close it at the end."""
     made: Executor
     if device == "cpu":
-        from ..scheduler.executors.cpu_executor import CpuExecutor
+        from ...scheduler.executors.cpu_executor import CpuExecutor
 
         made = CpuExecutor()
     else:
-        from ..scheduler.executors.cuda_executor import CudaExecutor
+        from ...scheduler.executors.cuda_executor import CudaExecutor
 
         made = CudaExecutor()
     with contextlib.closing(made):

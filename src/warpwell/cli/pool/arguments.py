@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .arguments import Commands, command, json_option
+from ..arguments import Commands, command, json_option
 
 NOTEBOOK = "warpwell"
 """The kernel that ``warpwell pool notebook`` writes if no other name is given."""

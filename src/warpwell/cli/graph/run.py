@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache import Statistics
-from ..errors import ArgumentError, MissingFileError
-from ..graph import Graph, LoadedGraph, bfs, connected_components
-from ..graph.components import require_undirected
-from ..graph.npy import storage_full
-from ..graph.search import require_vertex
-from .output import Output
+from ...cache import Statistics
+from ...errors import ArgumentError, MissingFileError
+from ...graph import Graph, LoadedGraph, bfs, connected_components
+from ...graph.components import require_undirected
+from ...graph.npy import storage_full
+from ...graph.search import require_vertex
+from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,14 +9,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from ..cache.sizes import format_size
-from ..errors import ArgumentError, FormatError, MissingFileError
-from ..scheduler.events import KINDS, Event, Log
-from ..scheduler.report.explain import QUIET, sentences
-from ..scheduler.report.prometheus import Metrics
-from ..scheduler.report.timeline import draw, write_trace
-from .arguments import Commands, command, json_option
-from .output import Output
+from ...cache.sizes import format_size
+from ...errors import ArgumentError, FormatError, MissingFileError
+from ...scheduler.events import KINDS, Event, Log
+from ...scheduler.report.explain import QUIET, sentences
+from ...scheduler.report.prometheus import Metrics
+from ...scheduler.report.timeline import draw, write_trace
+from ..arguments import Commands, command, json_option
+from ..output import Output
 
 _WIDTH = 100
 _SOME = 20

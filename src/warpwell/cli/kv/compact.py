@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from .. import kv
-from ..errors import ArgumentError
-from .output import Output
+from ... import kv
+from ...errors import ArgumentError
+from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""`warpwell kv`."""

@@ -1,0 +1,1 @@
+"""`warpwell run` and `warpwell pool`."""
