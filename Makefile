@@ -36,7 +36,7 @@ bench: $(STAMP)
 	$(BIN)/warpwell bench $(ARGS)
 
 interleavings: $(STAMP)
-	$(BIN)/python -m warpwell.testing.interleavings --runs 10000 $(ARGS)
+	$(BIN)/python -m tests.harness.interleavings --runs 10000 $(ARGS)
 
 # The package itself is linked, not copied, so only a changed lock or project file builds again.
 $(STAMP): requirements.lock pyproject.toml

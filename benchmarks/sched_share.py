@@ -182,8 +182,9 @@ def main() -> None:
     found = kernels(device, options.dry)
     result: dict[str, Any] = machine(device)
     if options.dry:
+        from tests.harness.fake_gpu import FakeGpu
+
         from warpwell.targets.blocks.launch import BlockLaunch
-        from warpwell.testing.fake_gpu import FakeGpu
 
         profiles = {n: Profile(kind=k, seconds=2e-3, resident=4, source="measured") for n, (_, _, k) in found.items()}
         blocks_by_name.update({n: BlockLaunch(f[0], f[1], "cpu").blocks for n, f in found.items()})

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness import interrupts
 
 import warpwell as ww
 from warpwell import errors, storage
-from warpwell.testing import interrupts
 from warpwell.testing.until import until
 
 MANY = 1 << 40

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.harness.key_value_memory import KeyValueMemory, command_row, request_all
 
 from warpwell import errors, nvme
 from warpwell.queues import QueuePairs
@@ -16,7 +17,6 @@ from warpwell.storage.controller import MAX_WEIGHT, Controller
 from warpwell.storage.key_value_faulty import KeyValueFaulty
 from warpwell.storage.key_value_latency import KeyValueLatency
 from warpwell.targets import memory_for
-from warpwell.testing.key_value_memory import KeyValueMemory, command_row, request_all
 
 LIMIT = 20 * 10**9
 ROOM = 128

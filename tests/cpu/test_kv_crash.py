@@ -9,14 +9,14 @@ import sys
 import tempfile
 
 import pytest
+from tests.harness import kv_crash
+from tests.harness.crash.kv_flips import flip_campaign
+from tests.harness.crash.power import Disk, RecordingFiles
+from tests.harness.kv_crash import Counts, failed_calls, power_cuts
 
 from warpwell.kv.log.floor import Floor
 from warpwell.kv.log.guard import Guard
 from warpwell.kv.log.journal import Journal
-from warpwell.testing import kv_crash
-from warpwell.testing.kv_crash import Counts, failed_calls, power_cuts
-from warpwell.testing.kv_flips import flip_campaign
-from warpwell.testing.power import Disk, RecordingFiles
 
 # A forked child of a process with threads only runs the load and ends.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness import kv_device as load
 
 from warpwell import errors, kv
 from warpwell.kv.keys import as_key
@@ -23,7 +24,6 @@ from warpwell.storage import KeyValueLatency
 from warpwell.storage.key_value_faulty import KeyValueFaulty
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native
-from warpwell.testing import kv_device as load
 
 KEYS = 400
 SCHEMA = {"x": ("uint8", (8, 8)), "y": ("int64", ())}

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.key_value_load import GOOD, NBYTES, OUTCOMES, fill_checked, keep_all_busy, one_beside_busy
+from tests.harness.key_value_memory import KeyValueMemory, serve_memory
 
 from warpwell import nvme
 from warpwell.queues import QueuePairs
@@ -15,8 +17,6 @@ from warpwell.storage.controller import Controller
 from warpwell.storage.key_value_latency import KeyValueLatency
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import clock_ns, memory_for, native
-from warpwell.testing.key_value_load import GOOD, NBYTES, OUTCOMES, fill_checked, keep_all_busy, one_beside_busy
-from warpwell.testing.key_value_memory import KeyValueMemory, serve_memory
 
 pytestmark = pytest.mark.alone
 

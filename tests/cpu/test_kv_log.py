@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.crash.kv_load import Run, contents, index_of, padded, unpadded, write_script
 
 from warpwell import errors
 from warpwell.kv.log.checksum import crc32c, crc32c_many
@@ -20,7 +21,6 @@ from warpwell.kv.log.log import Log, segments
 from warpwell.kv.log.manifest import read_manifest
 from warpwell.kv.log.verify import verify
 from warpwell.targets.checksum import crc32c_of
-from warpwell.testing.kv_load import Run, contents, index_of, padded, unpadded, write_script
 
 SMALL = 1 << 16
 

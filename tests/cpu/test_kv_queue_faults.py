@@ -10,15 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from warpwell import errors
-from warpwell.queues import QueuePairs
-from warpwell.queues.layout import P_CQ_TAIL, P_SQ_HEAD, Q_WORDS
-from warpwell.storage.controller import Controller
-from warpwell.storage.key_value_faulty import KeyValueFaulty
-from warpwell.storage.key_value_latency import KeyValueLatency
-from warpwell.targets import clock_ns, grid, kernel, memory_for
-from warpwell.testing.key_value_load import (
+from tests.harness.key_value_load import (
     FAILED,
     FULL,
     GOOD,
@@ -31,7 +23,15 @@ from warpwell.testing.key_value_load import (
     retrieve_checked,
     send_retrieve,
 )
-from warpwell.testing.key_value_memory import KeyValueMemory, settle
+from tests.harness.key_value_memory import KeyValueMemory, settle
+
+from warpwell import errors
+from warpwell.queues import QueuePairs
+from warpwell.queues.layout import P_CQ_TAIL, P_SQ_HEAD, Q_WORDS
+from warpwell.storage.controller import Controller
+from warpwell.storage.key_value_faulty import KeyValueFaulty
+from warpwell.storage.key_value_latency import KeyValueLatency
+from warpwell.targets import clock_ns, grid, kernel, memory_for
 
 pytestmark = pytest.mark.alone
 

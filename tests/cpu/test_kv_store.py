@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.harness.kv_model import KvModel
 
 import warpwell as ww
 from warpwell import errors
 from warpwell.kv.log.files import Files
-from warpwell.testing.kv_model import KvModel
 
 KEYS = st.sampled_from(
     [b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, bytes(8), "8 bytes.", 0, 1, -1, 2**62, "é", "key"]

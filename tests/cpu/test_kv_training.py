@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from warpwell.testing import kv_training
-from warpwell.testing.kv_ranks import Run, Step, steps_of
+from tests.harness import kv_training
+from tests.harness.kv_ranks import Run, Step, steps_of
 
 pytest.importorskip("sklearn", reason="the digits come from scikit-learn")
 

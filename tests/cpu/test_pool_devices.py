@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.harness.pool_programs import run
 
 import warpwell as ww
 from warpwell import errors
 from warpwell.pool.devices import Devices
-from warpwell.testing.pool_programs import run
 
 
 @ww.device

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.pool_programs import run
 
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
@@ -28,7 +29,6 @@ from warpwell.pool.copy.sharing import Sharing
 from warpwell.pool.ids import new_id
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import Pool, pool_of
-from warpwell.testing.pool_programs import run
 from warpwell.testing.until import until
 
 

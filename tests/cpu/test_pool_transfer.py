@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.pool_programs import double, run
 
 from warpwell import errors
 from warpwell.pool.copy.copies import give_up
@@ -21,7 +22,6 @@ from warpwell.pool.transport.bulk import DONE, Transfer
 from warpwell.pool.transport.region import Region
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import pool_of
-from warpwell.testing.pool_programs import double, run
 
 
 @contextlib.contextmanager

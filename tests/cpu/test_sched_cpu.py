@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness import preemption
 
 import warpwell as ww
 from warpwell import errors
@@ -15,7 +16,6 @@ from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
 from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
 from warpwell.targets.blocks.launch import BlockLaunch
-from warpwell.testing import preemption
 from warpwell.testing.executors import ExecutorConformance, count_and_mix, mixed
 
 BLOCK = 256

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.fake_gpu import FakeGpu, fake_executor
 
 import warpwell as ww
 from warpwell import errors
@@ -20,7 +21,6 @@ from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.task import State
 from warpwell.scheduler.watchdog import Watchdog
 from warpwell.testing.executors import ExecutorConformance
-from warpwell.testing.fake_gpu import FakeGpu, fake_executor
 
 
 class TestCudaExecutorWithoutGpu(ExecutorConformance):

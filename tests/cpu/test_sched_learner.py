@@ -10,6 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
+from tests.harness.fake_gpu import fake_executor
 
 import warpwell as ww
 from warpwell import errors
@@ -24,7 +25,6 @@ from warpwell.scheduler.predict.identity import identity, lasts
 from warpwell.scheduler.predict.learner import ALWAYS, KERNELS, RARELY, Learner
 from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.roofline import Machine
-from warpwell.testing.fake_gpu import fake_executor
 
 STEP = """
 import warpwell as ww

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness import kv_device as load
 
 from warpwell import errors, kv
 from warpwell.storage.key_value_faulty import KeyValueFaulty
-from warpwell.testing import kv_device as load
 
 DEVICE = "cuda"
 KEYS = 2000

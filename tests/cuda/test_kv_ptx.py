@@ -4,13 +4,13 @@ import re
 
 import numpy as np
 import pytest
+from tests.harness import kv_device as load
+from tests.harness.key_value_load import keep_all_busy, retrieve_checked
 
 from warpwell.kv.device import batch, kernel_view
 from warpwell.kv.device.kernel_view import KernelStore
 from warpwell.targets.compiler import run_cuda
 from warpwell.targets.device import linked_functions, seam_for
-from warpwell.testing import kv_device as load
-from warpwell.testing.key_value_load import keep_all_busy, retrieve_checked
 
 pytestmark = pytest.mark.ptx
 

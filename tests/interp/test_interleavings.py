@@ -6,15 +6,15 @@
 import json
 
 import pytest
+from tests.harness.interleavings import FAULT_RUNS, explore, find, interleave, main
+from tests.harness.models.cache_model import CacheModel
+from tests.harness.models.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
+from tests.harness.models.frame_model import FrameModel
+from tests.harness.models.key_value_model import KeyValueModel
+from tests.harness.models.kv_device_model import StoreModel
+from tests.harness.models.queue_model import QueueModel
 
 from warpwell.cache import word
-from warpwell.testing.cache_model import CacheModel
-from warpwell.testing.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
-from warpwell.testing.frame_model import FrameModel
-from warpwell.testing.interleavings import FAULT_RUNS, explore, find, interleave, main
-from warpwell.testing.key_value_model import KeyValueModel
-from warpwell.testing.kv_device_model import StoreModel
-from warpwell.testing.queue_model import QueueModel
 
 CHUNKS = 2
 RUNS = 100

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from warpwell.testing.marked import MARK, command_of, marked
+from tests.harness.marked import MARK, command_of, marked
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"

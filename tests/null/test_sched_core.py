@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.scripted_executor import ScriptedExecutor
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Launch, Placement, Policy, Preempt, Profile, Request, State, Task
@@ -13,7 +14,6 @@ from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies.order import LeftOver
 from warpwell.scheduler.tenants import Tenant, Tenants
 from warpwell.scheduler.waiting import Waiting
-from warpwell.testing.scripted_executor import ScriptedExecutor
 
 SMALL = Capacity(memory=100)
 

@@ -4,13 +4,13 @@ import json
 import math
 
 import pytest
+from tests.harness.scripted_executor import ScriptedExecutor
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SOURCE, SourceModel, decay, gain, preempt_cycles, together, worth
 from warpwell.scheduler.policies.source import Source
-from warpwell.testing.scripted_executor import ScriptedExecutor
 
 M, C = Kind.MEMORY, Kind.COMPUTE
 

@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import pytest
+from tests.harness.scripted_executor import ScriptedExecutor
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Launch, Placement, Policy, Preempt, Profile, Request, State, Task
@@ -18,7 +19,6 @@ from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.study.replay import replay
 from warpwell.study.simulator import Host, Simulator
 from warpwell.testing.policies import CAPACITY, PolicyConformance, task
-from warpwell.testing.scripted_executor import ScriptedExecutor
 
 M, C = Kind.MEMORY, Kind.COMPUTE
 

@@ -1,7 +1,7 @@
 """Files: every system call of a store that changes what is on disk, in one small object.
 
 Tests put another one in its place: one that kills the process at a call, fails it, or keeps what it would have
-made durable (`warpwell.testing.power`). Nothing else in this folder changes a file.
+made durable (`tests.harness.crash.power`). Nothing else in this folder changes a file.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..nvme import READ, WRITE
-from ..storage.medium import PENDING, Medium, NativeMedium
-from ..targets import SYSTEM, fetch_add, memory_for
-from ..targets.interp.interpreter import current, native_handle
+from warpwell.nvme import READ, WRITE
+from warpwell.storage.medium import PENDING, Medium, NativeMedium
+from warpwell.targets import SYSTEM, fetch_add, memory_for
+from warpwell.targets.interp.interpreter import current, native_handle
 
 BLOCK = 512
 PIECE = 128

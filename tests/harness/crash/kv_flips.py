@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .. import errors
-from ..kv.log.files import Files
-from ..kv.log.floor import FLOOR_NAME
-from ..kv.log.format import RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
-from ..kv.log.lock import LOCK_NAME
-from ..kv.log.log import Log
-from ..kv.log.verify import verify
+from warpwell import errors
+from warpwell.kv.log.files import Files
+from warpwell.kv.log.floor import FLOOR_NAME
+from warpwell.kv.log.format import RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
+from warpwell.kv.log.lock import LOCK_NAME
+from warpwell.kv.log.log import Log
+from warpwell.kv.log.verify import verify
+
 from .kv_load import Run, State, WrongBytes, contents, write_script
 
 

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..targets import Block
-from ..targets.interp.interpreter import Interpreter
-from ..targets.interp.scheduler import Thread
+from warpwell.targets import Block
+from warpwell.targets.interp.interpreter import Interpreter
+from warpwell.targets.interp.scheduler import Thread
 
 Watch = Callable[[int], None]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..nvme import (
+from warpwell.nvme import (
     CAPACITY_EXCEEDED,
     INVALID_OPCODE,
     KV_DELETE,
@@ -24,12 +24,12 @@ from ..nvme import (
     key_value_word5,
     key_words,
 )
-from ..queues.completion import drain, orphan, poll, result_of, take_ready
-from ..queues.layout import ORPHAN, Q_WORDS
-from ..queues.submission import release_id, staging_of, submit_entry, take_id
-from ..storage._words import lock, set_word, unlock, word
-from ..storage.medium import NativeMedium
-from ..targets import (
+from warpwell.queues.completion import drain, orphan, poll, result_of, take_ready
+from warpwell.queues.layout import ORPHAN, Q_WORDS
+from warpwell.queues.submission import release_id, staging_of, submit_entry, take_id
+from warpwell.storage._words import lock, set_word, unlock, word
+from warpwell.storage.medium import NativeMedium
+from warpwell.targets import (
     SYSTEM,
     backoff,
     clock_ns,

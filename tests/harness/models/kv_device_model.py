@@ -13,14 +13,15 @@ from random import Random
 
 import numpy as np
 
-from ..kv.device import device_cache, kernel_view
-from ..kv.device import requests as at
-from ..nvme import KV_RETRIEVE, KV_STORE
-from ..queues import QueuePairs
-from ..storage.controller import Controller
-from ..storage.medium import PENDING, NativeMedium
-from ..targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
-from ..targets.interp.interpreter import current, native_handle
+from warpwell.kv.device import device_cache, kernel_view
+from warpwell.kv.device import requests as at
+from warpwell.nvme import KV_RETRIEVE, KV_STORE
+from warpwell.queues import QueuePairs
+from warpwell.storage.controller import Controller
+from warpwell.storage.medium import PENDING, NativeMedium
+from warpwell.targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
+from warpwell.targets.interp.interpreter import current, native_handle
+
 from .adversary import Adversary, Violation
 
 MAX_STEPS = 400_000

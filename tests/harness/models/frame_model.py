@@ -11,11 +11,12 @@ from random import Random
 
 import numpy as np
 
-from ..cache.core import hashed, owner_address, word_address
-from ..cache.layout import HELD_FRAME
-from ..cache.transfer import fill, publish
-from ..cache.word import BUSY, evicted, with_state
-from ..targets import DEVICE, compare_exchange, load_relaxed, store_relaxed
+from warpwell.cache.core import hashed, owner_address, word_address
+from warpwell.cache.layout import HELD_FRAME
+from warpwell.cache.transfer import fill, publish
+from warpwell.cache.word import BUSY, evicted, with_state
+from warpwell.targets import DEVICE, compare_exchange, load_relaxed, store_relaxed
+
 from .adversary import SHORT, Violation
 from .cache_model import ITEMS, CacheModel, Focus, base_value
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..targets.blocks import cpu as blocks_cpu
-from ..targets.blocks.launch import BlockLaunch
-from ..targets.memory import Block, memory_for, view_of
+from warpwell.targets.blocks import cpu as blocks_cpu
+from warpwell.targets.blocks.launch import BlockLaunch
+from warpwell.targets.memory import Block, memory_for, view_of
 
 
 class _Stream:
@@ -201,6 +201,6 @@ class FakeGpu:
 
 def fake_executor(**options: Any) -> Any:
     """Return a `CudaExecutor` over a `FakeGpu`."""
-    from ..scheduler.executors.cuda_executor import CudaExecutor
+    from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 
     return CudaExecutor(gpu=FakeGpu(**options))

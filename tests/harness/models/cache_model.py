@@ -16,21 +16,22 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array import atomic_add
-from ..array.array import Array
-from ..array.header import Header
-from ..cache import Cache
-from ..cache import layout as at
-from ..cache.core import hashed, word_address
-from ..cache.frames import clean
-from ..cache.maintenance import flush_frames
-from ..cache.paging import evict_page
-from ..cache.transfer import serve
-from ..cache.word import DIRTY, INVALID, PINS, READABLE, VALID, frame_of, pins_of, state_of
-from ..queues.layout import Q_IN_USE
-from ..storage.serve import serve_media
-from ..targets import DEVICE, backoff, closing, load_acquire
-from ..targets.fault import LaunchFlag
+from warpwell.array import atomic_add
+from warpwell.array.array import Array
+from warpwell.array.header import Header
+from warpwell.cache import Cache
+from warpwell.cache import layout as at
+from warpwell.cache.core import hashed, word_address
+from warpwell.cache.frames import clean
+from warpwell.cache.maintenance import flush_frames
+from warpwell.cache.paging import evict_page
+from warpwell.cache.transfer import serve
+from warpwell.cache.word import DIRTY, INVALID, PINS, READABLE, VALID, frame_of, pins_of, state_of
+from warpwell.queues.layout import Q_IN_USE
+from warpwell.storage.serve import serve_media
+from warpwell.targets import DEVICE, backoff, closing, load_acquire
+from warpwell.targets.fault import LaunchFlag
+
 from .adversary import Adversary, Violation
 from .scripted_medium import ScriptedMedium
 

@@ -8,10 +8,11 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from .. import errors
-from ..kv.log.files import Files
-from ..kv.log.log import Log
-from ..kv.log.manifest import MANIFEST_NAME
+from warpwell import errors
+from warpwell.kv.log.files import Files
+from warpwell.kv.log.log import Log
+from warpwell.kv.log.manifest import MANIFEST_NAME
+
 from .kv_load import Script, State, WrongBytes, contents
 from .power import RecordingFiles
 

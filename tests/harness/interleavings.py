@@ -1,4 +1,4 @@
-"""Seeded interleavings of queues, cache and stores: ``python -m warpwell.testing.interleavings``.
+"""Seeded interleavings of queues, cache and stores: ``python -m tests.harness.interleavings``.
 
 Each seed is one scenario and one interleaving on weak memory, and the same seed gives the same run. With
 ``--faults`` the planted faults are run instead, each until a seed finds it.
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .cache_model import CacheModel, Focus
-from .faults_planted import FAULTS, Fault, planted
-from .frame_model import FrameModel
-from .key_value_model import KeyValueModel
-from .kv_device_model import StoreModel
-from .queue_model import QueueModel
+from .models.cache_model import CacheModel, Focus
+from .models.faults_planted import FAULTS, Fault, planted
+from .models.frame_model import FrameModel
+from .models.key_value_model import KeyValueModel
+from .models.kv_device_model import StoreModel
+from .models.queue_model import QueueModel
 
 SCENARIOS = ("queue", "cache", "frame", "key-value", "store")
 FAULT_RUNS = 1000
@@ -145,7 +145,7 @@ def _run_scenario(scenario: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _replay(outcome: Outcome) -> str:
-    return f"python -m warpwell.testing.interleavings --scenario {outcome.scenario} --replay {outcome.seed}"
+    return f"python -m tests.harness.interleavings --scenario {outcome.scenario} --replay {outcome.seed}"
 
 
 def _run_replay(scenarios: Sequence[str], seed: int) -> int:
@@ -157,7 +157,7 @@ def _run_replay(scenarios: Sequence[str], seed: int) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return 1 where something was violated or a planted fault was not found."""
-    parser = argparse.ArgumentParser(prog="python -m warpwell.testing.interleavings", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.interleavings", description=__doc__)
     whole: Callable[[str], int] = int
     parser.add_argument("--runs", type=whole, default=1000, help="interleavings of each scenario (1000)")
     parser.add_argument("--seed", type=whole, default=0, help="first seed (0)")

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..nvme import KV_RETRIEVE, KV_UNRECOVERED_ERROR, command_word0, key_value_word5
-from ..queues.completion import drain, result_of, take_ready
-from ..queues.layout import ASYNC, ID_PAGE, ID_STATE, ID_STATUS, Q_WORDS, TAKEN
-from ..queues.submission import id_record, release_id, staging_of, submit_entry, take_id
-from ..targets import (
+from warpwell.nvme import KV_RETRIEVE, KV_UNRECOVERED_ERROR, command_word0, key_value_word5
+from warpwell.queues.completion import drain, result_of, take_ready
+from warpwell.queues.layout import ASYNC, ID_PAGE, ID_STATE, ID_STATUS, Q_WORDS, TAKEN
+from warpwell.queues.submission import id_record, release_id, staging_of, submit_entry, take_id
+from warpwell.targets import (
     DEVICE,
     SYSTEM,
     backoff,
@@ -27,6 +27,7 @@ from ..targets import (
     store_relaxed,
     store_release,
 )
+
 from .key_value_memory import NOTHING, TIMED_OUT, settle, wait
 
 GOOD = 0

@@ -1,4 +1,4 @@
-"""``python -m warpwell.testing.preemption``: preempts two kernels at random, and checks every block of them.
+"""``python -m tests.harness.preemption``: preempts two kernels at random, and checks every block of them.
 
 Both run on `CpuExecutor` at the same time, are drained, shrunk, grown and resumed at random, and each is preempted as
 often as was asked, each time with blocks done (some since it was last launched) and blocks left. At its end every
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..scheduler import Ended, Job, Placement, Request, Task
-from ..scheduler.executors.cpu_executor import CpuExecutor
-from ..targets import DEVICE, Launch, element_address, fetch_add, grid, kernel
-from ..targets.blocks.launch import BlockLaunch
+from warpwell.scheduler import Ended, Job, Placement, Request, Task
+from warpwell.scheduler.executors.cpu_executor import CpuExecutor
+from warpwell.targets import DEVICE, Launch, element_address, fetch_add, grid, kernel
+from warpwell.targets.blocks.launch import BlockLaunch
 
 BUDGET = 60
 """Blocks a preemption: what may run between a launch and the next stop, on the average."""
@@ -221,7 +221,7 @@ def hurried(run: Run, preemptions: int) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the test; return 0 where everything held."""
-    parser = argparse.ArgumentParser(prog="python -m warpwell.testing.preemption", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.preemption", description=__doc__.splitlines()[0])
     parser.add_argument("--preemptions", type=int, default=1000, help="of each kernel (default: 1000)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="workers of a kernel at most (default: 2)")

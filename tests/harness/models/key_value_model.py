@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from random import Random
 
-from ..nvme import KV_RETRIEVE, KV_STORE, key_value_word5
-from ..queues.completion import result_of
-from ..queues.submission import staging_of, submit_entry
-from ..storage.medium import PENDING, NativeMedium
-from ..targets import DEVICE, SYSTEM, fetch_add, load_relaxed, memory_for
-from ..targets.interp.interpreter import current, native_handle
+from warpwell.nvme import KV_RETRIEVE, KV_STORE, key_value_word5
+from warpwell.queues.completion import result_of
+from warpwell.queues.submission import staging_of, submit_entry
+from warpwell.storage.medium import PENDING, NativeMedium
+from warpwell.targets import DEVICE, SYSTEM, fetch_add, load_relaxed, memory_for
+from warpwell.targets.interp.interpreter import current, native_handle
+
 from .adversary import Violation
 from .queue_model import WORDS, QueueModel, Request
 

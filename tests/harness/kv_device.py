@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kv.keys import as_key
-from ..targets import clock_ns, grid, kernel
+from warpwell.kv.keys import as_key
+from warpwell.targets import clock_ns, grid, kernel
 
 MIX = 0x9E3779B97F4A7C15
 WRONG = -12

@@ -1,4 +1,4 @@
-"""Kills, exits and stops of the processes of a pool, at random moments: ``python -m warpwell.testing.pool_faults``.
+"""Kills, exits and stops of the processes of a pool, at random moments: ``python -m tests.harness.pool_faults``.
 
 It checks that a lost device is told within 5 s while the others go on; that a job whose agents do not all start ends
 within 40 s and names one; that `run` returns the application's status; and that 5 s later no process and no file of a
@@ -80,7 +80,7 @@ class Job:
 
 def lose_devices(folder: str, moment: str, seed: int) -> list[dict[str, Any]]:
     """Run a program that loses all devices but one."""
-    job = Job(["--agents", str(AGENTS), "-m", "warpwell.testing.pool_losing", moment, str(seed)], folder)
+    job = Job(["--agents", str(AGENTS), "-m", "tests.harness.pool_losing", moment, str(seed)], folder)
     status, output, errors, left = job.end(120)
     found = json.loads(output.splitlines()[-1]) if output else []
     wrong = [text for each in found for text in each["wrong"]]
@@ -133,7 +133,7 @@ def end_application(folder: str, how: str, seed: int) -> list[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run; return 1 if anything was not as it should be."""
-    parser = argparse.ArgumentParser(prog="python -m warpwell.testing.pool_faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.pool_faults", description=__doc__)
     parser.add_argument("--times", type=int, default=50, metavar="N", help="each kind of fault (default 50)")
     parser.add_argument("--seed", type=int, default=7, metavar="N")
     parser.add_argument("--quick", action="store_true", help="each kind once or twice")

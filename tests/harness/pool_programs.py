@@ -1,7 +1,7 @@
 """`Program`: random programs of copies, launches and events over the devices of a pool, compared bit for bit.
 
-``python -m warpwell.testing.pool_programs --programs 500 --agents 3 --seed 7`` runs them over agents in this process;
-under ``warpwell run --agents 3 -m warpwell.testing.pool_programs``, over those of the job.
+``python -m tests.harness.pool_programs --programs 500 --agents 3 --seed 7`` runs them over agents in this process;
+under ``warpwell run --agents 3 -m tests.harness.pool_programs``, over those of the job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import errors
-from ..pool.device import Device
-from ..pool.devices import Devices, devices, joined
-from ..pool.pinned import pinned_empty
-from ..targets import grid, kernel
+from warpwell import errors
+from warpwell.pool.device import Device
+from warpwell.pool.devices import Devices, devices, joined
+from warpwell.pool.pinned import pinned_empty
+from warpwell.targets import grid, kernel
 
 LENGTHS = (0, 1, 3, 257, 1000, 9001, 40_000, 131_073)
 """Items of the buffers of a program: some copies travel inside messages, others by the side, some are odd."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..scheduler import Capacity, Ended, Executor, Job, Placement, Profile, Stopped, Task
+from warpwell.scheduler import Capacity, Ended, Executor, Job, Placement, Profile, Stopped, Task
 
 
 class ScriptedExecutor(Executor):

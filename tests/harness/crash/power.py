@@ -16,7 +16,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..kv.log.files import Files
+from warpwell.kv.log.files import Files
 
 SECTORS = (512, 4096)
 

@@ -1,4 +1,4 @@
-"""Crash campaigns on the log of key-value stores: ``python -m warpwell.testing.kv_crash``.
+"""Crash campaigns on the log of key-value stores: ``python -m tests.harness.kv_crash``.
 
 Kills at random moments, a kill at every system call, power cuts, failed calls, and flipped bits. The seed is
 printed, and the same seed gives the same scripts, cuts and flips (a random kill's moment is the machine's).
@@ -24,13 +24,14 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from .. import errors
-from ..kv.log.files import Files
-from ..kv.log.log import Log
-from .kv_faults import MOMENTS, FailingFiles, InterceptedFiles, KillingFiles, Verdict, judge
-from .kv_flips import Flips, flip_campaign
-from .kv_load import Run, Script, State, contents, index_of, padded, write_script
-from .power import Disk, Event, RecordingFiles
+from warpwell import errors
+from warpwell.kv.log.files import Files
+from warpwell.kv.log.log import Log
+
+from .crash.kv_faults import MOMENTS, FailingFiles, InterceptedFiles, KillingFiles, Verdict, judge
+from .crash.kv_flips import Flips, flip_campaign
+from .crash.kv_load import Run, Script, State, contents, index_of, padded, write_script
+from .crash.power import Disk, Event, RecordingFiles
 
 DURABILITIES = ("commit", "commit", "commit", "none", "always")
 _CUTS_A_SCRIPT = 25
@@ -349,7 +350,7 @@ def _folder(base: str) -> Iterator[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run campaigns and print their outcomes; 1 if anything went wrong."""
-    parser = argparse.ArgumentParser(prog="python -m warpwell.testing.kv_crash", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.kv_crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=0, metavar="N", help="kills at random moments")
     parser.add_argument("--every-call", action="store_true", help="a kill before, within and after every call")
     parser.add_argument("--cuts", type=int, default=0, metavar="N", help="power cuts")

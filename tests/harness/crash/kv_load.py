@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kv.log.checksum import crc32c
-from ..kv.log.compaction import compact
-from ..kv.log.files import Files, read_at
-from ..kv.log.format import crc_of, offset_of, segment_of, size_of
-from ..kv.log.log import Log
+from warpwell.kv.log.checksum import crc32c
+from warpwell.kv.log.compaction import compact
+from warpwell.kv.log.files import Files, read_at
+from warpwell.kv.log.format import crc_of, offset_of, segment_of, size_of
+from warpwell.kv.log.log import Log
 
 State = dict[bytes, bytes]
 SEGMENT_BYTES = 1 << 16

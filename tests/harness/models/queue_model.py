@@ -11,10 +11,10 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from ..nvme import READ, WRITE, command_word0, command_word6
-from ..queues import QueuePairs
-from ..queues.completion import drain, orphan, poll, take_ready
-from ..queues.layout import (
+from warpwell.nvme import READ, WRITE, command_word0, command_word6
+from warpwell.queues import QueuePairs
+from warpwell.queues.completion import drain, orphan, poll, take_ready
+from warpwell.queues.layout import (
     ASYNC,
     FREE,
     ID_STATE,
@@ -31,10 +31,11 @@ from ..queues.layout import (
     Q_TAIL,
     Q_TICKET,
 )
-from ..queues.submission import id_record, release_id, staging_of, submit, take_id
-from ..storage.controller import Controller
-from ..storage.serve import serve_media
-from ..targets import DEVICE, backoff, load_relaxed, memory_for, store_relaxed, store_release
+from warpwell.queues.submission import id_record, release_id, staging_of, submit, take_id
+from warpwell.storage.controller import Controller
+from warpwell.storage.serve import serve_media
+from warpwell.targets import DEVICE, backoff, load_relaxed, memory_for, store_relaxed, store_release
+
 from .adversary import Adversary, Violation
 from .scripted_medium import BLOCK, ScriptedMedium
 
