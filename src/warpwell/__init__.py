@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors  # modules within import it from here, which must not wait for those that wait for them
 
 if TYPE_CHECKING:
-    from . import cache, graph, kv, nvme, pool, scheduler, storage
+    from . import cache, graph, kv, nvme, pool, remote, scheduler, storage
     from .array import Array, DeviceArray, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
@@ -66,6 +66,7 @@ __all__ = [
     "open",
     "pinned_empty",
     "pool",
+    "remote",
     "scheduler",
     "shared_array",
     "storage",
@@ -77,7 +78,7 @@ __all__ = [
 
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
-    "": "cache graph kv nvme pool scheduler storage",
+    "": "cache graph kv nvme pool remote scheduler storage",
     "array": "Array DeviceArray atomic_add",
     "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics",
@@ -87,10 +88,10 @@ _FROM = {
     "pool.pinned": "pinned_empty",
     "targets": "backoff clock_ns default_device failed grid lane_id warp_size",
     "targets.block": "barrier block_index block_threads shared_array thread_index",
-    "targets.cuda_source": "CudaSource",
+    "targets.gpu.cuda_source": "CudaSource",
     "targets.device": "device",
     "targets.kernel": "kernel",
-    "targets.run_cuda": "numba_cuda",
+    "targets.compiler.run_cuda": "numba_cuda",
 }
 _HOMES = {name.split("=")[0]: (home, name.split("=")[-1]) for home, names in _FROM.items() for name in names.split()}
 

@@ -39,7 +39,7 @@ def short(monkeypatch):
 APART = """
 import json, sys
 from dataclasses import asdict
-from warpwell.testing import kv_crash
+from tests.harness import kv_crash
 write = kv_crash.write_script
 if sys.argv[2] == "short":
     kv_crash.write_script = lambda seed, durability="commit": write(seed, 18, durability, keys=8)

@@ -10,8 +10,8 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.kv.log import lock
 from warpwell.kv.log.files import Files
-from warpwell.kv.log.log import lock
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell import errors
-from warpwell.kv.index.index import Index, mapping
+from warpwell.kv.index import mapping
+from warpwell.kv.index.index import Index
 from warpwell.kv.index.layout import (
     LENGTH_SHIFT,
     S_TABLE,

@@ -196,7 +196,7 @@ def test_a_store_that_could_not_be_opened_leaves_nothing(path: Path, monkeypatch
 
 def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
     """A finalizer comes anywhere, with locks held: none that it needs may be among them."""
-    from warpwell.kv.index.index import mapping
+    from warpwell.kv.index import mapping
     from warpwell.targets import bus_error
 
     codes = {bus_error.guard.__code__, bus_error.release.__code__, mapping.map_file.__code__}

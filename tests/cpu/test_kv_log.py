@@ -12,12 +12,13 @@ import pytest
 from tests.harness.crash.kv_load import Run, contents, index_of, padded, unpadded, write_script
 
 from warpwell import errors
+from warpwell.kv.log import segments
 from warpwell.kv.log.checksum import crc32c, crc32c_many
 from warpwell.kv.log.compaction import compact
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
 from warpwell.kv.log.journal import journal_path
-from warpwell.kv.log.log import Log, segments
+from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import read_manifest
 from warpwell.kv.log.verify import verify
 from warpwell.targets.checksum import crc32c_of

@@ -329,7 +329,7 @@ def test_folders_that_are_no_stores(tmp_path: Path) -> None:
 
 
 def test_a_newer_store(store: ww.kv.Store) -> None:
-    from warpwell.kv.log.log import manifest
+    from warpwell.kv.log import manifest
 
     store.close()
     file = Path(store.path) / "MANIFEST"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from warpwell.pool.transport.transport import mpi_loop
+from warpwell.pool.transport import mpi_loop
 from warpwell.targets.compiler.machine_code import machine_code
 
 UMASK = os.umask(0o022)
@@ -17,7 +17,7 @@ os.umask(UMASK)
 LOADS = """
 import sys
 import numpy as np
-from warpwell.pool import mpi_loop
+from warpwell.pool.transport import mpi_loop
 from warpwell.targets.compiler.machine_code import machine_code
 words = np.array([7, -3])
 assert machine_code(mpi_loop.word)(words.ctypes.data + 8) == -3

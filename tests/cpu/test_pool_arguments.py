@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.pool.agent.agent import Agent, answers, code, parts
+from warpwell.pool.agent import answers, code, parts
+from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.devices import Devices
 from warpwell.testing.pool_agents import pool_of

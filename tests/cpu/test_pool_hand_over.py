@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from warpwell import errors
-from warpwell.targets.gpu.gpu import memory_pool
+from warpwell.targets.gpu import memory_pool
 from warpwell.targets.gpu.memory_pool import ImportedPool, MemoryPool
 
 

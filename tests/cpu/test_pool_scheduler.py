@@ -18,11 +18,12 @@ from warpwell import errors
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
 from warpwell.pool.stream import Stream
+from warpwell.remote import PoolHandle, PoolScheduler
 from warpwell.remote.scheduler_agent import AgentScheduler
 from warpwell.remote.scheduler_handle import Unit
 from warpwell.remote.scheduler_member import Member
 from warpwell.remote.scheduler_places import Places
-from warpwell.scheduler import PoolHandle, PoolScheduler, Profile, Scheduler, State
+from warpwell.scheduler import Profile, Scheduler, State
 
 
 @ww.kernel

@@ -16,8 +16,8 @@ from warpwell.cli.main import main
 from warpwell.cli.sched import serve as sched_serve
 from warpwell.errors import ServiceError
 from warpwell.scheduler.events import Event, Log
+from warpwell.scheduler.service import service
 from warpwell.scheduler.service.client import connect
-from warpwell.scheduler.service.service import service
 
 Capture = pytest.CaptureFixture[str]
 

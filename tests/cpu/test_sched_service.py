@@ -16,9 +16,10 @@ import pytest
 
 from warpwell import errors
 from warpwell.scheduler.scheduler import Scheduler
+from warpwell.scheduler.service import protocol, references, wire
 from warpwell.scheduler.service.client import Client, connect
 from warpwell.scheduler.service.owner import Owner
-from warpwell.scheduler.service.service import Service, protocol, references, wire
+from warpwell.scheduler.service.service import Service
 
 BOUND = 60.0
 """Seconds that nothing here may take; it takes some seconds at most on two free cores."""
@@ -290,7 +291,7 @@ def test_an_import_that_takes_long_holds_up_its_own_client_alone(
     path, gate, count = tmp_path / "slow.py", tmp_path / "gate", tmp_path / "count"
     path.write_text(f"""
 import time, pathlib, warpwell as ww
-from warpwell.scheduler import references
+from warpwell.scheduler.service import references
 if references.in_owner:
     with open({str(count)!r}, "a") as stream:
         stream.write("x")
@@ -357,7 +358,7 @@ def test_a_file_that_ends_the_owner_while_it_is_imported(client: Client, kernels
     path = tmp_path / "aborts.py"
     path.write_text("""
 import os, warpwell as ww
-from warpwell.scheduler import references
+from warpwell.scheduler.service import references
 if references.in_owner:
     os._exit(3)
 @ww.kernel

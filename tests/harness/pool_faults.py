@@ -94,7 +94,7 @@ def kill_while_starting(folder: str, seed: int) -> list[dict[str, Any]]:
     job = Job(["--agents", "3", "-c", _WAITING], folder)
     agents: list[int] = []
     while not agents and time.monotonic() < job.began + START_LIMIT:
-        agents = job.find("agent_main")
+        agents = job.find("agent.agent_main")
         time.sleep(0.005)
         assert job.process.poll() is None, job.process.communicate()[1]
     time.sleep(draw.uniform(0.0, 1.0))
@@ -102,10 +102,10 @@ def kill_while_starting(folder: str, seed: int) -> list[dict[str, Any]]:
     killed = time.monotonic()
     while job.process.poll() is None and time.monotonic() < killed + START_LIMIT:
         time.sleep(0.01)
-        if time.monotonic() > killed + LIMIT and len(job.find("agent_main")) == 2:
+        if time.monotonic() > killed + LIMIT and len(job.find("agent.agent_main")) == 2:
             break  # it was ready already, and the application goes on
     if job.process.poll() is None:
-        os.kill(job.find("application")[0], signal.SIGKILL)
+        os.kill(job.find("launch.application")[0], signal.SIGKILL)
         status, _, _, left = job.end(20)
         assert status == 137, f"status {status}"
         return [{"what": "killed when ready", "seconds": 0.0, "left": left}]
@@ -123,7 +123,7 @@ def end_application(folder: str, how: str, seed: int) -> list[dict[str, Any]]:
     if how == "kill":
         assert job.process.stdout is not None and job.process.stdout.readline().strip() == "2"
         time.sleep(random.Random(seed).uniform(0, 0.3))
-        os.kill(job.find("application")[0], signal.SIGKILL)
+        os.kill(job.find("launch.application")[0], signal.SIGKILL)
         killed = time.monotonic()
     status, _, errors, left = job.end(60)
     seconds = 0.0 if killed is None else time.monotonic() - killed - left

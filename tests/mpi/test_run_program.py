@@ -180,7 +180,7 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
         "    gpus.list_gpus = lambda: ['GPU-0']\n"
     )
     environ = {"PYTHONPATH": f"{tmp_path}:{SOURCES}", FOLDER: str(tmp_path / "locks")}
-    code = "import sys\nfrom warpwell.pool.launch.gpu_claims import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
+    code = "from warpwell.pool.launch.gpu_claims import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE,
                           stdin=subprocess.PIPE) as other:  # fmt: skip
         assert other.stdout is not None and other.stdout.readline() == b"has\n"

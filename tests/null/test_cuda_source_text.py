@@ -285,7 +285,7 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The words before the arguments, in the order in which the program's text has them, without a GPU."""
     from types import SimpleNamespace
 
-    from warpwell.targets.blocks.launch import cuda as blocks_cuda
+    from warpwell.targets.blocks import cuda as blocks_cuda
     from warpwell.targets.gpu.source_build import around
     from warpwell.targets.gpu.source_forms import SourceForms
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from warpwell.kv.log import format as layout
 from warpwell.kv.log.format import crc_of, file_name, key_len_of, locations, offset_of, segment_of, size_of
 from warpwell.kv.log.journal import new_records
-from warpwell.kv.log.log import format as layout
 from warpwell.kv.log.recovery import join, live, split
 from warpwell.kv.log.segments import place
 

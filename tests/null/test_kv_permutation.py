@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import warpwell as ww
 from warpwell.errors import ArgumentError
-from warpwell.kv.loader.loader import permutation as p
+from warpwell.kv.loader import permutation as p
 from warpwell.kv.loader.permutation import Permutation, permuted
 from warpwell.targets import has_cuda
 

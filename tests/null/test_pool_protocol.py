@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.pool.agent.agent import code, protocol
+from warpwell.pool.agent import code, protocol
 from warpwell.pool.agent.protocol import Op
 from warpwell.pool.transport.milestone import Milestone, limit
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolVersionError
 from warpwell.pool.options import silence_from_environment
+from warpwell.pool.transport import mpi_words
 from warpwell.pool.transport.bulk import CANCELLED, Transfer
 from warpwell.pool.transport.handshake import Hello
 from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
@@ -19,7 +20,7 @@ from warpwell.pool.transport.mpi_native import NativeProgress
 from warpwell.pool.transport.signal import Signal
 from warpwell.pool.transport.stream_framing import HEADER, Incoming, Outgoing
 from warpwell.pool.transport.tags import Tags
-from warpwell.pool.transport.transport import Region, mpi_words
+from warpwell.pool.transport.transport import Region
 from warpwell.testing.transports import TransportConformance
 
 

@@ -26,22 +26,13 @@ from numpy.typing import NDArray
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.scheduler.service import address, broker, holdings, protocol, references, wire
 from warpwell.scheduler.service.client import Client, connect
 from warpwell.scheduler.service.ledger import MAX_DEATHS, Held, Ledger, Piece
 from warpwell.scheduler.service.owner_lines import Lines
 from warpwell.scheduler.service.owner_process import TRIES
 from warpwell.scheduler.service.protocol import MAGIC, Connection, Peer
-from warpwell.scheduler.service.service import (
-    MAX_CLIENTS,
-    SILENT,
-    Service,
-    address,
-    broker,
-    holdings,
-    protocol,
-    references,
-    wire,
-)
+from warpwell.scheduler.service.service import MAX_CLIENTS, SILENT, Service
 from warpwell.scheduler.task import Kind, Profile
 
 Pair = tuple[Connection, Connection]

@@ -21,7 +21,7 @@ from .sched import arguments as sched_arguments
 BAD_INPUT = 2
 BROKEN_PIPE = 141
 
-_OWN = ("run", "pool_notebook", "bench")
+_OWN = ("pool.run", "pool.notebook", "bench")
 """Modules of commands whose programs see to Ctrl-C themselves."""
 
 _DESCRIPTION = "Arrays on storage, many times larger than memory, that kernels in Python read on demand."
@@ -80,14 +80,14 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
     graph = commands.add_parser("graph", help="convert, generate and traverse graphs")
     verbs = graph.add_subparsers(metavar="COMMAND", required=True)
 
-    convert = command(verbs, "convert", "graph_make", "convert a file of edges")
+    convert = command(verbs, "convert", "graph.make", "convert a file of edges")
     convert.add_argument("edges", metavar="EDGES", help="edge list, MatrixMarket or SciPy .npz; also compressed")
     convert.add_argument("out", metavar="OUT", help="folder of the graph, NAME.ww by custom")
     convert.add_argument("--undirected", action="store_true", help="store each edge in both directions, once")
     convert.add_argument("--vertices", type=int, metavar="N", help="vertices, where the file does not say so")
     _make_options(convert)
 
-    generate = command(verbs, "generate", "graph_make", "generate a graph of the GAP benchmark")
+    generate = command(verbs, "generate", "graph.make", "generate a graph of the GAP benchmark")
     generate.add_argument("kind", choices=("kron", "urand"))
     generate.add_argument("out", metavar="OUT", help="folder of the graph, NAME.ww by custom")
     generate.add_argument("--scale", type=int, default=16, metavar="N", help="2**N vertices (default 16)")
@@ -96,13 +96,13 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
     generate.add_argument("--directed", action="store_true", help="leave the edges as they are made")
     _make_options(generate)
 
-    search = command(verbs, "bfs", "graph_run", "breadth-first search")
+    search = command(verbs, "bfs", "graph.run", "breadth-first search")
     search.add_argument("graph", metavar="GRAPH")
     search.add_argument("--source", type=int, required=True, metavar="VERTEX")
     search.add_argument("--out", metavar="FILE.npy", help="write the levels (int64; -1: not reached)")
     _run_options(search)
 
-    components = command(verbs, "cc", "graph_run", "connected components of an undirected graph")
+    components = command(verbs, "cc", "graph.run", "connected components of an undirected graph")
     components.add_argument("graph", metavar="GRAPH")
     components.add_argument("--out", metavar="FILE.npy", help="write each vertex's smallest connected vertex (int64)")
     _run_options(components)

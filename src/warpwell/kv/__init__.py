@@ -7,7 +7,6 @@
 >>> batch, found = store.get_many(keys[:256])
 """
 
-from ..remote.store import RemoteStore
 from .device.device_store import DeviceStore
 from .loader.dataset import Dataset
 from .loader.loader import DataLoader
@@ -24,7 +23,6 @@ __all__ = [
     "Dataset",
     "DeviceStore",
     "Permutation",
-    "RemoteStore",
     "SalvageReport",
     "Schema",
     "Store",

@@ -205,7 +205,7 @@ class Device:
     def open(self, path: Any, mode: str = "r", **options: Any) -> Any:
         """Open an array on storage where the device is: kernels of the device take it, and read it there.
 
-        It waits until the array is open. See ``ww.open`` for parameters, and `warpwell.array.RemoteArray` for what it
+        It waits until the array is open. See ``ww.open`` for parameters, and `warpwell.remote.RemoteArray` for what it
         returns. Paths are those of the device's host.
         """
         return self.create("open", _path(path), mode, device=self.target, **options)
@@ -213,8 +213,8 @@ class Device:
     def open_store(self, path: Any, mode: str = "r", **options: Any) -> Any:
         """Open a key-value store where the device is: kernels of the device take it, and fetch records there.
 
-        It waits until the store is open. See ``ww.kv.open`` for parameters, and `warpwell.kv.RemoteStore` for what it
-        returns.
+        It waits until the store is open. See ``ww.kv.open`` for parameters, and `warpwell.remote.RemoteStore`
+        for what it returns.
         """
         return self.create("store", _path(path), mode, device=self.target, **options)
 

@@ -1,7 +1,5 @@
 """Scheduler: kernels that arrive at any time share one device. See ``docs/scheduler.md``."""
 
-from ..remote.scheduler import PoolScheduler
-from ..remote.scheduler_handle import PoolHandle
 from .core import Core
 from .decision import SourceModel
 from .events import Event, Log
@@ -31,8 +29,6 @@ __all__ = [
     "POLICIES",
     "Placement",
     "Policy",
-    "PoolHandle",
-    "PoolScheduler",
     "Preempt",
     "Profile",
     "Rates",

@@ -67,10 +67,10 @@ def struct_function(stub: Callable[..., Any], name: str, other: Callable[..., An
 def seam_for(target: str) -> Any:
     """Return the compiler hooks of "cpu" or "cuda", with everything registered so far."""
     if target not in _seams:
-        module = importlib.import_module(f"{__package__}._{target}")
+        module = importlib.import_module(f"{__package__}.compiler.{target}_bodies")
         _seams[target] = module.seam
-        for part in ("blocks", "bounds"):
-            importlib.import_module(f"{__package__}._{target}_{part}")
+        for part in ("block_bodies", "bounds"):
+            importlib.import_module(f"{__package__}.compiler.{target}_{part}")
         for kind, args in _registered:
             getattr(module.seam, kind)(*args)
     return _seams[target]

@@ -63,9 +63,9 @@ class Fault:
 _SUBMIT = "queues.submission"
 _DRAIN = "queues.completion"
 _SERVE = "storage.serve"
-_REQUESTS = "kv.requests"
-_WAYS = "kv.device_cache"
-_TICKETS = "kv.kernel_view"
+_REQUESTS = "kv.device.requests"
+_WAYS = "kv.device.device_cache"
+_TICKETS = "kv.device.kernel_view"
 
 _PULL = """        page_shift = field(core, C_PAGE_SHIFT)
         for k in range(pages):

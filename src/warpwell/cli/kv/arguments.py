@@ -17,7 +17,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     kv = commands.add_parser("kv", help="fill, read, check and measure key-value stores")
     verbs = kv.add_subparsers(metavar="COMMAND", required=True)
 
-    load = command(verbs, "load", "kv_load", "load records into a store, in bounded memory")
+    load = command(verbs, "load", "kv.load", "load records into a store, in bounded memory")
     load.add_argument("source", metavar="SRC", help="folder of files, .npz, LMDB environment or saved data set")
     load.add_argument("store", metavar="STORE", help="folder of the store, NAME.kv by custom")
     load.add_argument("--keys", choices=("name", "number", "hash"),
@@ -33,7 +33,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     load.add_argument("--segment-bytes", default="256MiB", metavar="SIZE", help="of a value file (default 256MiB)")
     json_option(load)
 
-    get = command(verbs, "get", "kv_get", "write the value of a key to stdout")
+    get = command(verbs, "get", "kv.get", "write the value of a key to stdout")
     _store(get)
     get.add_argument("key", metavar="KEY", help="an integer (8-byte key), or else text")
     get.add_argument("--type", choices=("auto", "int", "text", "hex"), default="auto",
@@ -43,7 +43,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     get.add_argument("--out", metavar="FILE", help="write there instead")
     json_option(get)
 
-    dump = command(verbs, "dump", "kv_dump", "write all records to a folder or a .npz file")
+    dump = command(verbs, "dump", "kv.dump", "write all records to a folder or a .npz file")
     _store(dump)
     dump.add_argument("out", metavar="OUT", help="NAME.npz, or a folder (a file for each value; a .npy for each field)")
     dump.add_argument("--prefix", default="", metavar="TEXT", help="only keys that begin with it")
@@ -52,27 +52,27 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     dump.add_argument("--overwrite", action="store_true", help="replace what is at OUT")
     json_option(dump)
 
-    stats = command(verbs, "stats", "kv_stats", "show what a store holds")
+    stats = command(verbs, "stats", "kv.stats", "show what a store holds")
     _store(stats)
     json_option(stats)
 
-    verify = command(verbs, "verify", "kv_verify", "read everything and check it (exit code 1: something is damaged)")
+    verify = command(verbs, "verify", "kv.verify", "read everything and check it (exit code 1: something is damaged)")
     _store(verify)
     json_option(verify)
 
-    salvage = command(verbs, "salvage", "kv_salvage",
+    salvage = command(verbs, "salvage", "kv.salvage",
                       "put what is sound of a damaged store into a new one (exit code 1: some is lost)")  # fmt: skip
     _store(salvage)
     salvage.add_argument("target", metavar="NEW", help="folder of the new store; STORE is only read")
     json_option(salvage)
 
-    compact = command(verbs, "compact", "kv_compact", "give back the space of values that were replaced or deleted")
+    compact = command(verbs, "compact", "kv.compact", "give back the space of values that were replaced or deleted")
     _store(compact)
     compact.add_argument("--threshold", type=float, default=0.5, metavar="SHARE",
                          help="of dead bytes from which on a value file is rewritten (default 0.5)")  # fmt: skip
     json_option(compact)
 
-    bench = command(verbs, "bench", "kv_bench", "measure operations per second and latencies with YCSB")
+    bench = command(verbs, "bench", "kv.bench", "measure operations per second and latencies with YCSB")
     bench.add_argument("--workload", choices=WORKLOADS, default="ycsb-c", help="default ycsb-c; e is not supported")
     bench.add_argument("--properties", metavar="PATH",
                        help="YCSB's property file for it, or the folder or tar archive with them (default: the same "

@@ -13,7 +13,7 @@ NOTEBOOK = "warpwell"
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``run``, and ``pool`` with its commands."""
-    run = command(commands, "run", "run", "run a program with the devices of other processes and hosts as its own")
+    run = command(commands, "run", "pool.run", "run a program with the devices of other processes and hosts as its own")
     run.usage = "warpwell run [--agents N] [--hosts A:8,B:8] [options] FILE.py [ARG ...]"
     placing(run)
     run.add_argument("--trace", metavar="FILE", help="write what was called: counts, bytes and waits (JSON)")
@@ -25,14 +25,14 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
     pool = commands.add_parser("pool", help="what the devices of a pool are, and do")
     verbs = pool.add_subparsers(metavar="COMMAND", required=True)
-    info = command(verbs, "info", "pool_info", "start a pool as run does, and show its devices")
+    info = command(verbs, "info", "pool.info", "start a pool as run does, and show its devices")
     placing(info)
     json_option(info)
-    top = command(verbs, "top", "pool_top", "show what the agents of a running program do")
+    top = command(verbs, "top", "pool.top", "show what the agents of a running program do")
     top.add_argument("--job", metavar="NAME", help="which one, if several run here")
     top.add_argument("--every", type=float, metavar="SECONDS", help="again and again, until Ctrl-C (default: once)")
     json_option(top)
-    notebook = command(verbs, "notebook", "pool_notebook", "write a kernel for Jupyter whose devices are a pool's")
+    notebook = command(verbs, "notebook", "pool.notebook", "write a kernel for Jupyter whose devices are a pool's")
     notebook.description = (
         "Write a kernel specification for Jupyter: a notebook with this kernel starts a pool as run does, and its "
         "ww.devices() are the agents. Give the command on the host where Jupyter starts kernels."

@@ -7,7 +7,7 @@ import importlib
 
 from ..arguments import Commands
 
-MODULES = ("sched_simulate", "sched_run", "sched_explain", "sched_serve", "sched_trace", "sched_fit")
+MODULES = ("simulate", "run", "explain", "serve", "trace", "fit")
 """Modules of its commands; each has `add`, which adds its arguments, and `run`."""
 
 

@@ -26,7 +26,7 @@ _NAMES = {"compressed": "time compressed by", "cost": "cost model"}
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``explain`` to the commands of ``sched``."""
-    parser = command(verbs, "explain", "sched_explain", "say why each decision of a log was taken")
+    parser = command(verbs, "explain", "sched.explain", "say why each decision of a log was taken")
     parser.add_argument("log", metavar="LOG", help="what --log of another command wrote (- for stdin)")
     parser.add_argument("--task", type=int, action="append", metavar="N", help="only what is about this task")
     parser.add_argument("--tenant", metavar="NAME", help="only what is about this tenant's tasks")

@@ -16,7 +16,7 @@ from ..output import Output, Report
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``fit`` to the commands of ``sched``."""
-    add_arguments(command(verbs, "fit", "sched_fit", "fit the cost formula and the predictor to measurements"))
+    add_arguments(command(verbs, "fit", "sched.fit", "fit the cost formula and the predictor to measurements"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

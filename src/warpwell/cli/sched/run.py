@@ -41,7 +41,7 @@ _WIDTH = 120
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``run`` to the commands of ``sched``."""
-    parser = command(verbs, "run", "sched_run", "run kernels under policies, on the CPU or a GPU, and compare")
+    parser = command(verbs, "run", "sched.run", "run kernels under policies, on the CPU or a GPU, and compare")
     what = "a Python file with a function submit(scheduler); default: a mix of workloads"
     parser.add_argument("file", nargs="?", metavar="FILE.py", help=what)
     parser.add_argument("--workload", metavar="A,B:SIZE",

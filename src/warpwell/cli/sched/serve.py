@@ -21,7 +21,7 @@ _EVERY = 5.0
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``serve`` and ``status`` to the commands of ``sched``."""
-    serve = command(verbs, "serve", "sched_serve", "serve a device to several processes, until Ctrl-C or SIGTERM")
+    serve = command(verbs, "serve", "sched.serve", "serve a device to several processes, until Ctrl-C or SIGTERM")
     _socket(serve)
     serve.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     serve.add_argument("--policy", default="warpwell", metavar="NAME", help="default warpwell")
@@ -40,7 +40,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     group.add_argument("--trust-group", action="store_true", help="take any kernel: they can do whatever you can")
     json_option(serve)
 
-    status = command(verbs, "status", "sched_serve", "show what a service does")
+    status = command(verbs, "status", "sched.serve", "show what a service does")
     _socket(status)
     status.add_argument("--prometheus", action="store_true", help="print its metrics in Prometheus' text format")
     status.add_argument("--log", metavar="FILE", help="write its log, for sched explain")

@@ -37,7 +37,7 @@ _PDEATHSIG = 1
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``simulate``."""
-    parser = command(verbs, "simulate", "sched_simulate", "replay a trace under policies, in virtual time")
+    parser = command(verbs, "simulate", "sched.simulate", "replay a trace under policies, in virtual time")
     trace_options(parser)
     group = parser.add_argument_group("what runs it")
     group.add_argument("--policy", default="source,warpwell", metavar="A,B", help="or all (default source,warpwell)")

@@ -12,7 +12,7 @@ from .simulate import recipe_of, trace_options
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``trace``."""
-    parser = command(verbs, "trace", "sched_trace", "show what a trace holds, and write it as a table")
+    parser = command(verbs, "trace", "sched.trace", "show what a trace holds, and write it as a table")
     trace_options(parser)
     parser.add_argument("--out", metavar="FILE.csv", help="write the workload: a line a kernel, for --trace")
     json_option(parser)

@@ -3,8 +3,8 @@
 Two ways a set; each way has a version, the key, the size and the bytes of one value. A filler makes the
 version odd, writes, and makes it even again; a reader copies the bytes and then looks at the version once
 more. So nobody waits: a reader that was too slow has a miss, and a way that is being filled is left alone. The
-filler copies out of what the controller wrote (`warpwell.kv.device.requests`), never out of a kernel's memory, which others
-may write to; a way of a value of several pieces stays odd until the last one has come.
+filler copies out of what the controller wrote (`requests`), never out of a kernel's memory, which others may write
+to; a way of a value of several pieces stays odd until the last one has come.
 """
 
 from __future__ import annotations

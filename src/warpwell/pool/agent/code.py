@@ -31,7 +31,7 @@ from ...targets.pickling import cloudpickle
 
 _lock = threading.RLock()  # what is pickled may call a device, and so pickle
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
-_HERE = Path(__file__).parents[1]
+_HERE = Path(__file__).parents[2]
 
 MOST = (1 << 31) - 1
 """Bytes of a pickled value at most: what a message may have."""

@@ -397,7 +397,8 @@ class Launcher:
     def _parts(self, away: bool) -> list[Part]:
         python = sys.executable
         supervisor = Path(__file__).with_name("supervise.py")
-        application = [python, "-I", "-S", str(supervisor), python, "-m", "warpwell.pool.launch.application", *self._command]
+        program = [python, "-m", "warpwell.pool.launch.application", *self._command]
+        application = [python, "-I", "-S", str(supervisor), *program]
         agent = [python, "-m", "warpwell.pool.agent.agent_main"]
         hosts = [h for h in self._options.hosts if h.agents]
         # the application runs here: beside the user's files and terminal

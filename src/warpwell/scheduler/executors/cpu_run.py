@@ -10,7 +10,7 @@ from ..task import Job
 
 
 class Phase(enum.Enum):
-    """Of a run: PREPARING, RUNNING, STOPPING, STOPPED, WHOLE, ENDING, GONE (`warpwell.scheduler.executors.cpu_executor`)."""
+    """Of a run: PREPARING, RUNNING, STOPPING, STOPPED, WHOLE, ENDING, GONE (`cpu_executor`)."""
 
     PREPARING = "preparing"
     RUNNING = "running"

@@ -50,8 +50,8 @@ class History:
     """Measurements of one device.
 
     Times of one kernel and size are averaged, newer ones counting more (an exponentially weighted moving average), so
-    that they follow the clock and the driver. A kernel is known by its code (`warpwell.scheduler.predict.identity`). Several
-    processes may save to one file: it is whole at any time, and who saves keeps what others have measured meanwhile.
+    that they follow the clock and the driver. A kernel is known by its code (`identity`). Several processes
+    may save to one file: it is whole at any time, and who saves keeps what others have measured meanwhile.
 
     Parameters
     ----------

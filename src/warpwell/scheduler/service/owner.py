@@ -1,4 +1,6 @@
-"""The owner: the one process of a service that touches the device. ``python -m warpwell.scheduler.service.owner DESCRIPTOR``.
+"""The owner: the one process of a service that touches the device.
+
+``python -m warpwell.scheduler.service.owner DESCRIPTOR`` runs it.
 
 It imports the kernels that clients name, runs a `Scheduler`, and tells the service what becomes of each task. It is
 made to die: when the device fails, or a kernel is stuck, it says so and ends at once, and the service starts another

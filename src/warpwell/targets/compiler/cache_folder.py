@@ -20,7 +20,7 @@ def cache_folder() -> pathlib.Path:
 @functools.cache
 def _sources_hash() -> str:
     digest = hashlib.sha256()
-    package = pathlib.Path(__file__).parents[1]
+    package = pathlib.Path(__file__).parents[2]
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode())
         digest.update(path.read_bytes())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ... import errors
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _HEADS = ("Failed in ", "Rejected as the implementation raised")
 _MISSING = "No implementation of function"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from warpwell.targets.interp.weak_memory import ThreadView
 
 NS_PER_STEP = 1000
-_OWN_NAMES = ("scheduler.py", "_accesses.py", "_primitives.py", "interp.py", "atomics.py")
-_OWN_FILES = {str(Path(__file__).with_name(name)) for name in _OWN_NAMES}
+_OWN_NAMES = ("scheduler.py", "accesses.py", "primitives.py", "interpreter.py", "../atomics.py")
+_OWN_FILES = {os.path.normpath(Path(__file__).parent / name) for name in _OWN_NAMES}
 _LONGEST_GAP = 2000
 _LAST_STEPS = 20_000
 _NEVER = 1 << 62

@@ -29,7 +29,7 @@ def _stop():
 
 def _protocol():
     sys.meta_path.pop(0)
-    from warpwell.pool.transport.transport import handshake
+    from warpwell.pool.transport import handshake
 
     handshake.PROTOCOL = 99
 
