@@ -288,9 +288,9 @@ def test_references_that_are_none(named: dict[str, Any]) -> None:
 def test_who_may_launch_what() -> None:
     named = {"module": "warpwell.study.workloads.dense", "name": "gemm"}
     assert references.allowed(named, ["warpwell.study.workloads.dense"])
-    assert references.allowed(named, ["warpwell.scheduler.*"]) and references.allowed(named, ["x", "warpwell.*"])
-    assert not references.allowed(named, ["warpwell.study.workloads", "warpwell.scheduler.work", "dense"])
-    assert not references.allowed(named, ["warpwell.scheduler.work.*", "warpwell.study.workloads.dense.*"])
+    assert references.allowed(named, ["warpwell.study.*"]) and references.allowed(named, ["x", "warpwell.*"])
+    assert not references.allowed(named, ["warpwell.study.workloads", "warpwell.study.work", "dense"])
+    assert not references.allowed(named, ["warpwell.study.work.*", "warpwell.study.workloads.dense.*"])
     assert not references.allowed({"path": "/warpwell.py", "name": "gemm"}, ["warpwell.*", "/warpwell.py"])
     main = {"module": "ourlab.kernels.__main__", "name": "x"}  # importing it runs a program
     assert not references.allowed(main, ["ourlab.kernels", "ourlab.kernels.*", "ourlab.*"])
@@ -741,7 +741,7 @@ def test_a_client_that_has_gone_leaves_nothing() -> None:
 
 OWNER = """
 import os, socket, sys, time
-from warpwell.scheduler import protocol
+from warpwell.scheduler.service import protocol
 c = protocol.Connection(socket.socket(fileno=int(sys.argv[-1])), "the service", max_header=protocol.OWNER_HEADER,
                         patience=0.3)
 settings = c.expect("settings")
