@@ -13,9 +13,9 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.array import RemoteArray
 from warpwell.pool import devices as found
 from warpwell.pool.devices import Devices
+from warpwell.remote import RemoteArray
 
 
 @ww.kernel

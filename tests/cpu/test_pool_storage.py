@@ -13,9 +13,8 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.array import RemoteArray
-from warpwell.kv import RemoteStore
 from warpwell.pool.devices import Devices
+from warpwell.remote import RemoteArray, RemoteStore
 
 
 @ww.kernel
