@@ -1,11 +1,11 @@
-"""The rules of CONTRIBUTING.md that a program can check: import direction, numba's place, module length."""
+"""The rules of CONTRIBUTING.md that a program can check: imports, sizes, maps."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2] / "src" / "warpwell"
+from tests.harness import house
 
 # A folder imports only from folders of a lower rank; folders of one rank not from each other.
 RANKS = (
@@ -16,66 +16,83 @@ RANKS = (
     ("cache",),
     ("array",),
     ("graph", "kv", "scheduler"),
+    ("remote",),
+    ("study",),
     ("testing",),
     ("cli",),
 )
 RANK = {folder: rank for rank, folders in enumerate(RANKS) for folder in folders}
 COMPILERS = {"numba", "llvmlite", "cuda", "numba_cuda"}
-MAX_LINES = 500
+MOST_FILES = 20
+MOST_LINES = 80
 
+MODULES = house.modules()
 # warpwell/__init__.py and __main__.py gather everything and so stand above the order.
-MODULES = sorted(p for p in ROOT.rglob("*.py") if p.parent != ROOT or not p.name.startswith("__"))
+INSIDE = [module for module in MODULES if module.folder]
 
 
-def folder_of(path: Path) -> str:
-    """The part of the package that a module belongs to: queues for queues/pair.py."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
-
-
-def imported(path: Path) -> list[tuple[int, str]]:
-    """Every absolute module name that `path` imports at any depth, with its line."""
-    package = ["warpwell", *path.relative_to(ROOT).parts[:-1]]
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            found += [(node.lineno, f"{origin}.{alias.name}") for alias in node.names]
-    return found
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+def name(module: house.Module) -> str:
+    return module.path.relative_to(house.ROOT).as_posix()
 
 
 def test_there_are_modules() -> None:
-    assert MODULES
+    assert len(INSIDE) > 100
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_a_folder_imports_only_from_folders_below_it(path: Path) -> None:
-    here = folder_of(path)
+@pytest.mark.parametrize("module", INSIDE, ids=name)
+def test_a_folder_imports_only_from_folders_below_it(module: house.Module) -> None:
+    here = module.folder
     assert here in RANK, f"{here} has no place in the order: give it one in RANKS and in CONTRIBUTING.md"
     wrong = []
-    for line, module in imported(path):
-        parts = module.split(".")
+    for one in module.imports:
+        parts = one.name.split(".")
         if parts[0] != "warpwell" or (len(parts) > 1 and parts[1] == here):
             continue
         # `import warpwell` or a name out of it reaches everything at once.
         if len(parts) < 2 or RANK.get(parts[1], len(RANKS)) >= RANK[here]:
-            wrong.append(f"{name(path)}:{line} imports {module}")
+            wrong.append(f"{name(module)}:{one.line} imports {one.name}")
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if folder_of(p) != "targets"], ids=name)
-def test_only_targets_imports_the_compiler(path: Path) -> None:
-    wrong = [f"{name(path)}:{line} imports {m}" for line, m in imported(path) if m.split(".")[0] in COMPILERS]
+@pytest.mark.parametrize("module", [m for m in INSIDE if m.folder != "targets"], ids=name)
+def test_only_targets_imports_the_compiler(module: house.Module) -> None:
+    wrong = [f"{name(module)}:{i.line} imports {i.name}" for i in module.imports if i.name.split(".")[0] in COMPILERS]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_a_module_is_short(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{name(path)} has {lines} lines: is it two modules?"
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    found = house.circles(house.import_graph(MODULES))
+    assert not found, "\n".join(" -> ".join(circle) for circle in found)
+
+
+@pytest.mark.parametrize(("folder", "files"), sorted(house.files_by_folder(MODULES).items()))
+def test_a_folder_is_small(folder: str, files: int) -> None:
+    assert files <= MOST_FILES, f"{folder} has {files} modules: merge what belongs together, or make a folder inside"
+
+
+def test_functions_are_short() -> None:
+    long = [f for module in MODULES for f in module.functions if f.lines > MOST_LINES]
+    assert not long, "\n".join(f"{f.module}.{f.name} has {f.lines} lines" for f in long)
+
+
+@pytest.mark.parametrize("folder", sorted({module.path.parent for module in INSIDE}), ids=lambda p: p.name)
+def test_a_folder_maps_its_files(folder: Path) -> None:
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    inside = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    inside += [path.name for path in folder.iterdir() if (path / "__init__.py").exists()]
+    missing = [one for one in sorted(inside) if not re.search(rf"\b{re.escape(one)}\b", text)]
+    assert not missing, f"{folder.name}/__init__.py does not say what {', '.join(missing)} is for"
+
+
+def test_the_rules_find_what_breaks_them(tmp_path: Path) -> None:
+    root = tmp_path / "warpwell"
+    (root / "kv").mkdir(parents=True)
+    (root / "__init__.py").write_text("")
+    (root / "kv" / "__init__.py").write_text('"""Maps nothing."""\n')
+    (root / "kv" / "one.py").write_text("if TYPE_CHECKING:\n    from .two import Two\n")
+    (root / "kv" / "two.py").write_text("def f():\n    from . import three\n")
+    (root / "kv" / "three.py").write_text('MODULE = "warpwell.kv.one:Two"\n' + "def g():\n" + "    x = 1\n" * 81)
+    found = house.modules(root)
+    assert house.circles(house.import_graph(found)) == [["warpwell.kv.one", "warpwell.kv.three", "warpwell.kv.two"]]
+    assert house.files_by_folder(found)["warpwell/kv"] == 4
+    assert [f.lines for m in found for f in m.functions] == [82, 2] and sum(m.code_lines for m in found) == 85
