@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from . import errors  # modules within import it from here, which must not wait for those that wait for them
+from .registry import register as _register
 
 if TYPE_CHECKING:
     from . import cache, graph, kv, nvme, pool, remote, scheduler, storage
@@ -93,6 +94,29 @@ _FROM = {
     "targets.kernel": "kernel",
     "targets.compiler.run_cuda": "numba_cuda",
 }
+# What a room asks for by name because it lies in a room above it; see `warpwell.registry`.
+_PROVIDED = {
+    "service": {
+        "open": "warpwell.array.opening:open_array",
+        "create": "warpwell.array.opening:create",
+        "cache": "warpwell.cache:Cache",
+        "array part": "warpwell.remote.array:part",
+        "store": "warpwell.kv.opening:open_store",
+        "scheduler": "warpwell.remote.scheduler_agent:AgentScheduler",
+    },
+    "stand-in": {
+        "any": "warpwell.remote.stand_in:Remote",
+        "open": "warpwell.remote.array:RemoteArray",
+        "create": "warpwell.remote.array:RemoteArray",
+        "array part": "warpwell.remote.array:RemoteArray",
+        "store": "warpwell.remote.store:RemoteStore",
+    },
+    "scheduler": {"pool": "warpwell.remote.scheduler:PoolScheduler"},
+}
+for _kind, _names in _PROVIDED.items():
+    for _name, _path in _names.items():
+        _register(_kind, _name, _path)
+
 _HOMES = {name.split("=")[0]: (home, name.split("=")[-1]) for home, names in _FROM.items() for name in names.split()}
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .. import errors
+from .. import errors, registry
 from ..targets.gpu.cuda_source import CudaSource
 from ..targets.kernel import Launch, is_argument
 from .agent.caller import Caller, Connection
@@ -26,7 +26,6 @@ from .event import Event
 from .host_arrays import HostArrays
 from .ids import new_id
 from .result import Result
-from .services import path_of, stand_in
 from .stream import Stream
 
 T = TypeVar("T")
@@ -183,7 +182,7 @@ class Device:
         Parameters
         ----------
         service : str
-            A registered name (see `services.register`), or ``"module:callable"``.
+            A registered name (see `warpwell.registry.register`), or ``"module:callable"``.
         *args, **options
             Of the callable.
 
@@ -194,10 +193,12 @@ class Device:
         """
         channel, handle = self.channel(stream), new_id()
         try:
+            path = registry.path_of("service", service)
             with Arguments(self, channel) as arguments:
                 data, handles = arguments.pack((args, options))
-                self.connection.post(channel, Op.CREATE, handle, path_of(service), handles, data, cost=len(data))
-            return stand_in(self, handle, service)
+                self.connection.post(channel, Op.CREATE, handle, path, handles, data, cost=len(data))
+            cls = registry.path_of("stand-in", service if registry.is_registered("stand-in", service) else "any")
+            return registry.load(cls)(self, handle, path)
         except BaseException:  # Ctrl-C: a file that nobody here has would stay open there
             self.connection.finalizer(handle)
             raise

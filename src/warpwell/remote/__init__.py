@@ -1,8 +1,40 @@
-"""Arrays, stores and schedulers on the devices of a pool."""
+"""Arrays, stores and schedulers on the devices of a pool: what needs a pool and a room above it.
 
-from .array import RemoteArray
-from .scheduler import PoolScheduler
-from .scheduler_handle import PoolHandle
-from .store import RemoteStore
+In the order in which a call meets them:
+
+    stand_in.py          Remote, RemoteResource: stand in the application for objects on an agent; calls by name
+    array.py             RemoteArray: an array that a device has opened, ``device.open(path)``
+    store.py             RemoteStore: a key-value store that a device has opened, ``device.open_store(path)``
+    scheduler.py         PoolScheduler: ``Scheduler(devices=...)``; checks tasks and submits them
+    scheduler_places.py  Places: chooses a device for each task, and another one when a device is lost
+    scheduler_handle.py  PoolHandle: the future of a task; Unit: tasks that go to a device together
+    scheduler_member.py  Member: one device of the scheduler; sends tasks, brings results back
+    scheduler_agent.py   AgentScheduler: the scheduler of one device, in the process of its agent
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .array import RemoteArray
+    from .scheduler import PoolScheduler
+    from .scheduler_handle import PoolHandle
+    from .store import RemoteStore
 
 __all__ = ["PoolHandle", "PoolScheduler", "RemoteArray", "RemoteStore"]
+
+_HOMES = {
+    "PoolHandle": "scheduler_handle", "PoolScheduler": "scheduler", "RemoteArray": "array", "RemoteStore": "store",
+}  # fmt: skip
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is first used: an agent that opens an array needs neither stores nor schedulers."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

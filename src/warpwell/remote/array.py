@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +10,12 @@ from numpy.typing import NDArray
 from ..array.array import Array
 from ..array.on_storage import OnStorage
 from ..cache import Statistics
-from ..pool import services
+from ..pool.device import Device
 from ..targets.arrays import to_host
-from .opened import Opened
-
-if TYPE_CHECKING:
-    from ..pool.device import Device
+from .stand_in import RemoteResource
 
 
-class RemoteArray(OnStorage, Opened):
+class RemoteArray(OnStorage, RemoteResource):
     """An `Array` on a device; ``device.open(path)`` makes it.
 
     Kernels of the device take it as an argument and read and write it where the device is: its data never come through
@@ -116,11 +113,3 @@ def _get(array: Array, index: Any) -> Any:
 
 def _put(array: Array, index: Any, value: NDArray[Any]) -> None:
     array[index] = value
-
-
-services.register("open", "warpwell.array.opening:open_array", "warpwell.remote.array:RemoteArray", provided=True)
-services.register("create", "warpwell.array.opening:create", "warpwell.remote.array:RemoteArray", provided=True)
-services.register("cache", "warpwell.cache:Cache", provided=True)
-services.register(
-    "array part", "warpwell.remote.array:part", "warpwell.remote.array:RemoteArray", provided=True
-)

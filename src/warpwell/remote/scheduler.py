@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..pool import services
 from ..pool.agent.code import Code
 from ..pool.agent.protocol import pack_arguments
 from ..pool.buffer import Buffer
@@ -29,8 +28,7 @@ from ..targets.blocks.launch import BLOCK_INDICES
 from .scheduler_handle import Unit
 from .scheduler_member import Member
 from .scheduler_places import Places
-
-services.register("scheduler", "warpwell.remote.scheduler_agent:AgentScheduler", provided=True)
+from .stand_in import Remote
 
 
 class PoolScheduler(Scheduler):
@@ -233,5 +231,5 @@ def _staged(args: Sequence[Any]) -> int:
 
 def _nbytes(args: Sequence[Any]) -> int:
     """Return bytes that arguments hold on a device, each counted once, without what is on storage."""
-    arrays = [a for a in args if hasattr(a, "nbytes") and not isinstance(a, services.Remote | np.generic)]
+    arrays = [a for a in args if hasattr(a, "nbytes") and not isinstance(a, Remote | np.generic)]
     return sum({id(a): int(a.nbytes) for a in arrays}.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,11 @@ from ..kv.keys import as_key, shown
 from ..kv.schema import Schema
 from ..kv.statistics import StoreStatistics
 from ..kv.store import Store
-from ..pool import services
-from .opened import Opened
-
-if TYPE_CHECKING:
-    from ..pool.device import Device
+from ..pool.device import Device
+from .stand_in import RemoteResource
 
 
-class RemoteStore(Opened):
+class RemoteStore(RemoteResource):
     """A `DeviceStore` on a device; ``device.open_store(path)`` makes it.
 
     Kernels of the device take it as an argument and fetch records where the device is. Methods here do what those of
@@ -131,6 +128,3 @@ def _about(store: Store) -> tuple[str, Schema | None, bool]:
 def _get(store: Store, key: Any) -> tuple[bool, Any]:
     value = store.get(key, store)
     return (False, None) if value is store else (True, value)
-
-
-services.register("store", "warpwell.kv.opening:open_store", "warpwell.remote.store:RemoteStore", provided=True)

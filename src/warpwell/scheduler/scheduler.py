@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .. import errors
+from .. import errors, registry
 from ..targets import KernelArgument, Launch, default_device
 from .core import Core
 from .dispatcher import Dispatcher
@@ -86,9 +86,8 @@ class Scheduler:
         """Make a `PoolScheduler` where devices of a pool are given."""
         if devices is None:
             return super().__new__(cls)
-        from ..remote.scheduler import PoolScheduler
-
-        return super().__new__(PoolScheduler if cls is Scheduler else cls)
+        made: type[Scheduler] = registry.load(registry.path_of("scheduler", "pool")) if cls is Scheduler else cls
+        return super().__new__(made)
 
     def __init__(
         self,

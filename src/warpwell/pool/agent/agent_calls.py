@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import errors
+from ... import errors, registry
 from ..copy.copies import Half
 from ..transport.milestone import Milestone
 from . import code as codes
@@ -164,11 +164,9 @@ def create(agent: Agent, stream: int, sequence: int, handle: int, path: str, han
     objects = taken(agent, handles)
 
     def run(lane: Lane) -> None:
-        from ..services import find
-
         try:
             arguments, options = codes.loads(data, _values(agent, lane, objects))
-            held.made.set(agent.runtime.call(lane.stream, find(path), arguments, options))
+            held.made.set(agent.runtime.call(lane.stream, registry.load(path), arguments, options))
         except BaseException as error:
             held.made.fail(error)
             raise

@@ -1,0 +1,82 @@
+"""Names by which a room asks for what a room above it provides, for example an array that an agent opens.
+
+A room imports only from rooms below it. `warpwell/__init__.py` stands above all of them: it registers what comes with
+Warpwell, as text, so that nothing is imported before it is used.
+
+========== ============================================================== ============================================
+kind       name                                                           what the path leads to
+========== ============================================================== ============================================
+service    what ``device.create(name, ...)`` makes on an agent            the callable that makes it there
+stand-in   a service whose objects have a class of their own here         that class; see `warpwell.remote.stand_in`
+scheduler  ``"pool"``: what ``Scheduler(devices=...)`` returns            the class
+========== ============================================================== ============================================
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .errors import ArgumentError
+
+_paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler": {}}
+
+
+def register(kind: str, name: str, path: str) -> None:
+    """Register a path under a name; a later one takes the place of an earlier one.
+
+    Parameters
+    ----------
+    kind : {"service", "stand-in", "scheduler"}
+    name : str
+    path : str
+        ``"module:attribute"``. The module is imported when the name is first used.
+
+    Raises
+    ------
+    ArgumentError
+        The path is not of this form.
+
+    Examples
+    --------
+    >>> from warpwell import registry
+    >>> registry.register("service", "zip", "zipfile:ZipFile")
+    >>> registry.path_of("service", "zip")
+    'zipfile:ZipFile'
+    """
+    if path.count(":") != 1:
+        raise ArgumentError(f"{path!r}: give 'module:callable'", name="path")
+    _paths[kind][name] = path
+
+
+def is_registered(kind: str, name: str) -> bool:
+    """Return whether a name has a path."""
+    return name in _paths[kind]
+
+
+def path_of(kind: str, name: str) -> str:
+    """Return the path of a registered name; return a path unchanged.
+
+    Raises
+    ------
+    ArgumentError
+        The name is not registered.
+    """
+    if not isinstance(name, str) or name.count(":") > 1:
+        raise ArgumentError(f"{name!r:.60}: give the name of a {kind}, or 'module:callable'", name=kind)
+    if ":" in name:
+        return name
+    try:
+        return _paths[kind][name]
+    except KeyError:
+        known = ", ".join(sorted(_paths[kind]))
+        raise ArgumentError(f"there is no {kind} {name!r}: choose one of {known}", name=kind) from None
+
+
+def load(path: str) -> Any:
+    """Import the module of a path, and return the attribute."""
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for attribute in name.split("."):
+        found = getattr(found, attribute)
+    return found

@@ -1,0 +1,147 @@
+"""`Remote` and `RemoteResource`: they stand in the application for objects that live on an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .. import errors
+from ..pool.agent.parts import Arguments
+from ..pool.agent.protocol import Op
+from ..pool.agent.reply import Reply
+from ..pool.device import Device
+from ..pool.result import Result
+from ..pool.stream import Stream
+
+Self = TypeVar("Self", bound="RemoteResource")
+
+
+class Remote:
+    """Stands in the application for an object on an agent; ``device.create(...)`` makes both.
+
+    Pass it to kernels in place of the object, if the object can be an argument (an array on storage can). Call methods
+    of the object by name: ``remote.call("put", b"key", b"value")``.
+
+    Attributes
+    ----------
+    device : Device
+    path : str
+    """
+
+    def __init__(self, device: Device, handle: int, path: str) -> None:
+        self.device = device
+        self.path = path
+        self._freed = device.connection.finalizer
+        self._handle = handle
+
+    @property
+    def handle(self) -> int:
+        """The number under which the agent keeps the object."""
+        if not self._handle:
+            raise errors.ClosedError(f"the {self.path} was let go")
+        return self._handle
+
+    @property
+    def warpwell_place(self) -> Device:
+        """The device on which launches with this argument run."""
+        return self.device
+
+    def call(self, method: str, *args: Any, stream: Stream | None = None, **options: Any) -> Result:
+        """Call a method without waiting; buffers among the arguments arrive as arrays."""
+        with Arguments(self.device, self.device.channel(stream)) as arguments:
+            data, handles = arguments.pack((args, options))
+            return self._ask(method, handles, data, stream)
+
+    def attribute(self, name: str) -> Any:
+        """Wait for an attribute of the object, and return it."""
+        return self._ask(f".{name}", (), b"", None).get()
+
+    def free(self) -> None:
+        """Release the object after the calls so far. This does not close it: call its own method for that."""
+        if self._handle and self.device.connection.lost is None:
+            self.device.connection.tell(Op.FREE, self._handle)
+        self._handle = 0  # behind it, as for buffers
+
+    def _ask(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> Result:
+        connection, channel = self.device.connection, self.device.channel(stream)
+        reply = connection.ask(
+            channel, Op.METHOD, self.handle, name, Reply, handles, data, cost=len(data), keep=True
+        )
+        return Result(reply, channel, f"{name!r} of {self.path!r} on {connection.label}")
+
+    def __repr__(self) -> str:
+        return f"<Remote {self.path} on device {self.device.index}>"
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", 0)
+        if handle:
+            self._freed(handle)
+
+
+class RemoteResource(Remote):
+    """A `Remote` that has to be closed: a context manager that closes the object on its agent.
+
+    An object that is never closed is released when its stand-in is garbage-collected.
+    """
+
+    name = ""
+    closed = False
+
+    def opened(self, about: Callable[..., Any]) -> Any:
+        """Wait until the object is open, and return ``about(object)``, which is called on the agent."""
+        try:
+            return self.device.call(about, self).get()
+        except errors.RemoteError:
+            # the failed opening is also kept for the next synchronization, which must not raise it again
+            channel = self.device.default_stream.channel
+            for failure in [f for f in channel.failures if f.call == f"making of {self.path!r}"]:
+                channel.forget(failure)
+            raise
+
+    @property
+    def handle(self) -> int:
+        """The number under which the agent keeps the object.
+
+        Raises
+        ------
+        ClosedError
+            It was closed.
+        """
+        if self.closed:
+            raise errors.ClosedError(f"{self.name!r} on device {self.device.index} is closed: open it again")
+        return super().handle
+
+    def close(self) -> None:
+        """Close the object (idempotent). It stays open if a launch of another stream still uses it.
+
+        Raises
+        ------
+        RemoteError
+            Closing it failed; it may be closed again.
+        DeviceLostError
+            The device is lost, and with it everything that had not reached storage. The object counts as closed.
+        """
+        self._leave("close")
+
+    def _leave(self, method: str, **options: Any) -> None:
+        if self.closed:
+            return
+        if self.device.lost is None:
+            try:
+                self.call(method, **options).get()
+            except errors.DeviceLostError:
+                self.closed = True
+                raise
+            self.free()
+        self.closed = True
+
+    def free(self) -> None:
+        """Release the object without closing it; prefer `close`."""
+        super().free()
+        self.closed = True
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
