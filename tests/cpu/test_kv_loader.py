@@ -407,11 +407,11 @@ def test_fewer_samples_than_ranks() -> None:
 
 
 @pytest.mark.parametrize(("options", "match"), [
-    ({"batch_size": 0}, "batch_size is 0"), ({"batch_size": 2.0}, "whole number"), ({"batch_size": True}, "batch_size"),
+    ({"batch_size": 0}, "batch_size is 0"), ({"batch_size": 2.0}, "an integer"), ({"batch_size": True}, "batch_size"),
     ({"rank": 2, "world_size": 2}, "from 0 to 1"), ({"rank": -1}, "rank is -1"), ({"world_size": 0}, "world_size"),
     ({"prefetch": -1}, "prefetch"), ({"seed": "a"}, "seed"), ({"keys": 5}, "keys"), ({"seed": 1.5}, "seed"),
     ({"shuffle": "no"}, "True or False"), ({"shuffle": None}, "shuffle"), ({"drop_last": 2}, "drop_last"),
-    ({"prefetch": float("inf")}, "whole number"), ({"keys": "abc"}, "keys"),
+    ({"prefetch": float("inf")}, "an integer"), ({"keys": "abc"}, "keys"),
     ({"keys": range(2**63, 2**63 + 9)}, "64 bits"),
 ])  # fmt: skip
 def test_options_that_cannot_be(options: dict[str, Any], match: str) -> None:

@@ -272,7 +272,7 @@ def test_priorities_of_streams() -> None:
     with device.stream(np.int64(1)) as stream:
         assert stream.priority == 1
         stream.synchronize()
-    with pytest.raises(errors.ArgumentError, match="priority='x': give an integer"):
+    with pytest.raises(errors.ArgumentError, match="priority is 'x': give an integer"):
         device.stream("x")
 
 

@@ -25,21 +25,21 @@ def devices() -> Iterator[Devices]:
 ODD: list[tuple[Callable[[Any], object], str]] = [
     (lambda d: d.empty(-1), "negative extent"),
     (lambda d: d.zeros((2, -3)), "negative extent"),
-    (lambda d: d.empty(2.5), "shape 2.5: give an integer"),
+    (lambda d: d.empty(2.5), "shape is 2.5: give an integer"),
     (lambda d: d.empty((2.5,)), "give an integer, or a tuple"),
-    (lambda d: d.empty("3"), "shape '3'"),
-    (lambda d: d.empty(None), "shape None"),
+    (lambda d: d.empty("3"), "shape is '3'"),
+    (lambda d: d.empty(None), "shape is None"),
     (lambda d: d.empty(3, "no"), "dtype 'no'"),
     (lambda d: d.full(3, "abc", np.int64), "is not one item of int64"),
     (lambda d: d.full(3, [1], np.int64), "is not one item of int64"),
     (lambda d: d.zeros(3).fill(None), "None is not one item"),
     (lambda d: d.zeros(3)[True], "view .True. of a buffer"),
-    (lambda d: d.synchronize(INF), "timeout=inf: give seconds"),
-    (lambda d: d.default_stream.synchronize(NAN), "timeout=nan: give seconds"),
-    (lambda d: d.default_stream.record().synchronize("1"), "timeout='1'"),
-    (lambda d: d.call(sum, [1]).get(-1), "timeout=-1"),
-    (lambda d: d.stream(1.5), "priority=1.5"),
-    (lambda d: d.stream(-1), "priority=-1"),
+    (lambda d: d.synchronize(INF), "timeout is inf: give seconds"),
+    (lambda d: d.default_stream.synchronize(NAN), "timeout is nan: give seconds"),
+    (lambda d: d.default_stream.record().synchronize("1"), "timeout is '1'"),
+    (lambda d: d.call(sum, [1]).get(-1), "timeout is -1"),
+    (lambda d: d.stream(1.5), "priority is 1.5"),
+    (lambda d: d.stream(-1), "priority is -1"),
     (lambda d: d.default_stream.wait(3), "3: give an event, or a stream"),
     (lambda d: d.default_stream.record(3), "3: give an event of a device"),
     (lambda d: d.event().record(3), "3 is no stream"),
@@ -47,8 +47,8 @@ ODD: list[tuple[Callable[[Any], object], str]] = [
     (lambda d: d.launch(None), "None is no launch: give kernel"),
     (lambda d: d.create(3), "give the name of a service"),
     (lambda d: d.create("a:b:c"), "give the name of a service"),
-    (lambda d: Tuning(chunk=NAN), "chunk=nan"),
-    (lambda d: Tuning(buffers=2.5), "buffers=2.5"),
+    (lambda d: Tuning(chunk=NAN), "chunk is nan"),
+    (lambda d: Tuning(buffers=2.5), "buffers is 2.5"),
     (lambda d: ww.pinned_empty(-3), "negative extent"),
     (lambda d: ww.pinned_empty((2, 2.5)), "give an integer, or a tuple"),
     (lambda d: ww.pinned_empty(3, object), "holds Python objects"),
@@ -67,8 +67,8 @@ def test_odd_options_are_refused(devices: Devices, call: Callable[[Any], object]
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"count": 1.5}, "count=1.5"), ({"count": 0}, "at least"), ({"memory": -1}, "memory=-1"),
-    ({"target": "tpu"}, "target='tpu': choose 'cpu' or 'cuda'"), ({"timeout": INF}, "timeout=inf"),
+    ({"count": 1.5}, "count is 1.5"), ({"count": 0}, "at least"), ({"memory": -1}, "memory is -1"),
+    ({"target": "tpu"}, "target='tpu': choose 'cpu' or 'cuda'"), ({"timeout": INF}, "timeout is inf"),
 ])  # fmt: skip
 def test_leases_that_cannot_be(devices: Devices, options: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.ArgumentError, match=said):

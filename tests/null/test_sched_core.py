@@ -253,7 +253,7 @@ def test_a_policy_that_breaks_the_rules_is_told(decide, message) -> None:
 
 
 def test_a_limit_of_nothing() -> None:
-    with pytest.raises(errors.ArgumentError, match="limit is an integer of at least 1, not 0"):
+    with pytest.raises(errors.ArgumentError, match="limit is 0: give an integer, 1 or more"):
         Core(ScriptedExecutor(), "left-over", limit=0)
 
 

@@ -1,15 +1,31 @@
-"""Checks of options that are numbers: one way to refuse 2.5, NaN and infinity, wherever an option is read."""
+"""Checks of options: each message names the option, what was given, and what to give instead.
+
+`checked_integer`, `checked_number`, `checked_seconds`, `checked_timeout`, `checked_share` read numbers, and refuse
+2.5 blocks, NaN and infinity; `checked_flag`, `checked_bytes`, `checked_path`, `checked_callable`, `checked_shape` and
+`checked_dtype` read the rest. Each takes the value and the option's name, and returns the value in its plain type.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+import os
+from collections.abc import Iterable
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
-from .general import ArgumentError
+from .general import ArgumentError, DTypeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LONGEST = 1e9
+"""The longest time-out in seconds: in nanoseconds it fits into 64 bits."""
 
 
-def checked_integer(value: Any, name: str, *, least: int = 1, most: int | None = None) -> int:
+def checked_integer(
+    value: Any, name: str, *, least: int | None = 1, most: int | None = None, of: str | None = None
+) -> int:
     """Return an option that counts something as an int.
 
     Parameters
@@ -20,36 +36,191 @@ def checked_integer(value: Any, name: str, *, least: int = 1, most: int | None =
         The option, for the message.
     least, most : int, optional
         Bounds, both allowed values.
+    of : str, optional
+        Whose option it is, for the message: "task 'a'".
 
     Raises
     ------
     ArgumentError
         Not an integer, or outside of the bounds.
     """
-    bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
     try:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{name} is an integer {bounds}, not {value!r:.60}", name=name) from None
-    if number < least or (most is not None and number > most):
-        raise ArgumentError(f"{name} is an integer {bounds}, not {number}", name=name)
+        raise _refused(value, name, of, f"an integer{_bounds(least, most)}") from None
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise _refused(number, name, of, f"an integer{_bounds(least, most)}")
     return number
 
 
-def checked_seconds(value: Any, name: str, *, most: float = 1e9) -> float:
-    """Return an option that is a time as a float: above 0, and at most `most` seconds.
+def checked_number(value: Any, name: str, *, most: float, of: str | None = None) -> int | float:
+    """Return an amount, from 0 to `most`, as an int or float. Integers of any size are compared, not converted.
 
     Raises
     ------
     ArgumentError
-        No number, not above 0, NaN, infinite or above `most`: every wait has a bound.
+        Not a real number, NaN, or outside of the bounds.
+    """
+    number: Any = value if isinstance(value, Real) else math.nan
+    if not 0 <= number <= most:
+        raise _refused(value, name, of, f"a number from 0 to {most:g}")
+    return number if type(number) in (int, float) else float(number)
+
+
+def checked_seconds(value: Any, name: str, *, zero: bool = False, most: float = LONGEST) -> float:
+    """Return an option that is a time as a float: above 0 (or, with `zero`, not below), and at most `most` seconds.
+
+    Raises
+    ------
+    ArgumentError
+        Not a number, NaN, infinite or outside of the bounds: every wait has a bound.
     """
     try:
         number = math.nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not 0 < number <= most:
-        raise ArgumentError(f"{name} is a number of seconds above 0 and up to {most:g}, not {value!r:.60}", name=name)
+    if not (0 <= number <= most if zero else 0 < number <= most):
+        raise _refused(value, name, None, f"seconds, {'0 or more' if zero else 'more than 0'}, up to {most:g}")
     return number
+
+
+def checked_timeout(value: Any, name: str = "timeout") -> float | None:
+    """Return how long to wait, 0 or more seconds, or None where no time was given.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    return None if value is None else checked_seconds(value, name, zero=True)
+
+
+def checked_share(value: Any, name: str) -> float:
+    """Return a share, above 0 and at most 1.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    number: Any = math.nan if isinstance(value, bool) or not isinstance(value, Real) else value
+    if not 0 < number <= 1:
+        raise _refused(value, name, None, "a share, above 0 and at most 1")
+    return float(number)
+
+
+def checked_flag(value: Any, name: str) -> bool:
+    """Return True or False; 0 and 1 are taken as well.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    import numpy as np  # here: the command line reads options without it, and answers at once
+
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise _refused(value, name, None, "True or False")
+
+
+def checked_bytes(value: Any, name: str) -> bytes:
+    """Return bytes, or a string in UTF-8.
+
+    Raises
+    ------
+    ArgumentError
+        Neither bytes nor a string, or a string with surrogates.
+    """
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise ArgumentError(
+                f"{name} {value!r:.60} has characters that UTF-8 cannot encode (surrogates): pass its bytes, as "
+                "os.fsencode gives those of a file's name",
+                name=name,
+            ) from None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise _refused(value, name, None, "bytes or str")
+
+
+def checked_path(value: Any, name: str = "path") -> str:
+    """Return a path as text.
+
+    Raises
+    ------
+    ArgumentError
+        Not a path, a path of bytes, or an empty one.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise _refused(value, name, None, "a path, as str or pathlib.Path")
+    return text
+
+
+def checked_callable(value: Any, name: str) -> None:
+    """Raise ArgumentError unless the value is None or can be called."""
+    if value is not None and not callable(value):
+        raise _refused(value, name, None, "a function, or leave it out")
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """Return the shape of an array as a tuple of integers.
+
+    Raises
+    ------
+    ArgumentError
+        Not an integer or integers, or a negative one.
+    MemoryError
+        No device has room for so many items.
+    """
+    extents = tuple(shape) if isinstance(shape, Iterable) and not isinstance(shape, str | bytes) else (shape,)
+    try:
+        found = tuple(operator.index(n) for n in extents)
+    except TypeError:
+        raise _refused(shape, "shape", None, "an integer, or a tuple of them") from None
+    if any(n < 0 for n in found):
+        raise ArgumentError(f"shape {shape} has a negative extent", name="shape")
+    if math.prod(found) >= 1 << 59:
+        raise MemoryError(f"shape {shape} has more items than any device has room for")
+    return found
+
+
+def checked_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype of items that can be on a device.
+
+    Raises
+    ------
+    DTypeError
+        Not a dtype, or one of Python objects.
+    """
+    import numpy as np  # here: the command line reads options without it, and answers at once
+
+    try:
+        kind: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise DTypeError(f"dtype {dtype!r:.60}: {error}") from None
+    if kind.hasobject:
+        raise DTypeError(f"{kind} holds Python objects, which live in one process only")
+    return kind
+
+
+def shown(value: Any) -> str:
+    """Return a value as messages show it: cut to 60 characters. Python refuses to write out very long integers."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    return f"{value!r:.60}"
+
+
+def _refused(value: Any, name: str, of: str | None, wanted: str) -> ArgumentError:
+    whose = "" if of is None else f" of {of}"
+    return ArgumentError(f"{name}{whose} is {shown(value)}: give {wanted}", name=name)
+
+
+def _bounds(least: int | None, most: int | None) -> str:
+    if least is None:
+        return "" if most is None else f", up to {most}"
+    return f" from {least} to {most}" if most is not None else f", {least} or more"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import errors
-from .checks import seconds
+from ..errors.options import checked_timeout
 
 _pools: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
 """One, of this process."""
@@ -41,8 +41,7 @@ class HostFuture:
         ForkError
             This process was forked from the one that began to read.
         """
-        if timeout is not None:
-            timeout = seconds("timeout", timeout, zero=True)
+        timeout = checked_timeout(timeout)
         if self._pid != os.getpid():
             raise errors.ForkError(
                 f"this read was begun in process {self._pid}, which this one ({os.getpid()}) was forked from: begin it"

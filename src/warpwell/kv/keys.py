@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..errors.options import checked_bytes
 from ..nvme import MAX_KEY_BYTES as MAX_KEY
 from .log.format import INTEGER
 
@@ -129,7 +130,7 @@ def as_key(key: Any) -> bytes:
     if isinstance(key, bytes):
         raw = key
     elif isinstance(key, str):
-        raw = as_utf8(key)
+        raw = checked_bytes(key, "key")
     elif is_integer(key):
         try:
             return int(key).to_bytes(INT_KEY, "little", signed=True)
@@ -146,24 +147,6 @@ def as_key(key: Any) -> bytes:
     if not 1 <= len(raw) <= MAX_KEY:
         raise _length_error(raw, len(raw))
     return raw
-
-
-def as_utf8(text: str) -> bytes:
-    """Return the UTF-8 of a key or a prefix.
-
-    Raises
-    ------
-    ArgumentError
-        It has none, as names of files may have that Python could not decode.
-    """
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise errors.ArgumentError(
-            f"key {text!r} has characters that UTF-8 cannot say (surrogates): pass its bytes, as os.fsencode gives"
-            " those of a file's name",
-            name="key",
-        ) from None
 
 
 def is_integer(key: Any) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 
 from .. import errors
 from ..cache.sizes import parse_size
+from ..errors.options import checked_callable, checked_flag, checked_path
 from ..targets import has_cuda
 from . import lifetime
-from .checks import callback, flag, path_of
 from .device.device_store import DeviceStore, Drive
 from .device.engine import Options
 from .log.files import Files
@@ -69,7 +69,7 @@ def create(
     SchemaError, MissingFileError, StorageFullError, SharingError
         Nothing was created.
     """
-    path, overwrite = path_of(path), flag("overwrite", overwrite)
+    path, overwrite = checked_path(path), checked_flag(overwrite, "overwrite")
     given = as_schema(schema)
     meta: dict[str, Any] = {"schema": None if given is None else given.to_json()}
     options: dict[str, Any] = {
@@ -78,7 +78,7 @@ def create(
     }
     if isinstance(shards, str | bytes | os.PathLike) or not isinstance(shards, Iterable | None):
         raise errors.ArgumentError(f"shards is {shards!r}: give a list of folders", name="shards")
-    folders = None if shards is None else [os.path.abspath(path_of(folder, "shards")) for folder in shards]
+    folders = None if shards is None else [os.path.abspath(checked_path(folder, "shards")) for folder in shards]
     _check_shards(os.path.abspath(path), folders)
     lifetime.settle()
     with contextlib.ExitStack() as undo:
@@ -158,14 +158,14 @@ def open_store(
     """
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
-    path = path_of(path)
+    path = checked_path(path)
     options = Options(
         device="cpu" if device is None else _device(device),
         cache_bytes=0 if cache is None else parse_size(cache, "cache"),
         queues=queues, depth=depth, threads=threads, timeout=timeout, window=window, weight=weight, returns=returns,
         value_bytes=4096 if value_bytes is None else parse_size(value_bytes, "value_bytes"),
     )  # fmt: skip
-    callback("drive", drive)
+    checked_callable(drive, "drive")
     if beside is not None and not isinstance(beside, DeviceStore):
         raise errors.ArgumentError(f"beside is {beside!r}: give a store that was opened with device=", name="beside")
     if device is None:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..errors.options import checked_bytes, checked_callable, checked_integer, checked_share
 from ..storage.medium import NativeMedium
 from . import lifetime
-from .checks import callback, share, text, whole
 from .host_future import HostFuture
 from .keys import INT_KEY, Key, Keys, as_key, as_keys, is_integer, shown
 from .log.compaction import CompactionReport
@@ -288,8 +288,8 @@ class Store(MutableMapping[Any, Any]):
             At most so many.
         """
         self._check()
-        first = text("prefix", prefix)
-        limit = None if limit is None else whole("limit", limit, 0)
+        first = checked_bytes(prefix, "prefix")
+        limit = None if limit is None else checked_integer(limit, "limit", least=0)
         begin = None if start is None else shown(start) if self._parts.kinds else as_key(start)
         keys = with_prefix(self._parts.entries()[0], first, begin)
         return in_order(keys).take(slice(limit)).to_list()
@@ -355,7 +355,7 @@ class Store(MutableMapping[Any, Any]):
             ``sound`` says whether all is well, and ``problems`` what is not.
         """
         self._check()
-        callback("progress", progress)
+        checked_callable(progress, "progress")
         return self._parts.verify(progress=progress)
 
     def compact(
@@ -379,8 +379,8 @@ class Store(MutableMapping[Any, Any]):
             A live value is damaged: it stays where it is, and so does its segment.
         """
         self._check_writable()
-        callback("progress", progress)
-        return self._parts.compact(threshold=share("threshold", threshold), progress=progress)
+        checked_callable(progress, "progress")
+        return self._parts.compact(threshold=checked_share(threshold, "threshold"), progress=progress)
 
     @property
     def stats(self) -> StoreStatistics:

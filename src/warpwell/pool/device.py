@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from .. import errors, registry
+from ..errors.options import checked_dtype, checked_integer, checked_shape, checked_timeout
 from ..targets.gpu.cuda_source import CudaSource
 from ..targets.kernel import Launch, is_argument
 from .agent.caller import Caller, Connection
@@ -19,7 +20,6 @@ from .agent.parts import Arguments
 from .agent.protocol import Op, pack_arguments, pack_dtype
 from .agent.reply import Reply
 from .buffer import Buffer
-from .checks import extents, kind_of, seconds, whole
 from .copy import copying
 from .copy.plan import Tuning
 from .event import Event
@@ -84,7 +84,7 @@ class Device:
 
     def empty(self, shape: Shape, dtype: DTypeLike = np.float64, stream: Stream | None = None) -> Buffer:
         """Return a buffer whose items are not set. Having no room is raised by the next synchronization."""
-        kind, dimensions = kind_of(dtype), extents(shape)
+        kind, dimensions = checked_dtype(dtype), checked_shape(shape)
         handle, channel = new_id(), self.channel(stream)
         nbytes = int(np.prod(dimensions, dtype=object)) * kind.itemsize
         if nbytes >= 1 << 62:
@@ -230,7 +230,7 @@ class Device:
 
     def stream(self, priority: int = 0) -> Stream:
         """Return a new stream. 0 is the least priority."""
-        return Stream(self, whole(priority, "priority"))
+        return Stream(self, checked_integer(priority, "priority", least=0, most=1 << 30))
 
     def event(self, timing: bool = True) -> Event:
         """Return an event, which stands for no point yet."""
@@ -238,7 +238,7 @@ class Device:
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait for all streams; raises as `Stream.synchronize` does, the default stream's failures first."""
-        timeout, what = seconds(timeout), f"all streams of {self.connection.label}"
+        timeout, what = checked_timeout(timeout), f"all streams of {self.connection.label}"
         with self.connection.lock:  # no stream begins or ends meanwhile
             channels = list(self.connection.channels.values())
             replies = [self.connection.ask(channel, Op.SYNCHRONIZE, Reply) for channel in channels]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import errors
+from ..errors.options import checked_timeout
 from .agent.channel import Channel
 from .agent.protocol import Op
 from .agent.reply import Reply
-from .checks import seconds
 from .ids import new_id
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Event:
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait until the stream has come so far; raises as `Stream.synchronize`."""
-        timeout = seconds(timeout)
+        timeout = checked_timeout(timeout)
         if self.recorded:
             reply = self._ask(Op.UNTIL, self._handle)
             reply.wait(self._what, timeout)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from .. import errors
-from .checks import seconds, whole
+from ..errors.options import checked_integer, checked_timeout
 from .device import Device
 from .group import Group
 from .transport.milestone import LOOK, limit
@@ -78,10 +78,10 @@ class Leases:
     def lease(self, count: int, *, target: str | None, memory: int | None, host: str | None,
               timeout: float | None) -> Lease:  # fmt: skip
         """See `Devices.lease`."""
-        if whole(count, "count", -(1 << 30)) < 1:
+        if checked_integer(count, "count", least=None) < 1:
             raise errors.ArgumentError(f"a lease of {count} devices: ask for one at least", name="count")
         if memory is not None:
-            whole(memory, "memory", 0, 1 << 62)
+            checked_integer(memory, "memory", least=0, most=1 << 62)
         if target not in (None, "cpu", "cuda"):
             raise errors.ArgumentError(f"target={target!r:.60}: choose 'cpu' or 'cuda'", name="target")
         wanted = {"target": target, "host": host}
@@ -92,7 +92,7 @@ class Leases:
             )
 
         asked = "".join(f", {name} {value!r}" for name, value in (*wanted.items(), ("memory", memory)) if value)
-        bound = limit(seconds(timeout))
+        bound = limit(checked_timeout(timeout))
         end = time.monotonic() + bound
         request = _Request(count, fits)
         with self._lock:

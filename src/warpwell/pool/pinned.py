@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ..errors.options import checked_dtype, checked_shape
 from ..targets.gpu.pool_memory import pin
 from ..targets.kernel import has_cuda
-from .checks import extents, kind_of
 from .ids import new_id
 
 
@@ -71,7 +71,7 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) ->
     A copy from it to a device does not copy it first: it is lent, and must not change until the stream of the copy
     has come so far (an event, or `Stream.synchronize`).
     """
-    kind, dimensions = kind_of(dtype), extents(shape)
+    kind, dimensions = checked_dtype(dtype), checked_shape(shape)
     nbytes = math.prod(dimensions) * kind.itemsize
     return np.asarray(Pinned(nbytes))[:nbytes].view(kind).reshape(dimensions)
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..errors.options import checked_timeout
 from .agent import code
 from .agent.answers import Answer
 from .agent.channel import Channel
 from .agent.reply import Reply
-from .checks import seconds
 
 
 class Result:
@@ -48,7 +48,7 @@ class Result:
             The function raised, which is ``__cause__`` where it can be had; the traceback is in ``remote_traceback``.
         DeviceLostError, StallError
         """
-        timeout = seconds(timeout)
+        timeout = checked_timeout(timeout)
         try:
             if self._loaded is None:
                 begun = time.monotonic()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import errors
+from ..errors.options import checked_timeout
 from ..targets.uninterrupted import uninterrupted
 from .agent.channel import Channel
 from .agent.protocol import Op
 from .agent.reply import Reply
-from .checks import seconds
 from .copy.copying import in_order
 from .event import Event, checked
 from .ids import new_id
@@ -64,7 +64,7 @@ class Stream:
         """
         connection = self.device.connection
         what = f"a stream of {connection.label}"
-        timeout = seconds(timeout)
+        timeout = checked_timeout(timeout)
         reply = connection.ask(self.channel, Op.SYNCHRONIZE, Reply)
         reply.wait(what, timeout)
         self.channel.raise_kept()

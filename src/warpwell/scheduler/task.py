@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import enum
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 from .. import errors
+from ..errors.options import LONGEST, checked_integer, checked_number, shown
 
 MOST = 2**63 - 1
 """The largest whole number: policies, logs and services reckon with 64 bits."""
-
-LONGEST = 1e9
-"""Seconds that a deadline may be away: 31 years."""
 
 _AMOUNTS = {"seconds": 1e15, "instructions": 1e30, "miss_rate": 1.0, "bandwidth": 1.0, "compute": 1.0, "need": 1.0}
 _NUMBERS = (float, int)
@@ -97,17 +93,17 @@ class Profile:
     def _convert(self) -> None:
         """Take numbers of other types for what they are, and refuse what is none."""
         if self.kind is not None and not isinstance(self.kind, Kind):
-            raise errors.ArgumentError(f"kind of a profile is {_shown(self.kind)}: give a Kind, or None", name="kind")
+            raise errors.ArgumentError(f"kind of a profile is {shown(self.kind)}: give a Kind, or None", name="kind")
         for name, most in _AMOUNTS.items():
             value = getattr(self, name)
             if type(value) is float and 0 <= value <= most:
                 continue
             if value is not None or most == 1:
-                object.__setattr__(self, name, _amount(value, most, name, "a profile"))
+                object.__setattr__(self, name, checked_number(value, name, most=most, of="a profile"))
         for name in _COUNTS:
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= MOST:
-                object.__setattr__(self, name, _whole(value, 0, name, "a profile"))
+                object.__setattr__(self, name, checked_integer(value, name, least=0, most=MOST, of="a profile"))
 
 
 @dataclass(eq=False)
@@ -171,13 +167,15 @@ class Task:
             _require_text(self.name, "name")
             _require_text(self.tenant, "tenant")
         if type(self.blocks) is not int or not 1 <= self.blocks <= MOST:
-            self.blocks = _whole(self.blocks, 1, "blocks", f"task {self.name!r}")
+            self.blocks = checked_integer(self.blocks, "blocks", most=MOST, of=f"task {self.name!r}")
         if type(self.memory) is not int or not 0 <= self.memory <= MOST:
-            self.memory = _whole(self.memory, 0, "memory", f"task {self.name!r}")
+            self.memory = checked_integer(self.memory, "memory", least=0, most=MOST, of=f"task {self.name!r}")
         if type(self.priority) is not int or not -MOST <= self.priority <= MOST:
-            self.priority = _whole(self.priority, -MOST - 1, "priority", f"task {self.name!r}")
+            self.priority = checked_integer(
+                self.priority, "priority", least=-MOST - 1, most=MOST, of=f"task {self.name!r}"
+            )
         if self.deadline is not None:
-            self.deadline = _amount(self.deadline, LONGEST, "deadline", f"task {self.name!r}")
+            self.deadline = checked_number(self.deadline, "deadline", most=LONGEST, of=f"task {self.name!r}")
             if not self.deadline:
                 message = f"deadline of task {self.name!r} is 0 s: give a positive number, or None"
                 raise errors.ArgumentError(message, name="deadline")
@@ -308,39 +306,10 @@ class Job:
 def require_profile(profile: Any, task: str) -> Profile:
     """Return the profile of a task. Raises `ArgumentError` where it is something else."""
     if not isinstance(profile, Profile):
-        raise errors.ArgumentError(f"profile of task {task!r} is {_shown(profile)}: give a Profile", name="profile")
+        raise errors.ArgumentError(f"profile of task {task!r} is {shown(profile)}: give a Profile", name="profile")
     return profile
 
 
 def _require_text(value: Any, name: str) -> None:
     if not isinstance(value, str):
-        raise errors.ArgumentError(f"{name} of a task is {_shown(value)}: give a string", name=name)
-
-
-def _whole(value: Any, least: int, name: str, whose: str) -> int:
-    """Return a whole number of whatever type, or raise."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if not least <= number <= MOST:
-        bounds = {0: "none or more", 1: "at least one"}.get(least, "one of 64 bits")
-        message = f"{name} of {whose} is {_shown(value)}: give a whole number, {bounds} (up to 2**63 - 1)"
-        raise errors.ArgumentError(message, name=name)
-    return number
-
-
-def _amount(value: Any, most: float, name: str, whose: str) -> float:
-    """Return a number of whatever type, or raise. Integers of any size are compared, not converted."""
-    number: Any = value if isinstance(value, Real) else -1
-    if not 0 <= number <= most:
-        message = f"{name} of {whose} is {_shown(value)}: give a number, 0 to {most:g}"
-        raise errors.ArgumentError(message, name=name)
-    return number if type(value) in (int, float) else float(number)
-
-
-def _shown(value: Any) -> str:
-    """Return a value as messages have it: Python refuses to write out very long integers."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"an integer of {value.bit_length()} bits"
-    return f"{value!r:.80}"
+        raise errors.ArgumentError(f"{name} of a task is {shown(value)}: give a string", name=name)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
+from ...errors.options import checked_integer, checked_seconds
 from ...nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
 from ...queues import QueuePairs
 from ...storage import Controller
@@ -24,7 +25,6 @@ from ...storage.serve import MAX_PORTS
 from ...targets import Block, memory_for
 from ...targets.fault import LaunchFlag
 from ...targets.gpu.stream import stream_on
-from ..checks import seconds, whole
 from ..log.format import MAX_VALUE
 from . import requests as at
 from .batch import settle
@@ -66,10 +66,10 @@ class Options:
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
             if value is not None or name != "threads":
-                object.__setattr__(self, name, whole(name, value, least, most))
+                object.__setattr__(self, name, checked_integer(value, name, least=least, most=most))
         if self.depth & (self.depth - 1):
             raise errors.ArgumentError(f"depth is {self.depth}: give a power of two, 4 to 65536", name="depth")
-        object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
+        object.__setattr__(self, "timeout", checked_seconds(self.timeout, "timeout"))
         if self.returns not in ("request", "queue"):
             raise errors.ArgumentError(f'returns is {self.returns!r}: "request" or "queue"', name="returns")
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..checks import flag, whole
+from ...errors.options import checked_flag, checked_integer
 from ..host_future import HostFuture
 from ..keys import Keys, as_keys
 from .permutation import BLOCK, Permutation
@@ -89,18 +89,18 @@ class DataLoader:
     ) -> None:
         require_store(store, keys)
         self.store = store
-        self.batch_size = whole("batch_size", batch_size, 1)
-        self.shuffle = flag("shuffle", shuffle)
-        self.seed = whole("seed", seed, None)
-        self.prefetch = whole("prefetch", prefetch, 0)
-        self.world_size = whole("world_size", world_size, 1)
-        self.rank = whole("rank", rank, 0)
+        self.batch_size = checked_integer(batch_size, "batch_size")
+        self.shuffle = checked_flag(shuffle, "shuffle")
+        self.seed = checked_integer(seed, "seed", least=None)
+        self.prefetch = checked_integer(prefetch, "prefetch", least=0)
+        self.world_size = checked_integer(world_size, "world_size")
+        self.rank = checked_integer(rank, "rank", least=0)
         if self.rank >= self.world_size:
             raise errors.ArgumentError(
                 f"rank is {rank} of a world_size of {world_size}: ranks count from 0 to {self.world_size - 1}",
                 name="rank",
             )
-        self.drop_last = flag("drop_last", drop_last)
+        self.drop_last = checked_flag(drop_last, "drop_last")
         if keys is None:
             self._keys = _keys_of(store.ordered() if hasattr(store, "ordered") else store.keys_array())
         else:
@@ -143,7 +143,7 @@ class DataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Deliver this epoch from its start in the next iteration."""
-        self._place = _Place(whole("epoch", epoch, 0), 0)
+        self._place = _Place(checked_integer(epoch, "epoch", least=0), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was delivered, as numbers that JSON and pickle take.
@@ -194,11 +194,11 @@ class DataLoader:
                 " here: open the store it was saved with, or pass the keys of then as keys=",
                 name="state",
             )
-        place = _Place(whole("epoch", epoch, 0), whole("position", position, 0))
+        place = _Place(checked_integer(epoch, "epoch", least=0), checked_integer(position, "position", least=0))
         if place.position > self.samples:
             raise errors.ArgumentError(f"position {position} of {samples} samples: is the state edited?", name="state")
-        self.seed = whole("seed", seed, None)
-        self.shuffle = flag("shuffle", shuffle)
+        self.seed = checked_integer(seed, "seed", least=None)
+        self.shuffle = checked_flag(shuffle, "shuffle")
         self._place = place
 
     def _checksum(self) -> int:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...errors.options import checked_integer
 from ...targets.device import device
-from ..checks import whole
 
 ROUNDS = 16
 """Rounds of the network; with 12 and more no bias shows over all orders of up to 6 positions (60,000 seeds)."""
@@ -60,11 +60,11 @@ class Permutation:
     """
 
     def __init__(self, size: int, seed: int = 0, epoch: int = 0) -> None:
-        size = self.size = whole("size", size, None)
+        size = self.size = checked_integer(size, "size", least=None)
         if not 1 <= size <= MAX_SIZE:
             raise errors.ArgumentError(f"size is {size}; an order has 1 to 2**62 positions", name="size")
-        self.seed = whole("seed", seed, None)
-        self.epoch = whole("epoch", epoch, None)
+        self.seed = checked_integer(seed, "seed", least=None)
+        self.epoch = checked_integer(epoch, "epoch", least=None)
         bits = max(LEAST_BITS, (size - 1).bit_length())
         self._high, self._low = bits // 2, bits - bits // 2
         digest = hashlib.shake_256(f"warpwell order {seed} {epoch}".encode()).digest(4 * ROUNDS)

@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from ... import errors
-from ..checks import whole
+from ...errors.options import checked_integer
 from ..transport.region import MAX_CHUNK
 
 CHUNK = 2 << 20
@@ -54,8 +54,8 @@ class Tuning:
     def __init__(
         self, chunk: int | None = None, buffers: int = BUFFERS, pipelined: bool = True, direct: bool = True
     ) -> None:
-        self.chunk = None if chunk is None else whole(chunk, "chunk", 4096, MAX_CHUNK)
-        self.buffers = whole(buffers, "buffers", 1, 1024)
+        self.chunk = None if chunk is None else checked_integer(chunk, "chunk", least=4096, most=MAX_CHUNK)
+        self.buffers = checked_integer(buffers, "buffers", most=1024)
         self.pipelined = pipelined
         self.direct = direct
 
