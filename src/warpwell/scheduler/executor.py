@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from .. import errors
 from .task import Job, Placement, Profile, Task
-
-if TYPE_CHECKING:
-    from .predict.roofline import Machine
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,40 @@ class Capacity:
     partitions: dict[str, int] | None = None
     clock: float = 1.755e9
     modes: tuple[str, ...] = ("drain", "flush")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device can do at most, beside its `Capacity`. The defaults are an H100's.
+
+    Attributes
+    ----------
+    bandwidth : float
+        Bytes a second of device memory.
+    cache : int
+        Bytes of the second-level cache.
+    schedulers : int
+        Warp instructions that a multiprocessor issues a cycle.
+    issued : float
+        Part of the issue slots that busy kernels fill.
+    moved : float
+        Part of the bandwidth that streaming kernels reach.
+    gap : float
+        Cycles between two instructions of a warp that has its scheduler for itself.
+    start : float
+        Seconds from the launch of an empty kernel to its end.
+    name : str
+        The device's.
+    """
+
+    bandwidth: float = 3.35e12
+    cache: int = 50 << 20
+    schedulers: int = 4
+    issued: float = 0.65
+    moved: float = 0.9
+    gap: float = 6.0
+    start: float = 2e-6
+    name: str = field(default="unknown", compare=False)
 
 
 @dataclass(slots=True)

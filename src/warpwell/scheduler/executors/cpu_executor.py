@@ -40,17 +40,14 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import errors
 from ...targets.blocks.launch import STOP, TARGET
-from ..executor import Capacity, Ended, Executor, Stopped
+from ..executor import Capacity, Ended, Executor, Machine, Stopped
 from ..task import Job, Placement
 from .cpu_run import Phase, Run
 from .threads import Threads
-
-if TYPE_CHECKING:
-    from ..predict.roofline import Machine
 
 THREADS_PER_CORE = 4
 """Workers of a task, a core, by default: more than one, because a thread that waits for storage costs nothing."""

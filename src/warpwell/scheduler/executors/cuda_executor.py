@@ -30,8 +30,8 @@ from typing import Any
 from ... import errors
 from ...targets.blocks.launch import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
 from ...targets.gpu.gpu import Gpu
-from ..executor import Capacity, Ended, Executor, Stopped
-from ..predict.roofline import Machine, machine_for
+from ..executor import Capacity, Ended, Executor, Machine, Stopped
+from ..predict.roofline import machine_for
 from ..task import Job, Placement
 from .cuda_ahead import Ahead, Pace
 from .cuda_order import Order
