@@ -16,7 +16,7 @@ WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tole
     ("shared memory", 2), ("tcp", 3), ("shared memory", 4),
     *[pytest.param(*case, marks=pytest.mark.long) for case in (("tcp", 2), ("shared memory", 3), ("tcp", 4))],
 ])  # fmt: skip
-def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "native") -> None:
+def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "mpi") -> None:
     ended = job(ranks, "checks.py", kind, options=WAYS[way], timeout=100)
     found = [json.loads(line) for line in ended.lines("check ")]
     assert not [failure for _, _, failure in found if failure], "\n".join(f[2] for f in found) + ended.errors
@@ -24,12 +24,6 @@ def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "
         (rank, name) for rank in range(ranks) for name in [*CHECKS, LAST.__name__]
     }, ended.errors
     assert ended.status == 0, ended.errors
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", ["shared memory", "tcp"])
-def test_all_checks_where_python_moves_the_data(job: Job, way: str) -> None:
-    test_all_checks_of_a_transport(job, way, 3, "python")
 
 
 @pytest.mark.long
@@ -47,10 +41,7 @@ def test_all_checks_without_fault_tolerance(job: Job) -> None:
     *[pytest.param(*case, marks=pytest.mark.long)
       for case in (("shared memory", "exit"), ("shared memory", "stop"), ("tcp", "kill"), ("tcp", "stop"))],
 ])  # fmt: skip
-def test_a_peer_that_dies_in_the_middle_of_copies(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, how: str, native: str = "1"
-) -> None:
-    monkeypatch.setenv("WARPWELL_POOL_NATIVE", native)
+def test_a_peer_that_dies_in_the_middle_of_copies(job: Job, tmp_path: Path, way: str, how: str) -> None:
     ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way], timeout=100)
     lines = [line.split(maxsplit=5) for line in ended.lines("survivor ")]
     assert sorted(line[0] for line in lines) == ["0", "1"], ended
@@ -58,13 +49,6 @@ def test_a_peer_that_dies_in_the_middle_of_copies(
         assert (
             int(copies) == 2 and int(chunks) > 0 and float(seconds) < 5.0 and told == "1" and "rank 2 is gone" in sent
         )
-
-
-@pytest.mark.long
-def test_a_peer_that_stops_where_python_moves_the_data(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    test_a_peer_that_dies_in_the_middle_of_copies(job, tmp_path, monkeypatch, "shared memory", "stop", "0")
 
 
 def test_versions_that_differ_are_refused_on_both_sides(job: Job) -> None:

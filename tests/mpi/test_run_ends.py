@@ -146,11 +146,9 @@ def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signa
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.parametrize("native", [pytest.param("0", marks=pytest.mark.long), "1"])
-def test_an_agent_that_exits_is_told_of_at_once(start: Start, native: str) -> None:
+def test_an_agent_that_exits_is_told_of_at_once(start: Start) -> None:
     """The launcher sees its process end; to wait for its silence would take a minute here."""
-    run = start("--agents", "3", str(PROGRAMS / "exiting.py"),
-                environ={"WARPWELL_POOL_TIMEOUT": "60", "WARPWELL_POOL_NATIVE": native})  # fmt: skip
+    run = start("--agents", "3", str(PROGRAMS / "exiting.py"), environ={"WARPWELL_POOL_TIMEOUT": "60"})
     for what in ("told", "copied"):
         seconds, *said = run.line(what)
         assert float(seconds) < 20 and "its process ended" in " ".join(said)

@@ -64,9 +64,8 @@ def test_an_application_may_use_mpi_itself(start: Start) -> None:
     assert run.output == "5 1 ['-c', '-x']\n"
 
 
-@pytest.mark.parametrize("native", ["1", pytest.param("0", marks=pytest.mark.long)])
-def test_copies_that_nobody_takes_are_let_go(start: Start, native: str) -> None:
-    run = start("--agents", "2", str(PROGRAMS / "refused.py"), environ={"WARPWELL_POOL_NATIVE": native})
+def test_copies_that_nobody_takes_are_let_go(start: Start) -> None:
+    run = start("--agents", "2", str(PROGRAMS / "refused.py"))
     assert run.end() == 0, run.errors
     assert run.output.splitlines() == [
         *["upload: True"] * 3, *["copy: True"] * 6, "at once: True", "kept: 0",

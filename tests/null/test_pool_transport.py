@@ -1,26 +1,28 @@
 """Transports within a process, regions, and what is common to all transports."""
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections import deque
+from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolVersionError
+from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError, PoolVersionError
 from warpwell.pool.options import silence_from_environment
-from warpwell.pool.transport import mpi_words
+from warpwell.pool.transport import mpi_loop
 from warpwell.pool.transport.bulk import CANCELLED, Transfer
 from warpwell.pool.transport.handshake import Hello
 from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
-from warpwell.pool.transport.mpi_native import NativeProgress
-from warpwell.pool.transport.signal import Signal
-from warpwell.pool.transport.stream_framing import HEADER, Incoming, Outgoing
+from warpwell.pool.transport.mpi_progress import Progress, compiled_loop
+from warpwell.pool.transport.signal import FUTEX, Signal
 from warpwell.pool.transport.tags import Tags
 from warpwell.pool.transport.transport import Region
+from warpwell.targets.compiler.machine_code import machine_code
 from warpwell.testing.transports import TransportConformance
 
 
@@ -93,18 +95,45 @@ def test_regions_that_cannot_be(nbytes: int, chunk: int, slots: int | None) -> N
         Region(0, nbytes, chunk, slots)
 
 
-@given(st.lists(st.binary(max_size=300), max_size=30), st.integers(HEADER.size + 9, 200), st.randoms())
-def test_messages_survive_fragments_of_any_size(messages: list[bytes], size: int, random: object) -> None:
-    outgoing, incoming = Outgoing(), Incoming()
-    waiting, got = list(messages), []
-    fragment = bytearray(size)
-    while waiting or outgoing:
-        while waiting and random.random() < 0.5:  # type: ignore[attr-defined]
-            outgoing.append(waiting.pop(0))
-        used = outgoing.fill(memoryview(fragment), 0, 5)
-        kind, acknowledged, whole = incoming.take(memoryview(bytes(fragment[:used])))
-        assert (kind, acknowledged) == (0, 5)
-        got += whole
+lengths = st.one_of(
+    st.integers(0, 300), st.integers(mpi_loop.FRAGMENT - 80, mpi_loop.FRAGMENT + 80), st.integers(0, 100_000)
+)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.lists(lengths, max_size=30), st.integers(0, 1 << 32))
+def test_messages_survive_fragments(sizes: list[int], seed: int) -> None:
+    """What `fill` writes into fragments, `take` puts together again."""
+    fill, take = machine_code(mpi_loop.fill), machine_code(mpi_loop.take)
+    random = Random(seed)
+    messages = [random.randbytes(size) for size in sizes]
+    whole, peer = np.zeros(mpi_loop.GLOBAL_WORDS, np.int64), np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
+    outbox, inbox = np.zeros((40, 2), np.int64), np.zeros((40, 3), np.int64)
+    fragment = np.zeros(mpi_loop.FRAGMENT // 8, np.int64)
+    g, p, at = (int(words.ctypes.data) for words in (whole, peer, fragment))
+    libc = ctypes.CDLL(None)
+    libc.free.argtypes = [ctypes.c_void_p]
+    for place, function in ((mpi_loop.G_MALLOC, libc.malloc), (mpi_loop.G_SYSCALL, libc.syscall)):
+        whole[place // 8] = ctypes.cast(function, ctypes.c_void_p).value or 0
+    whole[mpi_loop.G_FUTEX // 8] = FUTEX
+    whole[[mpi_loop.G_INBOX // 8, mpi_loop.G_INBOX_ROOM // 8]] = inbox.ctypes.data, len(inbox)
+    peer[[mpi_loop.P_OUT // 8, mpi_loop.P_OUT_ROOM // 8]] = outbox.ctypes.data, len(outbox)
+    peer[[mpi_loop.P_OFFSET // 8, mpi_loop.P_FILLED // 8]] = -1
+    for k, message in enumerate(messages):
+        outbox[k] = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value or 0, len(message)
+    posted, got = 0, []
+    while posted < len(messages) or peer[mpi_loop.P_OUT_HEAD // 8] < posted:
+        while posted < len(messages) and random.random() < 0.5:
+            posted += 1
+        peer[mpi_loop.P_OUT_TAIL // 8] = posted
+        used = fill(p, at)
+        assert mpi_loop.HEADER <= used <= mpi_loop.FRAGMENT
+        fragment[1] = used - mpi_loop.HEADER
+        take(g, p, at)
+        while len(got) < whole[mpi_loop.G_INBOX_TAIL // 8]:
+            _, address, nbytes = inbox[len(got)].tolist()
+            got.append(ctypes.string_at(address, nbytes))
+            libc.free(address)
     assert got == messages
 
 
@@ -122,16 +151,16 @@ def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.Monk
 
 
 def test_ctrl_c_frees_no_message_that_waits() -> None:
-    """`NativeProgress.post` lets go of the messages that are in fragments, and not of one more."""
+    """`Progress.post` lets go of the messages that are in fragments, and not of one more."""
 
     class Interrupted(deque[bytes]):
         def popleft(self) -> bytes:
             super().popleft()
             raise KeyboardInterrupt
 
-    progress = object.__new__(NativeProgress)
-    words = np.zeros(mpi_words.PEER_BYTES // 8, np.int64)
-    words[[mpi_words.P_OUT_HEAD // 8, mpi_words.P_OUT_TAIL // 8]] = 1, 2
+    progress = object.__new__(Progress)
+    words = np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
+    words[[mpi_loop.P_OUT_HEAD // 8, mpi_loop.P_OUT_TAIL // 8]] = 1, 2
     progress._peer, progress._kept, progress._freed = {1: words}, {1: Interrupted([b"sent", b"waits"])}, {1: 0}
     progress._outbox = {}
     for _ in range(2):  # the second call would free what waits, and find no place for its own message
@@ -173,3 +202,9 @@ def test_a_patience_that_cannot_be(monkeypatch: pytest.MonkeyPatch, text: str) -
     monkeypatch.setenv("WARPWELL_POOL_TIMEOUT", text)
     with pytest.raises(ArgumentError, match="WARPWELL_POOL_TIMEOUT"):
         silence_from_environment()
+
+
+def test_a_processor_without_futex_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.pool.transport.mpi_progress.FUTEX", 0)
+    with pytest.raises(PoolError, match=r"futex.*not known: use this machine's devices"):
+        compiled_loop()

@@ -28,8 +28,3 @@ def silence_from_environment() -> float:
             f"WARPWELL_POOL_TIMEOUT is {text!r}: give seconds, more than 0", name="WARPWELL_POOL_TIMEOUT"
         )
     return seconds
-
-
-def native_from_environment() -> bool:
-    """Return False where ``WARPWELL_POOL_NATIVE`` is 0: data are then moved by Python code, for comparison."""
-    return os.environ.get("WARPWELL_POOL_NATIVE", "1") != "0"

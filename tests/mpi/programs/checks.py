@@ -1,4 +1,4 @@
-"""Runs all checks of a transport, and prints what each rank found. Argument: "native", "python" or "emulated"."""
+"""Runs all checks of a transport, and prints what each rank found. Argument: "mpi" or "emulated"."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from warpwell.pool.transport.mpi_transport import MpiTransport
 from warpwell.pool.transport.transport import Transport
 from warpwell.testing.transports import run_checks
 
-transport: Transport = MpiTransport(native=sys.argv[1] != "python")
+transport: Transport = MpiTransport()
 if sys.argv[1] == "emulated":
     transport = EmulatedLink(transport, 2e9, 50e-6)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..launch.lifeline import Lifeline
-from ..options import native_from_environment
+from .mpi_progress import compiled_loop
 from .transport import Transport
 
 LINK = "WARPWELL_POOL_LINK"
@@ -27,12 +27,9 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
         See `MpiTransport`.
     """
     global joined
-    if native_from_environment():
-        from .mpi_native import compiled_loop
-
-        lifeline.tell(compiling=True)
-        compiled_loop()
-        lifeline.tell(compiling=False)
+    lifeline.tell(compiling=True)
+    compiled_loop()
+    lifeline.tell(compiling=False)
     memory = lifeline.shared_memory()
     if memory is not None:
         os.environ["OMPI_MCA_btl_sm_backing_directory"] = memory

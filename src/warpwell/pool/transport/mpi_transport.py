@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import AgentError, ArgumentError, ClosedError, PoolVersionError, StallError
-from ..options import native_from_environment, silence_from_environment
+from ..options import silence_from_environment
 from ..several import several
 from .bulk import Transfer
 from .handshake import NBYTES, Hello
-from .mpi_progress import GOODBYE_SAID, Progress
+from .mpi_progress import GOODBYE_SAID, Progress, compiled_loop
 from .peers import CLOSED, PeerTransport
 from .region import Region
-from .signal import FUTEX
 from .transport import OVERHEAD, SEND_TIMEOUT, TAGS, WINDOW, Bytes
 
 _HELLO = 2
@@ -36,8 +35,6 @@ class MpiTransport(PeerTransport):
         Seconds after which a peer that says nothing is lost. Default: ``WARPWELL_POOL_TIMEOUT``, or 3.
     start : float
         Seconds that the others have to come.
-    native : bool, optional
-        Move data in native code, without the interpreter lock. Default: yes, unless ``WARPWELL_POOL_NATIVE`` is 0.
 
     Raises
     ------
@@ -45,20 +42,19 @@ class MpiTransport(PeerTransport):
         A peer runs other versions; raised on both sides.
     AgentError
         A peer did not come.
+    PoolError
+        This processor or MPI library lacks what the native loop calls; the message says what to do.
     """
 
     name = "mpi"
 
-    def __init__(
-        self, comm: Any = None, *, silence: float | None = None, start: float = 30.0, native: bool | None = None
-    ) -> None:
+    def __init__(self, comm: Any = None, *, silence: float | None = None, start: float = 30.0) -> None:
         # When a peer dies in the middle of long messages over TCP, Open MPI 5.0 may go on with a "put" to it and crash.
         # This counts only where nobody has started MPI yet.
         os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send,inplace")
         from mpi4py import MPI
 
-        native = native_from_environment() and FUTEX != 0 if native is None else native
-        kind = _native() if native else Progress
+        compiled_loop()  # before anybody waits for this process
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         rank = int(self._comm.Get_rank())
@@ -67,7 +63,7 @@ class MpiTransport(PeerTransport):
         self._locks = {peer: threading.Lock() for peer in self.peers}
         self._posted = dict.fromkeys(self.peers, 0)
         silence = silence_from_environment() if silence is None else silence
-        self._progress = kind(self._comm, self.peers, silence, self._lose)
+        self._progress = Progress(self._comm, self.peers, silence, self._lose)
         self._at_exit = functools.partial(_close_forgotten, weakref.ref(self))
         atexit.register(self._at_exit)  # MPI ends later, and then nobody may call it any more
 
@@ -166,14 +162,6 @@ def _close_forgotten(reference: weakref.ref[MpiTransport]) -> None:
     transport = reference()
     if transport is not None:
         transport.close(1.0)
-
-
-def _native() -> Any:
-    """Compile the native loop before anybody waits for this process."""
-    from .mpi_native import NativeProgress, compiled_loop
-
-    compiled_loop()
-    return NativeProgress
 
 
 def _exchange(comm: Any, rank: int, peers: Sequence[int], timeout: float) -> dict[int, Hello]:
