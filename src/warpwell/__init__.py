@@ -9,10 +9,10 @@
 """
 
 import importlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 from . import errors  # modules within import it from here, which must not wait for those that wait for them
+from .registry import importing as _importing
 from .registry import register as _register
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ _FROM = {
     "targets.kernel": "kernel",
     "targets.compiler.run_cuda": "numba_cuda",
 }
+_HOMES = {name.split("=")[0]: (home, name.split("=")[-1]) for home, names in _FROM.items() for name in names.split()}
+
 # What a room asks for by name because it lies in a room above it; see `warpwell.registry`.
 _PROVIDED = {
     "service": {
@@ -116,11 +118,6 @@ _PROVIDED = {
 for _kind, _names in _PROVIDED.items():
     for _name, _path in _names.items():
         _register(_kind, _name, _path)
-
-_HOMES = {name.split("=")[0]: (home, name.split("=")[-1]) for home, names in _FROM.items() for name in names.split()}
-
-
-_importing = threading.RLock()  # threads that start with different names would meet in the middle of their imports
 
 if not TYPE_CHECKING:  # whoever checks types is told of wrong names
 

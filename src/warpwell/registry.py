@@ -15,9 +15,13 @@ scheduler  ``"pool"``: what ``Scheduler(devices=...)`` returns            the cl
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any
 
 from .errors import ArgumentError
+
+importing = threading.RLock()
+"""Held while names are imported on first use: threads that start at different modules would meet half-way."""
 
 _paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler": {}}
 
@@ -76,7 +80,8 @@ def path_of(kind: str, name: str) -> str:
 def load(path: str) -> Any:
     """Import the module of a path, and return the attribute."""
     module, _, name = path.partition(":")
-    found: Any = importlib.import_module(module)
+    with importing:
+        found: Any = importlib.import_module(module)
     for attribute in name.split("."):
         found = getattr(found, attribute)
     return found

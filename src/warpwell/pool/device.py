@@ -192,13 +192,14 @@ class Device:
             Or the class that was registered with the name.
         """
         channel, handle = self.channel(stream), new_id()
+        path = registry.path_of("service", service)
+        known = registry.is_registered("stand-in", service)
+        stand_in = registry.load(registry.path_of("stand-in", service if known else "any"))
         try:
-            path = registry.path_of("service", service)
             with Arguments(self, channel) as arguments:
                 data, handles = arguments.pack((args, options))
                 self.connection.post(channel, Op.CREATE, handle, path, handles, data, cost=len(data))
-            cls = registry.path_of("stand-in", service if registry.is_registered("stand-in", service) else "any")
-            return registry.load(cls)(self, handle, path)
+            return stand_in(self, handle, path)
         except BaseException:  # Ctrl-C: a file that nobody here has would stay open there
             self.connection.finalizer(handle)
             raise

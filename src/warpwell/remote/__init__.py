@@ -12,8 +12,9 @@ In the order in which a call meets them:
     scheduler_agent.py   AgentScheduler: the scheduler of one device, in the process of its agent
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from .. import registry
 
 if TYPE_CHECKING:
     from .array import RemoteArray
@@ -33,7 +34,7 @@ if not TYPE_CHECKING:
         """Import a name when it is first used: an agent that opens an array needs neither stores nor schedulers."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        return registry.load(f"{__name__}.{_HOMES[name]}:{name}")
 
 
 def __dir__() -> list[str]:
