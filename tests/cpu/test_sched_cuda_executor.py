@@ -15,11 +15,11 @@ from tests.harness.fake_gpu import FakeGpu, fake_executor
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
+from warpwell.scheduler.dispatcher import Watchdog
 from warpwell.scheduler.executors import cuda_order
 from warpwell.scheduler.executors.cuda_ahead import Ahead
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.task import State
-from warpwell.scheduler.watchdog import Watchdog
 from warpwell.testing.executors import ExecutorConformance
 
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler.service import address, broker, holdings, protocol, references, wire
-from warpwell.scheduler.service.client import Client, connect
+from warpwell.scheduler.service.client import Client, Packer, connect
 from warpwell.scheduler.service.ledger import MAX_DEATHS, Held, Ledger, Piece
-from warpwell.scheduler.service.owner_lines import Lines
+from warpwell.scheduler.service.owner import Lines
 from warpwell.scheduler.service.owner_process import TRIES
 from warpwell.scheduler.service.protocol import MAGIC, Connection, Peer
 from warpwell.scheduler.service.service import MAX_CLIENTS, SILENT, Service
@@ -421,10 +421,10 @@ def test_arguments_that_do_not_travel() -> None:
     read_only.flags.writeable = False
     for wrong in ("text", [1], None, 1 << 64, 1j, {}):
         with pytest.raises(errors.ArgumentError, match="does not travel"):
-            wire.Packer().launch(double[8], [wrong])
+            Packer().launch(double[8], [wrong])
     with pytest.raises(errors.ArgumentError, match="overlap"):
-        wire.Packer().launch(double[8], [a[:5], a[3:]])
-    packer = wire.Packer()
+        Packer().launch(double[8], [a[:5], a[3:]])
+    packer = Packer()
     task = packer.launch(double[8], [a, a, read_only, read_only[2:], np.float32(0.1), 3, True, 0.5, -1])
     assert len(packer.arrays) == 4 and [t is a for t in packer.targets] == [True, False, False, False]
     checked = wire.check_task({**task, "id": 1}, packer.arrays)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..pool.device import Device
 from ..pool.host_arrays import HostArrays
 from ..scheduler.handle import Handle
-from ..scheduler.task import State, Task
+from ..scheduler.task import Task
 
 if TYPE_CHECKING:
     from .scheduler_member import Member
@@ -31,21 +31,11 @@ class PoolHandle(Handle):
     """
 
     def __init__(self, places: Places, task: Task, number: int) -> None:
-        super().__init__(places, task)  # type: ignore[arg-type]  # it is asked to cancel, and nothing else
+        super().__init__(places, task)
         self.number = number
         self.device: Device | None = None
         self.tries = 0
-        self._places = places
         self._settled = threading.Lock()
-
-    @property
-    def state(self) -> State:
-        """Where the task is (asks its device)."""
-        if self.done():
-            if self.cancelled():
-                return State.CANCELLED
-            return State.DONE if self.exception() is None else State.FAILED
-        return self._places.state_of(self)
 
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
         """Tell everybody who waits; the first call counts."""

@@ -1,21 +1,119 @@
-"""Handle: what a submitted task will have become, like a future of `concurrent.futures`."""
+"""Handle: the future of a submitted task, like those of `concurrent.futures`."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from .. import errors
 from .task import Job, State, Task
 
-if TYPE_CHECKING:
-    from .dispatcher import Dispatcher
-
 ENDED = (State.DONE, State.FAILED, State.CANCELLED)
 
 
-class Handle(Future[None]):
+class Runner(Protocol):
+    """What a handle asks about its task: a scheduler of this process, of a pool's, or a service."""
+
+    def cancel(self, handle: Any) -> bool:
+        """Ask for the end of a task that has not ended; return False if nothing can stop it."""
+
+    def state_of(self, handle: Any) -> State:
+        """Return the state of a task that has not ended."""
+
+
+class TaskFuture(Future[None]):
+    """The future of a task, whoever runs it.
+
+    Attributes
+    ----------
+    name : str
+        The task's.
+    """
+
+    def __init__(self, runner: Runner, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._runner = runner
+        self._process = os.getpid()
+
+    @property
+    def state(self) -> State:
+        """The state of the task. Where it has ended, `result` returns at once."""
+        if self.done():
+            if self.cancelled():
+                return State.CANCELLED
+            return State.DONE if self.exception() is None else State.FAILED
+        return self._runner.state_of(self)
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait for the end, `timeout` seconds at most.
+
+        Raises
+        ------
+        ArgumentError
+            `timeout` is not a finite number of seconds.
+        TimeoutError
+            It has not ended in time. It goes on.
+        CancelledError
+            It was cancelled, or a task that it came after did not end well.
+        KernelError
+            What device code latched, or, as a `StallError`, that the task was stuck.
+        TaskLostError
+            The device or its process is gone.
+        ServiceError
+            The service that runs it is gone, or says nothing for some seconds.
+        ForkError
+            This process was forked from the one that submitted the task, and the task had not ended: nobody runs it
+            here.
+        """
+        self._require_process()
+        return super().result(_seconds(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end, `timeout` seconds at most, and return what `result` would raise, or None."""
+        self._require_process()
+        return super().exception(_seconds(timeout))
+
+    def running(self) -> bool:
+        """Return whether the task has a place on the device now."""
+        return self.state in (State.RUNNING, State.STOPPING)
+
+    def cancel(self) -> bool:
+        """Ask for the end of the task.
+
+        A task that waits is cancelled now. A task that runs leaves at the end of its blocks, and is cancelled then, or
+        done, where those were its last ones. Later tasks of its request are cancelled with it.
+
+        Returns
+        -------
+        bool
+            False if it has ended otherwise, or runs whole, which nothing can stop.
+        """
+        if self.done():
+            return self.cancelled()
+        self._require_process()
+        return self._runner.cancel(self)
+
+    def _require_process(self) -> None:
+        if self._process != os.getpid() and not self.done():
+            raise errors.ForkError(
+                f"task {self.name!r} belongs to process {self._process} and this is {os.getpid()}, forked from it: "
+                "wait for it there, or make a scheduler here"
+            )
+
+    def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
+        """Tell everybody who waits (once)."""
+        if cancelled:
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(None)
+
+
+class Handle(TaskFuture):
     """A task that was submitted. It is a `concurrent.futures.Future`, so ``wait`` and ``as_completed`` take it.
 
     `result` returns None once the task has ended, and raises what its device code latched, what kept it from running,
@@ -28,92 +126,14 @@ class Handle(Future[None]):
         The scheduler's record: times, blocks done, preemptions. None while it waits for what it comes `after`.
     """
 
-    def __init__(self, dispatcher: Dispatcher, task: Task) -> None:
-        super().__init__()
+    def __init__(self, runner: Runner, task: Task) -> None:
+        super().__init__(runner, task.name)
         self.task = task
         self.job: Job | None = None
-        self._dispatcher = dispatcher
-        self._process = os.getpid()
-
-    @property
-    def state(self) -> State:
-        """Where the task is. Where it has ended, `result` returns at once."""
-        if self.done():
-            if self.cancelled():
-                return State.CANCELLED
-            return State.DONE if self.exception() is None else State.FAILED
-        job = self.job
-        if job is None:
-            return State.WAITING
-        # an end is an end when those who wait for it have been told
-        return State.RUNNING if job.state in ENDED else job.state
-
-    def result(self, timeout: float | None = None) -> None:
-        """Wait for the end, `timeout` seconds at most.
-
-        Raises
-        ------
-        ArgumentError
-            `timeout` is no number of seconds, or not finite.
-        TimeoutError
-            It has not ended in time. It goes on.
-        CancelledError
-            It was cancelled, or a task that it came after did not end well.
-        KernelError
-            What device code latched, or, as a `StallError`, that the task was stuck.
-        TaskLostError
-            The device or its process is gone.
-        ForkError
-            This process was forked from the scheduler's, and the task had not ended: nobody runs it here.
-        """
-        self._require_owner()
-        return super().result(_seconds(timeout))
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end, `timeout` seconds at most, and return what `result` would raise, or None."""
-        self._require_owner()
-        return super().exception(_seconds(timeout))
-
-    def running(self) -> bool:
-        """Tell whether the task has a place on the device now."""
-        return self.state in (State.RUNNING, State.STOPPING)
-
-    def cancel(self) -> bool:
-        """Ask for the end of the task.
-
-        One that waits is cancelled now. One that runs leaves at the end of its blocks, and is cancelled then, or done,
-        where those were its last ones. Later tasks of its request are cancelled with it.
-
-        Returns
-        -------
-        bool
-            False if it has ended otherwise, or runs whole, which nothing can stop.
-        """
-        if self.done():
-            return self.cancelled()
-        self._require_owner()
-        return self._dispatcher.cancel(self)
-
-    def _require_owner(self) -> None:
-        if self._process != os.getpid() and not self.done():
-            raise errors.ForkError(
-                f"task {self.task.name!r} belongs to process {self._process} and this is {os.getpid()}, forked from "
-                "it: wait for it there, or make a scheduler here"
-            )
-
-    def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
-        """Tell everybody who waits (the scheduler's thread, once)."""
-        if cancelled:
-            super().cancel()
-            self.set_running_or_notify_cancel()
-        elif error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(None)
 
 
 def _seconds(timeout: float | None) -> float | None:
-    """Return a time to wait; none, and less, is to look once."""
+    """Return a time to wait; 0 and less mean to look once."""
     if timeout is None:
         return None
     if isinstance(timeout, int | float) and timeout <= 0:

@@ -13,7 +13,7 @@ import numpy as np
 from .. import errors, registry
 from ..targets import KernelArgument, Launch, default_device
 from .core import Core
-from .dispatcher import Dispatcher
+from .dispatcher import Dispatcher, Watchdog
 from .events import KEPT, Log
 from .executor import Executor
 from .handle import Handle
@@ -21,7 +21,6 @@ from .policy import Policy, Rates
 from .predict.learner import Learner
 from .task import Profile, Request, Task, require_profile
 from .tenants import Tenant
-from .watchdog import Watchdog
 
 T = TypeVar("T")
 

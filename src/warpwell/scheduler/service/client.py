@@ -1,4 +1,4 @@
-"""`connect`: the scheduler service of this machine, with the interface of `Scheduler`."""
+"""Client of a scheduler service: `connect`, its connection, and the handles and device arrays that it returns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...targets import Launch
 from ..events import Log
+from ..handle import TaskFuture
 from ..task import Profile, State
 from . import address, protocol, references, wire
-from .remote import RemoteArray, RemoteHandle
 
 SILENCE = 5.0
 """Seconds without a word from the service, after which it is asked for one; as long again, and it is given up."""
@@ -76,7 +77,7 @@ class Client:
         self._numbers = -1
         self._call_numbers = 0
         self._calls: dict[int, Future[protocol.Message]] = {}
-        self._handles: dict[int, RemoteHandle] = {}
+        self._handles: dict[int, ServiceHandle] = {}
         self._dead: errors.ServiceError | None = None
         self._process = os.getpid()
         sock = _connected(self.path, timeout)
@@ -98,7 +99,7 @@ class Client:
         self._reader = threading.Thread(target=self._read, name="warpwell-service-reader", daemon=True)
         self._reader.start()
 
-    def submit(self, launch: Any, *args: Any, **options: Any) -> RemoteHandle:
+    def submit(self, launch: Any, *args: Any, **options: Any) -> ServiceHandle:
         """Submit a launch; see `Scheduler.submit`.
 
         Arguments are NumPy arrays, numbers and what `to_device` returned. An array is copied to the service when it is
@@ -141,7 +142,7 @@ class Client:
         size: dict[str, float] | None = None,
         profile: Profile | None = None,
         tenant: str | None = None,
-    ) -> list[RemoteHandle]:
+    ) -> list[ServiceHandle]:
         """Submit a request of several launches, which run in order; see `Scheduler.submit_many` and `submit`."""
         self._check()
         if not launches:
@@ -151,20 +152,20 @@ class Client:
                 f"this connection is for tenant {self.tenant!r}: connect(tenant={tenant!r}) makes another",
                 name="tenant",
             )
-        packer = wire.Packer(self)
+        packer = Packer(self)
         tasks = [packer.launch(launch, args) for launch, *args in launches]
         numbers = self._after(after)
         header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": priority,
                   "deadline": deadline, "after": numbers, "memory": memory, "idempotent": idempotent,
                   "size": size or {}, "profile": wire.profile_fields(profile),
                   "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
-        handles: list[RemoteHandle] = []
+        handles: list[ServiceHandle] = []
         try:
             with self._submitting:  # numbers ascend on the wire, too
                 for task in tasks:
                     self._numbers += 1
                     task["id"] = self._numbers
-                    handles.append(RemoteHandle(self, self._numbers, task["kernel"]["name"], packer.targets))
+                    handles.append(ServiceHandle(self, self._numbers, task["kernel"]["name"], packer.targets))
                 with self._lock:
                     self._handles.update({h.number: h for h in handles})
                 reply = self._ask(header, packer.arrays)
@@ -176,7 +177,7 @@ class Client:
             raise
         return handles
 
-    def to_device(self, array: NDArray[Any]) -> RemoteArray:
+    def to_device(self, array: NDArray[Any]) -> ServiceArray:
         """Put a copy of an array on the device, where kernels of several tasks can use it without moving it.
 
         Raises
@@ -188,7 +189,7 @@ class Client:
         """
         values = np.asarray(array)
         answer = self._call({"type": "put"}, [values])
-        return RemoteArray(self, answer.get("buffer", int), values.shape, values.dtype.newbyteorder("<"))
+        return ServiceArray(self, answer.get("buffer", int), values.shape, values.dtype.newbyteorder("<"))
 
     def metrics(self) -> str:
         """Return the service's metrics in Prometheus' text format."""
@@ -223,37 +224,37 @@ class Client:
 
     # what handles and arrays ask
 
-    def state_of(self, handle: RemoteHandle) -> State:
-        """Return where a task is (`RemoteHandle.state`)."""
+    def state_of(self, handle: ServiceHandle) -> State:
+        """Return where a task is (`ServiceHandle.state`)."""
         if threading.current_thread() is self._reader:
             return State.RUNNING  # a callback; the answer could not be heard
         state = State(self._call({"type": "state", "task": handle.number}).get("state", str))
         ended = state in (State.DONE, State.FAILED, State.CANCELLED)
         return State.RUNNING if ended and not handle.done() else state
 
-    def cancel(self, handle: RemoteHandle) -> bool:
-        """Cancel a task (`RemoteHandle.cancel`)."""
+    def cancel(self, handle: ServiceHandle) -> bool:
+        """Cancel a task (`ServiceHandle.cancel`)."""
         if threading.current_thread() is self._reader:
             self._ask({"type": "cancel", "task": handle.number})
             return True
         return bool(self._call({"type": "cancel", "task": handle.number}).get("cancelled", bool))
 
-    def fetch(self, array: RemoteArray) -> NDArray[Any]:
-        """Return a copy of an array on the device (`RemoteArray.numpy`)."""
+    def fetch(self, array: ServiceArray) -> NDArray[Any]:
+        """Return a copy of an array on the device (`ServiceArray.numpy`)."""
         return self._call({"type": "get", "buffer": array.number}).arrays[0]
 
-    def free(self, array: RemoteArray) -> None:
-        """Free an array on the device (`RemoteArray.free`)."""
+    def free(self, array: ServiceArray) -> None:
+        """Free an array on the device (`ServiceArray.free`)."""
         self._call({"type": "free", "buffer": array.number})
 
     # calls
 
-    def _forget(self, handles: Sequence[RemoteHandle]) -> None:
+    def _forget(self, handles: Sequence[ServiceHandle]) -> None:
         with self._lock:
             for handle in handles:
                 self._handles.pop(handle.number, None)
 
-    def _withdraw(self, handles: Sequence[RemoteHandle]) -> None:
+    def _withdraw(self, handles: Sequence[ServiceHandle]) -> None:
         """Cancel tasks without waiting for what becomes of them."""
         with contextlib.suppress(errors.WarpwellError):  # where the service has gone, they have too
             for handle in handles:
@@ -262,9 +263,9 @@ class Client:
     def _after(self, after: Future[Any] | Sequence[Future[Any]]) -> list[int]:
         futures = [after] if isinstance(after, Future) else list(after)
         for future in futures:
-            if not isinstance(future, RemoteHandle) or future._client is not self:
+            if not isinstance(future, ServiceHandle) or future.client is not self:
                 raise errors.ArgumentError(f"after= has {future!r:.80}: give handles of this connection", name="after")
-        return [f.number for f in futures if isinstance(f, RemoteHandle)]
+        return [f.number for f in futures if isinstance(f, ServiceHandle)]
 
     def _check(self) -> None:
         if self._process != os.getpid():
@@ -341,12 +342,18 @@ class Client:
             with self._lock:
                 handle = self._handles.pop(message.get("task", int), None)
             if handle is not None:
-                error = wire.error_of(message.get("error", dict)) if "error" in message.header else None
-                places = message.get("changed", list, [])
-                handle.settle(error, cancelled=message.get("cancelled", bool, False),
-                              changed=dict(zip(places, message.arrays, strict=True)))  # fmt: skip
+                self._settle(handle, message)
         elif kind == "refused":
             raise errors.ServiceError(message.get("message", str))
+
+    @staticmethod
+    def _settle(handle: ServiceHandle, message: protocol.Message) -> None:
+        if "error" in message.header:
+            handle.settle(wire.error_of(message.get("error", dict)))
+        elif message.get("cancelled", bool, False):
+            handle.settle(None, cancelled=True)
+        else:
+            handle.settle_with(dict(zip(message.get("changed", list, []), message.arrays, strict=True)))
 
     def _die(self, why: errors.ServiceError) -> None:
         """Tell everybody who waits that nothing will come any more."""
@@ -359,6 +366,153 @@ class Client:
             reply.set_exception(errors.ServiceError(str(why)))
         for handle in handles.values():
             handle.settle(errors.ServiceError(str(why), task=handle.name))
+
+
+class ServiceHandle(TaskFuture):
+    """A task that was submitted to a service; a future like `Handle`.
+
+    `result` returns None once the task has ended and what it wrote is in the caller's arrays. Callbacks run in the
+    thread that receives from the service: they must not wait.
+    """
+
+    def __init__(self, client: Client, number: int, name: str, targets: list[NDArray[Any] | None]) -> None:
+        super().__init__(client, name)
+        self.number = number
+        self.client = client
+        self._targets = targets
+
+    def settle_with(self, changed: dict[int, NDArray[Any]]) -> None:
+        """Put what came into the caller's arrays, and tell everybody who waits."""
+        error = None
+        try:
+            for place, values in changed.items():
+                target = self._targets[place]
+                if target is not None:
+                    np.copyto(target, values)
+        except (ValueError, IndexError) as wrong:
+            error = errors.SchedulerError(
+                f"the result of task {self.name!r} does not fit into the array that was passed ({wrong}): leave arrays "
+                "as they are until the task has ended",
+                task=self.name,
+            )
+        self.settle(error)
+
+
+class ServiceArray:
+    """An array on the device of a service; kernels take it as an argument, and it stays there between them.
+
+    It dies with the client's connection, and with the process that owns the device: then tasks that use it raise
+    `TaskLostError`.
+    """
+
+    def __init__(self, client: Client, number: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.client = client
+        self.number = number
+        self.shape = shape
+        self.dtype = dtype
+
+    def numpy(self) -> NDArray[Any]:
+        """Return a copy in host memory. Tasks that write to it should have ended.
+
+        Raises
+        ------
+        TaskLostError
+            The process that owned it is gone.
+        ServiceError
+            The service is gone.
+        """
+        return self.client.fetch(self)
+
+    def free(self) -> None:
+        """Give the memory back. Tasks that were submitted before go on with it."""
+        self.client.free(self)
+
+    def __repr__(self) -> str:
+        return f"<ServiceArray {self.number}: {self.dtype} {self.shape}>"
+
+
+class Packer:
+    """Collects the launches of a request and the arrays that they take, each array once.
+
+    Parameters
+    ----------
+    client : Client
+        Whose arrays on the device may be among the arguments.
+
+    Attributes
+    ----------
+    arrays : list of ndarray
+        What is sent.
+    targets : list of ndarray or None
+        Where the result of each array goes: the caller's own array, or None where it is read-only.
+    """
+
+    def __init__(self, client: Client | None = None) -> None:
+        self._client = client
+        self.arrays: list[NDArray[Any]] = []
+        self.targets: list[NDArray[Any] | None] = []
+        self._numbers: dict[int, int] = {}
+
+    def launch(self, launch: Any, args: Sequence[Any]) -> dict[str, Any]:
+        """Return a launch as plain data.
+
+        Raises
+        ------
+        ArgumentError, DTypeError
+            The kernel or an argument cannot travel.
+        """
+        if not isinstance(launch, Launch):
+            raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n] and its arguments", name="launch")
+        if launch.stream is not None:
+            raise errors.ArgumentError("a launch with a stream of its own is not scheduled: leave the stream out")
+        named = references.reference(launch.kernel)
+        return {
+            "kernel": named,
+            "shape": list(launch.shape),
+            "arguments": [self._argument(value, k, named["name"]) for k, value in enumerate(args)],
+        }
+
+    def _argument(self, value: Any, place: int, kernel: str) -> list[Any]:
+        if isinstance(value, ServiceArray):
+            if value.client is not self._client:
+                raise errors.ArgumentError(
+                    f"argument {place} of kernel {kernel!r} is on the device for another connection: use one for both",
+                    name="args",
+                )
+            return ["buffer", value.number]
+        if isinstance(value, np.ndarray):
+            return ["array", self._array(value)]
+        if isinstance(value, np.generic):
+            self.arrays.append(np.asarray(value))
+            self.targets.append(None)
+            return ["scalar", len(self.arrays) - 1]
+        if isinstance(value, bool):
+            return ["bool", value]
+        if isinstance(value, int) and value in wire.INTS:
+            return ["int", value]
+        if isinstance(value, float):
+            return ["float", value]
+        raise errors.ArgumentError(
+            f"argument {place} of kernel {kernel!r} is {value!r:.60}, which does not travel to a service: NumPy "
+            "arrays, numbers of 64 bits and what to_device returned do",
+            name="args",
+        )
+
+    def _array(self, array: NDArray[Any]) -> int:
+        if id(array) in self._numbers:
+            return self._numbers[id(array)]
+        for other, target in zip(self.arrays, self.targets, strict=True):
+            writes = target is not None or array.flags.writeable
+            if writes and np.may_share_memory(other, array):
+                raise errors.ArgumentError(
+                    "two arrays of a request overlap in memory, and would come apart on their way: pass the same array "
+                    "object twice, or copies",
+                    name="args",
+                )
+        self.arrays.append(array)
+        self.targets.append(array if array.flags.writeable else None)
+        self._numbers[id(array)] = len(self.arrays) - 1
+        return len(self.arrays) - 1
 
 
 def _connected(path: os.PathLike[str], timeout: float) -> socket.socket:

@@ -25,7 +25,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,6 @@ from ..handle import Handle
 from ..predict.learner import Learner
 from ..scheduler import Scheduler
 from . import protocol, references, wire
-from .owner_lines import Lines
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -124,6 +124,54 @@ def _signature(task: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> Any:
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
+
+
+class Lines:
+    """Takes messages at once where nothing is in their way; in a thread of their line where they take long.
+
+    Importing a file of kernels, and compiling to count what a kernel does, take as long as their authors like. What
+    comes after on the same line waits for it, in order; nobody else does. A line ends when nothing is left on it.
+
+    Parameters
+    ----------
+    take : callable
+        ``take(message)`` takes a message, in whatever thread.
+    slow : callable
+        ``slow(message)`` tells whether that may take long.
+    """
+
+    def __init__(self, take: Callable[[protocol.Message], None], slow: Callable[[protocol.Message], bool]) -> None:
+        self._take = take
+        self._slow = slow
+        self._lock = threading.Lock()
+        self._lines: dict[str, deque[protocol.Message]] = {}
+
+    def put(self, line: str, message: protocol.Message) -> bool:
+        """Take a message that belongs to a line, now or later; tell whether it is taken."""
+        with self._lock:
+            waits = self._lines.get(line)
+            if waits is not None:
+                waits.append(message)
+                return False
+            if self._slow(message):
+                self._lines[line] = deque([message])
+                threading.Thread(target=self._work, args=(line,), name=f"warpwell-line-{line}", daemon=True).start()
+                return False
+        self._take(message)
+        return True
+
+    def _work(self, line: str) -> None:
+        waits = self._lines[line]
+        while True:
+            try:
+                self._take(waits[0])
+            except Exception:  # those behind it must not wait for ever
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            with self._lock:
+                waits.popleft()
+                if not waits:
+                    del self._lines[line]
+                    return
 
 
 class Owner:

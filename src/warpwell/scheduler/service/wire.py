@@ -11,16 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import Launch
 from ..task import Kind, Profile
 from . import references
 from .protocol import MAX_ARRAYS, Message, checked
 from .references import MAX_NAME
-from .remote import RemoteArray
 
 MAX_TASKS = 256
 """Launches in a request at most."""
@@ -32,91 +29,7 @@ MAX_THREADS = 1 << 40
 MAX_DEADLINE = 1e9
 """Seconds of a deadline at most. What is no float would end the owner."""
 
-_INTS = range(-(1 << 63), 1 << 63)
-
-
-class Packer:
-    """Collects the launches of a request and the arrays that they take, each array once.
-
-    Parameters
-    ----------
-    client : Client
-        Whose arrays on the device may be among the arguments.
-
-    Attributes
-    ----------
-    arrays : list of ndarray
-        What is sent.
-    targets : list of ndarray or None
-        Where the result of each array goes: the caller's own array, or None where it is read-only.
-    """
-
-    def __init__(self, client: Any = None) -> None:
-        self._client = client
-        self.arrays: list[NDArray[Any]] = []
-        self.targets: list[NDArray[Any] | None] = []
-        self._numbers: dict[int, int] = {}
-
-    def launch(self, launch: Any, args: Sequence[Any]) -> dict[str, Any]:
-        """Return a launch as plain data.
-
-        Raises
-        ------
-        ArgumentError, DTypeError
-            The kernel or an argument cannot travel.
-        """
-        if not isinstance(launch, Launch):
-            raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n] and its arguments", name="launch")
-        if launch.stream is not None:
-            raise errors.ArgumentError("a launch with a stream of its own is not scheduled: leave the stream out")
-        named = references.reference(launch.kernel)
-        return {
-            "kernel": named,
-            "shape": list(launch.shape),
-            "arguments": [self._argument(value, k, named["name"]) for k, value in enumerate(args)],
-        }
-
-    def _argument(self, value: Any, place: int, kernel: str) -> list[Any]:
-        if isinstance(value, RemoteArray):
-            if value.client is not self._client:
-                raise errors.ArgumentError(
-                    f"argument {place} of kernel {kernel!r} is on the device for another connection: use one for both",
-                    name="args",
-                )
-            return ["buffer", value.number]
-        if isinstance(value, np.ndarray):
-            return ["array", self._array(value)]
-        if isinstance(value, np.generic):
-            self.arrays.append(np.asarray(value))
-            self.targets.append(None)
-            return ["scalar", len(self.arrays) - 1]
-        if isinstance(value, bool):
-            return ["bool", value]
-        if isinstance(value, int) and value in _INTS:
-            return ["int", value]
-        if isinstance(value, float):
-            return ["float", value]
-        raise errors.ArgumentError(
-            f"argument {place} of kernel {kernel!r} is {value!r:.60}, which does not travel to a service: NumPy "
-            "arrays, numbers of 64 bits and what to_device returned do",
-            name="args",
-        )
-
-    def _array(self, array: NDArray[Any]) -> int:
-        if id(array) in self._numbers:
-            return self._numbers[id(array)]
-        for other, target in zip(self.arrays, self.targets, strict=True):
-            writes = target is not None or array.flags.writeable
-            if writes and np.may_share_memory(other, array):
-                raise errors.ArgumentError(
-                    "two arrays of a request overlap in memory, and would come apart on their way: pass the same array "
-                    "object twice, or copies",
-                    name="args",
-                )
-        self.arrays.append(array)
-        self.targets.append(array if array.flags.writeable else None)
-        self._numbers[id(array)] = len(self.arrays) - 1
-        return len(self.arrays) - 1
+INTS = range(-(1 << 63), 1 << 63)
 
 
 def check_task(task: Any, arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
@@ -150,7 +63,7 @@ def _check_argument(pair: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
     if kind in ("array", "scalar"):
         good = type(value) is int and 0 <= value < len(arrays) and (kind == "array" or arrays[value].shape == ())
     elif kind in ("int", "buffer"):
-        good = type(value) is int and value in _INTS
+        good = type(value) is int and value in INTS
     elif kind == "float":
         good = isinstance(value, float)
     elif kind == "bool":
@@ -244,7 +157,7 @@ def options(message: Message) -> dict[str, Any]:
         "readonly": message.get("readonly", list, []),
         "profile": message.get("profile", (dict, type(None)), None),
     }
-    if len(found["name"]) > MAX_NAME or found["priority"] not in _INTS:
+    if len(found["name"]) > MAX_NAME or found["priority"] not in INTS:
         raise errors.ServiceError(f"a request has a name of over {MAX_NAME} letters, or a priority of over 64 bits")
     profile_of(found["profile"])
     deadline = found["deadline"]
