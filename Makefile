@@ -1,16 +1,20 @@
-# make demo | test | thorough | check | bench | interleavings | lock | clean
-# Everything runs in .venv, which is built from requirements.lock and nothing else.
+# make demo | test | docs | thorough | check | bench | interleavings | lock | clean
+# Everything runs in .venv, which is built from requirements.lock. What `make docs` needs besides is in
+# requirements-docs.lock, and is installed into .venv by the first `make docs` alone: other targets do not wait for it.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 WORKERS ?= 2
 
 # Tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test thorough check lint types bench interleavings lock clean
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+
+.PHONY: demo test docs thorough check lint types bench interleavings lock clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -20,6 +24,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not alone and not long' $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m 'alone and not long' $(ARGS) || test $$? -eq 5
+
+# The site, in build/docs. Warnings are errors, broken links among them; nothing is loaded from a network.
+docs: $(DOCS_STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -n -j auto -d build/doctrees -b html docs build/docs
+	@echo build/docs/index.html
 
 thorough: test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long $(ARGS) || test $$? -eq 5
@@ -42,17 +51,25 @@ interleavings: $(STAMP)
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Warpwell needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP_INSTALL) --require-hashes -r requirements.lock
+	$(PIP_INSTALL) --no-build-isolation -e .
+	touch $@
+
+$(DOCS_STAMP): $(STAMP) requirements-docs.lock
+	$(PIP_INSTALL) --require-hashes -r requirements-docs.lock
 	touch $@
 
 # Run with the oldest Python that is supported: what it resolves to installs on the newer ones too.
+# The packages that both locks name have the same versions in both.
+PIP_COMPILE := build/lock/bin/pip-compile --quiet --upgrade --strip-extras --allow-unsafe --generate-hashes --no-header \
+    --no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options
+
 lock: build/lock/bin/pip-compile
-	build/lock/bin/pip-compile --quiet --upgrade --strip-extras --allow-unsafe --generate-hashes --no-header \
-	    --no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
-	    --extra test --extra build --output-file build/lock/resolved pyproject.toml
+	$(PIP_COMPILE) --extra test --extra build --output-file build/lock/resolved pyproject.toml
 	grep -v -e '^#' -e '^warpwell @' build/lock/resolved > requirements.lock  # an extra that names others adds ourselves
-	! grep -n '://' requirements.lock
+	$(PIP_COMPILE) --extra docs --constraint requirements.lock --output-file build/lock/resolved-docs pyproject.toml
+	grep -v '^#' build/lock/resolved-docs > requirements-docs.lock
+	! grep -n '://' requirements.lock requirements-docs.lock
 
 build/lock/bin/pip-compile:
 	$(PYTHON) -m venv build/lock

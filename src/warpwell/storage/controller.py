@@ -207,7 +207,7 @@ class Controller:
     # -- namespaces -----------------------------------------------------------------------------------------
 
     def attach(self, medium: Medium, unit: int = native.BLOCK) -> int:
-        """Serve a medium, whose capacity counts as whole `unit`s of bytes; return its namespace id."""
+        """Serve a medium, of which whole multiples of `unit` bytes count; return its namespace id."""
         with self._lock:
             self._require_open()
             nsid = self._free_namespace()

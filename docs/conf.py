@@ -1,0 +1,40 @@
+"""How Sphinx builds these pages: ``make docs``. Nothing here needs a GPU or a network."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "site"))
+
+project = "Warpwell"
+copyright = "the Warpwell developers"
+author = "the Warpwell developers"
+
+extensions = [
+    "myst_parser",  # pages are Markdown
+    "sphinx.ext.autodoc",  # the reference is made from docstrings
+    "numpydoc",
+    "names",  # docs/site/names.py: `Name` in a docstring
+    "commands",  # docs/site/commands.py: the command line
+]
+html_theme = "furo"
+html_title = "Warpwell"
+html_copy_source = False
+html_show_sphinx = False
+templates_path: list[str] = []
+html_static_path = ["site/static"]
+html_css_files = ["site.css"]
+
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+myst_fence_as_directive: list[str] = []
+
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings tell types, shapes and units
+# What classes inherit of these is documented in Python's own library.
+_FOREIGN = "object, MutableMapping, Mapping, Collection, Container, Iterable, Sized, Sequence, Future, ABC, Protocol"
+autodoc_default_options = {"members": True, "inherited-members": _FOREIGN}
+default_role = "name"
+numpydoc_show_class_members = False
+numpydoc_class_members_toctree = False
+nitpicky = True

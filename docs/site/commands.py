@@ -1,0 +1,84 @@
+"""The directive ``commands``: a section for each command of ``warpwell``, made from its parsers."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
+
+class _Caught(Exception):
+    """Carries the parser out of ``main``."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser that ``warpwell`` uses, with those of all its commands."""
+    from warpwell.cli import main
+
+    def parse_args(self: argparse.ArgumentParser, *_: Any) -> None:
+        raise _Caught(self)
+
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args):
+        try:
+            main(["sched"])  # the commands of sched are loaded only where they are named
+        except _Caught as caught:
+            found: argparse.ArgumentParser = caught.args[0]
+            return found
+    raise RuntimeError("warpwell.cli.main parsed no arguments")
+
+
+def commands(under: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of all commands, and of the commands below them."""
+    for action in under._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                if any(isinstance(below, argparse._SubParsersAction) for below in each._actions):
+                    yield from commands(each)
+                else:
+                    yield each
+
+
+class Commands(Directive):
+    """All commands, with their arguments."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a section for each."""
+        return [self._section(each) for each in commands(parser())]
+
+    def _section(self, command: argparse.ArgumentParser) -> nodes.section:
+        section = nodes.section(names=[nodes.fully_normalize_name(command.prog)])
+        section += nodes.title("", command.prog)
+        self.state.document.note_implicit_target(section, section)
+        if command.description:
+            section += nodes.paragraph("", command.description)
+        usage = command.format_usage().removeprefix("usage: ").strip()
+        section += nodes.literal_block(usage, usage, language="none")
+        rows = [row for action in command._actions if (row := self._row(action)) is not None]
+        if rows:
+            section += nodes.definition_list("", *rows)
+        return section
+
+    def _row(self, action: argparse.Action) -> nodes.definition_list_item | None:
+        if action.dest == "help" or action.help == argparse.SUPPRESS:
+            return None
+        value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest)
+        value = value if isinstance(value, str) else " ".join(value)
+        if action.option_strings and action.nargs == 0:
+            text = ", ".join(action.option_strings)
+        elif action.option_strings:
+            text = f"{', '.join(action.option_strings)} {value if action.metavar or action.choices else value.upper()}"
+        else:
+            text = value
+        told = (action.help or "") % {**vars(action), "prog": "warpwell"} if action.help else ""
+        return nodes.definition_list_item(
+            "", nodes.term("", "", nodes.literal("", text)), nodes.definition("", nodes.paragraph("", told))
+        )
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Add the directive."""
+    app.add_directive("commands", Commands)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
