@@ -136,7 +136,7 @@ class Scheduler:
         self._dispatcher = Dispatcher(make, self.log, Watchdog(stuck_after))
         self._executor = self.inspect(lambda core: core.executor)
         if learner is not None:
-            learner.meets(self.device, self._executor.capacity, self._executor.machine)
+            learner.meets(self._executor.capacity, self._executor.machine)
         weakref.finalize(self, self._dispatcher.retire).atexit = False
 
     def submit(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--counts", metavar="FILE.json", help="launches counted by benchmarks/sched_counts.py")
     parser.add_argument("--device", metavar="NAME", help="whose history the launches go to (default: as measured)")
     parser.add_argument("--history", metavar="FILE.json", help="where it is (default: the user's cache folder)")
-    parser.add_argument("--no-static", action="store_true", help="learn without static counts (needs no compiler)")
     json_option(parser)
 
 
@@ -75,23 +73,23 @@ def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    from ...scheduler.predict.counted import read_counts
     from ...scheduler.predict.history import History
     from ...scheduler.predict.predictor import Predictor
     from ...scheduler.predict.sample import Sample
+    from ...study.counts import read_counts
 
-    samples, device = read_counts(arguments.counts, static=not arguments.no_static,
-                                  progress=lambda done, total: report("fit", done, total))  # fmt: skip
+    samples, device = read_counts(arguments.counts)
     history = History.load(arguments.device or device, arguments.history)
     history.extend(samples)
     history.save()
     kernels = sorted({s.kernel for s in samples})
     off: dict[str, list[float]] = {"instructions": [], "seconds": []}
-    for kernel in kernels:
+    for number, kernel in enumerate(kernels):
+        report("fit", number, len(kernels))
         rows = [s for s in samples if s.kernel == kernel]
         for left_out in rows:
             predictor = Predictor(r for r in rows if r is not left_out)
-            wanted = Sample(kernel, left_out.size, left_out.warps, left_out.static)
+            wanted = Sample(kernel, left_out.size, left_out.warps, left_out.moving)
             got = predictor.predict(wanted)
             for name, values in off.items():
                 true, predicted = getattr(left_out, name), getattr(got, name)
@@ -100,5 +98,4 @@ def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     errors = {f"{name}_error_{part}": float(np.quantile(values, q)) if values else None
               for name, values in off.items() for part, q in (("median", 0.5), ("p90", 0.9))}  # fmt: skip
     return {"device": history.device, "launches": len(samples), "kernels": len(kernels), "history": str(history.path),
-            "static_estimates": Counter(bool(s.static) for s in samples)[True],
             "interpolated": len(off["seconds"]), **errors}  # fmt: skip

@@ -11,10 +11,9 @@ from ... import errors
 from ..task import Profile, Task
 
 if TYPE_CHECKING:
-    from ..executor import Capacity
+    from ..executor import Capacity, Machine
     from .analyzer import Analyzer
-    from .roofline import Estimate, Machine
-    from .sample import Sample
+        from .sample import Sample
 
 KERNELS = 1024
 """Kernels and sizes that are known at the same time; those that were asked for first are forgotten first."""
@@ -41,20 +40,13 @@ class Known:
         Whether the next launch that runs alone is to be measured.
     """
 
-    __slots__ = ("_launches", "_static", "nbytes", "profile", "sample", "wants")
+    __slots__ = ("_launches", "profile", "sample", "wants")
 
-    def __init__(self, sample: Sample, static: Estimate | None, nbytes: int, profile: Profile) -> None:
+    def __init__(self, sample: Sample, profile: Profile) -> None:
         self.sample = sample
         self.profile = profile
-        self.nbytes = nbytes
         self.wants = True
-        self._static = static
         self._launches = 0
-
-    @property
-    def static(self) -> Estimate | None:
-        """Its estimate from the compiled code, where there is one."""
-        return self._static
 
     def launched(self) -> None:
         """Note a launch, and whether the next one is to be measured."""
@@ -65,13 +57,12 @@ class Known:
 class Learner:
     """Profiles for tasks that come without one; the times of those that ran alone make the next ones better.
 
-    Any thread may ask it; the scheduler's thread teaches it, and never waits for a compiler.
+    Any thread may ask it; the scheduler's thread teaches it.
 
     Parameters
     ----------
     analyzer : Analyzer, optional
-        By default one of the scheduler's device, with its peaks. On a GPU it counts what a kernel does in its compiled
-        code; on a CPU a kernel is known once it has run.
+        By default one of the scheduler's device, with its peaks. A kernel is known once it has run alone.
     saves : bool
         Whether that analyzer begins with what was measured on this device before, in other processes, and `save` writes
         what it has learnt (`warpwell.scheduler.predict.history`). A file that is damaged, or cannot be read, is none.
@@ -86,13 +77,11 @@ class Learner:
         self._learnt = 0
         self._saved = 0
 
-    def meets(self, device: str, capacity: Capacity, machine: Callable[[], Machine | None]) -> None:
+    def meets(self, capacity: Capacity, machine: Callable[[], Machine | None]) -> None:
         """Learn where a scheduler runs, which says so before it asks; the first one counts.
 
         Parameters
         ----------
-        device : str
-            "cpu" or "cuda".
         capacity : Capacity
         machine : callable
             Returns the peaks (`Executor.machine`); called when a profile is first asked for.
@@ -101,7 +90,6 @@ class Learner:
 
         def make() -> Analyzer:
             from .analyzer import Analyzer
-            from .counting import count
             from .history import History
             from .predictor import Predictor
 
@@ -109,8 +97,7 @@ class Learner:
             history = History.usable(its.name) if saves and its is not None else History()
             # forests take longer to grow than a launch may wait
             predictor = Predictor(history.samples, trees=False, sizes=_SIZES, kernels=_KERNELS)
-            counter = count if device == "cuda" else None
-            return Analyzer(history, predictor, capacity=capacity, machine=its, counter=counter)
+            return Analyzer(history, predictor, capacity=capacity, machine=its)
 
         if self._make is None:
             self._make = make
@@ -142,16 +129,13 @@ class Learner:
     def _meet(self, analyzer: Analyzer, task: Task, key: tuple[Any, ...]) -> Known:
         from .identity import footprint
 
-        launch, arguments = task.launch, task.arguments
-        static = analyzer.estimate(launch, arguments)  # may compile, so nobody waits for it
+        launch = task.launch
         with self._lock:
             found = self._known.get(key)
             if found is None:
-                sample = analyzer.sample_of(key, launch, static)
+                sample = analyzer.sample_of(key, launch, footprint(task.arguments))
                 sample = analyzer.history.find(sample) or sample
-                profile = analyzer.profile(launch, static, sample)
-                found = Known(sample, static, footprint(arguments), profile)
-                self._known[key] = found
+                found = self._known[key] = Known(sample, analyzer.profile(launch, sample))
                 if len(self._known) > KERNELS:
                     del self._known[next(iter(self._known))]
         return found
@@ -167,7 +151,7 @@ class Learner:
             return False
         with self._lock:
             first = known.sample.seconds is None
-            known.sample = analyzer.took(known.sample, seconds, known.nbytes)
+            known.sample = analyzer.took(known.sample, seconds)
             self._learnt += 1
             if first:
                 # of its other sizes, those that nobody has measured can be predicted from now on

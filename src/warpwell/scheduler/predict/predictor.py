@@ -1,13 +1,12 @@
 """Predictor: instructions, time and class of a launch, learnt from launches that were measured.
 
-A kernel that was measured at other sizes is predicted by a local regression of logarithms: the ratio of what was
-measured to its static estimate changes slowly with size. What stays is learnt by trees where there are enough samples.
-A kernel that was never measured gets the ratio that trees find at kernels with similar static figures.
+A kernel that was measured at other sizes is predicted by a local regression of logarithms: the ratio of its time to the
+time in which its arrays are moved once changes slowly with size. Where there are enough samples, trees learn what the
+regression leaves. Nothing is predicted of a kernel that was never measured: it runs alone once.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 from collections.abc import Iterable, Sequence
@@ -29,7 +28,10 @@ ENOUGH = 24
 """Samples of a kernel from which trees learn its residuals."""
 RIDGE = 1e-3
 
-INTERPOLATION, EXTRAPOLATION, UNSEEN, COLD = "interpolation", "extrapolation", "unseen", "cold"
+START = 2e-6
+"""Seconds from the launch of an empty kernel to its end."""
+
+INTERPOLATION, EXTRAPOLATION, COLD = "interpolation", "extrapolation", "cold"
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,11 @@ class Prediction:
     Attributes
     ----------
     how : str
-        "interpolation": sizes below and above were measured; "extrapolation": only on one side; "unseen": other kernels
-        were measured; "cold": nothing was, and the static estimate stands alone.
+        "interpolation": sizes below and above were measured; "extrapolation": only on one side; "cold": the kernel was
+        never measured.
     instructions, seconds : float or None
     miss_rate, bandwidth, compute : float or None
         Ratios, as in `Profile`.
-    spread : float or None
-        Relative error of `seconds` (of `instructions` where no times are known) that nine of ten such predictions of
-        measured launches stayed below.
     """
 
     how: str
@@ -55,7 +54,6 @@ class Prediction:
     miss_rate: float | None = None
     bandwidth: float | None = None
     compute: float | None = None
-    spread: float | None = None
 
     @property
     def kind(self) -> Kind | None:
@@ -72,8 +70,7 @@ class Predictor:
     ----------
     samples : iterable of Sample
     trees : bool
-        Whether to use scikit-learn's forests where it is installed. Without them an unseen kernel gets the median ratio
-        of all kernels.
+        Whether to use scikit-learn's forests where it is installed.
     sizes : int, optional
         Measurements that are kept of a kernel, the last ones; all by default.
     kernels : int, optional
@@ -88,7 +85,6 @@ class Predictor:
         self.trees = trees and importlib.util.find_spec("sklearn") is not None
         self._by_kernel: dict[str, list[Sample]] = {}
         self._regressions: dict[tuple[str, str], _Local | None] = {}
-        self._across: dict[str, _Across | None] = {}
         for sample in samples:
             self.add(sample)
 
@@ -113,27 +109,19 @@ class Predictor:
                 oldest = next(iter(self._by_kernel))
                 del self._by_kernel[oldest]
                 self._changed(oldest)
-        self._across.clear()
 
     def _changed(self, kernel: str) -> None:
         for field in _FIELDS:
             self._regressions.pop((kernel, field), None)
 
     def predict(self, query: Sample) -> Prediction:
-        """Predict a launch from its kernel, size, warps and static estimate."""
+        """Predict a launch from its kernel, its size, its warps and the bytes of its arrays."""
         local = {field: self._local(query.kernel, field) for field in _FIELDS}
         lead = local["seconds"] or local["instructions"]
-        if lead is not None and lead.fits(query):
-            how = INTERPOLATION if lead.inside(query) else EXTRAPOLATION
-            found = {f: m.predict(query) for f, m in local.items() if m is not None and m.fits(query)}
-            return _prediction(how, found, lead.spread)
-        if query.static and self._by_kernel:
-            across = {field: self._global(field) for field in _FIELDS}
-            found = {f: m.predict(query) for f, m in across.items() if m is not None}
-            if found:
-                lead_across = across["seconds"] or across["instructions"]
-                return _prediction(UNSEEN, found, lead_across.spread if lead_across else None)
-        return Prediction(COLD, query.static.get("instructions"), query.static.get("seconds"))
+        if lead is None or not lead.fits(query):
+            return Prediction(COLD)
+        how = INTERPOLATION if lead.inside(query) else EXTRAPOLATION
+        return _prediction(how, {f: m.predict(query) for f, m in local.items() if m is not None and m.fits(query)})
 
     def _local(self, kernel: str, field: str) -> _Local | None:
         if kernel not in self._by_kernel:
@@ -143,13 +131,6 @@ class Predictor:
             rows = [row for row in self._by_kernel.get(kernel, ()) if _measured(row, field) is not None]
             self._regressions[key] = _Local(rows, field, trees=self.trees) if rows else None
         return self._regressions[key]
-
-    def _global(self, field: str) -> _Across | None:
-        if field not in self._across:
-            rows = [row for rows in self._by_kernel.values() for row in rows
-                    if _measured(row, field) is not None and row.static]  # fmt: skip
-            self._across[field] = _Across(rows, field, trees=self.trees) if rows else None
-        return self._across[field]
 
 
 _FIELDS = ("instructions", "seconds", "miss_rate", "move", "issue")
@@ -170,20 +151,22 @@ def _measured(sample: Sample, field: str) -> float | None:
     return None if share is None or sample.seconds is None else max(_LEAST, share * sample.seconds)
 
 
-def _prediction(how: str, found: dict[str, float], spread: float | None) -> Prediction:
+def _prediction(how: str, found: dict[str, float]) -> Prediction:
     seconds = found.get("seconds")
     if seconds is not None:  # nothing is faster than the peaks
         seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0))
     shares = {name: min(1.0, found[field] / seconds) for name, field in (("bandwidth", "move"), ("compute", "issue"))
               if field in found and seconds}  # fmt: skip
-    return Prediction(how, found.get("instructions"), seconds, found.get("miss_rate"), **shares, spread=spread)
+    return Prediction(how, found.get("instructions"), seconds, found.get("miss_rate"), **shares)
 
 
 def _base(sample: Sample, field: str) -> float:
-    """Return what a figure is divided by: its static estimate, or what is known without one."""
-    if sample.static.get(field, 0) > 0:
-        return sample.static[field]
-    return float(sample.warps) if field == "instructions" else 1.0
+    """Return what a figure is divided by, so that the ratio depends little on the size."""
+    if field == "instructions":
+        return float(sample.warps)
+    if field == "seconds":
+        return START + sample.moving
+    return sample.moving if field == "move" and sample.moving else 1.0
 
 
 def _target(sample: Sample, field: str) -> float:
@@ -204,8 +187,8 @@ class _Local:
     def __init__(self, rows: Sequence[Sample], field: str, *, trees: bool) -> None:
         self.field = field
         self.names = sorted({name for row in rows for name in row.size})
-        self.with_static = bool(rows[0].static.get(field))
-        rows = [r for r in rows if set(r.size) == set(self.names) and bool(r.static.get(field)) == self.with_static]
+        self.based = bool(rows[0].moving)
+        rows = [r for r in rows if set(r.size) == set(self.names) and bool(r.moving) == self.based]
         self.x = np.array([self._logarithms(row) for row in rows]).reshape(len(rows), len(self.names))
         self.low, self.high = self.x.min(axis=0, initial=math.inf), self.x.max(axis=0, initial=-math.inf)
         self.center = self.x.mean(axis=0) if rows else np.zeros(len(self.names))
@@ -214,25 +197,15 @@ class _Local:
         self.z = (self.x - self.center) / self.scale
         self.y = np.array([_target(row, field) for row in rows])
         self.forest: Any = None
-        self._left = self._grow(self._residuals()) if trees and len(rows) >= ENOUGH else None
-
-    def _residuals(self) -> Vector:
-        return np.array([self._at(z, skip=k) - self.y[k] for k, z in enumerate(self.z)])
-
-    @functools.cached_property
-    def spread(self) -> float | None:
-        """How far off nine of ten predictions stay for sizes that it has not seen."""
-        if len(self.y) < 3:
-            return None
-        left = self._residuals() if self._left is None else self._left
-        return float(np.quantile(np.abs(np.expm1(np.abs(left)) if self.field in _POSITIVE else left), 0.9))
+        if trees and len(rows) >= ENOUGH:
+            self._grow(np.array([self._at(z, skip=k) - self.y[k] for k, z in enumerate(self.z)]))
 
     def _logarithms(self, sample: Sample) -> list[float]:
         return [math.log(max(sample.size[name], 1e-12)) for name in self.names]
 
     def fits(self, query: Sample) -> bool:
         """Whether the query has the same features, and there is something to go by."""
-        same = set(query.size) == set(self.names) and bool(query.static.get(self.field)) == self.with_static
+        same = set(query.size) == set(self.names) and bool(query.moving) == self.based
         return same and len(self.y) > 0
 
     def inside(self, query: Sample) -> bool:
@@ -243,8 +216,8 @@ class _Local:
     def predict(self, query: Sample) -> float:
         """Return the figure."""
         x = np.array(self._logarithms(query))
-        if self.field not in _POSITIVE or self.with_static:
-            x = np.clip(x, self.low, self.high)  # beyond, the static estimate tells how it goes on
+        if (self.field == "move" and self.based) or self.field not in _POSITIVE:
+            x = np.clip(x, self.low, self.high)  # ratios beyond the sizes measured are those at the ends
         z = (x - self.center) / self.scale
         value = self._at(z)
         if self.forest is not None and self.inside(query):
@@ -265,65 +238,12 @@ class _Local:
         normal = design.T * weight
         return float(np.linalg.solve(normal @ design + penalty, normal @ y)[0])
 
-    def _grow(self, left: Vector) -> Vector:
+    def _grow(self, left: Vector) -> None:
         """Learn residuals by trees, if that makes those of samples that the trees have not seen smaller."""
         from sklearn.ensemble import RandomForestRegressor
 
         forest = RandomForestRegressor(100, min_samples_leaf=3, oob_score=True, random_state=0, n_jobs=1)
         forest.fit(self.z, left)
         rest = left - np.asarray(forest.oob_prediction_)
-        if not np.median(np.abs(rest)) < 0.9 * np.median(np.abs(left)):
-            return left
-        self.forest = forest
-        return np.asarray(rest)
-
-
-class _Across:
-    """One figure of kernels that were never measured, by trees over static figures."""
-
-    def __init__(self, rows: Sequence[Sample], field: str, *, trees: bool) -> None:
-        self.field = field
-        self.x = np.array([_static_features(row) for row in rows])
-        self.y = np.array([_target(row, field) for row in rows])
-        self.names = np.array([row.kernel for row in rows])
-        self.median = float(np.median(self.y))
-        self.forest: Any = _forest(self.x, self.y) if trees and np.unique(self.names).size >= 4 else None
-
-    @functools.cached_property
-    def spread(self) -> float:
-        """How far off nine of ten predictions stay for kernels that it has not seen."""
-        left = self.y - self.median
-        if self.forest is not None:
-            kernels = np.unique(self.names)
-            folds = np.searchsorted(kernels, self.names) % min(5, kernels.size)
-            for k in range(min(5, kernels.size)):
-                out = folds == k
-                left[out] = self.y[out] - _forest(self.x[~out], self.y[~out]).predict(self.x[out])
-        error = np.expm1(np.abs(left)) if self.field in _POSITIVE else np.abs(left)
-        return float(np.quantile(error, 0.9))
-
-    def predict(self, query: Sample) -> float:
-        """Return the figure."""
-        value = self.median if self.forest is None else float(self.forest.predict([_static_features(query)])[0])
-        return _restored(value, query, self.field)
-
-
-def _forest(x: NDArray[Any], y: Vector) -> Any:
-    from sklearn.ensemble import RandomForestRegressor
-
-    return RandomForestRegressor(80, min_samples_leaf=2, max_features=0.5, random_state=0, n_jobs=1).fit(x, y)
-
-
-def _static_features(sample: Sample) -> list[float]:
-    """Return figures that do not depend on the kernel's name."""
-    static = sample.static
-    instructions = max(1.0, static.get("instructions", 1.0))
-    asked, footprint = max(1.0, static.get("asked", 1.0)), max(1.0, static.get("footprint", 1.0))
-    times = [max(1e-12, static.get(name, 1e-12)) for name in ("issue", "move", "latency")]
-    return [
-        math.log(sample.warps), math.log(instructions / sample.warps), math.log(footprint), math.log(asked / footprint),
-        math.log(times[0] / times[1]), math.log(times[2] / max(times[:2])), math.log(max(times)),
-        static.get("assumed", 0.0), static.get("mix_float", 0.0), static.get("mix_integer", 0.0),
-        static.get("mix_special", 0.0), static.get("mix_load", 0.0) + static.get("mix_store", 0.0),
-        static.get("mix_control", 0.0),
-    ]  # fmt: skip
+        if np.median(np.abs(rest)) < 0.9 * np.median(np.abs(left)):
+            self.forest = forest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any
 
@@ -36,8 +36,8 @@ class Sample:
         Names and numbers that say how large the input is.
     warps : int
         Warps launched.
-    static : dict
-        Static estimates (`roofline.Estimate.features`): "instructions", "seconds" and more; empty where there are none.
+    moving : float
+        Seconds in which the device's memory can move each of its arrays once; 0 where that is not known.
     app, family : str
         The application, and those that resemble it ("" where not known).
     instructions, seconds, miss_rate, bandwidth, compute : float or None
@@ -49,7 +49,7 @@ class Sample:
     kernel: str
     size: dict[str, float]
     warps: int
-    static: dict[str, float] = field(default_factory=dict)
+    moving: float = 0.0
     app: str = ""
     family: str = ""
     instructions: float | None = None
@@ -70,6 +70,8 @@ class Sample:
                 raise errors.ArgumentError(f"{name} of a launch of {self.kernel!r} is {value}: give a ratio, 0 to 1")
         if self.warps < 1:
             raise errors.ArgumentError(f"a launch of {self.kernel!r} has {self.warps} warps: it needs at least one")
+        if not (math.isfinite(self.moving) and self.moving >= 0):
+            raise errors.ArgumentError(f"moving of a launch of {self.kernel!r} is {self.moving}: give 0 or more seconds")
 
     @property
     def key(self) -> tuple[str, str]:
@@ -91,15 +93,19 @@ class Sample:
     def from_json(cls, entry: Any, place: str) -> Sample:
         """Read what `as_json` returned; `place` is for the message of the FormatError."""
         names = {f.name for f in fields(cls)}
-        if not isinstance(entry, dict) or not set(entry) <= names or not {"kernel", "size", "warps"} <= set(entry):
-            raise errors.FormatError(f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}")
+        wrong = f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}"
+        if not isinstance(entry, dict) or not {"kernel", "size", "warps"} <= set(entry):
+            raise errors.FormatError(wrong)
+        entry = {name: value for name, value in entry.items() if name != "static"}  # older files have it
+        if not set(entry) <= names:
+            raise errors.FormatError(wrong)
         try:
             if not isinstance(entry["kernel"], str) or type(entry.get("times", 1)) is not int:
                 raise TypeError("kernel must be a text, and times a whole number")
-            numbers = {k: {n: float(v) for n, v in entry.get(k, {}).items()} for k in ("size", "static")}
-            if not all(math.isfinite(v) for values in numbers.values() for v in values.values()):
-                raise ValueError("a size or an estimate is not finite")
-            return cls(**{**entry, **numbers})
+            size = {name: float(value) for name, value in entry["size"].items()}
+            if not all(map(math.isfinite, size.values())):
+                raise ValueError("a size is not finite")
+            return cls(**{**entry, "size": size})
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise errors.FormatError(f"{place} is damaged: {error}") from error
 
