@@ -8,7 +8,7 @@ Run once under Nsight Compute, which reads the counters, then make one JSON of w
     python benchmarks/sched_counts.py parse counts.csv plan.json --out counts.json
 
 `benchmarks/sched_predict.py` and ``warpwell sched fit`` read that JSON. Results of the first sizes are compared with
-NumPy's on the way. Without a mode, the static estimates of every kernel are printed; that needs no GPU.
+NumPy's on the way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from measure import machine, table
 
-from warpwell.scheduler.predict.analyzer import Analyzer
+from warpwell.scheduler.predict.identity import footprint
 from warpwell.study.workloads import WORKLOADS, Application, Step, blocks_of, make, warps_of
 
 METRICS = {
@@ -58,7 +58,7 @@ def described(app: Application, step: Step) -> dict[str, Any]:
     return {"app": app.workload.name, "family": app.workload.family, "kernel": step.name, "n": app.size,
             "size": step.size, "shape": list(step.launch.shape), "blocks": blocks_of(step.launch.shape),
             "warps": warps_of(step.launch.shape), "memory": app.memory,
-            "kind": app.workload.kinds[step.name].value}  # fmt: skip
+            "bytes": footprint(step.arguments), "kind": app.workload.kinds[step.name].value}  # fmt: skip
 
 
 def rounds(apps: list[str], count: int) -> Iterator[tuple[str, int, int]]:
@@ -159,30 +159,9 @@ def parse(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def estimate(_: argparse.Namespace) -> int:
-    """Print what the analyzer says of each kernel at a middle size, from its compiled code."""
-    analyzer, lines = Analyzer(), []
-    for name, workload in WORKLOADS.items():
-        app = make(name, workload.sizes[6])
-        for index in chosen(app):
-            step = app[index]
-            profile = analyzer.analyze(*step)
-            kind = "-" if profile.kind is None else profile.kind.value
-            each = "-" if profile.instructions is None else round(profile.instructions / warps_of(step.launch.shape), 1)
-            microseconds = "-" if profile.seconds is None else profile.seconds * 1e6
-            lines.append((step.name, app.size, warps_of(step.launch.shape), each, microseconds, profile.bandwidth,
-                          profile.compute, kind, workload.kinds[step.name].value))  # fmt: skip
-    table("Static estimates", ("kernel", "size", "warps", "instructions a warp", "us", "bandwidth", "issue slots",
-                               "class", "class when large"), lines)  # fmt: skip
-    for kernel, why in analyzer.failures.items():
-        print(f"{kernel}: not counted: {why}")
-    return 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.set_defaults(function=estimate)
-    modes = parser.add_subparsers()
+    modes = parser.add_subparsers(required=True)
     runs = modes.add_parser("run", help="launch everything (under ncu)")
     runs.add_argument("--plan", required=True, metavar="FILE", help="where the list of launches goes")
     runs.add_argument("--device", default="cuda", choices=("cpu", "cuda"))

@@ -10,6 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
+from tests.harness.alone import alone_times
 from tests.harness.fake_gpu import fake_executor
 
 import warpwell as ww
@@ -17,14 +18,13 @@ from warpwell import errors
 from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Request, Scheduler, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import KEPT
-from warpwell.scheduler.executor import Capacity, Ended, Executor
+from warpwell.scheduler.executor import Capacity, Ended, Executor, Machine
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
-from warpwell.scheduler.predict.analyzer import Analyzer, alone_times
+from warpwell.scheduler.predict.analyzer import Analyzer
 from warpwell.scheduler.predict.history import History
 from warpwell.scheduler.predict.identity import identity, lasts
 from warpwell.scheduler.predict.learner import ALWAYS, KERNELS, RARELY, Learner
 from warpwell.scheduler.predict.predictor import Predictor
-from warpwell.scheduler.predict.roofline import Machine
 
 STEP = """
 import warpwell as ww
@@ -151,7 +151,7 @@ def test_a_learner_without_a_scheduler_says_so():
 
 def learner():
     predictor = Predictor(trees=False, sizes=8, kernels=4)
-    return Learner(Analyzer(History("d", "unused"), predictor, counter=None, machine=Machine(bandwidth=1e9)))
+    return Learner(Analyzer(History("d", "unused"), predictor, machine=Machine(bandwidth=1e9)))
 
 
 def task_of(learner, n=1000, **options):
@@ -160,7 +160,7 @@ def task_of(learner, n=1000, **options):
     return task
 
 
-def test_what_was_not_counted_gets_its_class_from_how_fast_it_went_through_its_arrays():
+def test_a_kernel_gets_its_class_from_how_fast_it_went_through_its_arrays():
     learns = learner()
     task = task_of(learns)
     assert (task.profile.source, task.profile.kind) == ("cold", None)

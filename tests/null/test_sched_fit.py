@@ -17,12 +17,12 @@ from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SOURCE, SourceModel
 from warpwell.scheduler.events import Event, Log
-from warpwell.scheduler.predict.counted import read_counts
 from warpwell.scheduler.predict.history import History
 from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.predict.sample import Sample
+from warpwell.scheduler.predict.sample import Sample, kind_of
 from warpwell.scheduler.task import Kind
+from warpwell.study.counts import read_counts
 from warpwell.study.fitting import Preemption, fit, read_csv, read_kernels, read_log
 from warpwell.study.replay import replay
 from warpwell.study.simulator import Simulator
@@ -230,13 +230,13 @@ def test_both_pages_of_the_profiler_are_read(tmp_path, counting, monkeypatch, pa
     (tmp_path / "counts.csv").write_text(text)
     arguments = argparse.Namespace(csv=tmp_path / "counts.csv", plan=plan, out=tmp_path / "counts.json")
     assert counting.parse(arguments) == 0
-    samples, device = read_counts(tmp_path / "counts.json", static=False)
+    samples, device = read_counts(tmp_path / "counts.json")
     assert device == "A GPU" and len(samples) == 10
     first = samples[0]
     assert (first.instructions, first.seconds, first.miss_rate) == (2560, pytest.approx(2.56e-6), 0.25)
     assert first.bandwidth == pytest.approx(1024 / 2.56e-6 / 3.35e12)
     code, result = run(capsys_after(capsys), "--counts", str(tmp_path / "counts.json"), "--history",
-                       str(tmp_path / "h.json"), "--no-static")  # fmt: skip
+                       str(tmp_path / "h.json"))
     assert code == 0 and result["predictor"]["launches"] == 10 and result["predictor"]["interpolated"] == 6
     assert result["predictor"]["instructions_error_median"] < 0.01
     assert len(History.load("A GPU", tmp_path / "h.json")) == 10
@@ -269,7 +269,7 @@ def test_sizes_are_taken_from_both_ends_inwards(counting):
 def test_damaged_counts_are_refused(tmp_path, text):
     (tmp_path / "c.json").write_text(text)
     with pytest.raises(errors.FormatError, match=r"c\.json"):
-        read_counts(tmp_path / "c.json", static=False)
+        read_counts(tmp_path / "c.json")
 
 
 def test_a_ratio_that_is_none_is_refused(tmp_path):
@@ -277,16 +277,26 @@ def test_a_ratio_that_is_none_is_refused(tmp_path):
            "miss_rate": math.nan}  # fmt: skip
     (tmp_path / "c.json").write_text(json.dumps({"rows": [row]}))
     with pytest.raises(errors.FormatError, match="row 0"):
-        read_counts(tmp_path / "c.json", static=False)
+        read_counts(tmp_path / "c.json")
 
 
 def test_the_counts_that_are_kept_interpolate_within_the_goal():
-    samples, device = read_counts(BENCHMARKS / "results" / "sched_counts_h200.json", static=False)
+    samples, device = read_counts(BENCHMARKS / "results" / "sched_counts_h200.json")
     assert device == "NVIDIA H200" and len({s.kernel for s in samples}) == 26
-    off = []
+    off, late = [], []
     for kernel in {s.kernel for s in samples}:
         rows = sorted((s for s in samples if s.kernel == kernel), key=lambda s: s.warps * sum(s.size.values()))
-        predictor = Predictor((r for r in rows if r is not rows[5]), trees=False)
-        got = predictor.predict(Sample(kernel, rows[5].size, rows[5].warps))
-        off.append(abs(got.instructions / rows[5].instructions - 1))
-    assert np.median(off) < 0.05  # without static counts, which need a compiler
+        for left_out in rows[1:-1]:
+            predictor = Predictor((r for r in rows if r is not left_out), trees=False)
+            got = predictor.predict(Sample(kernel, left_out.size, left_out.warps, left_out.moving))
+            off.append(abs(got.instructions / left_out.instructions - 1))
+            late.append(abs(got.seconds / left_out.seconds - 1))
+    assert np.median(off) < 0.05 and np.median(late) < 0.05
+
+
+def test_the_classes_of_the_counts_that_are_kept_are_told_by_one_run():
+    samples, _ = read_counts(BENCHMARKS / "results" / "sched_counts_h200.json")
+    for least, right in ((2e-5, 0.9), (1e-4, 1.0)):  # shorter ones wait for their own latency, so they have no class
+        long = [s for s in samples if s.seconds >= least]
+        told = [kind_of(s.moving / s.seconds, 1 - s.moving / s.seconds) is s.kind for s in long]
+        assert np.mean(told) >= right

@@ -9,39 +9,35 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.alone import alone_times
 
 from warpwell import errors, kernel
 from warpwell.scheduler.events import Event
-from warpwell.scheduler.executor import Capacity
+from warpwell.scheduler.executor import Machine
 from warpwell.scheduler.predict import predictor as predicting
-from warpwell.scheduler.predict.analyzer import Analyzer, alone_times
-from warpwell.scheduler.predict.counting import Counts
+from warpwell.scheduler.predict.analyzer import Analyzer
 from warpwell.scheduler.predict.history import KEPT, LARGEST, WEIGHT, History, default_path
 from warpwell.scheduler.predict.identity import default_size, footprint, size_class
 from warpwell.scheduler.predict.matrix import Pair
+from warpwell.scheduler.predict.peaks import machine_for
 from warpwell.scheduler.predict.predictor import Predictor
-from warpwell.scheduler.predict.roofline import Machine, estimate, machine_for
 from warpwell.scheduler.predict.sample import Sample, kind_of, sized
 from warpwell.scheduler.task import Kind, Task
 from warpwell.study.workloads import make
 
 
-def truth(name, n, *, static=True, seconds=True):
-    """A launch of a made-up kernel: a ratio to its static estimate that is its own and drifts with size."""
+def truth(name, n, *, moving=True, seconds=True):
+    """A launch of a made-up kernel: its time is a start, what it computes, and what it moves."""
     seed = random.Random(name)
     power, ratio, drift = seed.choice((1, 2, 3)), seed.uniform(0.8, 1.3), seed.uniform(-0.02, 0.02)
-    instructions = 40.0 * n**power + 900 * n
-    measured = ratio * n**drift * instructions
-    estimated = {"instructions": instructions, "seconds": 2e-6 + instructions / 9e11, "issue": instructions / 9e11,
-                 "move": n / 3e12, "latency": 1e-7, "asked": 8.0 * n, "footprint": 4.0 * n,
-                 "mix_float": seed.random()}  # fmt: skip
-    return Sample(name, {"n": float(n)}, max(1, n // 32), estimated if static else {}, app=name,
+    measured = ratio * n**drift * (40.0 * n**power + 900 * n)
+    return Sample(name, {"n": float(n)}, max(1, n // 32), n / 3e12 if moving else 0.0, app=name,
                   instructions=measured, seconds=3e-6 + measured / 5e11 if seconds else None, miss_rate=0.25,
                   bandwidth=0.7 if power == 1 else 0.1, compute=0.3 if power == 1 else 0.8)  # fmt: skip
 
 
 def query(sample):
-    return Sample(sample.kernel, sample.size, sample.warps, sample.static)
+    return Sample(sample.kernel, sample.size, sample.warps, sample.moving)
 
 
 SIZES = [int(256 * 1.5**k) for k in range(12)]
@@ -59,7 +55,7 @@ def test_sizes_between_are_interpolated():
         for n in SIZES[3:9:2]:
             got = predictor.predict(query(truth(name, n)))
             assert got.how == "interpolation"
-            assert error(got, truth(name, n)) < 0.03 and error(got, truth(name, n), "instructions") < 0.01
+            assert error(got, truth(name, n)) < 0.15 and error(got, truth(name, n), "instructions") < 0.01
             assert got.miss_rate == pytest.approx(0.25)
             assert got.kind == truth(name, n).kind
 
@@ -73,34 +69,31 @@ def test_larger_sizes_are_extrapolated():
         assert error(got, truth(name, SIZES[11])) < 0.3
 
 
-@pytest.mark.parametrize("trees", [True, False])
-def test_unseen_kernels_get_what_others_say(trees):
-    predictor = Predictor((s for s in ALL if s.kernel != NAMES[0]), trees=trees)
-    got = predictor.predict(query(truth(NAMES[0], SIZES[5])))
-    assert got.how == "unseen" and got.spread is not None
-    # every ratio lies between 0.8 and 1.3, times a drift of at most 0.02 in the exponent
-    assert error(got, truth(NAMES[0], SIZES[5]), "instructions") < 0.7
+def test_of_a_kernel_that_was_never_measured_nothing_is_said():
+    for predictor in (Predictor(), Predictor(s for s in ALL if s.kernel != "kernel0")):
+        got = predictor.predict(query(truth("kernel0", 512)))
+        assert (got.how, got.instructions, got.seconds, got.kind) == ("cold", None, None, None)
 
 
-def test_nothing_measured_is_cold():
-    wanted = query(truth("kernel0", 512))
-    got = Predictor().predict(wanted)
-    assert (got.how, got.instructions, got.kind) == ("cold", wanted.static["instructions"], None)
-    assert Predictor().predict(Sample("a", {"n": 1.0}, 1)).seconds is None
-
-
-def test_without_static_estimates_a_kernel_still_learns():
-    rows = [truth("kernel3", n, static=False) for n in SIZES if n != SIZES[6]]
-    got = Predictor(rows).predict(query(truth("kernel3", SIZES[6], static=False)))
+def test_without_the_bytes_of_its_arrays_a_kernel_still_learns():
+    rows = [truth("kernel3", n, moving=False) for n in SIZES if n != SIZES[6]]
+    got = Predictor(rows).predict(query(truth("kernel3", SIZES[6], moving=False)))
     assert got.how == "interpolation"
     assert error(got, truth("kernel3", SIZES[6]), "instructions") < 0.1
 
 
-def test_other_features_than_those_learnt_are_unseen():
+def test_one_measurement_tells_other_sizes_by_what_they_move():
+    known = Sample("k", {"n": 1.0}, 8, 1e-3, seconds=2e-3 + 4e-6, bandwidth=0.5, compute=0.5)
+    got = Predictor([known]).predict(Sample("k", {"n": 4.0}, 32, 4e-3))
+    assert got.how == "extrapolation" and got.seconds == pytest.approx(8e-3, rel=1e-2)
+    assert got.bandwidth == pytest.approx(0.5, rel=1e-2)
+
+
+def test_other_features_than_those_learnt_are_not_known():
     predictor = Predictor(ALL)
     strange = truth("kernel1", 512)
     strange.size = {"rows": 512.0}
-    assert predictor.predict(query(strange)).how == "unseen"
+    assert predictor.predict(query(strange)).how == "cold"
 
 
 def test_a_newer_measurement_replaces_an_older_one():
@@ -195,6 +188,12 @@ def test_a_history_by_bare_names_is_not_used(tmp_path):
     assert len(History.load("d", tmp_path / "h.json")) == 0
 
 
+def test_a_history_with_static_counts_is_read_without_them(tmp_path):
+    old = {"kernel": "k@1", "size": {"n": 1.0}, "warps": 1, "static": {"instructions": 5.0}, "seconds": 2.0}
+    (tmp_path / "h.json").write_text(json.dumps({"format": "warpwell-history/2", "device": "d", "samples": [old]}))
+    assert [s.seconds for s in History.load("d", tmp_path / "h.json").samples] == [2.0]
+
+
 def test_writers_of_one_file_keep_what_the_others_measured(tmp_path):
     path = tmp_path / "h.json"
     one, other = History.load("d", path), History.load("d", path)
@@ -253,38 +252,28 @@ def scale(x, factor):
     x[0] = factor
 
 
-def counts(instructions=5e5, nbytes=4e6, **changed):
-    figures = {"warps": 50_000, "instructions": instructions, "mix": {"float": instructions}, "read": nbytes,
-               "written": 0.0, "footprint": int(nbytes), "assumed": False, "cut": False}  # fmt: skip
-    return Counts(**{**figures, **changed})
-
-
-def analyzer(**options):
-    made = options.pop("counts", counts())
-    return Analyzer(History("d", "unused"), counter=lambda launch, arguments: made, **options)
+def analyzer():
+    return Analyzer(History("d", "unused"), machine=Machine(bandwidth=1e9))
 
 
 X = np.zeros(32000, np.float32)
 
 
-def test_code_alone_gives_a_static_answer():
+def test_nothing_known_is_a_cold_and_careful_answer():
     profile = analyzer().analyze(scale[32000], (X, 3))
-    assert profile.source == "static" and profile.kind is Kind.MEMORY
-    assert profile.seconds == pytest.approx(2e-6 + 4e6 / 3.35e12 / 0.9, rel=1e-6) and profile.instructions == 5e5
-    busy = analyzer(counts=counts(1e9)).analyze(scale[32000], (X, 3))
-    assert busy.kind is Kind.COMPUTE and busy.compute > 0.6 > busy.bandwidth
+    assert (profile.source, profile.kind, profile.seconds) == ("cold", None, None)
+    assert (profile.miss_rate, profile.need) == (1.0, 1.0)
     assert profile.registers == 32 * 4 * 256 and profile.resident == 8 * 132
 
 
-def test_nothing_known_is_a_cold_and_careful_answer():
-    def refuse(launch, arguments):
-        raise ImportError("no compiler for GPUs")
-
-    cold = Analyzer(History("d", "unused"), counter=refuse)
-    profile = cold.analyze(scale[32000], (X, 3))
-    assert (profile.source, profile.kind, profile.seconds) == ("cold", None, None)
-    assert (profile.miss_rate, profile.need) == (1.0, 1.0)
-    assert "no compiler" in cold.failures["scale"]
+def test_the_time_of_one_run_tells_the_class_and_the_shares():
+    quick, slow = analyzer(), analyzer()
+    quick.observe(scale[32000], (X, 3), seconds=X.nbytes / 1e9 / 0.8)
+    slow.observe(scale[32000], (X, 3), seconds=X.nbytes / 1e9 / 0.2)
+    profile, busy = quick.analyze(scale[32000], (X, 3)), slow.analyze(scale[32000], (X, 3))
+    assert profile.source == "measured" and profile.kind is Kind.MEMORY and profile.bandwidth == pytest.approx(0.8)
+    assert busy.kind is Kind.COMPUTE and busy.compute == pytest.approx(0.8)
+    assert profile.need == pytest.approx(125 / 132), "its blocks leave some processors free"
 
 
 def test_what_was_measured_comes_before_what_is_predicted():
@@ -323,19 +312,6 @@ def test_features_and_footprint_of_a_launch():
     assert sized({"n": np.int64(3), "x": np.float32(0.5), "name": "a"}) == {"n": 3.0, "x": 0.5}
     assert default_size(scale[1000], ()) == default_size(scale[1010], ()) != default_size(scale[1300], ())
     assert footprint((y, y, 3, np.float32(1), X)) == y.nbytes + X.nbytes
-    assert analyzer().analyze(scale[32000], (X, 3)).source == "static"
-
-
-def test_estimates_of_small_and_large_launches():
-    few = estimate(counts(warps=8), blocks=1, resident=1056, capacity=Capacity(), machine=Machine())
-    many = estimate(counts(), blocks=4000, resident=1056, capacity=Capacity(), machine=Machine())
-    assert few.need == pytest.approx(1 / 132) and many.need == 1
-    assert few.seconds > many.seconds
-    beyond = estimate(counts(read=1e9, footprint=100 << 20), blocks=4000, resident=1056, capacity=Capacity(),
-                      machine=Machine())  # fmt: skip
-    within = estimate(counts(read=1e9, footprint=40 << 20), blocks=4000, resident=1056, capacity=Capacity(),
-                      machine=Machine())  # fmt: skip
-    assert beyond.miss_rate > (100 << 20) / 1e9 > within.miss_rate
 
 
 def test_a_workload_is_a_request_with_profiles():
@@ -343,7 +319,7 @@ def test_a_workload_is_a_request_with_profiles():
     learning = analyzer()
     request = app.request(lambda step: learning.analyze(*step), arrival=2.0, tenant="t")
     assert [t.name for t in request.tasks] == ["atax_rows", "atax_fold", "atax_columns", "atax_total"]
-    assert request.arrival == 2.0 and {t.profile.source for t in request.tasks} == {"static"}
+    assert request.arrival == 2.0 and {t.profile.source for t in request.tasks} == {"cold"}
     assert all(t.blocks >= 1 and t.memory == app.memory and t.size == {"n": 40} for t in request.tasks)
     json.dumps([t.size for t in request.tasks])
 
@@ -351,3 +327,4 @@ def test_a_workload_is_a_request_with_profiles():
 def test_peaks_of_a_device_by_its_name():
     assert machine_for("NVIDIA H200").bandwidth == 4.8e12
     assert machine_for("NVIDIA H100 80GB HBM3") == machine_for("something else") == Machine()
+    assert machine_for("something else", 1e12).bandwidth == 1e12

@@ -50,29 +50,14 @@ class Machine:
     ----------
     bandwidth : float
         Bytes a second of device memory.
-    cache : int
-        Bytes of the second-level cache.
     schedulers : int
         Warp instructions that a multiprocessor issues a cycle.
-    issued : float
-        Part of the issue slots that busy kernels fill.
-    moved : float
-        Part of the bandwidth that streaming kernels reach.
-    gap : float
-        Cycles between two instructions of a warp that has its scheduler for itself.
-    start : float
-        Seconds from the launch of an empty kernel to its end.
     name : str
         The device's.
     """
 
     bandwidth: float = 3.35e12
-    cache: int = 50 << 20
     schedulers: int = 4
-    issued: float = 0.65
-    moved: float = 0.9
-    gap: float = 6.0
-    start: float = 2e-6
     name: str = field(default="unknown", compare=False)
 
 

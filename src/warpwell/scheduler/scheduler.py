@@ -45,9 +45,8 @@ class Scheduler:
     tenants : mapping or iterable of Tenant, optional
         Weights and quotas; see `warpwell.scheduler.tenants`.
     analyzer : callable, optional
-        ``analyzer(task)`` returns the `Profile` of a task that was submitted without one. By default a `Learner`: on a
-        GPU it counts what the compiled code does, and everywhere it measures what ran alone. A kernel of which it can
-        say nothing yet runs alone once.
+        ``analyzer(task)`` returns the `Profile` of a task that was submitted without one. By default a `Learner`, which
+        measures what ran alone. A kernel that it has not measured yet runs alone once.
     executor : Executor or callable, optional
         In place of the device's: an executor, or what makes one in the scheduler's thread. The scheduler closes it.
     stuck_after : float or None

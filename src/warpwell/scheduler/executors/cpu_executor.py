@@ -200,7 +200,7 @@ class CpuExecutor(Executor):
 
     def machine(self) -> Machine:
         """See `Executor`. The memory's bandwidth is measured, once a process."""
-        from ..predict.roofline import host_machine
+        from ..predict.peaks import host_machine
 
         return host_machine()
 

@@ -31,7 +31,7 @@ from ... import errors
 from ...targets.blocks.launch import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
 from ...targets.gpu.gpu import Gpu
 from ..executor import Capacity, Ended, Executor, Machine, Stopped
-from ..predict.roofline import machine_for
+from ..predict.peaks import machine_for
 from ..task import Job, Placement
 from .cuda_ahead import Ahead, Pace
 from .cuda_order import Order
@@ -291,7 +291,7 @@ class CudaExecutor(Executor):
 
     def machine(self) -> Machine:
         """See `Executor`."""
-        return machine_for(self._gpu.name, self._gpu.bandwidth, self._gpu.cache)
+        return machine_for(self._gpu.name, self._gpu.bandwidth)
 
     def resources(self, job: Job) -> dict[str, int]:
         """Return registers, shared and local bytes, threads and resident blocks of a launched job's form."""

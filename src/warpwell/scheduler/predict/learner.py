@@ -13,7 +13,7 @@ from ..task import Profile, Task
 if TYPE_CHECKING:
     from ..executor import Capacity, Machine
     from .analyzer import Analyzer
-        from .sample import Sample
+    from .sample import Sample
 
 KERNELS = 1024
 """Kernels and sizes that are known at the same time; those that were asked for first are forgotten first."""

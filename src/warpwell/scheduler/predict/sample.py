@@ -71,7 +71,7 @@ class Sample:
         if self.warps < 1:
             raise errors.ArgumentError(f"a launch of {self.kernel!r} has {self.warps} warps: it needs at least one")
         if not (math.isfinite(self.moving) and self.moving >= 0):
-            raise errors.ArgumentError(f"moving of a launch of {self.kernel!r} is {self.moving}: give 0 or more seconds")
+            raise errors.ArgumentError(f"moving of a launch of {self.kernel!r} is {self.moving}: give seconds")
 
     @property
     def key(self) -> tuple[str, str]:
