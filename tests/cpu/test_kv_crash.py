@@ -14,8 +14,8 @@ from tests.harness.crash.kv_flips import flip_campaign
 from tests.harness.crash.power import Disk, RecordingFiles
 from tests.harness.kv_crash import Counts, failed_calls, power_cuts
 
+from warpwell.kv.log.files import Guard
 from warpwell.kv.log.floor import Floor
-from warpwell.kv.log.guard import Guard
 from warpwell.kv.log.journal import Journal
 
 # A forked child of a process with threads only runs the load and ends.

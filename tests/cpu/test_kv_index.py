@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell import errors
-from warpwell.kv.index import mapping
+from warpwell.kv.index import mapped_file
 from warpwell.kv.index.index import Index
 from warpwell.kv.index.layout import (
     LENGTH_SHIFT,
@@ -281,7 +281,7 @@ def test_a_file_that_grows_and_one_that_comes_into_memory(place: Place, monkeypa
     assert place.reader.get(b"more") == more
     if place.reader._mapped:
         # As if the file had not been in the page cache when it was opened.
-        monkeypatch.setattr("warpwell.kv.index.mapping._RESIDENT", 2.0)
+        monkeypatch.setattr("warpwell.kv.index.mapped_file._RESIDENT", 2.0)
         place.reader.on_segment(1, -1)
         place.reader.on_segment(1, place.fd)
         assert not place.reader._mappings and place.reader.get(b"more") == more
@@ -328,7 +328,7 @@ def resident(fd: int) -> float:
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
         address = int(np.frombuffer(mapped, np.uint8).ctypes.data)
         flags = np.zeros(len(mapped) // mmap.PAGESIZE, np.uint8)
-        assert mapping._libc.mincore(address, len(mapped), flags.ctypes.data) == 0
+        assert mapped_file._libc.mincore(address, len(mapped), flags.ctypes.data) == 0
         return float((flags & 1).mean())
 
 
@@ -336,19 +336,19 @@ def resident(fd: int) -> float:
 def test_files_outside_of_the_page_cache_are_not_mapped(
     cold: int, owner: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapping, "_may_ask", lambda fd: owner)
-    assert mapping.map_file(cold) is None
+    monkeypatch.setattr(mapped_file, "_may_ask", lambda fd: owner)
+    assert mapped_file.map_file(cold) is None
     assert resident(cold) < 0.02  # and looking brought nothing in
     while os.read(cold, 1 << 20):
         pass
-    made = mapping.map_file(cold)
+    made = mapped_file.map_file(cold)
     assert made is not None
     made.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_mincore_is_asked_only_where_it_tells(cold: int) -> None:
-    assert mapping._may_ask(cold)
+    assert mapped_file._may_ask(cold)
     if os.geteuid() != 0:
         pytest.skip("needs root, to be somebody else")
     child = os.fork()
@@ -357,7 +357,7 @@ def test_mincore_is_asked_only_where_it_tells(cold: int) -> None:
         try:
             os.setuid(65534)
             if resident(cold) == 1.0:  # the claim
-                code = 0 if not mapping._may_ask(cold) and mapping.map_file(cold) is None else 2
+                code = 0 if not mapped_file._may_ask(cold) and mapped_file.map_file(cold) is None else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

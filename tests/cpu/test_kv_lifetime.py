@@ -17,7 +17,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.kv import lifetime
-from warpwell.kv.loader.prefetch import Prefetch
+from warpwell.kv.loader.loader import Prefetch
 from warpwell.targets import closing
 
 
@@ -80,7 +80,7 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, capfd: pytes
     def fail() -> int:
         raise errors.StorageFullError("no space left", path=str(path))
 
-    store._parts.log.commit = fail
+    store._shards.log.commit = fail
     del store
     assert closing.settle(20)
     said = capfd.readouterr().err
@@ -93,13 +93,13 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, capfd: pytes
 def test_an_interrupt_while_a_dropped_writer_commits(path: Path) -> None:
     store = ww.kv.open(path, "r+")
     store.put(11, b"x")
-    inner = store._parts.log.commit
+    inner = store._shards.log.commit
 
     def commit() -> int:
         signal.raise_signal(signal.SIGINT)
         return inner()
 
-    store._parts.log.commit = commit
+    store._shards.log.commit = commit
     with pytest.raises(KeyboardInterrupt):  # and not in a finalizer, where it would be forgotten, and the record lost
         del store
         end = time.monotonic() + 20
@@ -196,10 +196,10 @@ def test_a_store_that_could_not_be_opened_leaves_nothing(path: Path, monkeypatch
 
 def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
     """A finalizer comes anywhere, with locks held: none that it needs may be among them."""
-    from warpwell.kv.index import mapping
+    from warpwell.kv.index import mapped_file
     from warpwell.targets import bus_error
 
-    codes = {bus_error.guard.__code__, bus_error.release.__code__, mapping.map_file.__code__}
+    codes = {bus_error.guard.__code__, bus_error.release.__code__, mapped_file.map_file.__code__}
     came = 0
 
     def trace(frame: Any, event: str, argument: object) -> Any:

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 import warpwell as ww
 from warpwell.errors import ArgumentError, ForkError, KeyMissingError
 from warpwell.kv.keys import as_keys
-from warpwell.kv.loader.loader import DataLoader
+from warpwell.kv.loader.loader import DataLoader, Prefetch
 from warpwell.kv.loader.permutation import Permutation
-from warpwell.kv.loader.prefetch import Prefetch
 from warpwell.targets import closing
 
 # The threads of the parent do nothing that a child here waits for.

@@ -95,7 +95,7 @@ def test_values_come_back_in_any_shape(path, shape):
     with Log.create(path, segment_bytes=SMALL) as log:
         log.append(keys, lens, values)
         log.commit()
-        assert len(log.segments()) == {"no bytes": 1, "aligned rows": 7}.get(shape, 7)
+        assert len(log.segments.ids()) == {"no bytes": 1, "aligned rows": 7}.get(shape, 7)
     assert read(path) == {b"%d" % k: row.tobytes() for k, row in enumerate(rows)}
 
 
@@ -168,7 +168,7 @@ class Reader:
     def contents(self):
         out = {}
         for key, (loc0, loc1) in self.locations.items():
-            value = os.pread(self.log.segment_fd(segment_of(loc0)), size_of(loc1), offset_of(loc0))
+            value = os.pread(self.log.segments.fd(segment_of(loc0)), size_of(loc1), offset_of(loc0))
             assert crc32c(value) == loc1 >> 32 & 0xFFFFFFFF
             out[key] = value
         return out
@@ -285,7 +285,7 @@ def test_compaction_gives_space_back_and_keeps_every_value(path):
             values = {b"%d" % j: bytes([k]) * 900 for j in range(k % 7, 30)}
             state.update(values)
             run.locations.update(zip(values, map(tuple, put(log, values).tolist()), strict=True))
-        before = set(log.segments())
+        before = set(log.segments.ids())
         overwritten = []
 
         def lookup(keys, lens):
@@ -300,15 +300,16 @@ def test_compaction_gives_space_back_and_keeps_every_value(path):
             live=run._index,
             lookup=lookup,
             relocate=run._relocate,
-            drained=lambda: drained.append(set(log.segments())),
+            drained=lambda: drained.append(set(log.segments.ids())),
             progress=lambda done, total: drained.append((done, total)),
         )
         assert report.moved > 0 and report.freed_bytes > 0 and set(report.segments) <= before
         assert drained[-1] >= before  # still open until readers have drained
-        assert set(report.segments) <= set(log.segments())  # until what was put meanwhile is committed, by its caller
+        # until what was put meanwhile is committed, by its caller
+        assert set(report.segments) <= set(log.segments.ids())
         run._committing("commit", log)
-        assert not set(report.segments) & set(log.segments())
-        assert not any(os.path.exists(log.segment_path(s)) for s in report.segments)
+        assert not set(report.segments) & set(log.segments.ids())
+        assert not any(os.path.exists(log.segments.path(s)) for s in report.segments)
         assert drained[-2][0] == drained[-2][1] == report.moved_bytes
     state[b"3"] = b"newest"
     assert read(path) == state
@@ -331,7 +332,7 @@ def test_compaction_refuses_a_damaged_value(path):
             run.locations.update(zip(values, map(tuple, put(log, values).tolist()), strict=True))
         log.commit()
         loc = run.locations[b"0"]
-        edit(log.segment_path(loc[0] >> 40), offset_of(loc[0]) + 5, b"\xff")
+        edit(log.segments.path(loc[0] >> 40), offset_of(loc[0]) + 5, b"\xff")
         files = sorted(os.listdir(path))
         with pytest.raises(errors.CorruptionError, match="damaged"):
             compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate, threshold=0.2)
@@ -620,10 +621,10 @@ def test_a_location_is_never_used_twice(path):
 def test_segments_are_announced(path):
     with Log.create(path, segment_bytes=SMALL) as log:
         seen = []
-        log.on_segment(lambda segment, fd: seen.append((segment, fd)))
-        assert seen == [(1, log.segment_fd(1))]
+        log.segments.on_segment(lambda segment, fd: seen.append((segment, fd)))
+        assert seen == [(1, log.segments.fd(1))]
         put(log, {b"%d" % k: bytes(30_000) for k in range(5)})
-        assert [segment for segment, _ in seen] == log.segments() == [1, 2, 3, 4, 5]
+        assert [segment for segment, _ in seen] == log.segments.ids() == [1, 2, 3, 4, 5]
     assert [fd for _, fd in seen[5:]] == [-1] * 5
 
 

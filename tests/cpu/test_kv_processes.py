@@ -190,7 +190,7 @@ def test_a_fork_does_not_wait_for_ever_for_a_refresh(store: Any, monkeypatch: py
     taken, done = threading.Event(), threading.Event()
 
     def refresh() -> None:
-        with store._parts.lock:
+        with store._shards.lock:
             taken.set()
             done.wait(30)
 
@@ -210,8 +210,8 @@ def test_a_fork_does_not_wait_for_ever_for_a_refresh(store: Any, monkeypatch: py
         thread.join(30)
     check_reads(store, 1, 10)
     assert joined([in_child(lambda: check_reads(store, 2, 10))]) == [0]
-    assert store._parts.lock.acquire(blocking=False)
-    store._parts.lock.release()
+    assert store._shards.lock.acquire(blocking=False)
+    store._shards.lock.release()
 
 
 def test_a_fork_in_the_middle_of_a_refresh_of_the_same_thread(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_a_fork_in_the_middle_of_a_refresh_of_the_same_thread(store: Any, monkey
             store.get(1)
 
     children = []
-    log = store._parts.log
+    log = store._shards.log
     inner = log.refresh
 
     def refresh() -> Any:
@@ -378,7 +378,7 @@ def at_each_line_of(code: Any, call: Callable[[], object], work: Callable[[], ob
 
 def test_a_get_that_is_interrupted_by_a_get(store: Any) -> None:
     got: list[bytes] = []
-    get = store._parts.get
+    get = store._shards.get
     code = get.__code__
     lines = at_each_line_of(code, lambda: got.append(store.get(99)), lambda: got.append(store.get(1)))
     assert lines >= 5 and got[-1] == value(1)
@@ -401,7 +401,7 @@ def test_a_get_that_is_interrupted_by_a_signal(store: Any) -> None:
 
 
 def test_bookkeeping_that_is_interrupted_by_a_read(store: Any) -> None:
-    reader, state = store._parts.reader, store._parts.state
+    reader, state = store._shards.reader, store._shards.state
     freed: list[int] = []
     assert at_each_line_of(Reader.look_again.__code__, reader.look_again, reader.look_again) >= 4
     lines = at_each_line_of(
@@ -438,7 +438,7 @@ def test_lists_of_values_are_read_while_the_store_is_closed(path: Path) -> None:
 
 def test_a_location_whose_segment_is_not_open_is_an_error(path: Path) -> None:
     store = ww.kv.open(path)
-    store._parts.reader.close()
+    store._shards.reader.close()
     with pytest.raises(errors.CorruptionError, match="not open"):
         store.get_many([1, 2])
     store.close()

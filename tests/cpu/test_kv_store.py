@@ -472,7 +472,7 @@ def test_shards_have_their_places(tmp_path: Path) -> None:
     folders = [tmp_path / f"drive{k}" for k in range(4)]
     with ww.kv.create(tmp_path / "m.kv", shards=folders) as store:
         store.put_many(np.arange(8000), np.arange(8000).view(np.uint8).reshape(8000, 8))
-        sizes = [len(part) for part in store._parts.parts]
+        sizes = [len(part) for part in store._shards.shards]
         assert min(sizes) > 1800 and sum(sizes) == 8000 == len(store)
     with pytest.raises(errors.FormatError, match="shard 2"):
         ww.kv.open(folders[2])
@@ -496,7 +496,7 @@ def test_a_key_moves_only_to_a_new_shard() -> None:
 
     def places(count: int) -> np.ndarray:
         shards = Shards.__new__(Shards)
-        shards.parts = [None] * count  # type: ignore[list-item]
+        shards.shards = [None] * count  # type: ignore[list-item]
         return shards.place(as_keys(np.arange(20_000)))
 
     before, after = places(4), places(5)
@@ -644,8 +644,8 @@ def test_stores_of_format_1_are_as_they_were(tmp_path):
     with ww.kv.open(tmp_path / "snap.kv", "r+") as w:  # written by this release from now on
         w.put_many(np.arange(15), [b"t"] * 15)
         w.commit()
-        with w._parts.lock:
-            w._parts._snapshot()
+        with w._shards.lock:
+            w._shards._snapshot()
         w.put(100, b"last")
     with ww.kv.open(tmp_path / "snap.kv") as r:
         assert r.keys_array().tolist() == [*range(21), 100] and r[14] == b"t" and r[15] == b"s15"

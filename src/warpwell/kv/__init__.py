@@ -11,12 +11,11 @@ from .device.device_store import DeviceStore
 from .loader.dataset import Dataset
 from .loader.loader import DataLoader
 from .loader.permutation import Permutation
-from .log.salvage import SalvageReport, salvage
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
+from .salvage import SalvageReport, salvage
 from .schema import Schema
-from .statistics import StoreStatistics
-from .store import Store
+from .store import Store, StoreStatistics
 
 __all__ = [
     "DataLoader",

@@ -26,35 +26,52 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from .. import errors
 from ..targets import closing
 from ..targets.uninterrupted import uninterrupted
-
-if TYPE_CHECKING:
-    from .device.engine import Engine
-    from .part import Part
-    from .store import Parts, Store
+from .device.engine import Engine
+from .shard import Shard
+from .shards import Shards
 
 _SECONDS = 5.0
 _DEVICE_SECONDS = 60.0
 """How long a dropped store on a device waits for kernels that it was given to."""
 
-_open: dict[int, weakref.ref[Store]] = {}
+
+
+class _OpenStore(Protocol):
+    """What this module needs of a `Store`."""
+
+    path: str
+    writable: bool
+    _estate: Any
+
+    @property
+    def closed(self) -> bool: ...
+    def commit(self) -> int: ...
+    def uncommitted(self) -> int: ...
+    def folders(self) -> Sequence[Shard]: ...
+    def forked(self, *, busy: bool) -> None: ...
+    def _close(self, *, commit: bool) -> None: ...
+
+
+_open: dict[int, weakref.ref[_OpenStore]] = {}
 
 
 @dataclass(eq=False)
 class Estate:
     """What a store leaves to be closed."""
 
-    store: weakref.ref[Store]
-    parts: Parts
+    store: weakref.ref[_OpenStore]
+    shards: Shard | Shards
     writable: bool
     pid: int = field(default_factory=os.getpid)
     engine: Engine | None = None
-    beside: Store | None = None
+    beside: _OpenStore | None = None
     """Whose controller the engine uses: it is closed after this one, also where both are dropped at once."""
 
     def drop(self) -> None:
@@ -76,16 +93,16 @@ class Estate:
         try:
             if self.engine is not None:
                 self.engine.close()
-            left = self.parts.uncommitted() if ours else 0
-            self.parts.close(commit=ours)
-            if left and self.parts.failed:
+            left = self.shards.uncommitted() if ours else 0
+            self.shards.close(commit=ours)
+            if left and self.shards.failed:
                 why = "a write failed before"
         except BaseException as error:  # nobody is there to raise it to
             why = str(error) or type(error).__name__
         if why and left:
-            _say(f"{_changes(left)} of {self.parts.path}, which was dropped without close(), {_are(left)} lost: {why}")
+            _say(f"{_changes(left)} of {self.shards.path}, which was dropped without close(), {_are(left)} lost: {why}")
         elif why:
-            _say(f"{self.parts.path}, which was dropped without close(), could not be closed: {why}")
+            _say(f"{self.shards.path}, which was dropped without close(), could not be closed: {why}")
 
     def finish(self) -> None:
         """Close at the end of the program."""
@@ -94,31 +111,31 @@ class Estate:
             _close_at_exit(store, _ended_by_exception())
 
 
-def opened(store: Store, parts: Parts) -> tuple[Estate, weakref.finalize[..., Store]]:
+def opened(store: _OpenStore, shards: Shard | Shards) -> tuple[Estate, weakref.finalize[..., _OpenStore]]:
     """Note an open store; return what it leaves, and what closes that when the store is dropped."""
-    estate = Estate(weakref.ref(store), parts, store.writable)
+    estate = Estate(weakref.ref(store), shards, store.writable)
     if store.writable:
         closing.ready()
-        closing.keep(estate, parts.path)
+        closing.keep(estate, shards.path)
     _open[id(store)] = estate.store
     finalizer = weakref.finalize(store, _dropped, id(store), estate)
     finalizer.atexit = False
     return estate, finalizer
 
 
-def on_device(estate: Estate, engine: Engine, beside: Store | None) -> None:
+def on_device(estate: Estate, engine: Engine, beside: _OpenStore | None) -> None:
     """Note that a store is on a device."""
     closing.ready()
     estate.engine, estate.beside = engine, beside
 
 
-def closed(store: Store) -> None:
+def closed(store: _OpenStore) -> None:
     """Forget a store."""
     _open.pop(id(store), None)
     closing.forget(store._estate)
 
 
-def open_stores() -> list[Store]:
+def open_stores() -> list[_OpenStore]:
     """Return the stores that are open."""
     return [store for store in (reference() for reference in list(_open.values())) if store is not None]
 
@@ -156,7 +173,7 @@ def _say(what: str) -> None:
 # -- the end of the process ---------------------------------------------------------------------------------------
 
 
-def _close_at_exit(store: Store, failed: bool) -> None:
+def _close_at_exit(store: _OpenStore, failed: bool) -> None:
     left = 0
     try:
         left = store.uncommitted()
@@ -207,7 +224,7 @@ class _Holding(threading.local):
     """What a thread holds while it forks."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.shards: list[Shard] = []
         self.busy: set[int] = set()
 
 
@@ -215,32 +232,32 @@ _holding = _Holding()
 
 
 def _before_fork() -> None:
-    _holding.parts, _holding.busy = [], set()
-    parts = [part for store in open_stores() if not store.writable for part in store.folders()]
-    if not parts:
+    _holding.shards, _holding.busy = [], set()
+    shards = [shard for store in open_stores() if not store.writable for shard in store.folders()]
+    if not shards:
         return
     end = time.monotonic() + _SECONDS
     with uninterrupted():  # what is raised in here is printed and forgotten, with locks held
-        for part in sorted(parts, key=id):  # in one order: other threads may be forking, too
-            if part.hold(max(0.0, end - time.monotonic())):
-                _holding.parts.append(part)
+        for shard in sorted(shards, key=id):  # in one order: other threads may be forking, too
+            if shard.hold(max(0.0, end - time.monotonic())):
+                _holding.shards.append(shard)
             else:
-                _holding.busy.add(id(part))
+                _holding.busy.add(id(shard))
 
 
 def _after_fork_in_parent() -> None:
-    for part in _holding.parts:
-        part.let_go()
-    _holding.parts = []
+    for shard in _holding.shards:
+        shard.let_go()
+    _holding.shards = []
 
 
 def _after_fork_in_child() -> None:
     for store in open_stores():
-        parts = store.folders()
-        for part in parts:
-            part.forked()
-        store.forked(busy=any(id(part) in _holding.busy for part in parts))
-    _holding.parts = []
+        shards = store.folders()
+        for shard in shards:
+            shard.forked()
+        store.forked(busy=any(id(shard) in _holding.busy for shard in shards))
+    _holding.shards = []
 
 
 os.register_at_fork(

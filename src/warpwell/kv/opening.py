@@ -1,8 +1,9 @@
-"""Creating and opening stores."""
+"""Creating and opening stores: options, shards, replacing a store that is there, and sending one to a process."""
 
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import os
 import shutil
 import uuid
@@ -16,16 +17,16 @@ from ..errors.options import checked_callable, checked_flag, checked_path
 from ..targets import has_cuda
 from . import lifetime
 from .device.device_store import DeviceStore, Drive
-from .device.engine import Options
+from .device.engine import DeviceOptions
 from .log.files import Files
 from .log.lock import WriterLock
 from .log.log import Log
 from .log.manifest import read_manifest
-from .part import Part
 from .schema import Schema, as_schema
+from .shard import Shard
 from .shard_folders import find_shard, home_of, own_shards, written
 from .shards import MAX_SHARDS, Shards, close_all
-from .store import Parts, Store
+from .store import Store
 
 Path = str | os.PathLike[str]
 
@@ -83,11 +84,11 @@ def create(
     lifetime.settle()
     with contextlib.ExitStack() as undo:
         finish = put_aside(os.path.abspath(path), folders or [], undo) if overwrite else None
-        parts = _create(path, meta, options, folders)
+        made = _create(path, meta, options, folders)
         undo.pop_all()
     if finish is not None:
         finish()
-    return Store(parts, schema=given, writable=True, durability=durability)
+    return Store(made, schema=given, writable=True, durability=durability)
 
 
 def open_store(
@@ -159,26 +160,44 @@ def open_store(
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
     path = checked_path(path)
-    options = Options(
+    options = _device_options(
+        device, beside, drive, cache=cache, value_bytes=value_bytes, queues=queues, depth=depth, threads=threads,
+        timeout=timeout, window=window, weight=weight, returns=returns,
+    )  # fmt: skip
+    lifetime.settle()
+    return _open(path, mode == "r+", options, beside, drive)
+
+
+def _device_options(
+    device: str | None, beside: DeviceStore | None, drive: Drive | None, *, cache: int | str | None,
+    value_bytes: int | str | None, **others: Any,
+) -> DeviceOptions | None:  # fmt: skip
+    """Check what `open_store` was given for a device; return None where only the host reads."""
+    options = DeviceOptions(
         device="cpu" if device is None else _device(device),
         cache_bytes=0 if cache is None else parse_size(cache, "cache"),
-        queues=queues, depth=depth, threads=threads, timeout=timeout, window=window, weight=weight, returns=returns,
         value_bytes=4096 if value_bytes is None else parse_size(value_bytes, "value_bytes"),
-    )  # fmt: skip
+        **others,
+    )
     checked_callable(drive, "drive")
     if beside is not None and not isinstance(beside, DeviceStore):
         raise errors.ArgumentError(f"beside is {beside!r}: give a store that was opened with device=", name="beside")
-    if device is None:
-        if options != Options(device="cpu") or beside is not None or drive is not None:
-            raise errors.ArgumentError(
-                "cache, queues, depth, threads, value_bytes, timeout, window, weight, returns, beside and drive need a"
-                " device: pass device=",
-                name="device",
-            )
-    elif mode == "r+":
-        options = replace(options, cache_bytes=0)
-    lifetime.settle()
-    log = Log.open(path, writable=mode == "r+")
+    if device is not None:
+        return options
+    if options != DeviceOptions(device="cpu") or beside is not None or drive is not None:
+        raise errors.ArgumentError(
+            "cache, queues, depth, threads, value_bytes, timeout, window, weight, returns, beside and drive need a"
+            " device: pass device=",
+            name="device",
+        )
+    return None
+
+
+def _open(
+    path: str, writable: bool, options: DeviceOptions | None, beside: DeviceStore | None, drive: Drive | None
+) -> Store:
+    """Open the log and the shards of a store; where something fails, close what was opened."""
+    log = Log.open(path, writable=writable)
     opened: list[Callable[[], None]] = [log.close]
     try:
         meta = log.schema_json or {}
@@ -189,17 +208,19 @@ def open_store(
             )
         described = meta.get("schema")
         schema = None if described is None else Schema.from_json(described)
-        parts: Parts
+        shards: Shard | Shards
         if meta.get("shards"):
-            parts = Shards(log, _open_shards(log, meta["shards"], opened))
+            shards = Shards(log, _open_shards(log, meta["shards"], opened))
         else:
-            parts = Part(log, log.path)
-        if device is None:
-            return Store(parts, schema=schema, writable=log.writable, durability=log.durability)
+            shards = Shard(log, log.path)
+        if options is None:
+            return Store(shards, schema=schema, writable=writable, durability=log.durability)
+        if writable:
+            options = replace(options, cache_bytes=0)
         if schema is not None:
             options = replace(options, value_bytes=schema.nbytes)
         return DeviceStore(
-            parts, schema=schema, writable=log.writable, durability=log.durability, options=options, beside=beside,
+            shards, schema=schema, writable=writable, durability=log.durability, options=options, beside=beside,
             drive=drive,
         )  # fmt: skip
     except BaseException:
@@ -208,10 +229,48 @@ def open_store(
         raise
 
 
-def reopen(path: Path, options: Options) -> Store:
+# -- stores that are sent to another process: they are opened again there ------------------------------------------
+
+
+def _reduced(store: Store) -> tuple[Any, ...]:
+    """Return what opens a store again (`pickle`)."""
+    _check_sendable(store)
+    return open_store, (store.path,)
+
+
+def _reduced_on_device(store: DeviceStore) -> tuple[Any, ...]:
+    """Return what opens a store on a device again (`pickle`)."""
+    _check_sendable(store)
+    if store.stays:
+        raise errors.ForkError(
+            f"{store.path} cannot be sent to another process, as it is on a GPU, beside another store, or on an"
+            " emulated drive: open it there",
+            path=store.path,
+        )
+    return _reopen, (store.path, store.options)
+
+
+def _check_sendable(store: Store) -> None:
+    store.check_open()
+    if store.writable:
+        raise errors.ForkError(
+            f"{store.path} cannot be sent to another process, as it is open for writing: open it with mode='r', or"
+            " send its path",
+            path=store.path,
+        )
+
+
+def _reopen(path: Path, options: DeviceOptions) -> Store:
     """Open a store for reading on a device, as another process had it."""
     given = {field.name: getattr(options, field.name) for field in fields(options)}
     return open_store(path, cache=given.pop("cache_bytes") or None, **given)
+
+
+copyreg.pickle(Store, _reduced)
+copyreg.pickle(DeviceStore, _reduced_on_device)
+
+
+# -- steps of `create` and `open_store` ----------------------------------------------------------------------------
 
 
 def _device(name: str) -> str:
@@ -227,10 +286,10 @@ def _device(name: str) -> str:
     raise errors.ArgumentError(f'device {name!r} is unknown: choose "cpu", "cuda", "cuda:1" or "interp"', name="device")
 
 
-def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: list[str] | None) -> Parts:
+def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: list[str] | None) -> Shard | Shards:
     if folders is None:
         log = Log.create(path, schema_json=meta, **options)
-        return Part(log, log.path)
+        return Shard(log, log.path)
     made: list[Log] = []
     try:
         for number, folder in enumerate(folders):
@@ -239,7 +298,7 @@ def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: 
         # The main manifest comes last: until it is there, there is no store.
         meta["shards"] = [{"path": written(log.path, os.path.abspath(path)), "uuid": log.uuid} for log in made]
         main = Log.create(path, schema_json=meta, **options)
-        return Shards(main, [Part(log, log.path) for log in made])
+        return Shards(main, [Shard(log, log.path) for log in made])
     except BaseException:
         for log in made:
             with contextlib.suppress(Exception):
@@ -248,8 +307,8 @@ def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: 
         raise
 
 
-def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[[], None]]) -> list[Part]:
-    parts = []
+def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[[], None]]) -> list[Shard]:
+    shards = []
     for number, shard in enumerate(listed):
         folder = find_shard(main.path, number, shard)
         moved = main.writable and folder.check_writer(main.path, main.uuid)
@@ -261,8 +320,8 @@ def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[
         opened.append(log.close)
         if moved:
             log.describe(folder.meta_for(main.path))
-        parts.append(Part(log, log.path))
-    return parts
+        shards.append(Shard(log, log.path))
+    return shards
 
 
 def _check_shards(path: str, folders: list[str] | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,13 @@ from numpy.typing import NDArray
 from ..storage.medium import NativeMedium
 from ..targets import device, i64, store_weak_as
 from .index.index import words_of
-from .index.layout import UINT8
-from .index.native import compiled
+from .index.layout import UINT8, compiled
 from .index.slots import hash_of, key_at
 from .keys import Keys, as_key
 from .log.compaction import CompactionReport
 from .log.log import Log
 from .log.verify import VerifyReport
-from .part import Part, Progress
+from .shard import Progress, Shard
 
 MAX_SHARDS = 255
 _SPREAD = -0x61C8864680B583EB
@@ -30,7 +30,7 @@ _LOW = 0x7FFFFFFF
 def shard_of(key0: int, key1: int, length: int, count: int) -> int:
     """Return the shard of a key, 0 to `count` - 1: the one whose number and key have the largest hash.
 
-    With another shard at the end, a key stays or moves there. Part of the format: it never changes.
+    With another shard at the end, a key stays or moves there. This function is part of the format: it never changes.
     """
     key = hash_of(key0, key1, length)
     best = 0
@@ -53,7 +53,7 @@ def _shards_of(keys, lengths, count, shards, out):  # type: ignore[no-untyped-de
 
 
 class Shards:
-    """The folders of one store, with the interface of a `Part`.
+    """The folders of one store, with the interface of a `Shard`.
 
     A batch is split by shard. A commit makes one shard after the other durable: after a crash in its middle
     the shards may differ by one commit. What was acknowledged is in all of them.
@@ -62,76 +62,76 @@ class Shards:
     ----------
     main : Log
         The store's own log, which holds no records, but the names of the folders and the writer's lock.
-    parts : sequence of Part
+    shards : sequence of Shard
         In the order of their numbers.
     """
 
-    def __init__(self, main: Log, parts: Sequence[Part]) -> None:
+    def __init__(self, main: Log, shards: Sequence[Shard]) -> None:
         self.main = main
         self.path = main.path
-        self.parts = list(parts)
-        self.kinds = all(part.kinds for part in self.parts)
+        self.shards = list(shards)
+        self.kinds = all(shard.kinds for shard in self.shards)
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(len, self.shards))
 
     def place(self, keys: Keys) -> NDArray[np.uint8]:
         """Return the shard of each key, uint8 [N]."""
         out = np.empty(keys.size, np.uint8)
         lengths = 0 if keys.lengths is None else keys.lengths.ctypes.data
-        compiled(_shards_of)(keys.words.ctypes.data, lengths, keys.size, len(self.parts), out.ctypes.data)
+        compiled(_shards_of)(keys.words.ctypes.data, lengths, keys.size, len(self.shards), out.ctypes.data)
         return out
 
-    def _split(self, keys: Keys) -> list[tuple[Part, NDArray[np.intp]]]:
+    def _split(self, keys: Keys) -> list[tuple[Shard, NDArray[np.intp]]]:
         places = self.place(keys)
-        rows = ((part, np.flatnonzero(places == k)) for k, part in enumerate(self.parts))
-        return [(part, some) for part, some in rows if some.size]
+        rows = ((shard, np.flatnonzero(places == k)) for k, shard in enumerate(self.shards))
+        return [(shard, some) for shard, some in rows if some.size]
 
     # -- reads ----------------------------------------------------------------------------------------------
 
     def get(self, key: Any) -> bytes | None:
-        """See `Part.get`."""
-        return self.part_of(key if type(key) is int else as_key(key)).get(key)
+        """Return one value, None for an absent key."""
+        return self.shard_for(key if type(key) is int else as_key(key)).get(key)
 
     def has(self, key: bytes | int) -> bool:
-        """See `Part.has`."""
-        return self.part_of(key).has(key)
+        """Tell whether a key is there."""
+        return self.shard_for(key).has(key)
 
-    def part_of(self, key: bytes | int) -> Part:
+    def shard_for(self, key: bytes | int) -> Shard:
         """Return the shard of one key."""
         words = (key, 0) if isinstance(key, int) else words_of(key)
         length = 8 if isinstance(key, int) else len(key)
-        return self.parts[int(compiled(shard_of)(*words, length, len(self.parts)))]
+        return self.shards[int(compiled(shard_of)(*words, length, len(self.shards)))]
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """See `Part.rows`."""
+        """Return values of one size as rows, and a mask."""
         if out is None:
             out = np.empty((keys.size, row_bytes), np.uint8)
         found = np.empty(keys.size, np.bool_)
-        for part, rows in self._split(keys):
-            out[rows], found[rows] = part.rows(keys.take(rows), row_bytes)
+        for shard, rows in self._split(keys):
+            out[rows], found[rows] = shard.rows(keys.take(rows), row_bytes)
         return out, found
 
     def values(self, keys: Keys) -> list[bytes | None]:
-        """See `Part.values`."""
+        """Return values of any size, None for absent keys."""
         out: list[bytes | None] = [None] * keys.size
-        for part, rows in self._split(keys):
-            for k, value in zip(rows.tolist(), part.values(keys.take(rows)), strict=True):
+        for shard, rows in self._split(keys):
+            for k, value in zip(rows.tolist(), shard.values(keys.take(rows)), strict=True):
                 out[k] = value
         return out
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
-        """See `Part.contains`."""
+        """Tell which keys are there."""
         out = np.zeros(keys.size, np.bool_)
-        for part, rows in self._split(keys):
-            out[rows] = part.contains(keys.take(rows))
+        for shard, rows in self._split(keys):
+            out[rows] = shard.contains(keys.take(rows))
         return out
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
-        """See `Part.entries`; a location means something within its shard only."""
-        found = [part.entries() for part in self.parts]
+        """Return all keys and locations, in no order; a location means something within its shard only."""
+        found = [shard.entries() for shard in self.shards]
         keys = [k.padded() for k, _ in found]
         words = np.concatenate([raw.view(np.int64).reshape(-1, 2) for raw, _ in keys])
         integers = np.concatenate([np.broadcast_to(k.kinds, k.size) for k, _ in found])
@@ -139,42 +139,42 @@ class Shards:
         return Keys(words, lengths, integers), np.concatenate([places for _, places in found])
 
     def sizes(self, keys: Keys) -> NDArray[np.int64]:
-        """See `Part.sizes`."""
+        """Return the bytes of the values of keys, 0 for absent ones."""
         out = np.zeros(keys.size, np.int64)
-        for part, rows in self._split(keys):
-            out[rows] = part.sizes(keys.take(rows))
+        for shard, rows in self._split(keys):
+            out[rows] = shard.sizes(keys.take(rows))
         return out
 
     # -- changes --------------------------------------------------------------------------------------------
 
     def put(self, keys: Keys, values: Any) -> None:
-        """See `Part.put`."""
-        for part, rows in self._split(keys):
+        """Append values to their shards and index them."""
+        for shard, rows in self._split(keys):
             some = values[rows] if isinstance(values, np.ndarray) else [values[k] for k in rows.tolist()]
-            part.put(keys.take(rows), some)
+            shard.put(keys.take(rows), some)
 
     def put_one(self, key: bytes, value: Any, integer: bool = False) -> None:
-        """See `Part.put_one`."""
-        self.part_of(key).put_one(key, value, integer)
+        """Append and index one record."""
+        self.shard_for(key).put_one(key, value, integer)
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """See `Part.delete`."""
+        """Delete keys; tell which were there."""
         out = np.zeros(keys.size, np.bool_)
-        for part, rows in self._split(keys):
-            out[rows] = part.delete(keys.take(rows))
+        for shard, rows in self._split(keys):
+            out[rows] = shard.delete(keys.take(rows))
         return out
 
     def commit(self) -> int:
         """Make all changes durable; return the sum of the shards' sequence numbers."""
-        return sum(part.commit() for part in self.parts)
+        return sum(shard.commit() for shard in self.shards)
 
     def refresh(self) -> int:
-        """See `Part.refresh`."""
-        return sum(part.refresh() for part in self.parts)
+        """Follow the writer; return how many records changed."""
+        return sum(shard.refresh() for shard in self.shards)
 
     def compact(self, *, threshold: float = 0.5, progress: Progress | None = None) -> CompactionReport:
-        """See `Part.compact`. Segment numbers in the report are those of their shards."""
-        reports = [part.compact(threshold=threshold, progress=progress) for part in self.parts]
+        """Compact one shard after the other; segment numbers in the report are those of their shards."""
+        reports = [shard.compact(threshold=threshold, progress=progress) for shard in self.shards]
         return CompactionReport(
             tuple(s for r in reports for s in r.segments),
             sum(r.moved for r in reports),
@@ -183,10 +183,10 @@ class Shards:
         )
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """See `Part.verify`."""
+        """Read everything that is committed and check it; return one report for all shards."""
         out = VerifyReport(self.path)
-        for part in self.parts:
-            report = part.verify(progress=progress)
+        for shard in self.shards:
+            report = shard.verify(progress=progress)
             out.records += report.records
             out.value_bytes += report.value_bytes
             out.journal_records += report.journal_records
@@ -195,32 +195,31 @@ class Shards:
         return out
 
     def uncommitted(self) -> int:
-        """See `Part.uncommitted`."""
-        return sum(part.uncommitted() for part in self.parts)
+        """Return the number of changes that the next commit makes durable."""
+        return sum(shard.uncommitted() for shard in self.shards)
 
     @property
     def failed(self) -> bool:
         """Whether a write failed in any."""
-        return any(part.failed for part in self.parts)
+        return any(shard.failed for shard in self.shards)
 
     def close(self, *, commit: bool = True) -> None:
         """Close all, also those behind one that fails; the first error is raised."""
-        closings: list[Callable[[], None]] = [lambda part=part: part.close(commit=commit) for part in self.parts]  # type: ignore[misc]
-        close_all([*closings, self.main.close])
+        close_all([*(partial(shard.close, commit=commit) for shard in self.shards), self.main.close])
 
-    def folders(self) -> list[Part]:
-        """Return all parts."""
-        return self.parts
+    def folders(self) -> list[Shard]:
+        """Return all shards."""
+        return self.shards
 
     # -- kernels and figures --------------------------------------------------------------------------------
 
     def serve(self, value_bytes: int | None = None) -> list[NativeMedium]:
-        """Return what a controller calls, one for each shard; see `Part.serve`."""
-        return [native for part in self.parts for native in part.serve(value_bytes)]
+        """Return the functions that a controller calls, one set for each shard."""
+        return [native for shard in self.shards for native in shard.serve(value_bytes)]
 
     def figures(self) -> dict[str, Any]:
-        """See `Part.figures`."""
-        figures = [part.figures() for part in self.parts]
+        """Return the sums of the shards' figures."""
+        figures = [shard.figures() for shard in self.shards]
         served = sorted({kind for f in figures for kind in f.pop("python_served")})
         return {**{name: sum(f[name] for f in figures) for name in figures[0]}, "python_served": served}
 

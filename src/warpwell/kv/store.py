@@ -1,64 +1,78 @@
-"""Store: a mapping from keys to values on disk."""
+"""Store: a mapping from keys to values on disk; its views, statistics, and reads that go on in a thread."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Sequence, ValuesView
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..errors.options import checked_bytes, checked_callable, checked_integer, checked_share
+from ..cache.sizes import format_size
+from ..errors.options import checked_bytes, checked_callable, checked_integer, checked_share, checked_timeout
 from ..storage.medium import NativeMedium
 from . import lifetime
-from .host_future import HostFuture
-from .keys import INT_KEY, Key, Keys, as_key, as_keys, is_integer, shown
+from .keys import INT_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.compaction import CompactionReport
 from .log.verify import VerifyReport
-from .schema import Schema
-from .sorting import in_order, with_prefix
-from .statistics import StoreStatistics
-from .values import many_values, one_value, row_bytes_of
-from .views import Items, Values
+from .schema import Schema, many_values, one_value, row_bytes_of
+from .shard import Shard
+from .shards import Shards
 
-if TYPE_CHECKING:
-    from .part import Part
+_pools: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
+"""One, of this process."""
+os.register_at_fork(after_in_child=_pools.clear)  # its threads are the parent's
 
 
-class Parts(Protocol):
-    """What a store stands on: one `Part`, or several behind `Shards`."""
+class HostFuture:
+    """The result of a read that goes on in another thread.
 
-    path: str
-    kinds: bool
+    Parameters
+    ----------
+    read : callable
+        Returns the result.
+    """
 
-    def __len__(self) -> int: ...
-    @property
-    def get(self) -> Callable[[Any], bytes | None]: ...
-    def has(self, key: bytes | int) -> bool: ...
-    def rows(self, keys: Keys, row_bytes: int, out: Any = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]: ...
-    def values(self, keys: Keys) -> list[bytes | None]: ...
-    def contains(self, keys: Keys) -> NDArray[np.bool_]: ...
-    def sizes(self, keys: Keys) -> NDArray[np.int64]: ...
-    def entries(self) -> tuple[Keys, NDArray[np.int64]]: ...
-    def put(self, keys: Keys, values: Any) -> None: ...
-    def put_one(self, key: bytes, value: Any, integer: bool = False) -> None: ...
-    def delete(self, keys: Keys) -> NDArray[np.bool_]: ...
-    def commit(self) -> int: ...
-    def refresh(self) -> int: ...
-    def verify(self, *, progress: Any = None) -> VerifyReport: ...
-    def compact(self, *, threshold: float = 0.5, progress: Any = None) -> CompactionReport: ...
-    def uncommitted(self) -> int: ...
-    @property
-    def failed(self) -> bool: ...
-    def close(self, *, commit: bool = True) -> None: ...
-    def folders(self) -> Sequence[Part]: ...
-    def serve(self, value_bytes: int | None = None) -> list[NativeMedium]: ...
-    def figures(self) -> dict[str, Any]: ...
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._pid = os.getpid()
+        pool = _pools.get(0)
+        if pool is None:  # of threads that come here at once, one makes the pool that all use; none starts a thread yet
+            pool = _pools.setdefault(0, concurrent.futures.ThreadPoolExecutor(4, "warpwell-kv"))
+        self._future = pool.submit(read)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the result and return it; may be called again.
+
+        Raises
+        ------
+        TimeoutError
+            It took longer than `timeout` seconds.
+        ForkError
+            This process was forked from the one that began to read.
+        """
+        timeout = checked_timeout(timeout)
+        if self._pid != os.getpid():
+            raise errors.ForkError(
+                f"this read was begun in process {self._pid}, which this one ({os.getpid()}) was forked from: begin it"
+                " again here"
+            )
+        try:
+            return self._future.result(timeout)
+        except concurrent.futures.TimeoutError as error:
+            if self._future.done():
+                raise  # by the read itself
+            raise TimeoutError(f"the read is not done after {timeout:g} s: wait longer") from error
+
+    def done(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return self._pid != os.getpid() or self._future.done()
 
 
 class Store(MutableMapping[Any, Any]):
@@ -88,17 +102,17 @@ class Store(MutableMapping[Any, Any]):
 
     no_kernel_argument = "open it with device="
 
-    def __init__(self, parts: Parts, *, schema: Schema | None, writable: bool, durability: str) -> None:
-        self.path = parts.path
+    def __init__(self, shards: Shard | Shards, *, schema: Schema | None, writable: bool, durability: str) -> None:
+        self.path = shards.path
         self.schema = schema
         self.writable = writable
-        self._parts = parts
-        self._get = parts.get
+        self._shards = shards
+        self._get = shards.get
         self._durability = durability
         self._unusable: Any = None
         self._counts = {"puts": 0, "deletes": 0, "commits": 0}
         self._lock = threading.RLock()
-        self._estate, self._finalizer = lifetime.opened(self, parts)
+        self._estate, self._finalizer = lifetime.opened(self, shards)
 
     # -- one record -----------------------------------------------------------------------------------------
 
@@ -128,7 +142,7 @@ class Store(MutableMapping[Any, Any]):
         try:
             value = self._get(key)
         except errors.CorruptionError:
-            self._check()  # another thread closed the store meanwhile
+            self.check_open()  # another thread closed the store meanwhile
             raise
         except Exception:
             as_key(key)  # raises what tells why; of an integer that is too large the compiler says something else
@@ -146,15 +160,15 @@ class Store(MutableMapping[Any, Any]):
         return value
 
     def __contains__(self, key: object) -> bool:
-        self._check()
-        return self._parts.has(as_key(key))
+        self.check_open()
+        return self._shards.has(as_key(key))
 
     def put(self, key: Key, value: Any) -> None:
         """Store one record; see `put_many`."""
         self._check_writable()
         raw = as_key(key)
         packed = one_value(value, key) if self.schema is None else self.schema.pack_one(value)
-        self._parts.put_one(raw, packed, is_integer(key))
+        self._shards.put_one(raw, packed, is_integer(key))
         self._counts["puts"] += 1
 
     __setitem__ = put
@@ -200,17 +214,17 @@ class Store(MutableMapping[Any, Any]):
             raise self._unusable()
         checked = as_keys(keys)
         if self.schema is None and out is None:
-            values = self._reading(self._parts.values, checked)
+            values = self._reading(self._shards.values, checked)
             return values, np.fromiter((v is not None for v in values), np.bool_, checked.size)
         row_bytes = row_bytes_of(out, checked.size) if self.schema is None else self.schema.nbytes
         if out is not None and self.schema is not None:
             row_bytes_of(out, checked.size, row_bytes)
-        rows, found = self._reading(self._parts.rows, checked, row_bytes, out)
+        rows, found = self._reading(self._shards.rows, checked, row_bytes, out)
         return (rows if self.schema is None else self.schema.unpack(rows)), found
 
     def get_async(self, keys: Any) -> HostFuture:
         """Begin to read the values of many keys; ``wait()`` of what it returns gives what `get_many` would."""
-        self._check()
+        self.check_open()
         checked = as_keys(keys).copied()
         return HostFuture(lambda: self.get_many(checked))
 
@@ -244,33 +258,33 @@ class Store(MutableMapping[Any, Any]):
         else:
             packed = many_values(values, checked)
         if checked.size:
-            self._parts.put(checked, packed)
+            self._shards.put(checked, packed)
             self._counts["puts"] += checked.size
 
     def delete_many(self, keys: Any) -> int:
         """Delete many records; return how many were there."""
         self._check_writable()
-        there = int(np.count_nonzero(self._parts.delete(as_keys(keys))))
+        there = int(np.count_nonzero(self._shards.delete(as_keys(keys))))
         self._counts["deletes"] += there
         return there
 
     # -- all records ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        self._check()
-        return len(self._parts)
+        self.check_open()
+        return len(self._shards)
 
     def __iter__(self) -> Iterator[int | bytes]:
-        self._check()
-        return iter(self._parts.entries()[0].to_list())
+        self.check_open()
+        return iter(self._shards.entries()[0].to_list())
 
     def items(self) -> ItemsView[Any, Any]:
         """Return the records, as a view that reads them in batches."""
-        return Items(self)
+        return StoreItems(self)
 
     def values(self) -> ValuesView[Any]:
         """Return the values, as a view that reads them in batches."""
-        return Values(self)
+        return StoreValues(self)
 
 
     def list(self, prefix: bytes | str = b"", start: Key | None = None, limit: int | None = None) -> list[int | bytes]:
@@ -287,18 +301,18 @@ class Store(MutableMapping[Any, Any]):
         limit : int, optional
             At most so many.
         """
-        self._check()
+        self.check_open()
         first = checked_bytes(prefix, "prefix")
         limit = None if limit is None else checked_integer(limit, "limit", least=0)
-        begin = None if start is None else shown(start) if self._parts.kinds else as_key(start)
-        keys = with_prefix(self._parts.entries()[0], first, begin)
+        begin = None if start is None else shown(start) if self._shards.kinds else as_key(start)
+        keys = with_prefix(self._shards.entries()[0], first, begin)
         return in_order(keys).take(slice(limit)).to_list()
 
     def ordered(self) -> Keys:
         """Return all keys in the order of `keys_array`, with what they are."""
-        self._check()
-        keys, _ = self._parts.entries()
-        if not self._parts.kinds and (keys.padded()[1] == INT_KEY).all():
+        self.check_open()
+        keys, _ = self._shards.entries()
+        if not self._shards.kinds and (keys.padded()[1] == INT_KEY).all():
             keys = keys._replace(integers=True)
         return in_order(keys)
 
@@ -317,7 +331,7 @@ class Store(MutableMapping[Any, Any]):
 
     def clear(self) -> None:
         """Delete all records."""
-        self.delete_many(self._parts.entries()[0])
+        self.delete_many(self._shards.entries()[0])
 
     __eq__ = object.__eq__  # comparing records would read them all
     __hash__ = object.__hash__
@@ -334,12 +348,12 @@ class Store(MutableMapping[Any, Any]):
         """
         self._check_writable()
         self._counts["commits"] += 1
-        return self._parts.commit()
+        return self._shards.commit()
 
     def refresh(self) -> int:
         """Follow what another process committed since; return the number of changes. Nothing to do for a writer."""
-        self._check()
-        return 0 if self.writable else self._parts.refresh()
+        self.check_open()
+        return 0 if self.writable else self._shards.refresh()
 
     def verify(self, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
         """Read everything that is committed and check it.
@@ -354,9 +368,9 @@ class Store(MutableMapping[Any, Any]):
         VerifyReport
             ``sound`` says whether all is well, and ``problems`` what is not.
         """
-        self._check()
+        self.check_open()
         checked_callable(progress, "progress")
-        return self._parts.verify(progress=progress)
+        return self._shards.verify(progress=progress)
 
     def compact(
         self, *, threshold: float = 0.5, progress: Callable[[int, int], object] | None = None
@@ -380,13 +394,13 @@ class Store(MutableMapping[Any, Any]):
         """
         self._check_writable()
         checked_callable(progress, "progress")
-        return self._parts.compact(threshold=checked_share(threshold, "threshold"), progress=progress)
+        return self._shards.compact(threshold=checked_share(threshold, "threshold"), progress=progress)
 
     @property
     def stats(self) -> StoreStatistics:
         """Figures of the store."""
-        self._check()
-        figures: dict[str, Any] = {**self._parts.figures(), **self._counts}
+        self.check_open()
+        figures: dict[str, Any] = {**self._shards.figures(), **self._counts}
         return StoreStatistics(**figures, durability=self._durability)
 
     def close(self) -> None:
@@ -406,7 +420,7 @@ class Store(MutableMapping[Any, Any]):
             self._unusable = self._closed_error
         lifetime.closed(self)
         self._finalizer.detach()
-        self._parts.close(commit=commit)
+        self._shards.close(commit=commit)
 
     @property
     def closed(self) -> bool:
@@ -425,7 +439,7 @@ class Store(MutableMapping[Any, Any]):
         if self._unusable is not None:
             return f"<Store {self.path!r}, closed>"
         mode = "r+" if self.writable else "r"
-        return f"<Store {self.path!r}, mode {mode!r}, {len(self._parts)} records>"
+        return f"<Store {self.path!r}, mode {mode!r}, {len(self._shards)} records>"
 
     def native(self) -> Sequence[NativeMedium]:
         """Return what a controller calls for key-value commands, one for each shard (see `shards.shard_of`).
@@ -433,20 +447,20 @@ class Store(MutableMapping[Any, Any]):
         Their ``start`` is `serve.kv_start`, and their ``owner`` the store. No command may be in flight when the store
         is closed.
         """
-        self._check()
+        self.check_open()
         value_bytes = None if self.schema is None else self.schema.nbytes
-        return [replace(native, owner=self) for native in self._parts.serve(value_bytes)]
+        return [replace(native, owner=self) for native in self._shards.serve(value_bytes)]
 
     def uncommitted(self) -> int:
         """Return the number of changes that the next `commit` makes durable."""
-        self._check()
-        return self._parts.uncommitted()
+        self.check_open()
+        return self._shards.uncommitted()
 
     # -- other processes (see `lifetime`) -------------------------------------------------------------------
 
-    def folders(self) -> Sequence[Part]:
+    def folders(self) -> Sequence[Shard]:
         """Return what holds the records of each folder."""
-        return self._parts.folders()
+        return self._shards.folders()
 
     def forked(self, *, busy: bool) -> None:
         """Go on in a forked child; `busy` tells that another thread's refresh is cut in the middle here."""
@@ -456,36 +470,22 @@ class Store(MutableMapping[Any, Any]):
         elif busy:
             self._unusable = partial(lifetime.busy_error, self.path)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._check()
-        if self.writable:
-            raise errors.ForkError(
-                f"{self.path} cannot be sent to another process, as it is open for writing: open it with mode='r', or"
-                " send its path",
-                path=self.path,
-            )
-        return self._reopening()
-
-    def _reopening(self) -> tuple[Any, ...]:
-        from .opening import open_store
-
-        return open_store, (self.path,)
-
     # -- checks ---------------------------------------------------------------------------------------------
 
     def _reading(self, function: Any, *args: Any) -> Any:
         try:
             return function(*args)
         except errors.CorruptionError:
-            self._check()  # another thread closed the store meanwhile
+            self.check_open()  # another thread closed the store meanwhile
             raise
 
-    def _check(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClosedError or ForkError where the store is of no use any more."""
         if self._unusable is not None:
             raise self._unusable()
 
     def _check_writable(self) -> None:
-        self._check()
+        self.check_open()
         if not self.writable:
             raise errors.ReadOnlyError(f'{self.path} is open for reading: open it with mode="r+" to change it')
 
@@ -494,3 +494,109 @@ class Store(MutableMapping[Any, Any]):
 
 
 __all__ = ["Store"]
+
+
+_BATCH = 1024
+"""Records that iteration reads at once."""
+
+
+class StoreItems(ItemsView[Any, Any]):
+    """The records of a store."""
+
+    _mapping: Store
+
+    def __iter__(self) -> Iterator[tuple[int | bytes, Any]]:
+        return _records(self._mapping)
+
+
+class StoreValues(ValuesView[Any]):
+    """The values of a store."""
+
+    _mapping: Store
+
+    def __iter__(self) -> Iterator[Any]:
+        return (value for _, value in _records(self._mapping))
+
+    def __contains__(self, value: object) -> bool:
+        return any(other is value or other == value for other in self)  # the mixin would get one key after the other
+
+
+def _records(store: Store) -> Iterator[tuple[int | bytes, Any]]:
+    keys, _ = store._shards.entries()
+    for first in range(0, keys.size, _BATCH):
+        some = keys.take(slice(first, first + _BATCH))
+        batch, found = store.get_many(some)
+        for k, key in enumerate(some.to_list()):
+            if found[k]:  # else it was deleted meanwhile
+                yield key, batch[k] if store.schema is None else {n: a[k] for n, a in batch.items()}
+
+
+@dataclass(frozen=True)
+class StoreStatistics:
+    """Figures of a store.
+
+    Attributes
+    ----------
+    records : int
+        Keys that it has.
+    live_bytes : int
+        Bytes of their values.
+    disk_bytes : int
+        Bytes of all of its files.
+    segments : int
+        Files that hold values.
+    index_bytes : int
+        Memory of the index.
+    gets, hits : int
+        Keys looked up, and values found, since it was opened.
+    read_bytes : int
+        Bytes of values read.
+    read_errors : int
+        Values that could not be read or whose CRC was wrong.
+    puts, deletes, commits : int
+        Since it was opened.
+    shards : int
+        Folders.
+    durability : str
+        "commit", "always" or "none".
+    python_served : list of str
+        Kinds of requests of kernels that the interpreter serves, slowly.
+    """
+
+    records: int
+    live_bytes: int
+    disk_bytes: int
+    segments: int
+    index_bytes: int
+    gets: int
+    hits: int
+    read_bytes: int
+    read_errors: int
+    puts: int
+    deletes: int
+    commits: int
+    shards: int
+    durability: str
+    python_served: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Return what is not zero: "10 records, 640 B of values, 13.6 KiB on disk in 1 segment, 3 gets"."""
+        disk = f"{format_size(self.disk_bytes)} on disk in {_count(self.segments, 'segment')}"
+        told = [_count(self.records, "record"), f"{format_size(self.live_bytes)} of values", disk]
+        if self.shards > 1:
+            told[-1] += f" of {self.shards} shards"
+        told += [
+            _count(getattr(self, name), name.removesuffix("s").replace("_", " "))
+            for name in ("gets", "hits", "puts", "deletes", "commits", "read_errors")
+            if getattr(self, name)
+        ]
+        if self.read_bytes:
+            told.append(f"{format_size(self.read_bytes)} read")
+        return ", ".join(told)
+
+    def __repr__(self) -> str:
+        return f"<StoreStatistics: {self}>"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ from ..nvme import (
 from ..storage.medium import NativeMedium
 from ..targets import memory_for
 from ..targets.memory import view_of
-from .index.layout import S_RING, publish
-from .index.native import compiled
+from .index.layout import S_RING, StoreState, compiled, publish
 from .index.serve import (
     CLOSING,
     E_BUFFER,
@@ -53,15 +52,25 @@ from .index.serve import (
     taken,
     wait_for_requests,
 )
-from .keys import INT_KEY, from_bytes
-from .sorting import in_byte_order, with_prefix
-
-if TYPE_CHECKING:
-    from .part import Part
+from .keys import INT_KEY, Keys, from_bytes, in_byte_order, with_prefix
 
 _NAMES = {KV_STORE: "store", KV_DELETE: "delete", KV_LIST: "list", FLUSH: "flush"}
 _ATTEMPTS = 400
 _JOIN_SECONDS = 5.0
+
+
+class _Records(Protocol):
+    """What `Writes` reads and changes: the records of one folder (a `Shard`)."""
+
+    lock: threading.RLock
+    state: StoreState
+    writable: bool
+
+    def contains(self, keys: Keys) -> NDArray[np.bool_]: ...
+    def entries(self) -> tuple[Keys, NDArray[np.int64]]: ...
+    def put_one(self, key: bytes, value: Any, integer: bool = False) -> None: ...
+    def delete(self, keys: Keys) -> NDArray[np.bool_]: ...
+    def commit(self) -> int: ...
 
 
 class Writes:
@@ -69,28 +78,28 @@ class Writes:
 
     Parameters
     ----------
-    part : Part
+    records : _Records
     value_bytes : int, optional
         Size that every value must have; left out, any.
     """
 
-    def __init__(self, part: Part, value_bytes: int | None = None) -> None:
-        self._part = part
+    def __init__(self, records: _Records, value_bytes: int | None = None) -> None:
+        self._records = records
         self._value_bytes = value_bytes
         self._block = memory_for("cpu").allocate(8 * RING_WORDS)
         self._words = self._block.words
         self._words[Q_SHIFT] = RING_SHIFT
-        self._words[Q_FLAGS] = TAKES_CHANGES if part.log.writable else 0
+        self._words[Q_FLAGS] = TAKES_CHANGES if records.writable else 0
         self._entries = self._words[Q_ENTRIES : Q_ENTRIES + (ENTRY_WORDS << RING_SHIFT)].reshape(-1, ENTRY_WORDS)
         self.served: set[str] = set()
         """Kinds of requests that came."""
         self._thread = threading.Thread(target=self._work, name="warpwell-kv-writes", daemon=True)
-        compiled(publish)(part.state.address, S_RING, self._block.address)
+        compiled(publish)(records.state.address, S_RING, self._block.address)
         self._thread.start()
 
     def native(self) -> NativeMedium:
         """Return the functions that a controller calls."""
-        return NativeMedium(kv_start.address, kv_complete.address, self._part.state.address)
+        return NativeMedium(kv_start.address, kv_complete.address, self._records.state.address)
 
     def close(self) -> None:
         """Serve what is in the ring and stop; requests that come later get an error status."""
@@ -125,10 +134,10 @@ class Writes:
                 return self._store(key, options, int(row[E_BUFFER]), nbytes)
             if opcode == KV_DELETE:
                 # As a device does with "error on delete of a non-existent key" set, so that a kernel learns of it.
-                return 0 if self._part.delete(from_bytes([key]))[0] else KV_KEY_DOES_NOT_EXIST
+                return 0 if self._records.delete(from_bytes([key]))[0] else KV_KEY_DOES_NOT_EXIST
             if opcode == KV_LIST:
                 return self._list(key, int(row[E_BUFFER]), nbytes)
-            self._part.commit()
+            self._records.commit()
             return 0
         except Exception as error:  # the kernel that asked gets a status
             return _status(error)
@@ -137,18 +146,18 @@ class Writes:
         if self._value_bytes is not None and nbytes != self._value_bytes:
             return KV_INVALID_VALUE_SIZE
         value = view_of(buffer, nbytes, np.uint8).tobytes() if nbytes else b""
-        with self._part.lock:
+        with self._records.lock:
             if options & (STORE_IF_EXISTS | STORE_IF_MISSING):
-                there = bool(self._part.contains(from_bytes([key]))[0])
+                there = bool(self._records.contains(from_bytes([key]))[0])
                 if there and options & STORE_IF_MISSING:
                     return KV_KEY_EXISTS
                 if not there and options & STORE_IF_EXISTS:
                     return KV_KEY_DOES_NOT_EXIST
-            self._part.put_one(key, value, integer=len(key) == INT_KEY)
+            self._records.put_one(key, value, integer=len(key) == INT_KEY)
         return 0
 
     def _list(self, start: bytes, buffer: int, nbytes: int) -> int:
-        keys = self._part.entries()[0]._replace(integers=False)  # the command knows bytes only
+        keys = self._records.entries()[0]._replace(integers=False)  # the command knows bytes only
         if start:
             keys = with_prefix(keys, b"", start)
         data = pack_list(in_byte_order(keys).to_list(), nbytes)

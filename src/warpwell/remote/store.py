@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..kv.keys import as_key, shown
 from ..kv.schema import Schema
-from ..kv.statistics import StoreStatistics
-from ..kv.store import Store
+from ..kv.store import Store, StoreStatistics
 from ..pool.device import Device
 from .stand_in import RemoteResource
 

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError, KeyLengthError, StorageFullError
-from ..keys import INT_KEY, MAX_KEY, Keys
-from ..sorting import with_prefix
+from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
 from ..store import Store
 from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, VALUES
 from .importers import BATCH_BYTES, BATCH_RECORDS, Progress
@@ -181,9 +180,9 @@ class _Entries:
         first = prefix.encode(errors="surrogateescape")
         if len(first) > MAX_KEY:
             raise KeyLengthError(f"prefix {prefix!r} has more than {MAX_KEY} bytes, as no key has", name="prefix")
-        self.kinds = store._parts.kinds
+        self.kinds = store._shards.kinds
         self.keys = with_prefix(store.ordered(), first, None)
-        self.sizes = store._parts.sizes(self.keys)
+        self.sizes = store._shards.sizes(self.keys)
         self.nbytes = int(self.sizes.sum())
 
     @property

@@ -12,9 +12,11 @@ from ...storage.medium import NativeMedium
 from ...targets.fault import LaunchFlag
 from .. import lifetime
 from ..schema import Schema
-from ..store import Parts, Store
+from ..shard import Shard
+from ..shards import Shards
+from ..store import Store
 from . import requests as at
-from .engine import Engine, Options
+from .engine import DeviceOptions, Engine
 from .future import DeviceFuture, Spaces
 from .kernel_view import KernelStore
 
@@ -31,26 +33,26 @@ class DeviceStore(Store):
     ----------
     device : str
         "cpu", "cuda" or "interp".
-    options : Options
+    options : DeviceOptions
     """
 
     def __init__(
         self,
-        parts: Parts,
+        shards: Shard | Shards,
         *,
         schema: Schema | None,
         writable: bool,
         durability: str,
-        options: Options,
+        options: DeviceOptions,
         beside: DeviceStore | None = None,
         drive: Drive | None = None,
     ) -> None:
-        super().__init__(parts, schema=schema, writable=writable, durability=durability)
+        super().__init__(shards, schema=schema, writable=writable, durability=durability)
         self.options = options
         self._beside = beside
         self._engine: Engine
         try:
-            natives = [] if beside is not None else parts.serve(None if schema is None else schema.nbytes)
+            natives = [] if beside is not None else shards.serve(None if schema is None else schema.nbytes)
             self._drives = [drive(native) for native in natives] if drive is not None else []
             served = [d.native() for d in self._drives] if self._drives else natives
             if beside is not None:
@@ -70,13 +72,13 @@ class DeviceStore(Store):
 
         Equal keys are fetched once. Keys: as for `get_many`, or int64 [N] in the GPU's memory.
         """
-        self._check()
+        self.check_open()
         return DeviceFuture(self._engine, self._spaces, keys, self.schema, keep=self)
 
     @property
     def device_stats(self) -> dict[str, int]:
         """Return what the device did: values its cache answered, commands, rows merged with others, pieces' size."""
-        self._check()
+        self.check_open()
         hits, commands, merged = self._engine.read_words(at.K_COUNTERS, 3)
         return {
             "hits": hits, "commands": commands, "merged": merged, "cache_records": self._engine.cache_records,
@@ -84,7 +86,10 @@ class DeviceStore(Store):
         }  # fmt: skip
 
     def refresh(self) -> int:
-        """See `Store.refresh`. Batches and launches that are in flight end before, and device caches are emptied."""
+        """Follow what another process committed since, as `Store.refresh` does.
+
+        Batches and launches that are in flight end before, and device caches are emptied.
+        """
         if self._engine.forked:
             return super().refresh()  # the device is the parent's
         if self._beside is not None:
@@ -103,16 +108,10 @@ class DeviceStore(Store):
                     engine.forget()
         return changes
 
-    def _reopening(self) -> tuple[Any, ...]:
-        if self.device == "cuda" or self._beside is not None or self._drives:
-            raise errors.ForkError(
-                f"{self.path} cannot be sent to another process, as it is on a GPU, beside another store, or on an"
-                " emulated drive: open it there",
-                path=self.path,
-            )
-        from ..opening import reopen
-
-        return reopen, (self.path, self.options)
+    @property
+    def stays(self) -> bool:
+        """Whether the store cannot be opened in the same way by another process."""
+        return self.device == "cuda" or self._beside is not None or bool(self._drives)
 
     def _close(self, *, commit: bool) -> None:
         if self.closed:
@@ -128,7 +127,7 @@ class DeviceStore(Store):
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> KernelStore:
         """Return what kernels receive."""
-        self._check()
+        self.check_open()
         return self._engine.view
 
     def launch_begins(self, flag: LaunchFlag) -> None:

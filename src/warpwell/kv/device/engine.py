@@ -38,7 +38,7 @@ SMALLEST, LARGEST = 512, 1 << 20
 
 
 @dataclass(frozen=True)
-class Options:
+class DeviceOptions:
     """How a device reads a store; see `warpwell.kv.open`."""
 
     device: str
@@ -81,7 +81,7 @@ class Engine:
     ----------
     natives : sequence of NativeMedium
         The store's shards.
-    options : Options
+    options : DeviceOptions
     name : str
         Of the store, for messages.
     beside : Engine, optional
@@ -89,7 +89,7 @@ class Engine:
     """
 
     def __init__(
-        self, natives: Sequence[NativeMedium], options: Options, *, name: str, beside: Engine | None = None
+        self, natives: Sequence[NativeMedium], options: DeviceOptions, *, name: str, beside: Engine | None = None
     ) -> None:
         self.options, self.name = options, name
         self.target = "cuda" if options.device.startswith("cuda") else options.device

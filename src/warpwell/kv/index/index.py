@@ -12,8 +12,19 @@ from numpy.typing import NDArray
 from ...targets.memory import private_memory
 from ..keys import Keys
 from ..log.format import INTEGER
-from .layout import LENGTH_SHIFT, S_TABLE, SLOT, T_LIVE, T_MASK, T_USED, TABLE_HEADER, TOMBSTONE, StoreState, publish
-from .native import compiled
+from .layout import (
+    LENGTH_SHIFT,
+    S_TABLE,
+    SLOT,
+    T_LIVE,
+    T_MASK,
+    T_USED,
+    TABLE_HEADER,
+    TOMBSTONE,
+    StoreState,
+    compiled,
+    publish,
+)
 from .slots import lookup_many, move_many, put, put_many, rehash
 
 MIN_SLOTS = 1024

@@ -11,10 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ...targets import SYSTEM, device, fetch_add, load_acquire, store_release
+from ...targets.device import seam_for
 from ...targets.memory import private_block
 
 # -- state block, in 64-bit words ------------------------------------------------------------------------------
@@ -160,8 +162,6 @@ class StoreState:
 
         Where another thread does so, or this one where it was interrupted, that is left to it.
         """
-        from .native import compiled
-
         flip, count = compiled(next_epoch), compiled(readers_in)
         if not self._collecting.acquire(blocking=False):
             return False
@@ -205,3 +205,20 @@ class StoreState:
             "bytes": int(lines[C_BYTES]),
             "errors": int(lines[C_ERRORS]),
         }
+
+
+_compiled: dict[Any, Any] = {}
+
+
+def compiled(function: Any) -> Any:
+    """Return the compiled form of device code of any number of words (made or loaded once a process).
+
+    It runs without the interpreter lock.
+    """
+    found = _compiled.get(function)
+    if found is None:
+        from ...targets.compiler.compiled import dispatcher  # imports the compiler: not before it is needed
+
+        seam_for("cpu")
+        found = _compiled[function] = dispatcher(function)
+    return found

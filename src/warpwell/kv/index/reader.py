@@ -41,10 +41,10 @@ from .layout import (
     SEGMENT_SHIFT,
     SIZE_MASK,
     StoreState,
+    compiled,
     publish,
 )
-from .mapping import Mapping, map_file
-from .native import compiled
+from .mapped_file import Mapping, map_file
 
 _ERROR = 1 << 40
 _LARGE = 1024

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .files import Files, write_new
+from .files import Files, Guard, write_new
 from .format import JOURNAL_FILE, SUPERBLOCK, Superblock, new_salt
-from .guard import Guard
 from .journal import Journal, Position, journal_path
 from .lock import WriterLock
 from .manifest import Manifest

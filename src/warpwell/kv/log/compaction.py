@@ -110,21 +110,21 @@ def compact(
 def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArray[np.int64]]:
     """Return the segments to retire and their live slots, in the order in which they lie there."""
     slots = join(*index)
-    used = np.bincount(segment_of(slots[:, 2]), footprint(size_of(slots[:, 3])), max(log.segments()) + 1)
+    used = np.bincount(segment_of(slots[:, 2]), footprint(size_of(slots[:, 3])), max(log.segments.ids()) + 1)
     victims = []
-    for segment in sorted(set(log.segments()) - log.to_be_dropped()):
+    for segment in sorted(set(log.segments.ids()) - log.to_be_dropped()):
         total = _size(log, segment)
         dead = total - int(used[segment])
         if dead > 0 and dead >= threshold * total:
             victims.append(segment)
-    if log.head in victims:
+    if log.segments.head in victims:
         log.roll()
     slots = slots[np.isin(segment_of(slots[:, 2]), victims)]
     return victims, slots[np.argsort(slots[:, 2], kind="stable")]
 
 
 def _size(log: Log, segment: int) -> int:
-    return os.fstat(log.segment_fd(segment)).st_size - SUPERBLOCK
+    return os.fstat(log.segments.fd(segment)).st_size - SUPERBLOCK
 
 
 def _batches(slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -145,14 +145,14 @@ def _read(log: Log, slots: NDArray[np.int64]) -> list[bytes]:
     for segment, offset, size in zip(
         segment_of(slots[:, 2]).tolist(), offset_of(slots[:, 2]).tolist(), size_of(slots[:, 3]).tolist(), strict=True
     ):
-        values.append(read_at(log.segment_fd(segment), size, offset))
+        values.append(read_at(log.segments.fd(segment), size, offset))
     sizes = np.fromiter(map(len, values), np.int64, len(values))
     buffer = np.frombuffer(b"".join(values) + b"\0", np.uint8)
     starts = np.cumsum(sizes) - sizes
     crcs = crc32c_many(buffer.ctypes.data + starts, sizes)
     wrong = np.flatnonzero((crcs != crc_of(slots[:, 3])) | (sizes != size_of(slots[:, 3])))
     if len(wrong):
-        raise value_damaged(slots[wrong[0]], log.segment_path(int(segment_of(slots[wrong[0], 2]))))
+        raise value_damaged(slots[wrong[0]], log.segments.path(int(segment_of(slots[wrong[0], 2]))))
     return values
 
 

@@ -1,7 +1,8 @@
-"""Files: every system call of a store that changes what is on disk, in one small object.
+"""Files: every system call of a store that changes what is on disk. Guard: what a failed one does to a log.
 
-Tests put another one in its place: one that kills the process at a call, fails it, or keeps what it would have
-made durable (`tests.harness.crash.power`). Nothing else in this folder changes a file.
+Tests put another `Files` in its place: one that kills the process at a call, fails it, or keeps what it would have
+made durable (`tests.harness.crash.power`). Nothing else in this folder changes a file. After a failed call a full disk
+leaves the log as it was; any other error ends the writing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ... import errors
@@ -133,3 +134,72 @@ def storage_full(path: str) -> errors.StorageFullError:
     return errors.StorageFullError(
         f"{path}: no space left, and nothing was changed; free some space and try again", path=path
     )
+
+
+class Guard:
+    """Remembers the first failure of a log.
+
+    After a failed fsync the system takes the pages that were not written for clean. Another fsync would return
+    without an error and without having written them, so none is tried.
+
+    Parameters
+    ----------
+    path : str
+        For messages.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._failure: tuple[str, int | None] | None = None
+        self._fenced: errors.SharingError | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether no more writes are taken."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raise StoreFailedError if something failed, SharingError if another writer came."""
+        if self._failure is not None:
+            raise self._error()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn a system's error into StorageFullError (nothing has changed) or StoreFailedError."""
+        try:
+            yield
+        except errors.WarpwellError:
+            raise
+        except OSError as error:
+            if full(error) and self._failure is None:
+                raise storage_full(self._path) from error
+            if self._failure is None:
+                self._failure = (str(error), error.errno)
+            raise self._error() from error
+
+    def fence(self, check: Callable[[], object]) -> None:
+        """Call what raises SharingError if another writer has come: that ends the writing, too."""
+        try:
+            check()
+        except errors.SharingError as error:
+            self._failure, self._fenced = ("another writer", None), error
+            raise
+
+    def sync(self, call: Callable[[], object]) -> None:
+        """Call something that syncs; whatever its error is, it ends the writing."""
+        try:
+            call()
+        except OSError as error:
+            self._failure = (f"fsync: {error}", error.errno)
+            raise
+
+    def _error(self) -> Exception:
+        if self._fenced is not None:
+            return errors.SharingError(str(self._fenced), path=self._path)
+        what, code = self._failure or ("", None)
+        return errors.StoreFailedError(
+            f"{self._path} takes no more writes since one failed ({what}): what was committed before is safe. "
+            "Close it, look after the disk, and open it again",
+            path=self._path,
+            code=code,
+        )

@@ -12,29 +12,27 @@ before a record names the segment. An fsync that failed is never tried again: th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..statistics import LogStatistics
 from .catalog import Catalog
 from .checksum import crc32c
-from .files import Files
+from .files import Files, Guard
 from .floor import Floor
-from .following import Changes, follow, load_for_reading
 from .format import CRC_SHIFT, DELETE, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, SEGMENT_SHIFT, UNIT, segment_of
-from .guard import Guard
 from .journal import Journal, Pending, new_records
 from .lock import WriterLock, check_process
-from .log_opening import Opened, create_writable, open_writable
-from .log_segments import LogSegments
 from .manifest import Manifest
-from .recovery import Loaded, Recovered, join, live, split
+from .opening import Opened, create_writable, open_writable
+from .recovery import Changes, Loaded, Recovered, follow, join, live, load_for_reading, split
 from .segments import Segments, Values, too_large
 
 _SPILL = 1 << 18
@@ -42,7 +40,7 @@ _SPILL = 1 << 18
 _PACKED = struct.Struct("<IBBHq16sqqIIII")
 
 
-class Log(LogSegments):
+class Log:
     """A log in a folder; see `create` and `open`.
 
     Attributes
@@ -60,6 +58,8 @@ class Log(LogSegments):
     lock : threading.RLock
         Every method takes it. A caller with an index holds it over an append and the change of its index, so that
         compaction, in another thread, finds both or neither.
+    segments : Segments
+        The files of values, and their descriptors.
     recovered : Recovered
         The live records at opening; set it to None when the index is built.
     """
@@ -70,7 +70,7 @@ class Log(LogSegments):
         self.uuid, self.schema_json, self.kinds = manifest.uuid, manifest.schema, manifest.kinds
         self.lock = threading.RLock()
         self.recovered: Recovered | None = None
-        self._files, self._segments, self._journal, self._manifest = files, segments, journal, manifest
+        self._files, self.segments, self._journal, self._manifest = files, segments, journal, manifest
         self._catalog: Catalog | None = None
         self._floor: Floor | None = None
         self._writer: WriterLock | None = None
@@ -78,7 +78,8 @@ class Log(LogSegments):
         self._pending = Pending()
         self._spilled = 0
         self._unsynced = False  # the journal has records that may not be durable
-        self._emptied, self._retired = set(), set()
+        self._emptied: set[int] = set()
+        self._retired: set[int] = set()
         self._pid = os.getpid()
         self._closed = False
         self._start_seq = self._live = 0
@@ -211,7 +212,7 @@ class Log(LogSegments):
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                locs = self._segments.append(given, key_lens, self._roll)
+                locs = self.segments.append(given, key_lens, self._roll)
                 records = new_records(PUT, keys, key_lens, MOVED if moved else 0)
                 records["loc"] = locs
                 self._pending.add(records)
@@ -226,7 +227,7 @@ class Log(LogSegments):
             nbytes = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
             if nbytes > MAX_VALUE:
                 raise too_large(nbytes)
-            segments = self._segments
+            segments = self.segments
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
@@ -274,7 +275,7 @@ class Log(LogSegments):
                 records = self._pending.take()
                 with self._guard.writing():
                     if ordered:
-                        self._guard.sync(self._segments.sync)
+                        self._guard.sync(self.segments.sync)
                     self._unsynced = True
                     journal.write(records, ordered=ordered, last=True)
                     self._pending.clear()
@@ -316,12 +317,12 @@ class Log(LogSegments):
             self.commit()
             slots, drop = join(keys, key_lens, locs), sorted(self._emptied)
             wrong = set(np.unique(segment_of(slots[:, 2])).tolist()) - (set(self._manifest.segments) - set(drop))
-            if wrong or self._segments.head in drop:
+            if wrong or self.segments.head in drop:
                 raise errors.ArgumentError(
                     f"records are in segments {sorted(wrong)}, which are not to stay: move them first", name="locs"
                 )
             with self._guard.writing():
-                self._guard.sync(self._segments.sync)
+                self._guard.sync(self.segments.sync)
                 self._sync_journal()
                 assert self._catalog is not None
                 journal = self._catalog.replace_journal(slots, self._journal.position, drop)
@@ -330,6 +331,35 @@ class Log(LogSegments):
                 self._journal, self._start_seq, self._live = journal, journal.position.seq, len(slots)
                 self._retired |= self._emptied
                 self._emptied = set()
+
+    # -- segments that nobody needs any more ------------------------------------------------------------------
+
+    def emptied(self, segments: Sequence[int]) -> None:
+        """Note segments that the index does not name any more: the manifest forgets them with the next snapshot."""
+        with self.lock:
+            self._emptied |= set(segments)
+
+    def to_be_dropped(self) -> set[int]:
+        """Return segments that are still open but hold nothing that the index names: see `emptied` and `retired`."""
+        return self._emptied | self._retired
+
+    def retired(self) -> list[int]:
+        """Return segments that no location names any more, but whose descriptors are still open."""
+        with self.lock:
+            return sorted(self._retired)
+
+    def release(self, segments: Sequence[int]) -> None:
+        """Close retired segments once nobody reads from them; a writer deletes their files, too."""
+        with self.lock:
+            going = [s for s in segments if s in self._retired]
+            self.segments.close(going)
+            self._retired.difference_update(going)
+            if self.writable and not self._guard.failed:
+                check_process(self._pid, self.path)
+                with self._guard.writing():
+                    for segment in going:
+                        with contextlib.suppress(FileNotFoundError):
+                            self._files.unlink(self.segments.path(segment))
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -345,21 +375,16 @@ class Log(LogSegments):
             if self.writable:
                 return Changes.none()
             state, self._manifest, retired, changes = follow(
-                self._files, self.path, self._manifest, self._segments, self._journal
+                self._files, self.path, self._manifest, self.segments, self._journal
             )
             self._journal = state
             self._retired |= retired
             return changes
 
-    def statistics(self) -> LogStatistics:
-        """Return sizes."""
+    def uncommitted(self) -> int:
+        """Return the number of records that the next commit makes durable."""
         with self.lock:
-            position = self._journal.position
-            nbytes = sum(self._segments.size(s) for s in self._segments.ids())
-            pending = self._pending.count + self._spilled
-            return LogStatistics(
-                len(self._segments.ids()), nbytes, position.seq - self._start_seq, position.seq + pending, position.seq
-            )
+            return self._pending.count + self._spilled
 
     @property
     def seq(self) -> int:
@@ -399,7 +424,7 @@ class Log(LogSegments):
                 if self.writable and not self._guard.failed and os.getpid() == self._pid:
                     self.commit()
                     with self._guard.writing():
-                        self._guard.sync(self._segments.sync)
+                        self._guard.sync(self.segments.sync)
                         self._sync_journal()
                         if self._floor is not None:
                             self._guard.sync(self._floor.sync)
@@ -410,7 +435,7 @@ class Log(LogSegments):
 
     def _give_back(self, *, clean: bool) -> None:
         self._closed = True
-        self._segments.close()
+        self.segments.close()
         self._journal.close()
         if self._floor is not None:
             self._floor.close()
@@ -462,7 +487,7 @@ class Log(LogSegments):
         records = self._pending.take()
         ordered = self.durability != "none"
         if ordered:
-            self._guard.sync(self._segments.sync)
+            self._guard.sync(self.segments.sync)
         count = len(records) - 1
         self._journal.write(records[:count], ordered=ordered, last=False)
         self._spilled += count

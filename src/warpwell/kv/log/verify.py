@@ -15,10 +15,9 @@ from ... import errors
 from .checksum import check_file
 from .files import Files
 from .floor import FLOOR_NAME, PLACES, damaged_places
-from .following import load_for_reading
 from .format import INTEGER, key_len_of, marked_len_of, offset_of, segment_of, size_of
 from .manifest import IDENTITY_NAME, Manifest, read_manifest
-from .recovery import check_previous, live
+from .recovery import check_previous, live, load_for_reading
 from .segments import Segments
 
 _BATCH = 1024

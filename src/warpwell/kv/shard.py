@@ -1,4 +1,4 @@
-"""Part: the records of one folder, as log, index and reader together."""
+"""Shard: the records of one folder: log, index and reader together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RETRY = 4096
 """Records between attempts at a snapshot that does not fit on the disk: each writes all keys."""
 
 
-class Part:
+class Shard:
     """One folder of a store.
 
     Any thread may read; `lock` is held for changes.
@@ -49,13 +49,14 @@ class Part:
 
     Attributes
     ----------
+    writable : bool
     kinds : bool
         Keys tell whether they were given as integers; they do not in stores that format 1 created.
     """
 
     def __init__(self, log: Log, path: str) -> None:
         self.log = log
-        self.kinds = log.kinds
+        self.kinds, self.writable = log.kinds, log.writable
         self.path = path
         self.lock = log.lock
         self._compacting = threading.Lock()
@@ -70,7 +71,7 @@ class Part:
         self.reader = Reader(self.state, path)
         self.get = self.reader.get
         """Return one value, None for an absent key; see `Reader.get`."""
-        log.on_segment(self.reader.on_segment)
+        log.segments.on_segment(self.reader.on_segment)
         self.index.put(_keys(recovered.keys, recovered.key_lens), recovered.locs)
 
     def __len__(self) -> int:
@@ -166,8 +167,7 @@ class Part:
 
     def uncommitted(self) -> int:
         """Return the number of changes that the next commit makes durable."""
-        sizes = self.log.statistics()
-        return sizes.seq - sizes.durable_seq
+        return self.log.uncommitted()
 
     @property
     def failed(self) -> bool:
@@ -247,8 +247,8 @@ class Part:
 
     # -- forks (see `lifetime`) -----------------------------------------------------------------------------
 
-    def folders(self) -> list[Part]:
-        """Return the parts of a store of one folder."""
+    def folders(self) -> list[Shard]:
+        """Return the shards of a store of one folder."""
         return [self]
 
     def hold(self, seconds: float) -> bool:
@@ -291,13 +291,12 @@ class Part:
         """Return what `StoreStatistics` has of it."""
         with self.lock:
             _, locations = self.index.entries()
-            sizes = self.log.statistics()
             counters = self.state.counters()
             return {
                 "records": len(self.index),
                 "live_bytes": int((locations[:, 1] & SIZE_MASK).sum()),
                 "disk_bytes": folder_bytes(self.path),
-                "segments": sizes.segments,
+                "segments": len(self.log.segments.ids()),
                 "index_bytes": self.index.nbytes,
                 "gets": counters["gets"],
                 "hits": counters["hits"],
