@@ -20,8 +20,7 @@ from warpwell.pool.devices import Devices
 from warpwell.pool.stream import Stream
 from warpwell.remote import PoolHandle, PoolScheduler
 from warpwell.remote.scheduler_agent import AgentScheduler
-from warpwell.remote.scheduler_handle import Unit
-from warpwell.remote.scheduler_member import Member
+from warpwell.remote.scheduler_member import Member, Unit
 from warpwell.remote.scheduler_places import Places
 from warpwell.scheduler import Profile, Scheduler, State
 

@@ -7,8 +7,8 @@ In the order in which a call meets them:
     store.py             RemoteStore: a key-value store that a device has opened, ``device.open_store(path)``
     scheduler.py         PoolScheduler: ``Scheduler(devices=...)``; checks tasks and submits them
     scheduler_places.py  Places: chooses a device for each task, and another one when a device is lost
-    scheduler_handle.py  PoolHandle: the future of a task; Unit: tasks that go to a device together
-    scheduler_member.py  Member: one device of the scheduler; sends tasks, brings results back
+    scheduler_handle.py  PoolHandle: the future of a task
+    scheduler_member.py  Member: one device; sends it units of tasks, and brings results back
     scheduler_agent.py   AgentScheduler: the scheduler of one device, in the process of its agent
 """
 

@@ -12,18 +12,18 @@ from ..array.on_storage import OnStorage
 from ..cache import Statistics
 from ..pool.device import Device
 from ..targets.arrays import to_host
-from .stand_in import RemoteResource
+from .stand_in import RemoteResource, forwarded
 
 
 class RemoteArray(OnStorage, RemoteResource):
     """An `Array` on a device; ``device.open(path)`` makes it.
 
-    Kernels of the device take it as an argument and read and write it where the device is: its data never come through
-    the application, but for what is asked of the array here, ``a[3]``, ``a[10:20]``, ``a[rows]``. Methods wait for what
-    was launched before in the device's default stream, and raise what failed there or in the agent as `RemoteError`.
+    Kernels of the device take it as an argument, and read and write it on the device's host. Only items that the
+    application itself subscripts travel to it: ``a[3]``, ``a[10:20]``, ``a[rows]``. Methods wait for the launches
+    before them in the device's default stream, and raise their failures and the agent's as `RemoteError`.
 
-    A context manager, which closes the array. One that is dropped without is written and released on the device
-    soon after, as with `Array`.
+    A context manager, which closes the array. An array that is never closed is written and released on the device when
+    this object is garbage-collected, as with `Array`.
 
     Attributes
     ----------
@@ -54,30 +54,20 @@ class RemoteArray(OnStorage, RemoteResource):
         self.device.call(_put, self, index, np.asarray(value)).get()
 
     def field(self, name: str) -> RemoteArray:
-        """Return one field of a record array as an array of its own; it shares cache and file."""
+        """Return one field of a record array as an array that shares its cache and file."""
         return self.device.create("array part", self, "field", name)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any) -> RemoteArray:
-        """Return the same data in another shape (C order); it shares cache and file."""
+        """Return an array of another shape (C order) that shares the data, cache and file."""
         return self.device.create("array part", self, "reshape", *shape)  # type: ignore[no-any-return]
 
     # -- residency ---------------------------------------------------------------------------------------------
 
-    def prefetch(self, start: int | None = None, stop: int | None = None) -> None:
-        """See `Array.prefetch`."""
-        self.call("prefetch", start, stop).get()
-
-    def pin(self, start: int | None = None, stop: int | None = None) -> None:
-        """See `Array.pin`."""
-        self.call("pin", start, stop).get()
-
-    def unpin(self, start: int | None = None, stop: int | None = None) -> None:
-        """See `Array.unpin`."""
-        self.call("unpin", start, stop).get()
-
-    def evict(self, start: int | None = None, stop: int | None = None) -> None:
-        """See `Array.evict`."""
-        self.call("evict", start, stop).get()
+    prefetch = forwarded(Array.prefetch)
+    pin = forwarded(Array.pin)
+    unpin = forwarded(Array.unpin)
+    evict = forwarded(Array.evict)
+    flush = forwarded(Array.flush)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -85,10 +75,6 @@ class RemoteArray(OnStorage, RemoteResource):
     def stats(self) -> Statistics:
         """Statistics of the array's cache on the device."""
         return self.attribute("stats")  # type: ignore[no-any-return]
-
-    def flush(self) -> None:
-        """Write what was changed to storage and make it durable; see `Array.flush`."""
-        self.call("flush").get()
 
     def __repr__(self) -> str:
         state = "closed " if self.closed else ""

@@ -25,28 +25,27 @@ from ..scheduler.task import Profile, Task, require_profile
 from ..scheduler.tenants import Tenant, read_tenants
 from ..targets import Launch
 from ..targets.blocks.launch import BLOCK_INDICES
-from .scheduler_handle import Unit
-from .scheduler_member import Member
+from .scheduler_member import Member, Unit
 from .scheduler_places import Places
 from .stand_in import Remote
 
 
 class PoolScheduler(Scheduler):
-    """Places each task on a device of a pool, whose own scheduler runs it with the policy.
+    """Places each task on a device of a pool; that device's own scheduler runs it by the policy.
 
-    A task whose arguments are buffers, or arrays that a device has opened, goes to that device; what its default stream
-    was given before is done before. Others go to the device with the least predicted load: the times of their kernels
-    as given in profiles, or as measured. NumPy arrays are copied there when a task is placed, and back before its
-    handle is done; those that cannot be written to are not copied back.
+    A task with buffers among its arguments, or with arrays that a device has opened, goes to that device, and runs
+    after the work that the device's default stream was given before. Other tasks go to the device with the least
+    predicted load, by the times of kernels in profiles or as measured. NumPy arrays are copied there when the task is
+    placed, and copied back before its handle is done; read-only arrays are not copied back.
 
-    It is used as `Scheduler` is. Differences: what a device refuses is told by the handle; `inspect` returns a list;
-    `logs` has the decisions; ``analyzer`` is called in this process.
+    Use it as a `Scheduler`. It differs in this: the handle raises what a device refuses; `inspect` returns a list;
+    `logs` returns the decisions; ``analyzer`` is called in this process.
 
     Parameters
     ----------
     devices : Devices, Lease or iterable of Device
     policy, limit, rates, tenants, analyzer, stuck_after
-        See `Scheduler`; quotas of tenants are of each device.
+        See `Scheduler`; quotas of tenants hold on each device.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class PoolScheduler(Scheduler):
     ) -> None:
         for name, given in (("device", device), ("executor", executor), ("log", log)):
             if given is not None:
-                raise errors.ArgumentError(f"{name}= is of a scheduler of one device: leave it out", name=name)
+                raise errors.ArgumentError(f"{name}= is for a scheduler of one device: leave it out", name=name)
         found = list(devices or ())
         if not found:
             raise errors.ArgumentError("devices= is empty: give at least one", name="devices")
@@ -100,14 +99,14 @@ class PoolScheduler(Scheduler):
         size: dict[str, float] | None = None,
         **options: Any,
     ) -> Task:
-        """Return the task of a launch, without submitting it; see `Scheduler.submit`.
+        """Return the task of a launch without submitting it; see `Scheduler.submit`.
 
         Raises
         ------
         CodeError
             The kernel cannot be sent.
         ArgumentError, DTypeError
-            An argument cannot, or arguments are on several devices, or on none of the scheduler's.
+            An argument cannot be sent, or arguments are on several devices, or on a device of another scheduler.
         """
         if not isinstance(launch, Launch):
             raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n], and its arguments after it")
@@ -133,7 +132,7 @@ class PoolScheduler(Scheduler):
     def submit_tasks(
         self, tasks: Sequence[Task], *, name: str | None = None, after: Future[Any] | Sequence[Future[Any]] = ()
     ) -> list[Handle]:
-        """Submit a request of tasks that `task` has made, which run in order; see `Scheduler.submit_many`."""
+        """Submit tasks that `task` has made as one request, to run in order; see `Scheduler.submit_many`."""
         if not tasks:
             raise errors.ArgumentError("a request without launches: give at least one", name="launches")
         futures = [after] if isinstance(after, Future) else list(after)
@@ -146,7 +145,7 @@ class PoolScheduler(Scheduler):
         handles = [self._places.handle(task) for task in tasks]
         title = name or tasks[0].name
         staged = [_staged(t.arguments) for t in tasks]
-        if any(staged):  # one by one: what one brings back, the next may read
+        if any(staged):  # one by one: the next task may read what this one brings back
             units = [Unit(title, [h], home, n) for h, n in zip(handles, staged, strict=True)]
         else:
             units = [Unit(title, handles, home, 0)]
@@ -154,7 +153,7 @@ class PoolScheduler(Scheduler):
         return list(handles)
 
     def _home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
-        """Return where arguments are; check that they can be sent."""
+        """Return the member that holds the arguments, or None; check that they can be sent."""
         places = {id(p): p for args in arguments for a in args if (p := getattr(a, "warpwell_place", None)) is not None}
         if len(places) > 1:
             numbers = ", ".join(str(p.index) for p in places.values())
@@ -173,7 +172,7 @@ class PoolScheduler(Scheduler):
         return member
 
     def _check(self, task: Task, members: Sequence[Member]) -> None:
-        """Raise what every device would say of a task."""
+        """Raise if no device could ever run a task."""
         members = [m for m in members if m.runs(task)]
         if not members:
             raise errors.DeviceNotFoundError(f"CUDA source {task.name!r} runs on a GPU, and no device is one")
@@ -188,25 +187,25 @@ class PoolScheduler(Scheduler):
             )
 
     def inspect(self, function: Callable[[Any], Any]) -> list[Any]:  # type: ignore[override]
-        """Return what ``function(core)`` returns on each device that is there, between two decisions."""
+        """Return what ``function(core)`` returns on each device that is not lost, between two decisions."""
         asked = [m.service.call("inspect", function, stream=m.stream) for m in self._places.members if m.alive]
         return [result.get() for result in asked]
 
     def logs(self) -> dict[int, Log]:
-        """Return what was decided, and why, by index of the device."""
+        """Return the decisions and their reasons, by index of the device."""
         asked = {m.device.index: m.service.call("log", stream=m.stream) for m in self._places.members if m.alive}
         return {index: Log.read(io.StringIO(result.get())) for index, result in asked.items()}
 
     @property
     def failure(self) -> BaseException | None:
-        """Why there is no device any more; None while there is one."""
+        """The loss of the last device; None while a device is left."""
         if any(m.alive for m in self._places.members):
             return None
         last = self._places.members[-1].device
         return errors.DeviceLostError(f"device {last.index} is gone, the last one: {last.lost}", device=last.index)
 
     def close(self, *, cancel: bool = False) -> None:
-        """Take no more tasks, and return when all have ended; see `Scheduler.close`."""
+        """Accept no more tasks, and return when all have ended; see `Scheduler.close`."""
         try:
             self._places.close(cancel)
         except KeyboardInterrupt:
@@ -215,21 +214,21 @@ class PoolScheduler(Scheduler):
 
 
 def _kept(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return arguments with views in place of buffers, which may then be freed before the task is sent."""
+    """Return arguments with views in place of buffers, so that the caller may free the buffers before they are sent."""
     views: dict[int, Any] = {}
     for value in args:
         if isinstance(value, Buffer) and value.ndim and id(value) not in views:
-            with contextlib.suppress(errors.DeviceLostError):  # the handle tells
+            with contextlib.suppress(errors.DeviceLostError):  # the handle raises it
                 views[id(value)] = value[:]
     return tuple(views.get(id(a), a) for a in args)
 
 
 def _staged(args: Sequence[Any]) -> int:
-    """Return bytes of arrays of this process, each counted once."""
+    """Return the bytes of arrays of this process, each counted once."""
     return sum({id(a): max(1, a.nbytes) for a in args if isinstance(a, np.ndarray)}.values())
 
 
 def _nbytes(args: Sequence[Any]) -> int:
-    """Return bytes that arguments hold on a device, each counted once, without what is on storage."""
+    """Return the bytes that arguments hold on a device, each counted once, without arrays on storage."""
     arrays = [a for a in args if hasattr(a, "nbytes") and not isinstance(a, Remote | np.generic)]
     return sum({id(a): int(a.nbytes) for a in arrays}.values())

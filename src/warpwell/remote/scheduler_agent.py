@@ -18,19 +18,19 @@ from ..targets import closing
 
 
 class AgentScheduler:
-    """A `Scheduler` that a `PoolScheduler` calls. Tasks have numbers, which that one gives.
+    """The `Scheduler` of one device, which a `PoolScheduler` calls. The caller numbers the tasks.
 
-    It runs tasks in threads of its own, beside the agent's lanes: what is done in streams meanwhile neither waits for
-    tasks nor holds them up.
+    It runs tasks in threads of its own, beside the agent's lanes: tasks and the work of streams do not wait for each
+    other.
 
     Parameters
     ----------
     device : str
         "cpu" or "cuda".
     ordinal : int
-        Of the GPU.
+        Number of the GPU in this process.
     **options
-        Of `Scheduler`.
+        Options of `Scheduler`.
     """
 
     def __init__(self, device: str, ordinal: int = 0, **options: Any) -> None:
@@ -45,20 +45,20 @@ class AgentScheduler:
         self._handles: dict[int, Future[None]] = {}
 
     def submit(self, name: str, tasks: Sequence[tuple[Any, ...]]) -> Future[tuple[str, float]]:
-        """Submit a request; return how its first task will have ended. What is wrong with it is told so, too.
+        """Submit a request; return the end of its first task, which also raises what is wrong with the request.
 
         Parameters
         ----------
         name : str
         tasks : sequence of tuples
-            Number, key of the kernel, its name and its code (None where it came before), subscript, arguments, options.
+            Number, key of the kernel, its name, its code (None if it was sent before), subscript, arguments, options.
         """
         _finish_stream()
         numbers = [number for number, *_ in tasks]
         try:
             made = [self._task(*given) for _, *given in tasks]
             handles: Sequence[Future[None]] = self._scheduler.submit_tasks(made, name=name)
-        except BaseException as error:  # told to whoever waits for one of them
+        except BaseException as error:  # raised by all their handles
             handles = [Future() for _ in tasks]
             for handle in handles:
                 handle.set_exception(error)
@@ -71,7 +71,7 @@ class AgentScheduler:
         return self._scheduler.task(self._kernels[key][subscript], *args, **options)
 
     def ended(self, number: int) -> Future[tuple[str, float]]:
-        """Return how a task will have ended: "done" or "cancelled", and the seconds it ran; or what it raised."""
+        """Return a future of a task's end: "done" or "cancelled", and its seconds; or the error that it raised."""
         told: Future[tuple[str, float]] = Future()
 
         def tell(handle: Future[None]) -> None:
@@ -88,40 +88,40 @@ class AgentScheduler:
         return told
 
     def cancel(self, number: int) -> tuple[bool, bool]:
-        """Cancel a task, and return whether it leaves, and whether it has left; see `Handle.cancel`."""
+        """Cancel a task; return whether it will be cancelled, and whether it already is; see `Handle.cancel`."""
         handle = self._handles.get(number)
         return (False, False) if handle is None else (handle.cancel(), handle.cancelled())
 
     def state(self, number: int) -> str | None:
-        """Return where a task is; None where it has ended."""
+        """Return the state of a task; None if it has ended."""
         handle = self._handles.get(number)
         state = getattr(handle, "state", None)
         return state.value if isinstance(state, State) else None
 
     def inspect(self, function: Callable[[Core], Any]) -> Any:
-        """See `Scheduler.inspect`."""
+        """Call a function with the scheduler's core; see `Scheduler.inspect`."""
         return self._scheduler.inspect(function)
 
     def log(self) -> str:
-        """Return what was decided, as `Log.write` writes it."""
+        """Return the decisions, as `Log.write` writes them."""
         out = io.StringIO()
         self._scheduler.inspect(lambda core: self._scheduler.log.write(out))
         return out.getvalue()
 
     def close(self, cancel: bool = False) -> None:
-        """See `Scheduler.close`."""
+        """Close the scheduler; see `Scheduler.close`."""
         self._scheduler.close(cancel=cancel)
 
     def __del__(self) -> None:
-        # the application is gone, or has let it go: nobody waits for its tasks
+        # the application has ended or released it: nobody waits for its tasks
         if hasattr(self, "_scheduler"):
             close = functools.partial(self._scheduler.close, cancel=True)
             closing.hand_over_to_thread(close, "warpwell-pool-retired")
 
 
 def _finish_stream() -> None:
-    """Wait for the stream that the call came in: tasks run in streams of their own."""
-    cupy = sys.modules.get("cupy")  # without it, host functions are called when their stream is done
+    """Wait for the stream of the call: tasks run in other streams."""
+    cupy = sys.modules.get("cupy")  # without CuPy, a host function is called when its stream is done
     if cupy is not None and cupy.cuda.is_available():
         cupy.cuda.get_current_stream().synchronize()
 

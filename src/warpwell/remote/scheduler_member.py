@@ -1,4 +1,4 @@
-"""`Member`: one device of a `PoolScheduler`: its scheduler there, what it has to do, and who talks to it."""
+"""`Member`: one device of a `PoolScheduler`, and `Unit`: the tasks that it is given together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import functools
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,40 +20,116 @@ from ..pool.result import Result
 from ..scheduler.task import Task
 from ..scheduler.tenants import Tenants
 from ..targets.gpu.cuda_source import CudaSource
-from .scheduler_handle import Unit
-
-if TYPE_CHECKING:
-    from .scheduler_places import Places
+from .scheduler_handle import PoolHandle
 
 STAGED = 0.5
-"""Part of a device's memory that arrays of waiting tasks may take; others wait in this process."""
+"""Share of a device's memory that the arrays of waiting tasks may take; other arrays wait in this process."""
 
 ANSWER = 60.0
 """Seconds that an agent has to make its scheduler."""
 
 Failed = Callable[[BaseException], None]
-"""What is told of an error that a call has raised."""
+"""Called with the error that a call has raised."""
+
+
+class Unit:
+    """Tasks that go to a device together, in order.
+
+    Attributes
+    ----------
+    handles : sequence of PoolHandle
+    home : Member or None
+        The device that holds its buffers; None if it has none.
+    staged : int
+        Bytes of arrays of this process that are copied to the device for it.
+    next : Unit or None
+        The unit after it in its request. Tasks with arrays of this process go one by one, because the next task reads
+        what this one has brought back.
+    member : Member or None
+        The device it was given to.
+    sent : bool
+        Whether the device has it: its arrays are there, and the tasks that were cancelled before are not in it.
+    given_up : bool
+        Whether it must not be tried again.
+    seconds : float
+        Predicted time.
+    """
+
+    def __init__(self, name: str, handles: Sequence[PoolHandle], home: Member | None, staged: int) -> None:
+        self.name = name
+        self.handles = handles
+        self.home = home
+        self.staged = staged
+        self.next: Unit | None = None
+        self.member: Member | None = None
+        self.sent = False
+        self.given_up = False
+        self.seconds = 0.0
+        self.left = len(handles)
+        self.attempt = 0
+        self.arrays: HostArrays | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Tenant on whose account it runs."""
+        return self.handles[0].task.tenant
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Its tasks."""
+        return [h.task for h in self.handles]
+
+    @property
+    def memory(self) -> int:
+        """Bytes that its largest task holds on the device."""
+        return max(h.task.memory for h in self.handles)
+
+    def rest(self) -> list[PoolHandle]:
+        """Return its handles, and those of the units after it."""
+        found = list(self.handles)
+        unit = self.next
+        while unit is not None:
+            found += unit.handles
+            unit = unit.next
+        return found
+
+
+class Reports(Protocol):
+    """What a member needs of the `Places` that it reports to."""
+
+    def goes(self, unit: Unit) -> list[PoolHandle]:
+        """Return the handles of a unit that are to be sent now."""
+        ...
+
+    def ended(self, unit: Unit, handle: PoolHandle, attempt: int, result: Result) -> None:
+        """Take the end of a task."""
+        ...
+
+    def failed(self, unit: Unit, error: BaseException) -> None:
+        """Take an error that was not expected."""
+        ...
 
 
 class Member:
-    """A device, as the scheduler of a pool sees it.
+    """One device of a scheduler of a pool.
 
-    A thread of its own sends tasks to it and brings results back, so that slow copies of one device hold up no other.
+    A thread of its own sends tasks to the device and brings results back, so that slow copies of one device delay no
+    other.
 
     Parameters
     ----------
     device : Device
     tenants : mapping or iterable, optional
-        Settings, to know what a tenant may hold there.
+        Settings of tenants, for what each may hold on the device.
     options : mapping
-        Of the `Scheduler` there.
+        Options of the `Scheduler` on the device.
 
     Attributes
     ----------
     seconds, staged : float, int
-        What its tasks are predicted to take, and the bytes that went there for them.
+        Predicted time of its tasks, and the bytes that were copied to it for them.
     units : set of Unit
-        What it has to do.
+        What it was given and has not ended.
     """
 
     def __init__(self, device: Device, tenants: Any, options: Mapping[str, Any]) -> None:
@@ -77,7 +153,7 @@ class Member:
         self._thread = threading.Thread(target=self._work, name=f"warpwell-pool-{device.index}", daemon=True)
 
     def begin(self) -> None:
-        """Wait for its scheduler. Raises what making it raised."""
+        """Wait until the agent has made its scheduler. Raise what making it raised."""
         try:
             self.capacity = self._capacity.get(ANSWER)
         except errors.RemoteError as error:
@@ -88,28 +164,28 @@ class Member:
 
     @property
     def alive(self) -> bool:
-        """Whether its agent is there."""
+        """Whether its agent lives."""
         return self.device.lost is None
 
     def runs(self, task: Task) -> bool:
-        """Tell whether it can run a kernel: CUDA sources need a GPU."""
+        """Return whether the device can run a task: CUDA sources need a GPU."""
         return self.device.target == "cuda" or not isinstance(task.launch.kernel, CudaSource)
 
     def room(self, unit: Unit) -> bool:
-        """Tell whether the arrays that go with a unit fit beside those of others that wait there."""
+        """Return whether the arrays of a unit fit beside those of the units that wait there."""
         return not self.staged or self.staged + unit.staged <= STAGED * self.capacity.memory
 
     def holds_too_much(self, unit: Unit) -> bool:
-        """Tell whether the unit's tenant would be over its memory there, so that the unit had to wait."""
+        """Return whether the unit would have to wait, because its tenant would hold too much memory there."""
         most = self.tenants.account(unit.tenant).memory
         if most is None:
             return False
         return sum(u.memory for u in self.units if u.tenant == unit.tenant) + unit.memory > most
 
     def load(self, tenant: str) -> float:
-        """Return seconds after which a new task of a tenant would end there: all tasks' time, or its own at its quota.
+        """Return the seconds until a new task of a tenant would end: the time of all tasks, or its own at its quota.
 
-        A tenant with a quota of the device's time waits for it even where nobody else has anything to do.
+        A tenant with a quota of the device's time waits for its share even if no other tenant has tasks.
         """
         share = self.tenants.account(tenant).tenant.share
         if share is None:
@@ -118,18 +194,18 @@ class Member:
         return max(self.seconds, own / share)
 
     def rate(self, task: Task) -> float | None:
-        """Return seconds a block of a kernel, as measured here, or None."""
+        """Return the measured seconds a block of a task's kernel; None if it has not run here."""
         return self._rates.get(task.name)
 
     def measured(self, task: Task, seconds: float) -> None:
-        """Learn from a task that has ended."""
+        """Take the time that a task took into the mean of its kernel."""
         if seconds > 0:
             known = self._rates.get(task.name)
             new = seconds / task.blocks
             self._rates[task.name] = new if known is None else 0.7 * known + 0.3 * new
 
     def do(self, call: Callable[[], None], failed: Failed) -> None:
-        """Have its thread make a call; ``failed(error)`` is called with what it raises."""
+        """Make a call in the member's thread; if it raises, call ``failed(error)``."""
         self._calls.put((call, failed))
 
     def _work(self) -> None:
@@ -141,22 +217,22 @@ class Member:
             try:
                 try:
                     call()
-                except BaseException as error:  # one unit's: the thread has others to do
+                except BaseException as error:  # of one unit: the thread goes on with the others
                     failed(error)
-            except BaseException:  # nobody is left to be told
+            except BaseException:  # no handle is left to raise it
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             del item, call, failed
 
     def ask(self, method: str, number: int) -> Any:
-        """Return what its scheduler says of a task that goes there, or has gone. Raises `DeviceLostError`."""
+        """Call a method of the device's scheduler for a task that was or is being sent. Raise `DeviceLostError`."""
         with self._submits:  # the question comes behind the task
             result = self.service.call(method, number, stream=self.stream)
         return result.get()
 
     # -- in the thread -----------------------------------------------------------------------------------------
 
-    def send(self, unit: Unit, places: Places) -> None:
-        """Give the device a unit. Raises `DeviceLostError`, and what is wrong with the arguments."""
+    def send(self, unit: Unit, places: Reports) -> None:
+        """Send a unit to the device. Raise `DeviceLostError`, or what is wrong with the arguments."""
         if any(hasattr(a, "warpwell_place") for h in unit.handles for a in h.task.arguments):
             self.stream.wait(self.device.default_stream)  # where buffers were written
         tasks = {}
@@ -182,13 +258,13 @@ class Member:
             result.when_done(_once(functools.partial(self.do, end, functools.partial(places.failed, unit))))
 
     def fetch(self, unit: Unit) -> None:
-        """Bring a unit's arrays back. None is changed unless all have come."""
+        """Copy a unit's arrays back. None is changed until all have arrived."""
         come = [] if unit.arrays is None else list(unit.arrays.fetch())
         for array, values in come:
             np.copyto(array, values)
 
     def result(self, result: Result) -> tuple[str, float]:
-        """Return how a task has ended; raise what it raised, or `DeviceLostError`."""
+        """Return how a task ended; raise what it raised, or `DeviceLostError`."""
         try:
             told, seconds = result.get()
             return told, seconds
@@ -197,18 +273,18 @@ class Member:
             raise told_by(error, self.device) from error
 
     def forget_failures(self) -> None:
-        """Handles have told of them: the next synchronization is not to."""
+        """Drop failures that handles have raised: the next synchronization must not raise them again."""
         with contextlib.suppress(errors.WarpwellError):
             self.stream.channel.raise_kept()
 
     def close(self, cancel: bool) -> None:
-        """End its scheduler and the thread (idempotent)."""
+        """Close the device's scheduler and end the thread (idempotent)."""
         if self._closed:
             return
         self._closed = True
         self._calls.put(None)
         if self.alive:
-            with contextlib.suppress(errors.WarpwellError):  # there may be none, and tasks have been told of
+            with contextlib.suppress(errors.WarpwellError):  # it may not exist; handles have its error
                 self.service.call("close", cancel, stream=self.stream).get(ANSWER)
             self.forget_failures()
             self.service.free()
@@ -216,7 +292,7 @@ class Member:
 
 
 def told_by(error: errors.RemoteError, device: Device) -> BaseException:
-    """Return what was raised on a device, as it would have been raised here, with a note of where it came from."""
+    """Return the error that was raised on a device, with a note that names the device."""
     cause = error.__cause__
     if cause is None:
         return error
@@ -225,7 +301,7 @@ def told_by(error: errors.RemoteError, device: Device) -> BaseException:
 
 
 def options_of(task: Task) -> dict[str, Any]:
-    """Return what `Scheduler.task` takes beside launch and arguments."""
+    """Return the options with which `Scheduler.task` makes this task again."""
     return {
         "name": task.name, "tenant": task.tenant, "priority": task.priority, "deadline": task.deadline,
         "memory": task.memory, "idempotent": task.idempotent, "size": task.size,
@@ -238,6 +314,6 @@ def _capacity_of(core: Any) -> Any:
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:
-    """Make a call once, however often it is asked for, by whatever thread."""
+    """Return a function that makes a call the first time it is called, from any thread, and then never again."""
     first = threading.Lock()
     return lambda: call() if first.acquire(blocking=False) else None

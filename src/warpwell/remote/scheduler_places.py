@@ -1,4 +1,4 @@
-"""`Places`: gives units of tasks to the devices of a pool, and to others when one is lost."""
+"""`Places`: gives units of tasks to the devices of a pool, and to other devices when one is lost."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from .. import errors
 from ..pool.result import Result
 from ..scheduler.task import State, Task
 from ..targets import closing
-from .scheduler_handle import PoolHandle, Unit
-from .scheduler_member import Member
+from .scheduler_handle import PoolHandle
+from .scheduler_member import Member, Unit
 
 PATIENCE = 15.0
-"""Seconds that a close which cancels waits for tasks to leave; a device gives up its own after 10."""
+"""Seconds that a cancelling close waits for tasks to end; a device gives up its own tasks after 10."""
 
 UNKNOWN = 1e-3
-"""Seconds that a task is taken to need of which nothing is known, where nothing is known of any."""
+"""Predicted seconds of a task while no time of any task is known."""
 
 
 class Places:
-    """Who does what.
+    """Decides which device runs which unit.
 
-    A unit waits where there is no room for its arrays, and is else given at once to the device with the least
-    predicted load, or to that where its buffers are. State is changed under one lock; nothing that takes long is done
-    under it.
+    A unit whose arrays find no room waits. Any other unit goes at once to the device that holds its buffers, or else
+    to the device with the least predicted load. One lock guards the state; nothing slow happens under it.
 
     Parameters
     ----------
@@ -55,7 +54,7 @@ class Places:
             return PoolHandle(self, task, self._numbers)
 
     def submit(self, units: Sequence[Unit], after: Sequence[Future[Any]]) -> None:
-        """Take in the units of a request, once all of `after` have ended well."""
+        """Accept the units of a request, and place them when all of `after` have succeeded."""
         with self._lock:
             if self._closed:
                 raise errors.ClosedError("the scheduler is closed: make another one")
@@ -81,7 +80,7 @@ class Places:
             self.place(units[0])
 
     def cancel(self, handle: PoolHandle) -> bool:
-        """See `Handle.cancel`."""
+        """Cancel a task, and those after it in its request; see `Handle.cancel`."""
         with self._lock:
             unit = self._open.get(handle)
             if unit is None:
@@ -101,7 +100,7 @@ class Places:
         return bool(leaves) or handle.cancelled()
 
     def state_of(self, handle: PoolHandle) -> State:
-        """See `PoolHandle.state`."""
+        """Return the state of a task that has not ended here."""
         with self._lock:
             unit = self._open.get(handle)
             member = unit.member if unit is not None and unit.sent else None
@@ -111,12 +110,12 @@ class Places:
             state = member.ask("state", handle.number)
         except errors.DeviceLostError:
             return State.WAITING
-        # what has ended there has ended when its results are here
+        # a task that has ended on the device still runs for us until its results are here
         ended = state is None or State(state) in (State.DONE, State.FAILED, State.CANCELLED)
         return State.RUNNING if ended else State(state)
 
     def close(self, cancel: bool) -> None:
-        """Take no more, wait for all (or cancel them), and end the devices' schedulers. Idempotent."""
+        """Accept no more tasks, wait for all (or cancel them), and close the devices' schedulers. Idempotent."""
         with self._lock:
             self._closed = True
             handles = list(self._open)
@@ -133,13 +132,13 @@ class Places:
             member.close(cancel)
 
     def retire(self) -> None:
-        """Like `close`, when nobody has the scheduler any more, without waiting. Safe in a finalizer."""
+        """Close in a thread, after the scheduler was garbage-collected. Safe in a finalizer."""
         closing.hand_over_to_thread(functools.partial(self.close, False), "warpwell-pool-retired")
 
     # -- places ------------------------------------------------------------------------------------------------
 
     def place(self, unit: Unit) -> None:
-        """Give a unit to a device, or let it wait for room."""
+        """Give a unit to a device, or put it among those that wait for room."""
         with self._lock:
             unit.member, unit.sent = None, False
             unit.attempt += 1
@@ -179,7 +178,7 @@ class Places:
         member.do(lambda: self._send(unit, member), lambda error: self.failed(unit, error))
 
     def predicted(self, task: Task, member: Member) -> float:
-        """Return seconds that a task would take on a device alone: as given, as measured there, or elsewhere."""
+        """Return the seconds of a task alone on a device: from its profile, as measured there, or on another device."""
         if task.profile.seconds is not None:
             return task.profile.seconds
         rate = member.rate(task)
@@ -196,11 +195,11 @@ class Places:
             member.send(unit, self)
         except errors.DeviceLostError as error:
             self._lost(unit, error)
-        except Exception as error:  # an argument cannot be sent: the handles' to tell
+        except Exception as error:  # an argument cannot be sent: the handles raise it
             self._end(unit, unit.rest(), error)
 
     def goes(self, unit: Unit) -> list[PoolHandle]:
-        """Return what is left of a unit whose arrays are there; from now on its device is asked to cancel it."""
+        """Return the handles of a unit that are still open, and count it as sent: its device cancels it from now on."""
         with self._lock:
             left = [h for h in unit.handles if h in self._open]
             if left:
@@ -210,10 +209,10 @@ class Places:
             return left
 
     def ended(self, unit: Unit, handle: PoolHandle, attempt: int, result: Result) -> None:
-        """Take in how a task has ended (its device's thread)."""
+        """Take the end of a task (in its device's thread)."""
         member = unit.member
         if member is None or unit.attempt != attempt or handle not in self._open:
-            return  # of a device that is gone, and the unit is elsewhere
+            return  # from a device that was lost; the unit is on another
         try:
             told, seconds = member.result(result)
             if told == "cancelled":
@@ -224,7 +223,7 @@ class Places:
         except errors.DeviceLostError as error:
             self._lost(unit, error)
             return
-        except BaseException as error:  # the task's own, whatever it is
+        except BaseException as error:  # raised by the task itself
             rest = unit.rest()
             self._end(unit, [handle], error)
             self._end(unit, rest[rest.index(handle) + 1 :], None, cancelled=True)
@@ -237,11 +236,11 @@ class Places:
             self.place(unit.next)
 
     def failed(self, unit: Unit, error: BaseException) -> None:
-        """Take in what nobody foresaw, raised where something was done for a unit: who waits for it is told."""
+        """Fail a unit with an unexpected error that was raised while it was sent or brought back."""
         error.add_note(f"while {unit.name!r} was sent to a device of a pool, or brought back")
         rest = unit.rest()
         if not any(h in self._open for h in rest):
-            raise error  # everybody was told of an end before
+            raise error  # all its handles have ended before
         self._end(unit, rest, error)
 
     def _end(self, unit: Unit, handles: Sequence[PoolHandle], error: BaseException | None, *,
@@ -253,7 +252,7 @@ class Places:
         self._settle(handles, error, cancelled=cancelled)
 
     def _leave(self, unit: Unit) -> None:
-        """Take a unit from its device; what waits for room may have it."""
+        """Take a unit from its device, and place units that wait for the room."""
         with self._lock:
             member = unit.member
             if member is None or unit not in member.units:
@@ -265,7 +264,7 @@ class Places:
         self._place_waiting()
 
     def _place_waiting(self) -> None:
-        """Place units that wait, in their order, as long as there is room."""
+        """Place waiting units, in their order, while there is room."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -281,7 +280,7 @@ class Places:
         return [m for m in self.members if m.alive and unit.home in (None, m) and all(map(m.runs, unit.tasks))]
 
     def _lost(self, unit: Unit, error: BaseException | None) -> None:
-        """The device of a unit is gone: another one does it, where all that it needs is here."""
+        """Place a unit whose device is lost on another one if all its arguments are in this process; else fail it."""
         with self._lock:
             self._leave(unit)
             again = unit.home is None and not unit.given_up and bool(self._candidates(unit))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import errors
 from ..pool.agent.parts import Arguments
@@ -14,6 +15,8 @@ from ..pool.result import Result
 from ..pool.stream import Stream
 
 Self = TypeVar("Self", bound="RemoteResource")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Remote:
@@ -145,3 +148,15 @@ class RemoteResource(Remote):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+
+
+def forwarded(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method for a stand-in: it calls `method` of the object on the agent, and waits for what that returns."""
+
+    @functools.wraps(method)
+    def call(self: Remote, /, *args: P.args, **options: P.kwargs) -> T:
+        given: dict[str, Any] = dict(options)
+        result: T = self.call(method.__name__, *args, **given).get()
+        return result
+
+    return call

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .. import errors
 from ..kv.keys import as_key, shown
 from ..kv.schema import Schema
 from ..kv.store import Store, StoreStatistics
 from ..pool.device import Device
-from .stand_in import RemoteResource
+from .stand_in import RemoteResource, forwarded
 
 
 class RemoteStore(RemoteResource):
     """A `DeviceStore` on a device; ``device.open_store(path)`` makes it.
 
-    Kernels of the device take it as an argument and fetch records where the device is. Methods here do what those of
-    `Store` do, there; they wait for what was launched before in the device's default stream.
+    Kernels of the device take it as an argument, and fetch records on the device's host. Methods call those of `Store`
+    on the agent, after the launches before them in the device's default stream, and wait.
 
-    A context manager: it commits and closes; after an exception it closes without a commit.
+    A context manager: it commits and closes the store; after an exception it closes it without a commit.
 
     Attributes
     ----------
@@ -40,35 +37,19 @@ class RemoteStore(RemoteResource):
     # -- records -----------------------------------------------------------------------------------------------
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the value of a key; see `Store.get`."""
+        """Return the value of a key, or `default` if the store does not have the key."""
         found, value = self.device.call(_get, self, key).get()
         return value if found else default
 
-    def put(self, key: Any, value: Any) -> None:
-        """Store one record; see `Store.put`."""
-        self.call("put", key, value).get()
-
+    put = forwarded(Store.put)
     __setitem__ = put
-
-    def delete(self, key: Any) -> bool:
-        """Delete a record; return whether it was there."""
-        return bool(self.call("delete", key).get())
-
-    def get_many(self, keys: Any) -> tuple[Any, NDArray[np.bool_]]:
-        """Return the values of many keys, and which were found; see `Store.get_many`."""
-        return self.call("get_many", keys).get()  # type: ignore[no-any-return]
-
-    def put_many(self, keys: Any, values: Any) -> None:
-        """Store many records; see `Store.put_many`."""
-        self.call("put_many", keys, values).get()
-
-    def delete_many(self, keys: Any) -> int:
-        """Delete many records; return how many were there."""
-        return int(self.call("delete_many", keys).get())
-
-    def list(self, prefix: bytes | str = b"", start: Any = None, limit: int | None = None) -> list[int | bytes]:
-        """Return keys in order; see `Store.list`."""
-        return self.call("list", prefix, start, limit).get()  # type: ignore[no-any-return]
+    delete = forwarded(Store.delete)
+    get_many = forwarded(Store.get_many)
+    put_many = forwarded(Store.put_many)
+    delete_many = forwarded(Store.delete_many)
+    list = forwarded(Store.list)
+    __contains__ = forwarded(Store.__contains__)
+    __len__ = forwarded(Store.__len__)
 
     def __getitem__(self, key: Any) -> Any:
         found, value = self.device.call(_get, self, key).get()
@@ -77,33 +58,22 @@ class RemoteStore(RemoteResource):
             raise errors.KeyMissingError(told, key=as_key(key))
         return value
 
-    def __contains__(self, key: object) -> bool:
-        return bool(self.call("__contains__", key).get())
-
-    def __len__(self) -> int:
-        return int(self.call("__len__").get())
-
     def __bool__(self) -> bool:
         return True  # not a question to the agent
 
     # -- the whole ---------------------------------------------------------------------------------------------
 
-    def commit(self) -> int:
-        """Make everything stored so far durable; see `Store.commit`."""
-        return int(self.call("commit").get())
-
-    def refresh(self) -> int:
-        """Follow what another process committed since; see `Store.refresh`."""
-        return int(self.call("refresh").get())
+    commit = forwarded(Store.commit)
+    refresh = forwarded(Store.refresh)
 
     @property
     def stats(self) -> StoreStatistics:
-        """Figures of the store; see `Store.stats`."""
+        """Statistics of the store."""
         return self.attribute("stats")  # type: ignore[no-any-return]
 
     @property
     def device_stats(self) -> dict[str, int]:
-        """What the device did; see `DeviceStore.device_stats`."""
+        """Counters of the requests that the device served."""
         return self.attribute("device_stats")  # type: ignore[no-any-return]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
