@@ -31,7 +31,6 @@ class Admission:
     def __init__(self, memory: int, tenants: Tenants, patience: int) -> None:
         self._memory = memory
         self._tenants = tenants
-        self._accounts = tenants.accounts
         self._patience = patience
         self.free = memory
         self.barred: frozenset[str] = frozenset()
@@ -47,7 +46,7 @@ class Admission:
             return False
         if not task.memory or job in self._admitted:
             return True
-        account = self._accounts[task.tenant]
+        account = self._tenants[task.tenant]
         most = account.memory
         if job.needs > self.free or (most is not None and account.held + task.memory > most):
             self._crowded.setdefault(job, 0)
@@ -62,7 +61,7 @@ class Admission:
         """Whether admitting a job takes memory that an older one needs: of its tenant's quota, or of the device."""
         if (other.arrival, other.number) > (job.arrival, job.number):
             return False
-        account = self._accounts[other.task.tenant]
+        account = self._tenants[other.task.tenant]
         if other.needs > self._memory - self._reserved:
             return False  # the end of no task makes room for it
         if account.memory is not None:
@@ -78,7 +77,7 @@ class Admission:
             return
         self._admitted.add(job)
         self.free -= job.needs
-        self._accounts[job.task.tenant].held += job.task.memory
+        self._tenants[job.task.tenant].held += job.task.memory
         self._crowded.pop(job, None)
         for other in self._crowded:
             if self._stands_in_the_way(job, other):
@@ -89,7 +88,7 @@ class Admission:
         if job in self._admitted:
             self._admitted.remove(job)
             self.free += job.needs
-            self._accounts[job.task.tenant].held -= job.task.memory
+            self._tenants[job.task.tenant].held -= job.task.memory
         self._crowded.pop(job, None)
 
     def reserve(self, tenant: str, nbytes: int) -> None:

@@ -100,12 +100,11 @@ class Core:
         self._held: tuple[int, ...] = ()
         self._launches = 0
         self._look_again: float | None = None
-        self._accounts = self.tenants.accounts
         policy.meets(rates)
         self._queue = Waiting(policy.bucket, policy.key, self.admission.allowed)
         self._view = View(
             executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
-            self.admission.free, self._accounts, executor.truth,
+            self.admission.free, self.tenants, executor.truth,
         )  # fmt: skip
 
     @property
@@ -163,20 +162,21 @@ class Core:
                         task=task.name,
                     )
         jobs: list[Job] = []
-        for task in request.tasks:
+        first = self._number if request.first is None else request.first
+        for number, task in enumerate(request.tasks, first):
             most, its = self.tenants.account(task.tenant).tenant.ceiling, task.priority
             if its:
                 its = max(-most, min(its, most))
-            job = Job(task, request, request.arrival, number=self._number, priority=its)
-            task.number = self._number
+            job = Job(task, request, request.arrival, number=number, priority=its)
+            task.number = number
             if task.memory:
                 self.admission.counts = True
                 self._queue.unrestricted = False
-            self._jobs[self._number] = job
-            self._number += 1
+            self._jobs[number] = job
             if jobs:
                 self._next[jobs[-1]] = job
             jobs.append(job)
+        self._number = max(self._number, first + len(jobs))
         heapq.heappush(self._arrivals, (request.arrival, jobs[0].number, jobs[0]))
         return jobs
 
@@ -231,7 +231,7 @@ class Core:
             return True
         if job in self._queue:
             self._queue.remove(job)
-            self._accounts[job.task.tenant].waiting -= 1
+            self.tenants[job.task.tenant].waiting -= 1
         else:
             self._arrivals = [entry for entry in self._arrivals if entry[2] is not job]
             heapq.heapify(self._arrivals)
@@ -268,7 +268,7 @@ class Core:
         self.running.remove(job)
         if len(self.running) > 1:
             self._look_for_room()
-        account = self._accounts[job.task.tenant]
+        account = self.tenants[job.task.tenant]
         account.running -= 1
         job.ran += time - job.since
         job.since = time
@@ -379,7 +379,7 @@ class Core:
         """See which kernels were launched behind others: their tenants are not charged before they have room."""
         running = self.running
         behind: dict[Job, Job] = {}
-        if len(running) > 1 and len(self._accounts) > 1:
+        if len(running) > 1 and len(self.tenants) > 1:
             placements = [job.placement or WHOLE for job in running]
             if all([place.partition is None for place in placements]):
                 rates = self._view.rates.together(running, placements)
@@ -400,7 +400,7 @@ class Core:
             return False
         task = job.task
         self._queue.launched(job)
-        account = self._accounts[task.tenant]
+        account = self.tenants[task.tenant]
         account.waiting -= 1
         if task.memory:
             self.admission.admit(job)

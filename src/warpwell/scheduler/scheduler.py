@@ -222,14 +222,18 @@ class Scheduler:
         """Submit a request of tasks that `task` has made, which run in order; see `submit_many`."""
         if not tasks:
             raise errors.ArgumentError("a request without launches: give at least one", name="launches")
+        return self.submit_request(Request(name or tasks[0].name, tasks), after)
+
+    def submit_request(self, request: Request, after: Future[Any] | Sequence[Future[Any]] = ()) -> list[Handle]:
+        """Submit a request of tasks that `task` has made; see `submit_many`."""
         if not isinstance(after, Future | Iterable):
             raise errors.ArgumentError(f"after= has {after!r:.80}: give handles", name="after")
         futures = [after] if isinstance(after, Future) else list(after)
         for future in futures:
             if not isinstance(future, Future):
                 raise errors.ArgumentError(f"after= has {future!r:.80}: give handles", name="after")
-        handles = [Handle(self._dispatcher, task) for task in tasks]
-        self._dispatcher.submit(Request(name or tasks[0].name, tasks), handles, futures)
+        handles = [Handle(self._dispatcher, task) for task in request.tasks]
+        self._dispatcher.submit(request, handles, futures)
         return handles
 
     def task(

@@ -185,11 +185,23 @@ class Task:
 
 @dataclass(eq=False)
 class Request:
-    """An application: tasks in order, of which only the head competes (claim 1 of the source)."""
+    """An application: tasks in order, of which only the head competes (claim 1 of the source).
+
+    Attributes
+    ----------
+    name : str
+    tasks : sequence of Task
+    arrival : float
+        Seconds since the executor was made.
+    first : int or None
+        Number of its first task, where the caller numbers tasks; the others follow. No task that has not ended may
+        have one of these. None: the scheduler numbers them.
+    """
 
     name: str
     tasks: Sequence[Task]
     arrival: float = 0.0
+    first: int | None = None
 
     def __post_init__(self) -> None:
         if not self.tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import Any
@@ -147,7 +147,7 @@ class Account:
         return self.credit > 0
 
 
-class Tenants(Mapping[str, Account]):
+class Tenants(dict[str, Account]):
     """Accounts by name.
 
     Parameters
@@ -168,17 +168,17 @@ class Tenants(Mapping[str, Account]):
     def __init__(
         self, capacity: Capacity, settings: Mapping[str, Any] | Iterable[Tenant] | None = None
     ) -> None:
+        super().__init__()
         self._capacity = capacity
-        self._accounts: dict[str, Account] = {}
         self._time = 0.0
         self.behind: dict[Job, Job] = {}
         self._owed: dict[Job, tuple[float, int]] = {}
         for tenant in read_tenants(settings):
-            if tenant.name in self._accounts:
+            if tenant.name in self:
                 raise errors.ArgumentError(f"tenant {tenant.name!r} has two settings: keep one", name="tenants")
-            self._accounts[tenant.name] = Account(tenant, capacity)
-        self._named = bool(self._accounts)
-        accounts = self._accounts.values()
+            self[tenant.name] = Account(tenant, capacity)
+        self._named = bool(self)
+        accounts = self.values()
         total = sum(a.tenant.share or 0.0 for a in accounts)
         if total > 1 + 1e-9:
             raise errors.QuotaError(
@@ -193,20 +193,6 @@ class Tenants(Mapping[str, Account]):
             )
         self.limited = any(a.tenant.share is not None for a in accounts)
 
-    @property
-    def accounts(self) -> dict[str, Account]:
-        """The accounts themselves, which is faster to look into."""
-        return self._accounts
-
-    def __getitem__(self, name: str) -> Account:
-        return self._accounts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._accounts)
-
-    def __len__(self) -> int:
-        return len(self._accounts)
-
     def account(self, name: str) -> Account:
         """Return the account that a task of this tenant is charged to.
 
@@ -215,23 +201,23 @@ class Tenants(Mapping[str, Account]):
         QuotaError
             There are settings, and none names this tenant.
         """
-        found = self._accounts.get(name)
+        found = self.get(name)
         if found is None:
             if self._named:
                 raise errors.QuotaError(
                     f"tenant {name!r} is in no setting: add it to tenants, or submit as one of {', '.join(self)}",
                     name="tenant",
                 )
-            if len(self._accounts) >= IDLE:
+            if len(self) >= IDLE:
                 self._forget()
-            found = self._accounts[name] = Account(Tenant(name), self._capacity)
+            found = self[name] = Account(Tenant(name), self._capacity)
         return found
 
     def _forget(self) -> None:
         """Forget half of those that want nothing, who came first: names that programs choose may be without end."""
-        idle = [a.name for a in self._accounts.values() if not (a.waiting or a.running or a.held)]
+        idle = [a.name for a in self.values() if not (a.waiting or a.running or a.held)]
         for name in idle[: (len(idle) + 1) // 2]:
-            del self._accounts[name]
+            del self[name]
 
     def wants(self, account: Account) -> None:
         """Note that a task of a tenant begins to wait. One that wanted nothing does not catch up on what it left.
@@ -239,8 +225,8 @@ class Tenants(Mapping[str, Account]):
         Where nobody wants anything, all begin anew: who used an idle device owes nobody for it.
         """
         if not (account.waiting or account.running):
-            busy = [a.clock for a in self._accounts.values() if a.waiting or a.running]
-            clocks = busy or [max(a.clock for a in self._accounts.values())]
+            busy = [a.clock for a in self.values() if a.waiting or a.running]
+            clocks = busy or [max(a.clock for a in self.values())]
             account.clock = max(account.clock, min(clocks))
         account.waiting += 1
 
@@ -255,7 +241,7 @@ class Tenants(Mapping[str, Account]):
             return
         self._time = now
         if self.limited:
-            for account in self._accounts.values():
+            for account in self.values():
                 if account.rate is not math.inf:
                     account.credit = min(account.bound, account.credit + account.rate * seconds)
         if not running:
@@ -268,7 +254,7 @@ class Tenants(Mapping[str, Account]):
             users = [job for job in running if job not in self.behind] if self.behind else running
             each = whole / len(users) * seconds
             for job in users:
-                self._use(self._accounts[job.task.tenant], each)
+                self._use(self[job.task.tenant], each)
             for job in self.behind:
                 owed, done = self._owed[job]
                 self._owed[job] = owed + whole / len(running) * seconds, done
@@ -281,7 +267,7 @@ class Tenants(Mapping[str, Account]):
         shared = parts.count(0)
         rest = max(0, whole - sum(parts)) or whole
         for job, part in zip(running, parts, strict=True):
-            self._use(self._accounts[job.task.tenant], (part or rest / shared) * seconds)
+            self._use(self[job.task.tenant], (part or rest / shared) * seconds)
 
     @staticmethod
     def _use(account: Account, used: float) -> None:
@@ -334,17 +320,17 @@ class Tenants(Mapping[str, Account]):
         """
         if not self.limited:
             return frozenset()
-        over = [a for a in self._accounts.values() if not a.within]
+        over = [a for a in self.values() if not a.within]
         if not over:
             return frozenset()
-        others = not spare and any(a.waiting and a.within for a in self._accounts.values())
+        others = not spare and any(a.waiting and a.within for a in self.values())
         return frozenset(a.name for a in over if others or not a.tenant.burst)
 
     def wake(self, now: float) -> float | None:
         """Return when the first tenant that waits over its quota is within it again."""
         times = [
             now + max(1e-9, -a.credit / a.rate * (1 + 1e-9))
-            for a in self._accounts.values()
+            for a in self.values()
             if a.waiting and not a.within
         ]
         return min(times, default=None)

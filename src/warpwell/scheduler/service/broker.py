@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TextIO
 
@@ -31,6 +31,10 @@ MAX_HELD = 8 << 30
 
 ALONE = 2.0
 """Seconds that a task which may have killed the owner is on the device alone (see `Ledger`)."""
+
+
+client_handles = protocol.Handlers()
+owner_handles = protocol.Handlers()
 
 
 class _Call(NamedTuple):
@@ -173,7 +177,7 @@ class Broker:
         ServiceError
             The message is none of those that are known, or damaged: the client is to be dropped.
         """
-        action = self._actions.get(message.kind)
+        action = client_handles.get(message.kind)
         if action is None:
             raise errors.ServiceError(f"{session.connection.peer} sent {message.kind!r:.40}, which is no known message")
         call = message.get("call", int)
@@ -190,6 +194,7 @@ class Broker:
         except errors.WarpwellError as error:
             session.answer_error(call, error)
 
+    @client_handles("submit")
     def _submit(self, session: Session, call: int, message: protocol.Message) -> None:
         chosen = wire.options(message)
         listed = message.get("tasks", list)
@@ -227,6 +232,7 @@ class Broker:
             raise errors.QuotaError(not_named(session.tenant, self._named), name="tenant")
         self._holdings.admit(session.tenant, nbytes)
 
+    @client_handles("cancel")
     def _cancel(self, session: Session, call: int, message: protocol.Message) -> None:
         found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
         if found is None:
@@ -238,6 +244,7 @@ class Broker:
             self._end(self._ledger.withdraw(*found), {"rule": "asked"})
             session.answer(call, {"cancelled": True})
 
+    @client_handles("state")
     def _state(self, session: Session, call: int, message: protocol.Message) -> None:
         found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
         if found is None or not found[0].sent:
@@ -245,6 +252,7 @@ class Broker:
         else:
             self._forward(session, call, {"type": "state", "task": found[1].number}, lost={"state": "waiting"})
 
+    @client_handles("put")
     def _put(self, session: Session, call: int, message: protocol.Message) -> None:
         if len(message.arrays) != 1:
             raise errors.ServiceError("one array at a time is put on the device")
@@ -254,6 +262,7 @@ class Broker:
         header = {"type": "put", "buffer": number, "tenant": session.tenant, "line": session.line}
         self._forward(session, call, header, message.arrays, buffer=number)
 
+    @client_handles("get")
     def _get(self, session: Session, call: int, message: protocol.Message) -> None:
         number = message.get("buffer", int)
         self._ledger.check_buffers(session.number, [number])
@@ -266,12 +275,14 @@ class Broker:
             raise
         self._forward(session, call, {"type": "get", "buffer": number, "line": session.line}, nbytes=nbytes)
 
+    @client_handles("free")
     def _free(self, session: Session, call: int, message: protocol.Message) -> None:
         number = message.get("buffer", int)
         if self._ledger.free_buffer(session.number, number):
             self._owner.send({"type": "free", "buffer": number, "line": session.line})
         session.answer(call, {})
 
+    @client_handles("metrics")
     def _tell_metrics(self, session: Session, call: int, message: protocol.Message) -> None:
         self._answer_text(session, call, self.render(None if session.own else session.tenant))
 
@@ -281,6 +292,7 @@ class Broker:
             self._holdings.promise(session.tenant, content.nbytes)
         session.answer(call, {}, [content], self._holdings.reader(session.tenant, content.nbytes))
 
+    @client_handles("log")
     def _tell_log(self, session: Session, call: int, message: protocol.Message) -> Callable[[], None]:
         log = Log()
         log.about = dict(self.about)
@@ -293,13 +305,9 @@ class Broker:
 
         return write
 
+    @client_handles("status")
     def _tell_status(self, session: Session, call: int, message: protocol.Message) -> None:
         session.answer(call, self.status())
-
-    _actions: Mapping[str, Callable[[Broker, Session, int, protocol.Message], Callable[[], None] | None]] = {
-        "submit": _submit, "cancel": _cancel, "state": _state, "put": _put, "get": _get, "free": _free,
-        "metrics": _tell_metrics, "log": _tell_log, "status": _tell_status,
-    }  # fmt: skip
 
     def status(self) -> dict[str, Any]:
         """Return what the service is and does, as plain data."""
@@ -377,35 +385,52 @@ class Broker:
             self._pump()
 
     def _owner_said(self, message: protocol.Message) -> None:
-        with self._lock:
-            kind = message.kind
-            if kind in ("launched", "taking"):
-                note = self._ledger.launched if kind == "launched" else self._ledger.taking
-                note(message.get("task", int), message.get("now", bool))
-                self._suspect_since = time.monotonic()
-            elif kind == "beat":
-                if self._ledger.judged and time.monotonic() - self._suspect_since > ALONE:
-                    self._ledger.cleared()
-                    self._pump()
-            elif kind == "ended":
-                self._ended(message)
-            elif kind == "reply":
-                call = self._calls.pop(message.get("call", int), None)
-                if call is not None:
-                    if call.buffer is not None and "error" in message.header:
-                        self._ledger.free_buffer(call.session.number, call.buffer, there=False)
-                    if call.cancels is not None and message.get("cancelled", bool, False):
-                        self._ledger.cancelled(call.cancels)
-                    read = self._holdings.reader(call.session.tenant, call.nbytes) if call.nbytes else None
-                    call.session.answer(call.number, message.header, message.arrays, read)
-            elif kind == "freed":
-                self._ledger.freed(message.get("buffer", int))
-                self._holdings.changed()
-            elif kind == "events":
-                self._record(message.get("events", list))
-            elif kind == "fault":
-                self._fault = (message.get("task", (int, type(None)), None), message.get("message", str))
+        handler = owner_handles.get(message.kind)
+        if handler is not None:
+            with self._lock:
+                handler(self, message)
 
+    @owner_handles("taking")
+    @owner_handles("launched")
+    def _takes(self, message: protocol.Message) -> None:
+        note = self._ledger.launched if message.kind == "launched" else self._ledger.taking
+        note(message.get("task", int), message.get("now", bool))
+        self._suspect_since = time.monotonic()
+
+    @owner_handles("beat")
+    def _beats(self, message: protocol.Message) -> None:
+        if self._ledger.judged and time.monotonic() - self._suspect_since > ALONE:
+            self._ledger.cleared()
+            self._pump()
+
+    @owner_handles("reply")
+    def _replied(self, message: protocol.Message) -> None:
+        call = self._calls.pop(message.get("call", int), None)
+        if call is None:
+            return
+        if call.buffer is not None and "error" in message.header:
+            self._ledger.free_buffer(call.session.number, call.buffer, there=False)
+        if call.cancels is not None and message.get("cancelled", bool, False):
+            self._ledger.cancelled(call.cancels)
+        read = self._holdings.reader(call.session.tenant, call.nbytes) if call.nbytes else None
+        call.session.answer(call.number, message.header, message.arrays, read)
+
+    @owner_handles("freed")
+    def _freed(self, message: protocol.Message) -> None:
+        self._ledger.freed(message.get("buffer", int))
+        self._holdings.changed()
+
+    @owner_handles("events")
+    def _record(self, message: protocol.Message) -> None:
+        for fields in message.get("events", list):
+            event = Event(**fields)
+            self._note(replace(event, time=event.time + self._clock_offset))
+
+    @owner_handles("fault")
+    def _faults(self, message: protocol.Message) -> None:
+        self._fault = (message.get("task", (int, type(None)), None), message.get("message", str))
+
+    @owner_handles("ended")
     def _ended(self, message: protocol.Message) -> None:
         number = message.get("task", int)
         found = self._ledger.ended(number)
@@ -439,11 +464,6 @@ class Broker:
 
     def _now(self) -> float:
         return time.monotonic() - self._began
-
-    def _record(self, listed: list[Any]) -> None:
-        for fields in listed:
-            event = Event(**fields)
-            self._note(replace(event, time=event.time + self._clock_offset))
 
     def _note(self, event: Event) -> None:
         self._events.append(event)

@@ -27,6 +27,9 @@ SILENCE = 5.0
 """Seconds without a word from the service, after which it is asked for one; as long again, and it is given up."""
 
 
+handles = protocol.Handlers()
+
+
 def connect(
     path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE
 ) -> Client:
@@ -332,28 +335,33 @@ class Client:
         self._connection.interrupt()
 
     def _hear(self, message: protocol.Message) -> None:
-        kind = message.kind
-        if kind == "reply":
-            with self._lock:
-                reply = self._calls.pop(message.get("call", int), None)
-            if reply is not None:
-                reply.set_result(message)
-        elif kind == "ended":
-            with self._lock:
-                handle = self._handles.pop(message.get("task", int), None)
-            if handle is not None:
-                self._settle(handle, message)
-        elif kind == "refused":
-            raise errors.ServiceError(message.get("message", str))
+        handler = handles.get(message.kind)
+        if handler is not None:
+            handler(self, message)
 
-    @staticmethod
-    def _settle(handle: ServiceHandle, message: protocol.Message) -> None:
+    @handles("reply")
+    def _replied(self, message: protocol.Message) -> None:
+        with self._lock:
+            reply = self._calls.pop(message.get("call", int), None)
+        if reply is not None:
+            reply.set_result(message)
+
+    @handles("ended")
+    def _ended(self, message: protocol.Message) -> None:
+        with self._lock:
+            handle = self._handles.pop(message.get("task", int), None)
+        if handle is None:
+            return
         if "error" in message.header:
             handle.settle(wire.error_of(message.get("error", dict)))
         elif message.get("cancelled", bool, False):
             handle.settle(None, cancelled=True)
         else:
             handle.settle_with(dict(zip(message.get("changed", list, []), message.arrays, strict=True)))
+
+    @handles("refused")
+    def _refused(self, message: protocol.Message) -> None:
+        raise errors.ServiceError(message.get("message", str))
 
     def _die(self, why: errors.ServiceError) -> None:
         """Tell everybody who waits that nothing will come any more."""

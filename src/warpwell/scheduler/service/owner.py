@@ -27,7 +27,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from ..events import Event, Log
 from ..handle import Handle
 from ..predict.learner import Learner
 from ..scheduler import Scheduler
+from ..task import Request
 from . import protocol, references, wire
 
 BEAT = 1.0
@@ -55,11 +55,16 @@ SAVING = 30.0
 LOADING = 120.0
 """Seconds that importing a file of kernels may take."""
 
+Answer = tuple[dict[str, Any], list[NDArray[Any]]]
+"""Header and arrays of an answer."""
+
+handles = protocol.Handlers()
+
 _EVENTS = 200
 _REMEMBERED = 65_536
 
 
-class _Stream(Log):
+class _EventQueue(Log):
     """A log that keeps nothing, and hands each event on."""
 
     def __init__(self, to: queue.SimpleQueue[Any]) -> None:
@@ -67,27 +72,10 @@ class _Stream(Log):
         self._to = to
 
     def add(self, event: Event) -> None:
-        """See `Log`."""
         self._to.put(event)
 
 
-@dataclass(frozen=True)
-class _Freed:
-    """An array that was put on the device is gone from there."""
-
-    tenant: str
-    nbytes: int
-    buffer: int
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """A request is with the scheduler; the first of its tasks."""
-
-    task: int
-
-
-class _Request:
+class _RequestArrays:
     """A request here: its arrays, and what of them the service has seen."""
 
     def __init__(self, tasks: Sequence[dict[str, Any]], arrays: list[NDArray[Any]], readonly: set[int]) -> None:
@@ -188,7 +176,7 @@ class Owner:
     def __init__(self, connection: protocol.Connection, settings: protocol.Message) -> None:
         self._connection = connection
         self._kernels = references.Kernels(Path(settings.get("spool", str)))
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | Callable[[], None]] = queue.SimpleQueue()
         options: dict[str, Any] = {}
         stuck = settings.get("stuck", (int, float, type(None)), None)
         if stuck is not None:
@@ -199,14 +187,12 @@ class Owner:
         self._scheduler = Scheduler(
             device, settings.get("policy", str), analyzer=self._learner,
             limit=settings.get("limit", (int, type(None))), tenants=settings.get("tenants", (dict, type(None))),
-            log=_Stream(self._events), **options,
+            log=_EventQueue(self._events), **options,
         )  # fmt: skip
         self._buffers: dict[int, Any] = {}
         self._lock = threading.Lock()
-        self._tasks: dict[int, tuple[Handle, _Request]] = {}
+        self._tasks: dict[int, tuple[Handle, _RequestArrays]] = {}
         self._badly: dict[int, None] = {}
-        self._numbers: dict[int, int] = {}
-        self._unknown: list[tuple[Handle, int]] = []
         self._loading: dict[int, tuple[float, int]] = {}
         self._thread = threading.get_ident()
         self._lines = Lines(self._take, self._slow)
@@ -246,39 +232,47 @@ class Owner:
         )
 
     def _take(self, message: protocol.Message) -> None:
-        kind = message.kind
-        if kind == "submit":
-            self._submit(message)
-        elif kind == "free":
-            number = message.get("buffer", int)
-            if self._buffers.pop(number, None) is None:
-                self._send({"type": "freed", "buffer": number})  # it was not put there after all
-        else:
-            call = message.get("call", (int, type(None)), None)
-            header: dict[str, Any] = {}
-            arrays: list[NDArray[Any]] = []
-            try:
-                header, arrays = self._answer(kind, message)
-            except BaseException as error:
-                header = {"error": wire.error_fields(error)}
-            if call is not None:
-                self._send({**header, "type": "reply", "call": call}, arrays)
+        """Do what a message asks, and answer it if it is a call."""
+        call = message.get("call", (int, type(None)), None)
+        header: dict[str, Any] = {}
+        arrays: list[NDArray[Any]] = []
+        try:
+            if message.kind not in handles:
+                raise errors.ServiceError(f"the owner does not know {message.kind!r}")
+            header, arrays = handles[message.kind](self, message) or (header, arrays)
+        except BaseException as error:
+            if call is None:
+                raise
+            header = {"error": wire.error_fields(error)}
+        if call is not None:
+            self._send({**header, "type": "reply", "call": call}, arrays)
 
-    def _answer(self, kind: str, message: protocol.Message) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        if kind == "put":
-            number = message.get("buffer", int)
-            self._put(number, message.get("tenant", str), message.arrays[0])
-            return {"buffer": number}, []
-        if kind == "get":
-            return {}, [np.array(to_host(self._buffer(message.get("buffer", int))))]
-        handle = self._tasks.get(message.get("task", int), (None,))[0]
-        if kind == "cancel":
-            return {"cancelled": bool(handle is not None and handle.cancel())}, []
-        if kind == "state":
-            return {"state": "waiting" if handle is None else handle.state.value}, []
-        raise errors.ServiceError(f"the owner does not know {kind!r}")
+    @handles("free")
+    def _free(self, message: protocol.Message) -> None:
+        number = message.get("buffer", int)
+        if self._buffers.pop(number, None) is None:
+            self._send({"type": "freed", "buffer": number})  # it was not put there after all
 
-    def _put(self, number: int, tenant: str, values: NDArray[Any]) -> None:
+    @handles("cancel")
+    def _cancel(self, message: protocol.Message) -> Answer:
+        handle = self._handle(message)
+        return {"cancelled": bool(handle is not None and handle.cancel())}, []
+
+    @handles("state")
+    def _state(self, message: protocol.Message) -> Answer:
+        handle = self._handle(message)
+        return {"state": "waiting" if handle is None else handle.state.value}, []
+
+    def _handle(self, message: protocol.Message) -> Handle | None:
+        return self._tasks.get(message.get("task", int), (None,))[0]
+
+    @handles("get")
+    def _get(self, message: protocol.Message) -> Answer:
+        return {}, [np.array(to_host(self._buffer(message.get("buffer", int))))]
+
+    @handles("put")
+    def _put(self, message: protocol.Message) -> Answer:
+        number, tenant, values = message.get("buffer", int), message.get("tenant", str), message.arrays[0]
         nbytes = values.nbytes
         self._scheduler.inspect(lambda core: core.admission.reserve(tenant, nbytes))
         try:
@@ -289,25 +283,28 @@ class Owner:
                 raise
             raise errors.TaskMemoryError(f"{error}: free other arrays, or put less there") from None
         # when the last task that uses it has gone, too
-        weakref.finalize(array, self._events.put, _Freed(tenant, nbytes, number)).atexit = False
+        freed = functools.partial(self._freed, number, tenant, nbytes)
+        weakref.finalize(array, self._events.put, freed).atexit = False
+        return {"buffer": number}, []
 
-    def _freed(self, item: _Freed) -> None:
+    def _freed(self, number: int, tenant: str, nbytes: int) -> None:
         with contextlib.suppress(errors.WarpwellError):  # the scheduler has failed
-            self._scheduler.inspect(lambda core: core.admission.release(item.tenant, item.nbytes))
-        self._send({"type": "freed", "buffer": item.buffer})
+            self._scheduler.inspect(lambda core: core.admission.release(tenant, nbytes))
+        self._send({"type": "freed", "buffer": number})
 
     def _buffer(self, number: int) -> Any:
         if number not in self._buffers:
             raise errors.TaskLostError("the array on the device is gone: put it there again with to_device")
         return self._buffers[number]
 
+    @handles("submit")
     def _submit(self, message: protocol.Message) -> None:
         tasks = message.get("tasks", list)
         first = tasks[0]["id"]
         self._send({"type": "taking", "task": first, "now": True})  # if this process dies of it, that is known
         try:
             made = self._make(message, tasks)
-            request = _Request(tasks, message.arrays, set(message.get("readonly", list)))
+            request = _RequestArrays(tasks, message.arrays, set(message.get("readonly", list)))
             for task, (launch, arguments) in zip(tasks, made, strict=True):
                 task["made"] = (launch, wire.unpack(arguments, request.arrays, self._buffer))
             chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "idempotent", "size")}
@@ -330,11 +327,10 @@ class Owner:
                     self._send({"type": "ended", "task": task["id"], "cancelled": True})
                 return
             after = [pair[0] for pair in found if pair is not None]
-            with self._lock:  # the reporter must not look for a task that is not noted yet
-                handles = self._scheduler.submit_tasks(ready, name=message.get("name", str) or None, after=after)
-                for handle, task in zip(handles, tasks, strict=True):
-                    self._tasks[task["id"]] = (handle, request)
-                    self._unknown.append((handle, task["id"]))
+            wanted_request = Request(message.get("name", str) or ready[0].name, ready, first=first)
+            handles = self._scheduler.submit_request(wanted_request, after)
+            for handle, task in zip(handles, tasks, strict=True):
+                self._tasks[task["id"]] = (handle, request)
             for handle, task in zip(handles, tasks, strict=True):
                 handle.add_done_callback(functools.partial(self._done, task["id"]))
             with self._lock:
@@ -367,7 +363,8 @@ class Owner:
                 self._scheduler.inspect(lambda _: None)
         except errors.WarpwellError:
             return  # it has failed: the other threads tell it
-        self._events.put(_Taken(number))  # after what was launched meanwhile
+        # after what was launched meanwhile
+        self._events.put(functools.partial(self._send, {"type": "taking", "task": number, "now": False}))
 
     def _note_badly(self, number: int) -> None:
         with self._lock:
@@ -376,7 +373,7 @@ class Owner:
                 del self._badly[next(iter(self._badly))]
 
     def _done(self, number: int, _: Any) -> None:
-        self._events.put(number)
+        self._events.put(functools.partial(self._end, number))
 
     def _make(self, message: protocol.Message, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
         made = []
@@ -399,46 +396,23 @@ class Owner:
                 items.append(self._events.get())
             self._tell(items)
 
-    def _tell(self, items: Sequence[Any]) -> None:
-        with self._lock:
-            for handle, number in self._unknown:
-                if handle.job is not None:
-                    self._numbers[handle.job.number] = number
-            self._unknown = [(h, n) for h, n in self._unknown if h.job is None and not h.done()]
+    def _tell(self, items: Sequence[Event | Callable[[], None]]) -> None:
         told = []
         for event in (e for e in items if isinstance(e, Event)):
-            number = self._numbers.get(event.task, -1) if event.kind != "reject" else -1
+            number = event.task if event.kind != "reject" else -1
             if event.kind == "lost":
                 self._fault(self._stuck, str(event.why.get("error", "the device failed")))
             if event.kind in ("launch", "stop"):  # at once: if the device dies, these are suspects
                 self._send({"type": "launched", "task": number, "now": event.kind == "launch"})
-            told.append({"time": event.time, "kind": event.kind, "task": number, "name": event.name,
-                         "tenant": event.tenant, "why": self._renumbered(event.why)})  # fmt: skip
+            told.append({**vars(event), "task": number})
         if told:
             self._send({"type": "events", "events": told})
         for item in items:
-            if isinstance(item, int):
-                self._end(item)
-            elif isinstance(item, _Taken):
-                self._send({"type": "taking", "task": item.task, "now": False})
-            elif isinstance(item, _Freed):
-                self._freed(item)
-
-    def _renumbered(self, why: dict[str, Any]) -> dict[str, Any]:
-        """Return reasons with the service's numbers of tasks in place of the scheduler's."""
-        found = dict(why)
-        for key in ("for", "victim", "victims", "newcomer", "by", "beside"):
-            value = found.get(key)
-            if isinstance(value, int):
-                found[key] = self._numbers.get(value, value)
-            elif isinstance(value, list):
-                found[key] = [self._numbers.get(v, v) for v in value]
-        return found
+            if not isinstance(item, Event):
+                item()
 
     def _end(self, number: int) -> None:
         handle, request = self._tasks[number]
-        if handle.job is not None:
-            self._numbers.pop(handle.job.number, None)
         if handle.cancelled() or handle.exception() is not None:
             self._note_badly(number)  # before it is no task any more: what comes after it must not run
         del self._tasks[number]

@@ -22,12 +22,14 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 VERSION = 1
 """Of the messages. Peers of another version are refused."""
@@ -248,6 +250,19 @@ class Connection:
                 raise errors.ServiceError(f"{self.peer} closed the connection in the middle of a message")
             done += got
         return buffer
+
+
+class Handlers(dict[str, Callable[..., Any]]):
+    """Handlers of messages, by kind: ``handles = Handlers()``, then ``@handles("submit")`` above each function."""
+
+    def __call__(self, kind: str) -> Callable[[F], F]:
+        """Return what registers a function as the handler of a kind of message."""
+
+        def register(function: F) -> F:
+            self[kind] = function
+            return function
+
+        return register
 
 
 def hello(connection: Connection, **fields: Any) -> None:
