@@ -114,6 +114,7 @@ _PROVIDED = {
         "store": "warpwell.remote.store:RemoteStore",
     },
     "scheduler": {"pool": "warpwell.remote.scheduler:PoolScheduler"},
+    "policies": {"compared": "warpwell.study.policies:POLICIES"},
 }
 for _kind, _names in _PROVIDED.items():
     for _name, _path in _names.items():

@@ -9,6 +9,7 @@ kind       name                                                           what t
 service    what ``device.create(name, ...)`` makes on an agent            the callable that makes it there
 stand-in   a service whose objects have a class of their own here         that class; see `warpwell.remote.stand_in`
 scheduler  ``"pool"``: what ``Scheduler(devices=...)`` returns            the class
+policies   ``"compared"``: policies beside the scheduler's own            a dict: name, and what makes the policy
 ========== ============================================================== ============================================
 """
 
@@ -23,7 +24,7 @@ from .errors import ArgumentError
 importing = threading.RLock()
 """Held while names are imported on first use: threads that start at different modules would meet half-way."""
 
-_paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler": {}}
+_paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler": {}, "policies": {}}
 
 
 def register(kind: str, name: str, path: str) -> None:
@@ -31,7 +32,7 @@ def register(kind: str, name: str, path: str) -> None:
 
     Parameters
     ----------
-    kind : {"service", "stand-in", "scheduler"}
+    kind : {"service", "stand-in", "scheduler", "policies"}
     name : str
     path : str
         ``"module:attribute"``. The module is imported when the name is first used.

@@ -36,10 +36,10 @@ from warpwell.scheduler import (
 )
 from warpwell.scheduler.dispatcher import Watchdog
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
-from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.scheduler import Scheduler
 from warpwell.scheduler.service.client import connect
+from warpwell.study.policies import POLICIES
 from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
 
 BLOCK = 256

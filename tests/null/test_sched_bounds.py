@@ -11,12 +11,13 @@ from warpwell.scheduler import Kind, Profile, Request, Task, residency, tenants
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.executor import Capacity
-from warpwell.scheduler.policies import POLICIES, arrangement, drf, partition
+from warpwell.scheduler.policies import arrangement
 from warpwell.scheduler.predict import class_table, matrix, rate_model
 from warpwell.scheduler.predict.matrix import Matrix, Pair
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, Metrics
 from warpwell.scheduler.tenants import Tenants
+from warpwell.study.policies import POLICIES, drf, partition
 from warpwell.study.simulator import Simulator
 
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from warpwell.cli import main
-from warpwell.scheduler.policies import POLICIES
 from warpwell.study.experiment import Experiment, chosen, partitions, run_to_dict
+from warpwell.study.policies import POLICIES
 from warpwell.study.traces import Recipe
 
 SMALL = ["--kernels", "120", "--processes", "1"]

@@ -9,13 +9,14 @@ from tests.harness.scripted_executor import ScriptedExecutor
 from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Launch, Placement, Policy, Preempt, Profile, Request, State, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.policies import POLICIES, policy
-from warpwell.scheduler.policies.chimera import Chimera
-from warpwell.scheduler.policies.drf import divide
+from warpwell.scheduler.policies import policy
 from warpwell.scheduler.policies.order import FirstCome, LeftOver
 from warpwell.scheduler.policies.sharing import quota, rank
 from warpwell.scheduler.predict.matrix import Matrix, Pair
 from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.study.policies import POLICIES
+from warpwell.study.policies.chimera import Chimera
+from warpwell.study.policies.drf import divide
 from warpwell.study.replay import replay
 from warpwell.study.simulator import Host, Simulator
 from warpwell.testing.policies import CAPACITY, PolicyConformance, task

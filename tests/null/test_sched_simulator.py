@@ -12,13 +12,13 @@ from warpwell import errors
 from warpwell.scheduler import Capacity, Ended, Job, Kind, Placement, Profile, Request, State, Stopped, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel
-from warpwell.scheduler.policies import POLICIES
-from warpwell.scheduler.policies.oracle import Oracle
 from warpwell.scheduler.predict.class_table import BESIDE_MEMORY, ClassTable
 from warpwell.scheduler.predict.matrix import Matrix, Pair
 from warpwell.scheduler.predict.max_min import MaxMin, fill
 from warpwell.scheduler.predict.rates import rates
 from warpwell.scheduler.residency import Resident
+from warpwell.study.policies import POLICIES
+from warpwell.study.policies.oracle import Oracle
 from warpwell.study.replay import replay
 from warpwell.study.simulator import Host, Simulator
 

@@ -35,7 +35,7 @@ class Core:
     ----------
     executor : Executor
     policy : Policy or str
-        Or a name in `warpwell.scheduler.policies.POLICIES`.
+        Or a name that `warpwell.scheduler.policies.policy` knows.
     limit : int
         Kernels that may run at the same time.
     rates : Rates, optional

@@ -37,7 +37,7 @@ class Scheduler:
     devices : Devices or iterable of Device, optional
         Of a pool, in place of `device`: each task is placed on one of them (see `PoolScheduler`).
     policy : str or Policy
-        Who runs; a name in `warpwell.scheduler.policies.POLICIES`.
+        Who runs; a name that `warpwell.scheduler.policies.policy` knows.
     limit : int, optional
         Kernels that may run at the same time; 2 by default.
     rates : Rates, optional

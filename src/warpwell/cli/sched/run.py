@@ -18,10 +18,11 @@ from rich.table import Table
 
 from ...array.opening import require_device
 from ...errors import ArgumentError, MissingFileError, SchedulerError
-from ...scheduler import POLICIES, Core, Event, Executor, Log, Scheduler
+from ...scheduler import Core, Event, Executor, Log, Scheduler
 from ...scheduler.report.metrics import Metrics, measure
 from ...scheduler.task import Job, Profile, Request, Task
 from ...study.experiment import log_path
+from ...study.policies import POLICIES
 from ...study.replay import replay
 from ...study.workloads import WORKLOADS, Application, make
 from ...targets import default_device

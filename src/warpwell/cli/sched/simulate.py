@@ -229,7 +229,7 @@ def _forks() -> ForkServerContext:
     is faster than to free what that made.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warpwell.study.experiment", "warpwell.scheduler.policies.oracle"])
+    context.set_forkserver_preload(["warpwell.study.experiment", "warpwell.study.policies"])
     resource_tracker.ensure_running()  # which would let signals through while the other is started
     # what is started now, and what that forks, never hears of Ctrl-C in a terminal: it is for the command
     with _uninterrupted():

@@ -1,20 +1,22 @@
-"""Policies by name; see `policy`."""
+"""Policies of a scheduler, by name; `policy` makes one. Those that only comparisons need are in a room above.
+
+==================  =====================================================================================
+sharing.py          what policies share: quotas, partitions, rank of classes, standing with aging
+order.py            launch in an order, never preempt: first-come, left-over, stream-priority, shortest
+source.py           the source's rule: best combination of classes, preemption by its cost formula
+arrangement.py      places for kernels that run together, with the best sum of rates
+warpwell.py         ours: priority, tenants, aging, then the best arrangement in the best order
+==================  =====================================================================================
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from ... import errors
+from ... import errors, registry
 from ..policy import Policy
-from .chimera import Chimera
-from .drf import SmkDrf
-from .oracle import Oracle
 from .order import FirstCome, LeftOver, Shortest, StreamPriority
-from .orion import Orion
-from .partition import BestPartition, EvenPartition
-from .residency import MemoryFirst
 from .source import Source
 from .warpwell import Warpwell
 
@@ -22,24 +24,9 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "first-come": FirstCome,
     "left-over": LeftOver,
     "stream-priority": StreamPriority,
-    "even-partition": EvenPartition,
-    "best-partition": BestPartition,
-    "memory-first": MemoryFirst,
-    "chimera": Chimera,
-    "smk-drf": SmkDrf,
-    "orion": Orion,
     "shortest": Shortest,
     "source": Source,
-    "source-no-preemption": partial(Source, preempts=False, name="source-no-preemption"),
-    "source-no-pairing": partial(Source, pairs=False, name="source-no-pairing"),
-    "source-no-cost": partial(Source, costs=False, name="source-no-cost"),
-    "source-perfect": partial(Source, perfect=True, name="source-perfect"),
     "warpwell": Warpwell,
-    "warpwell-no-preemption": partial(Warpwell, preempts=False, name="warpwell-no-preemption"),
-    "warpwell-no-pairing": partial(Warpwell, pairs=False, name="warpwell-no-pairing"),
-    "warpwell-no-cost": partial(Warpwell, costs=False, name="warpwell-no-cost"),
-    "warpwell-perfect": partial(Warpwell, perfect=True, name="warpwell-perfect"),
-    "oracle": Oracle,
 }
 """What makes each policy; options are keywords of its class."""
 
@@ -50,7 +37,7 @@ def policy(name: str, **options: Any) -> Policy:
     Parameters
     ----------
     name : str
-        One of `POLICIES`.
+        One of `POLICIES`, or of the policies that are registered for comparisons.
     **options
         Parameters of its class.
 
@@ -61,7 +48,10 @@ def policy(name: str, **options: Any) -> Policy:
     """
     make = POLICIES.get(name)
     if make is None:
-        raise errors.ArgumentError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}", name="policy")
+        others: dict[str, Callable[..., Policy]] = registry.load(registry.path_of("policies", "compared"))
+        if name not in others:
+            raise errors.ArgumentError(f"there is no policy {name!r}: choose one of {', '.join(others)}", name="policy")
+        make = others[name]
     try:
         return make(**options)
     except TypeError as error:

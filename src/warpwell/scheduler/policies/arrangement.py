@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from ..policy import View
 from ..residency import REMEMBERED, footprint, shape_of
 from ..task import Job, Kind, Placement, Profile
-from .partition import pairs
-from .sharing import Sight, alone, at_most, quota, within
+from .sharing import Sight, alone, at_most, pairs, quota, within
 
 WHOLE = Placement()
 PLAIN = Placement(plain=True)

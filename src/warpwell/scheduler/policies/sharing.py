@@ -27,6 +27,19 @@ def within(partition: str) -> Placement:
     return Placement(partition=partition)
 
 
+def pairs(capacity: Capacity) -> Sequence[tuple[str, str]]:
+    """Return the partitions that divide the device between them: their names differ in the first letter (a32, b32)."""
+    return _pairs(tuple((capacity.partitions or {}).items()), capacity.processors)
+
+
+@functools.lru_cache(maxsize=64)
+def _pairs(partitions: tuple[tuple[str, int], ...], processors: int) -> Sequence[tuple[str, str]]:
+    found: dict[str, list[tuple[str, int]]] = {}
+    for name, size in partitions:
+        found.setdefault(name[1:], []).append((name, size))
+    return [(its[0][0], its[1][0]) for its in found.values() if len(its) == 2 and its[0][1] + its[1][1] <= processors]
+
+
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
     """Return the rank of a combination, smallest best: memory + compute, compute + compute, memory + memory.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from ..executor import Capacity
-from ..policy import Decision, Launch, Policy, Resize, View
-from ..residency import REMEMBERED, shape_of
-from ..task import Job
-from .order import at_least_one
-from .sharing import age, at_most, highest, preemptible
+from ...scheduler.executor import Capacity
+from ...scheduler.policies.order import at_least_one
+from ...scheduler.policies.sharing import age, at_most, highest, preemptible
+from ...scheduler.policy import Decision, Launch, Policy, Resize, View
+from ...scheduler.residency import REMEMBERED, shape_of
+from ...scheduler.task import Job
 
 
 class SmkDrf(Policy):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from ..executor import Capacity
-from ..policy import Decision, Launch, Policy, View
-from ..residency import REMEMBERED
-from ..task import MEMORY, PREEMPTED, Job, Kind, Placement, Request
-from .order import at_least_one
-from .sharing import age, at_most, quota, within
+from ...scheduler.policies.order import at_least_one
+from ...scheduler.policies.sharing import age, at_most, pairs, quota, within
+from ...scheduler.policy import Decision, Launch, Policy, View
+from ...scheduler.residency import REMEMBERED
+from ...scheduler.task import MEMORY, PREEMPTED, Job, Kind, Placement, Request
 
 
 class EvenPartition(Policy):
@@ -150,19 +148,6 @@ class BestPartition(Policy):
             self._chosen.clear()
         chosen = self._chosen[memory.task.name, compute.task.name] = max(kept, key=lambda r: sum(r[1]))[0]
         return chosen
-
-
-def pairs(capacity: Capacity) -> Sequence[tuple[str, str]]:
-    """Return the partitions that divide the device between them: their names differ in the first letter (a32, b32)."""
-    return _pairs(tuple((capacity.partitions or {}).items()), capacity.processors)
-
-
-@functools.lru_cache(maxsize=64)
-def _pairs(partitions: tuple[tuple[str, int], ...], processors: int) -> Sequence[tuple[str, str]]:
-    found: dict[str, list[tuple[str, int]]] = {}
-    for name, size in partitions:
-        found.setdefault(name[1:], []).append((name, size))
-    return [(its[0][0], its[1][0]) for its in found.values() if len(its) == 2 and its[0][1] + its[1][1] <= processors]
 
 
 def _size(name: str, view: View) -> int:

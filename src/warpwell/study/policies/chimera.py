@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from ..decision import SOURCE, SourceModel
-from ..policy import Decision, Policy, Preempt, View
-from ..task import PREEMPTED, Job
-from .order import at_least_one
-from .sharing import age, alone, grow, highest, preemptible, share, standing, stopping
+from ...scheduler.decision import SOURCE, SourceModel
+from ...scheduler.policies.order import at_least_one
+from ...scheduler.policies.sharing import age, alone, grow, highest, preemptible, share, standing, stopping
+from ...scheduler.policy import Decision, Policy, Preempt, View
+from ...scheduler.task import PREEMPTED, Job
 
 
 class Chimera(Policy):

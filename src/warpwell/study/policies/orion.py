@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from ..policy import Decision, Launch, Policy, View
-from ..task import Job, Placement
-from .order import at_least_one
-from .sharing import age, level, standing
+from ...scheduler.policies.order import at_least_one
+from ...scheduler.policies.sharing import age, level, standing
+from ...scheduler.policy import Decision, Launch, Policy, View
+from ...scheduler.task import Job, Placement
 
 
 class Orion(Policy):

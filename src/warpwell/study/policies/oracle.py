@@ -7,10 +7,10 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from ..decision import SOURCE, SourceModel, together
-from ..policy import Decision, Launch, Policy, Preempt, Resize, View
-from ..task import DONE, PREEMPTED, Job, Kind, Placement, Request, Task
-from .sharing import Sight, at_most, demand, preemptible, quota, stopping
+from ...scheduler.decision import SOURCE, SourceModel, together
+from ...scheduler.policies.sharing import Sight, at_most, demand, preemptible, quota, stopping
+from ...scheduler.policy import Decision, Launch, Policy, Preempt, Resize, View
+from ...scheduler.task import DONE, PREEMPTED, Job, Kind, Placement, Request, Task
 
 PARTS = (0.25, 0.5, 0.75)
 """Parts of the device that the older of two kernels may get, to choose from."""

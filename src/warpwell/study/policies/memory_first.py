@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from ..policy import Decision, Launch, Policy, Preempt, Resize, View
-from ..task import MEMORY, PREEMPTED, Job
-from .order import at_least_one
-from .sharing import age, at_most, demand, grow, preemptible, quota, share, stopping
+from ...scheduler.policies.order import at_least_one
+from ...scheduler.policies.sharing import age, at_most, demand, grow, preemptible, quota, share, stopping
+from ...scheduler.policy import Decision, Launch, Policy, Preempt, Resize, View
+from ...scheduler.task import MEMORY, PREEMPTED, Job
 
 
 class MemoryFirst(Policy):
