@@ -14,8 +14,8 @@ from warpwell import errors, nvme
 from warpwell.queues import QueuePairs
 from warpwell.storage import RamMedium
 from warpwell.storage.controller import MAX_WEIGHT, Controller
-from warpwell.storage.key_value_faulty import KeyValueFaulty
-from warpwell.storage.key_value_latency import KeyValueLatency
+from warpwell.storage.faulty import KeyValueFaulty
+from warpwell.storage.latency import KeyValueLatency
 from warpwell.targets import memory_for
 
 LIMIT = 20 * 10**9

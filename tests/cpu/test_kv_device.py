@@ -21,7 +21,7 @@ from tests.harness import kv_device as load
 from warpwell import errors, kv
 from warpwell.kv.keys import as_key
 from warpwell.storage import KeyValueLatency
-from warpwell.storage.key_value_faulty import KeyValueFaulty
+from warpwell.storage.faulty import KeyValueFaulty
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native
 

@@ -14,7 +14,7 @@ from warpwell import nvme
 from warpwell.queues import QueuePairs
 from warpwell.queues.layout import P_COMMANDS
 from warpwell.storage.controller import Controller
-from warpwell.storage.key_value_latency import KeyValueLatency
+from warpwell.storage.latency import KeyValueLatency
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import clock_ns, memory_for, native
 

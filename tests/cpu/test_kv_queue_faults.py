@@ -29,8 +29,8 @@ from warpwell import errors
 from warpwell.queues import QueuePairs
 from warpwell.queues.layout import P_CQ_TAIL, P_SQ_HEAD, Q_WORDS
 from warpwell.storage.controller import Controller
-from warpwell.storage.key_value_faulty import KeyValueFaulty
-from warpwell.storage.key_value_latency import KeyValueLatency
+from warpwell.storage.faulty import KeyValueFaulty
+from warpwell.storage.latency import KeyValueLatency
 from warpwell.targets import clock_ns, grid, kernel, memory_for
 
 pytestmark = pytest.mark.alone

@@ -21,14 +21,11 @@ from warpwell.nvme import (
 )
 from warpwell.storage.faulty import Faulty
 from warpwell.storage.file import FileMedium, file_status
-from warpwell.storage.latency import Latency
-from warpwell.storage.medium import Medium
-from warpwell.storage.presets import DRIVES
-from warpwell.storage.presets import drive as drive_named
-from warpwell.storage.python_medium import PythonMedium
+from warpwell.storage.groups import Replicated, Striped
+from warpwell.storage.latency import DRIVES, Latency
+from warpwell.storage.latency import drive as drive_named
+from warpwell.storage.medium import Medium, PythonMedium
 from warpwell.storage.ram import RamMedium
-from warpwell.storage.replicated import Replicated
-from warpwell.storage.striped import Striped
 from warpwell.testing.media import UNANSWERED, Buffer, MediumConformance, drive
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.harness import kv_device as load
 
 from warpwell import errors, kv
-from warpwell.storage.key_value_faulty import KeyValueFaulty
+from warpwell.storage.faulty import KeyValueFaulty
 
 DEVICE = "cuda"
 KEYS = 2000

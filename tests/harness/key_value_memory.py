@@ -27,7 +27,7 @@ from warpwell.nvme import (
 from warpwell.queues.completion import drain, orphan, poll, result_of, take_ready
 from warpwell.queues.layout import ORPHAN, Q_WORDS
 from warpwell.queues.submission import release_id, staging_of, submit_entry, take_id
-from warpwell.storage._words import lock, set_word, unlock, word
+from warpwell.storage.commands import lock, set_word, unlock, word
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import (
     SYSTEM,

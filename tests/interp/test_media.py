@@ -5,11 +5,10 @@ import pytest
 
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
 from warpwell.storage.faulty import Faulty
+from warpwell.storage.groups import Replicated, Striped
 from warpwell.storage.latency import Latency
 from warpwell.storage.medium import Medium
 from warpwell.storage.ram import RamMedium
-from warpwell.storage.replicated import Replicated
-from warpwell.storage.striped import Striped
 from warpwell.targets import call_native, grid, memory_for
 from warpwell.targets.interp.interpreter import launch
 from warpwell.testing.media import Buffer, drive_part

@@ -1,4 +1,8 @@
-"""Faulty: a medium that fails on purpose."""
+"""Faulty and KeyValueFaulty: a medium, or native functions for keys and values, that fail on purpose.
+
+Both are served by the same native functions; `KEYED` tells them apart. What comes later (commands that came while it
+was silent, late ones, second completions) waits in one queue, ordered by time.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT, describe
+from ..nvme import KV_UNRECOVERED_ERROR, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT, describe
 from ..targets import (
     SYSTEM,
     call_native,
+    clock_ns,
     device,
     div,
     fetch_add,
@@ -22,42 +27,122 @@ from ..targets import (
     rem,
     store_relaxed,
 )
-from ._words import lock, set_word, unlock, word
+from .commands import keep_result, lock, results_table, set_word, take_result, unlock, word
 from .latency import Latency
-from .medium import PENDING, Medium, NativeMedium, raw_bytes
+from .medium import PENDING, Medium, NativeMedium, Wrapper, raw_bytes
 
 START = 0
 COMPLETE = 1
 INNER = 2
-COMMANDS = 3
-"""Reads and writes so far, withheld ones when they come to run."""
-WRITES = 4
-INJECTED = 5
-FAIL_EVERY = 6
-READS_TO_FAIL = 7
-WRITES_TO_FAIL = 8
-TORN_EVERY = 9
-STATUS = 10
-"""Status of injected faults; 0: what fits the opcode."""
-SILENT = 11
-SILENT_AFTER = 12
+RESULTS = 3
+KEYED = 4
+"""1 where commands are of keys and values."""
+RECEIVED = 5
+SILENT = 6
+SILENT_AFTER = 7
 """Commands received after which silence begins; -1: never."""
-RECEIVED = 13
-LOCK = 14
-HEAD = 15
-TAIL = 16
-ENTRIES = 17
-RANGES = 18
+LOCK = 8
+HEAD = 9
+TAIL = 10
+ENTRIES = 11
+LATE_NS = 12
+STATUS = 13
+"""Status of injected faults; 0: what fits the opcode."""
+INJECTED = 14
+
+# -- faults of blocks ----------------------------------------------------------------------------------------
+COMMANDS = 16
+"""Reads and writes so far, withheld ones when they come to run."""
+WRITES = 17
+FAIL_EVERY = 18
+READS_TO_FAIL = 19
+WRITES_TO_FAIL = 20
+TORN_EVERY = 21
+RANGES = 22
 """Number of ranges; they follow as pairs."""
-RANGE_LIST = 24
+RANGE_LIST = 32
 MAX_RANGES = 64
 
-WITHHELD = 16384
-ENTRY_BYTES = 40
+# -- schedule, of keys and values ------------------------------------------------------------------------------
+STEP = 24
+"""Commands since the schedule began."""
+LENGTH = 25
+"""Steps of the schedule; 0: no faults."""
+REPEAT = 26
+COUNTS = 27
+"""Commands that met each kind of step."""
+STEPS = RANGE_LIST + 2 * MAX_RANGES
+MAX_STEPS = 4096
+
+WELL = 0
+ERROR = 1
+LATE = 2
+LOST = 3
+DUPLICATE = 4
+KINDS = ("ok", "error", "late", "lost", "duplicate")
+
+MOST_WAITING = 16384
+"""Entries of what comes later."""
+ENTRY_BYTES = 64
+E_DUE = 0
+E_KIND = 1
+E_OP = 2
+E_FIRST = 3
+E_SECOND = 4
+E_BUFFER = 5
+E_LAST = 6
+E_ANSWER = 7
+
 ALWAYS = 1 << 60
 
 
-class Faulty(Medium):
+class _FaultState:
+    """Host side of the native functions of both classes."""
+
+    def __init__(self, *, keyed: bool, silent_after: int | None = None) -> None:
+        self._block = memory_for("cpu").allocate(8 * (STEPS + MAX_STEPS))
+        self._entries, self._results = memory_for("cpu").allocate(ENTRY_BYTES * MOST_WAITING), results_table()
+        self._words = self._block.words
+        self._words[RESULTS], self._words[ENTRIES] = self._results.address, self._entries.address
+        self._words[KEYED] = keyed
+        self._words[SILENT_AFTER] = -1 if silent_after is None else silent_after
+
+    def _over(self, inner: NativeMedium) -> NativeMedium:
+        """Return native functions that call those of what is below."""
+        self._words[:3] = (inner.start, inner.complete, inner.state)
+        return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, (self, inner))
+
+    def stop(self) -> None:
+        """Answer no command any more, those in flight included."""
+        self._words[SILENT] = 1
+
+    def resume(self) -> None:
+        """Answer again; commands that came meanwhile run now. Their buffers must still be there."""
+        self._words[SILENT_AFTER] = -1
+        self._words[SILENT] = 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether it withholds its answers."""
+        return bool(self._words[SILENT])
+
+    @property
+    def waiting(self) -> int:
+        """Commands and second completions that are still to come: late ones, and those that wait for `resume`."""
+        return int(self._words[TAIL] - self._words[HEAD])
+
+    @property
+    def commands(self) -> int:
+        """Commands received."""
+        return int(self._words[RECEIVED])
+
+    @property
+    def injected(self) -> int:
+        """Errors so far that were made here."""
+        return int(self._words[INJECTED])
+
+
+class Faulty(_FaultState, Wrapper):
     """A medium that fails on purpose, for tests of what stands above it. Closing it closes the medium.
 
     Parameters
@@ -78,18 +163,10 @@ class Faulty(Medium):
     def __init__(
         self, medium: Medium, *, delay_us: float = 0.0, silent_after: int | None = None, **faults: Any
     ) -> None:
-        self.medium = Latency(medium, latency_us=delay_us) if delay_us else medium
-        self.nbytes = medium.nbytes
-        self.writable = medium.writable
-        self.emulated = True
+        Wrapper.__init__(self, Latency(medium, latency_us=delay_us) if delay_us else medium)
+        _FaultState.__init__(self, keyed=False, silent_after=silent_after)
         self.name = f"faulty {medium.name}"
         self.description = f"faulty {self.medium.description}"
-        self._block = memory_for("cpu").allocate(8 * (RANGE_LIST + 2 * MAX_RANGES))
-        self._entries = memory_for("cpu").allocate(ENTRY_BYTES * WITHHELD)
-        self._words = self._block.words
-        self._words[ENTRIES] = self._entries.address
-        self._words[SILENT_AFTER] = -1 if silent_after is None else silent_after
-        self._native: NativeMedium | None = None
         self.configure(**faults)
 
     def configure(
@@ -136,54 +213,20 @@ class Faulty(Medium):
         words[WRITES_TO_FAIL] = ALWAYS if fail_writes is True else int(fail_writes)
         words[TORN_EVERY] = int(torn_writes)
 
-    def stop(self) -> None:
-        """Answer no command any more, those in flight included."""
-        self._words[SILENT] = 1
-
-    def resume(self) -> None:
-        """Answer again; withheld commands run now. Their buffers must still be there."""
-        self._words[SILENT_AFTER] = -1
-        self._words[SILENT] = 0
-
-    @property
-    def silent(self) -> bool:
-        """Whether it withholds its answers."""
-        return bool(self._words[SILENT])
-
     @property
     def withheld(self) -> int:
         """Commands that wait for `resume`."""
-        return int(self._words[TAIL] - self._words[HEAD])
-
-    @property
-    def commands(self) -> int:
-        """Commands received."""
-        return int(self._words[RECEIVED])
-
-    @property
-    def injected(self) -> int:
-        """Faults so far."""
-        return int(self._words[INJECTED])
-
-    def native(self) -> NativeMedium | None:
-        """Return the native functions."""
-        if self._native is None:
-            inner = self.medium.native()
-            if inner is None:
-                return None
-            self._words[:3] = (inner.start, inner.complete, inner.state)
-            self._native = NativeMedium(faulty_start.address, faulty_complete.address, self._block.address)
-        return self._native
+        return self.waiting
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return bytes; see `Medium.read`."""
+        """Return bytes, or raise a fault that was chosen."""
         status = self._fault(READ, offset, nbytes)
         if status:
             raise self._error(status, offset)
         return self.medium.read(offset, nbytes)
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
-        """Write bytes; see `Medium.write`."""
+        """Write bytes, or half of them and raise, or raise: as was chosen."""
         raw = raw_bytes(data)
         status = self._fault(WRITE, offset, raw.nbytes)
         if status < 0:
@@ -193,20 +236,8 @@ class Faulty(Medium):
             raise self._error(status, offset)
         self.medium.write(offset, raw)
 
-    def sync(self) -> None:
-        """Make everything durable; see `Medium.sync`."""
-        self.medium.sync()
-
-    def close(self) -> None:
-        """Give everything back; see `Medium.close`."""
-        self.medium.close()
-
-    def last_error(self) -> str | None:
-        """Return what is known of the last failure."""
-        return self.medium.last_error()
-
     def _fault(self, op: int, offset: int, nbytes: int) -> int:
-        """What `fault_of` does, for the host's own reads and writes; minus the status for a torn write."""
+        """Do what `fault_of` does, for the host's own reads and writes; return minus the status for a torn write."""
         words = self._words
         words[RECEIVED] += 1
         if 0 <= words[SILENT_AFTER] < words[RECEIVED]:
@@ -236,6 +267,76 @@ class Faulty(Medium):
         return errors.MediumError(
             f"{self.name}: {describe(status)}, on purpose", lba=offset // 512, status=status
         )
+
+
+class KeyValueFaulty(_FaultState):
+    """Key-value functions that fail on purpose, for tests of what stands above them.
+
+    Parameters
+    ----------
+    functions : NativeMedium
+        For `Controller.attach_kv`. None of its commands may be pending where a step is "duplicate".
+    schedule : sequence of str
+        What happens to each command in order: "ok", "error" (a status, nothing moves), "late" (the value moves
+        and the completion comes after `late_us`), "lost" (nothing ever happens), or "duplicate" (a second
+        completion after `late_us`).
+    repeat : bool
+        Start the schedule again at its end; otherwise further commands are well.
+    late_us : float
+        Microseconds.
+    status : int
+        NVMe status of errors.
+
+    Raises
+    ------
+    ArgumentError
+    """
+
+    def __init__(
+        self,
+        functions: NativeMedium,
+        schedule: Sequence[str] = (),
+        *,
+        repeat: bool = True,
+        late_us: float = 1000.0,
+        status: int = KV_UNRECOVERED_ERROR,
+    ) -> None:
+        super().__init__(keyed=True)
+        self._native = self._over(functions)
+        self.configure(schedule, repeat=repeat, late_us=late_us, status=status)
+
+    def configure(
+        self,
+        schedule: Sequence[str],
+        *,
+        repeat: bool = True,
+        late_us: float = 1000.0,
+        status: int = KV_UNRECOVERED_ERROR,
+    ) -> None:
+        """Start another schedule with the next command; parameters as of the class."""
+        unknown = sorted(set(schedule) - set(KINDS))
+        if unknown or len(schedule) > MAX_STEPS:
+            raise errors.ArgumentError(
+                f"a schedule of {len(schedule)} steps with {unknown}: at most {MAX_STEPS}, each one of {KINDS}",
+                name="schedule",
+            )
+        if not 0 < status <= 0x7FFF or not 0 <= late_us < 1e12:
+            raise errors.ArgumentError(f"status {status:#x} has 15 bits, late_us {late_us} is 0 or more")
+        words = self._words
+        words[LENGTH] = 0
+        words[STEP] = 0
+        words[STATUS], words[LATE_NS], words[REPEAT] = status, int(late_us * 1000), repeat
+        words[STEPS : STEPS + len(schedule)] = [KINDS.index(kind) for kind in schedule]
+        words[LENGTH] = len(schedule)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Commands that met each kind of step."""
+        return {kind: int(self._words[COUNTS + k]) for k, kind in enumerate(KINDS)}
+
+    def native(self) -> NativeMedium:
+        """Return the native functions."""
+        return self._native
 
 
 @device
@@ -277,74 +378,126 @@ def injected(state: int, op: int) -> int:
 
 
 @device
-def attempt(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def step_of(state: int) -> int:
+    """Return what happens to the next command."""
+    number = fetch_add(state + 8 * STEP, 1, SYSTEM)
+    length = word(state, LENGTH)
+    kind = WELL
+    if length > 0 and (word(state, REPEAT) != 0 or number < length):
+        kind = word(state, STEPS + rem(number, max(length, 1)))
+    fetch_add(state + 8 * (COUNTS + kind), 1, SYSTEM)
+    return kind
+
+
+@device
+def put_off(state: int, kind: int, op: int, first: int, second: int, buffer: int, last: int, answer: int) -> None:
+    """Queue what comes later; with a full queue it never comes."""
+    lock(state + 8 * LOCK)
+    # under the lock, so that times rise along the queue
+    due = clock_ns() + word(state, LATE_NS)
+    at = word(state, TAIL)
+    if at - word(state, HEAD) < MOST_WAITING:
+        entry = word(state, ENTRIES) + ENTRY_BYTES * (at & (MOST_WAITING - 1))
+        store_relaxed(entry + 8 * E_DUE, due, SYSTEM)
+        store_relaxed(entry + 8 * E_KIND, kind, SYSTEM)
+        store_relaxed(entry + 8 * E_OP, op, SYSTEM)
+        store_relaxed(entry + 8 * E_FIRST, first, SYSTEM)
+        store_relaxed(entry + 8 * E_SECOND, second, SYSTEM)
+        store_relaxed(entry + 8 * E_BUFFER, buffer, SYSTEM)
+        store_relaxed(entry + 8 * E_LAST, last, SYSTEM)
+        store_relaxed(entry + 8 * E_ANSWER, answer, SYSTEM)
+        set_word(state, TAIL, at + 1)
+    unlock(state + 8 * LOCK)
+
+
+@device
+def attempt(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
     """Run a command, well or not."""
-    fault = fault_of(state, op, offset, nbytes)
+    if word(state, KEYED) != 0:
+        return call_native(word(state, START), word(state, INNER), op, first, second, buffer, last)
+    fault = fault_of(state, op, first, second)
     if fault > 0:
         return fault
-    size = nbytes
+    size = second
     torn = 0
     if fault < 0:
-        size = div(nbytes, 1024) * 512
+        size = div(second, 1024) * 512
         torn = 1
     # the inner tag remembers that the answer will be an error
-    status = call_native(word(state, START), word(state, INNER), op, offset, size, buffer, (tag << 1) | torn)
+    status = call_native(word(state, START), word(state, INNER), op, first, size, buffer, (last << 1) | torn)
     if torn == 1 and status != PENDING:
         return injected(state, WRITE)
     return status
 
 
 @native
-def faulty_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-    """Run a command, or withhold it while silent."""
+def faulty_start(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
+    """Run a command as was chosen, or let it wait while silent.
+
+    `first` and `second` are the offset and the number of bytes, `last` is the tag; or what those words are for keys.
+    """
     number = fetch_add(state + 8 * RECEIVED, 1, SYSTEM)
     after = word(state, SILENT_AFTER)
     if after >= 0 and number >= after:
         set_word(state, SILENT, 1)
-    if word(state, SILENT) == 0:
-        return attempt(state, op, offset, nbytes, buffer, tag)
-    lock(state + 8 * LOCK)
-    tail = word(state, TAIL)
-    if tail - word(state, HEAD) < WITHHELD:  # else it is lost for good, which is as silent
-        entry = word(state, ENTRIES) + ENTRY_BYTES * (tail & (WITHHELD - 1))
-        store_relaxed(entry, op, SYSTEM)
-        store_relaxed(entry + 8, offset, SYSTEM)
-        store_relaxed(entry + 16, nbytes, SYSTEM)
-        store_relaxed(entry + 24, buffer, SYSTEM)
-        store_relaxed(entry + 32, tag, SYSTEM)
-        set_word(state, TAIL, tail + 1)
-    unlock(state + 8 * LOCK)
-    return PENDING
+    kind = step_of(state)
+    if kind == LOST:
+        return PENDING
+    if kind == LATE or word(state, SILENT) != 0:
+        put_off(state, LATE, op, first, second, buffer, last, 0)
+        return PENDING
+    if kind == ERROR:
+        return injected(state, op)
+    answer = attempt(state, op, first, second, buffer, last)
+    if kind == DUPLICATE and answer != PENDING:
+        put_off(state, DUPLICATE, op, first, second, buffer, last, answer)
+    return answer
 
 
 @native
 def faulty_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Nothing while silent; else run what was withheld, then ask the inner medium."""
+    """Nothing while silent; else what was put off and is due, then what the inner functions have.
+
+    With `a` 1, return the result of the key-value command with tag `b`.
+    """
+    function = word(state, COMPLETE)
+    keyed = word(state, KEYED) != 0
+    if a == 1:
+        result = take_result(word(state, RESULTS), b)
+        if result == 0 and function != 0:
+            result = call_native(function, word(state, INNER), 1, b, 0, 0, 0)
+        return result
     if word(state, SILENT) != 0:
         return -1
     while word(state, HEAD) != word(state, TAIL):
         lock(state + 8 * LOCK)
         head = word(state, HEAD)
-        if head == word(state, TAIL):
+        entry = word(state, ENTRIES) + ENTRY_BYTES * (head & (MOST_WAITING - 1))
+        if head == word(state, TAIL) or load_relaxed(entry + 8 * E_DUE, SYSTEM) > clock_ns():
             unlock(state + 8 * LOCK)
             break
-        entry = word(state, ENTRIES) + ENTRY_BYTES * (head & (WITHHELD - 1))
-        op = load_relaxed(entry, SYSTEM)
-        offset = load_relaxed(entry + 8, SYSTEM)
-        nbytes = load_relaxed(entry + 16, SYSTEM)
-        buffer = load_relaxed(entry + 24, SYSTEM)
-        tag = load_relaxed(entry + 32, SYSTEM)
+        kind = load_relaxed(entry + 8 * E_KIND, SYSTEM)
+        op = load_relaxed(entry + 8 * E_OP, SYSTEM)
+        first = load_relaxed(entry + 8 * E_FIRST, SYSTEM)
+        second = load_relaxed(entry + 8 * E_SECOND, SYSTEM)
+        buffer = load_relaxed(entry + 8 * E_BUFFER, SYSTEM)
+        last = load_relaxed(entry + 8 * E_LAST, SYSTEM)
+        answer = load_relaxed(entry + 8 * E_ANSWER, SYSTEM)
         set_word(state, HEAD, head + 1)
         unlock(state + 8 * LOCK)
-        status = attempt(state, op, offset, nbytes, buffer, tag)
-        if status != PENDING:
-            return (tag << 16) | status
-    function = word(state, COMPLETE)
+        if kind == LATE:
+            answer = attempt(state, op, first, second, buffer, last)
+        if answer != PENDING:
+            tag = last
+            if keyed:
+                tag = last >> 32
+            keep_result(word(state, RESULTS), tag, answer >> 16)
+            return (tag << 16) | (answer & 0xFFFF)
     if function == 0:
         return -1
     got = call_native(function, word(state, INNER), 0, 0, 0, 0, 0)
-    if got < 0:
-        return -1
+    if got < 0 or keyed:
+        return got
     status = got & 0xFFFF
     if (got >> 16) & 1 == 1:
         status = injected(state, WRITE)

@@ -37,7 +37,7 @@ from ..targets import (
     pread,
     pwrite,
 )
-from ._words import set_word, word, zero_fill
+from .commands import set_word, word, zero_fill
 from .medium import Medium, NativeMedium, raw_bytes
 
 FD = 0

@@ -1,4 +1,8 @@
-"""Latency: an emulated drive over another medium."""
+"""Latency and KeyValueLatency: an emulated drive over a medium, or over native functions for keys and values.
+
+Both are served by the same native functions; `KEYED` tells them apart. A command moves its bytes when it starts,
+passes when the limits permit, and waits in its lane, ordered by deadline, until it completes.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import COMMAND_INTERRUPTED, READ, WRITE
+from ..nvme import COMMAND_INTERRUPTED, FLUSH, KV_DELETE, KV_RETRIEVE, KV_STORE
 from ..targets import (
     SYSTEM,
-    Block,
     backoff,
     call_native,
     clock_ns,
@@ -24,21 +27,25 @@ from ..targets import (
     native,
     store_relaxed,
 )
-from ._words import (
+from .commands import (
     R_EXTRA,
+    R_NBYTES,
     R_OP,
+    R_STATUS,
     R_TAG,
     SlotTable,
+    keep_result,
     lock,
     record_of,
     release_slot,
+    results_table,
     set_word,
+    take_result,
     take_slot,
     unlock,
     word,
 )
-from .medium import PENDING, Medium, NativeMedium
-from .presets import drive
+from .medium import PENDING, Medium, NativeMedium, Wrapper
 
 START = 0
 COMPLETE = 1
@@ -55,8 +62,6 @@ BYTES_FREE = 7
 # -- lane: one of reads, one of everything else; each is a queue by deadline --------------------
 READS = 8
 WRITES = 16
-LANE_WORDS = 8
-STATE_WORDS = WRITES + LANE_WORDS
 L_HEAD = 0
 L_TAIL = 1
 L_DUE = 2
@@ -67,104 +72,72 @@ L_COST_4096 = 5
 L_FREE = 6
 L_LATENCY = 7
 
+KEYED = 24
+"""1 where commands are of keys and values."""
+RESULTS = 25
+STATE_WORDS = 26
+
 IN_FLIGHT = 4096
 NEVER = 1 << 62
+UNIT = 512
+"""Bytes of a step in which a retrieve may begin within the value."""
+R_RESULT = R_STATUS
+"""Result of a command that is done and waits for its time."""
 
 
-class Latency(Medium):
-    """An emulated drive: commands complete when a drive with these limits would have them done.
+@dataclass(frozen=True)
+class Drive:
+    """Rates of a drive, as measured with one of them on four PCIe 4 lanes.
 
-    The bytes move when a command starts. It passes when commands (IOPS) and bytes (bandwidth) before it have
-    passed, and completes a latency later; up to 4096 reads and as many writes are in flight. Closing it
-    closes the medium. Each has limits of its own, so one drive is one `Latency`, over a `Striped` if need be.
+    Source: Qureshi and others, GPU-Initiated On-Demand High-Throughput Storage Access in the BaM System
+    Architecture (2023), table 3.
 
-    Parameters
+    Attributes
     ----------
-    medium : Medium
-    preset : str, optional
-        "P5800X", "PM1735" or "980Pro" (`warpwell.storage.presets`). The options below replace its values.
-    read_iops, write_iops : float or tuple of float, optional
-        Commands a second; two numbers for commands under 4096 bytes and others. No limit where left out.
-    bandwidth : float, optional
-        Bytes a second, reads and writes together. No limit where left out.
-    latency_us : float or tuple of float, optional
-        Microseconds; two numbers for reads and for writes and flushes. 0 where left out.
+    name : str
+    read_iops, write_iops : tuple of float
+        Commands a second of 512 bytes, and of 4096 bytes.
+    latency_us : float
+        Of one command, in microseconds. That of the 980 Pro is under full load; no other is given.
+    """
+
+    name: str
+    read_iops: tuple[float, float]
+    write_iops: tuple[float, float]
+    latency_us: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second: the rate of its reads of 4096 bytes."""
+        return 4096 * self.read_iops[1]
+
+
+DRIVES = (
+    Drive("P5800X", (5.1e6, 1.5e6), (1.0e6, 1.5e6), 11.0),
+    Drive("PM1735", (1.1e6, 1.6e6), (351e3, 351e3), 25.0),
+    Drive("980Pro", (0.75e6, 0.75e6), (172e3, 172e3), 324.0),
+)
+"""Intel Optane P5800X, Samsung PM1735, Samsung 980 Pro."""
+
+
+def drive(name: str) -> Drive:
+    """Return a drive by name, whatever the case.
 
     Raises
     ------
     ArgumentError
+        There is none of that name.
     """
-
-    def __init__(
-        self,
-        medium: Medium,
-        preset: str | None = None,
-        *,
-        read_iops: float | tuple[float, float] | None = None,
-        write_iops: float | tuple[float, float] | None = None,
-        bandwidth: float | None = None,
-        latency_us: float | tuple[float, float] | None = None,
-    ) -> None:
-        self.limits = limits_of(preset, read_iops, write_iops, bandwidth, latency_us)
-        self.medium = medium
-        self.nbytes = medium.nbytes
-        self.writable = medium.writable
-        self.emulated = True
-        self.name = f"latency {self.limits.name} over {medium.name}"
-        self.description = f"latency {self.limits.name} over {medium.description} (emulated)"
-        self._native: NativeMedium | None = None
-        self._keep: Any = None
-
-    def native(self) -> NativeMedium | None:
-        """Return the native functions."""
-        if self._native is None:
-            inner = self.medium.native()
-            if inner is None:
-                return None
-            block = memory_for("cpu").allocate(8 * STATE_WORDS)
-            table = SlotTable() if inner.complete else None
-            block.words[:4] = (inner.start, inner.complete, inner.state, table.address if table else 0)
-            self._keep = (block, self.limits.fill(block.words), table)
-            self._native = NativeMedium(latency_start.address, latency_complete.address, block.address)
-        return self._native
-
-    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return bytes; see `Medium.read`."""
-        begin = time.monotonic()
-        out = self.medium.read(offset, nbytes)
-        self._wait(begin, nbytes, 0)
-        return out
-
-    def write(self, offset: int, data: NDArray[Any]) -> None:
-        """Write bytes; see `Medium.write`."""
-        begin = time.monotonic()
-        self.medium.write(offset, data)
-        self._wait(begin, data.nbytes, 1)
-
-    def sync(self) -> None:
-        """Make everything durable; see `Medium.sync`."""
-        self.medium.sync()
-
-    def close(self) -> None:
-        """Give everything back; see `Medium.close`."""
-        self.medium.close()
-
-    def last_error(self) -> str | None:
-        """Return what is known of the last failure."""
-        return self.medium.last_error()
-
-    def _wait(self, begin: float, nbytes: int, lane: int) -> None:
-        """Loading a whole array takes as long as on the drive."""
-        rate = self.limits.bandwidth
-        seconds = self.limits.latency_us[lane] * 1e-6 + (nbytes / rate if rate else 0.0)
-        left = begin + seconds - time.monotonic()
-        if left > 0:
-            time.sleep(left)
+    for candidate in DRIVES:
+        if candidate.name.lower() == name.lower().replace(" ", ""):
+            return candidate
+    known = ", ".join(d.name for d in DRIVES)
+    raise errors.ArgumentError(f"no drive {name!r}: one of {known}", name="preset")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an emulated drive can do: see `Latency`. 0 is no limit."""
+    """What an emulated drive can do, in the units of `Latency`'s options. 0 is no limit."""
 
     name: str
     read_iops: tuple[float, float]
@@ -172,9 +145,14 @@ class Limits:
     bandwidth: float
     latency_us: tuple[float, float]
 
-    def fill(self, words: NDArray[np.int64]) -> Block:
-        """Write the limits and empty lanes into a state; return the memory of the lanes' entries."""
+    def over(self, inner: NativeMedium, *, keyed: bool) -> NativeMedium:
+        """Return native functions that delay those of a medium, or (`keyed`) those for keys and values."""
+        block = memory_for("cpu").allocate(8 * STATE_WORDS)
         entries = memory_for("cpu").allocate(2 * 16 * IN_FLIGHT)
+        table, results = SlotTable(), results_table()
+        words = block.words
+        words[:4] = (inner.start, inner.complete, inner.state, table.address)
+        words[KEYED], words[RESULTS] = keyed, results.address
         words[BYTES_COST] = _cost(self.bandwidth / 512)
         for k, iops in enumerate((self.read_iops, self.write_iops)):
             lane = words[(READS, WRITES)[k] :]
@@ -182,7 +160,8 @@ class Limits:
             lane[L_ENTRIES] = entries.address + 16 * IN_FLIGHT * k
             lane[L_COST_512], lane[L_COST_4096] = _cost(iops[0]), _cost(iops[1])
             lane[L_LATENCY] = int(self.latency_us[k] * 1000)
-        return entries
+        kept = (block, entries, table, results, inner)
+        return NativeMedium(latency_start.address, latency_complete.address, block.address, kept)
 
 
 def limits_of(
@@ -221,6 +200,115 @@ def _cost(rate: float) -> int:
     return round(1e9 * 1024 / rate) if rate else 0
 
 
+class Latency(Wrapper):
+    """An emulated drive: commands complete when a drive with these limits would have them done.
+
+    The bytes move when a command starts. It passes when commands (IOPS) and bytes (bandwidth) before it have
+    passed, and completes a latency later; up to 4096 reads and as many writes are in flight. Closing it
+    closes the medium. Each has limits of its own, so one drive is one `Latency`, over a `Striped` if need be.
+
+    Parameters
+    ----------
+    medium : Medium
+    preset : str, optional
+        "P5800X", "PM1735" or "980Pro" (`DRIVES`). The options below replace its values.
+    read_iops, write_iops : float or tuple of float, optional
+        Commands a second; two numbers for commands under 4096 bytes and others. No limit where left out.
+    bandwidth : float, optional
+        Bytes a second, reads and writes together. No limit where left out.
+    latency_us : float or tuple of float, optional
+        Microseconds; two numbers for reads and for writes and flushes. 0 where left out.
+
+    Raises
+    ------
+    ArgumentError
+    """
+
+    def __init__(
+        self,
+        medium: Medium,
+        preset: str | None = None,
+        *,
+        read_iops: float | tuple[float, float] | None = None,
+        write_iops: float | tuple[float, float] | None = None,
+        bandwidth: float | None = None,
+        latency_us: float | tuple[float, float] | None = None,
+    ) -> None:
+        self.limits = limits_of(preset, read_iops, write_iops, bandwidth, latency_us)
+        super().__init__(medium)
+        self.name = f"latency {self.limits.name} over {medium.name}"
+        self.description = f"latency {self.limits.name} over {medium.description} (emulated)"
+
+    def _over(self, inner: NativeMedium) -> NativeMedium:
+        return self.limits.over(inner, keyed=False)
+
+    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return bytes after the time that the drive would take."""
+        begin = time.monotonic()
+        out = self.medium.read(offset, nbytes)
+        self._wait(begin, nbytes, 0)
+        return out
+
+    def write(self, offset: int, data: NDArray[Any]) -> None:
+        """Write bytes; return after the time that the drive would take."""
+        begin = time.monotonic()
+        self.medium.write(offset, data)
+        self._wait(begin, data.nbytes, 1)
+
+    def _wait(self, begin: float, nbytes: int, lane: int) -> None:
+        """Sleep until a transfer that began at `begin` would be done on the drive."""
+        rate = self.limits.bandwidth
+        seconds = self.limits.latency_us[lane] * 1e-6 + (nbytes / rate if rate else 0.0)
+        left = begin + seconds - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+
+class KeyValueLatency:
+    """An emulated drive: key-value commands complete when a drive with these limits would have them done.
+
+    The value moves when a command starts. Retrieve, list and exist count as reads; a command's bytes are
+    those of the value that moved. Otherwise as `Latency`, whose limits these are.
+
+    Parameters
+    ----------
+    functions : NativeMedium
+        For `Controller.attach_kv`.
+    preset : str, optional
+        "P5800X", "PM1735" or "980Pro" (`DRIVES`). The options below replace its values.
+    read_iops, write_iops : float or tuple of float, optional
+        Commands a second; two numbers for values under 4096 bytes and others. No limit where left out.
+    bandwidth : float, optional
+        Bytes a second, reads and writes together. No limit where left out.
+    latency_us : float or tuple of float, optional
+        Microseconds; two numbers for reads and for writes. 0 where left out.
+
+    Raises
+    ------
+    ArgumentError
+    """
+
+    emulated = True
+
+    def __init__(
+        self,
+        functions: NativeMedium,
+        preset: str | None = None,
+        *,
+        read_iops: float | tuple[float, float] | None = None,
+        write_iops: float | tuple[float, float] | None = None,
+        bandwidth: float | None = None,
+        latency_us: float | tuple[float, float] | None = None,
+    ) -> None:
+        self.limits = limits_of(preset, read_iops, write_iops, bandwidth, latency_us)
+        self.description = f"latency {self.limits.name} (emulated)"
+        self._native = self.limits.over(functions, keyed=True)
+
+    def native(self) -> NativeMedium:
+        """Return the native functions."""
+        return self._native
+
+
 @device
 def admit(state: int, lane: int, arrival: int, nbytes: int) -> int:
     """Let a command pass as soon as the limits permit; return its deadline (ns)."""
@@ -248,8 +336,13 @@ def admit(state: int, lane: int, arrival: int, nbytes: int) -> int:
 
 
 @device
-def later(state: int, lane: int, deadline: int, tag: int, status: int) -> int:
-    """Queue a completion for its deadline; with a full queue wait for it. Return PENDING or the status."""
+def later(state: int, lane: int, deadline: int, slot: int, status: int) -> int:
+    """Queue a completion for its deadline and return PENDING; return the status where the deadline is past.
+
+    With a full queue it waits for the deadline.
+    """
+    if deadline <= clock_ns():
+        return status
     lock(state + 8 * LOCK)
     tail = word(lane, L_TAIL)
     head = word(lane, L_HEAD)
@@ -257,7 +350,7 @@ def later(state: int, lane: int, deadline: int, tag: int, status: int) -> int:
     if queued:
         entry = word(lane, L_ENTRIES) + 16 * (tail & (IN_FLIGHT - 1))
         store_relaxed(entry, deadline, SYSTEM)
-        store_relaxed(entry + 8, (tag << 16) | status, SYSTEM)
+        store_relaxed(entry + 8, (slot << 16) | status, SYSTEM)
         set_word(lane, L_TAIL, tail + 1)
         if tail == head:
             set_word(lane, L_DUE, deadline)
@@ -267,70 +360,6 @@ def later(state: int, lane: int, deadline: int, tag: int, status: int) -> int:
     while clock_ns() < deadline:
         backoff(24)
     return status
-
-
-@native
-def latency_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-    """Move the bytes now, complete at the deadline."""
-    arrival = clock_ns()
-    lane = state + 8 * WRITES
-    moved = 0
-    if op == READ:
-        lane = state + 8 * READS
-    if op == READ or op == WRITE:
-        moved = nbytes
-    table = word(state, TABLE)
-    slot = -1
-    if table != 0:
-        slot = take_slot(table)
-        if slot < 0:
-            return COMMAND_INTERRUPTED
-    deadline = admit(state, lane, arrival, moved)
-    inner = tag
-    if slot >= 0:
-        record = record_of(table, slot)
-        set_word(record, R_TAG, tag)
-        set_word(record, R_OP, op)
-        set_word(record, R_EXTRA, deadline)
-        inner = slot
-    status = call_native(word(state, START), word(state, INNER), op, offset, nbytes, buffer, inner)
-    if status == PENDING:
-        return PENDING
-    if slot >= 0:
-        release_slot(table, slot)
-    return later(state, lane, deadline, tag, status)
-
-
-@native
-def latency_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return the completion that is due for longest, or one of the inner medium whose time has come."""
-    now = clock_ns()
-    lane = state + 8 * READS
-    if word(state + 8 * WRITES, L_DUE) < word(lane, L_DUE):
-        lane = state + 8 * WRITES
-    if word(lane, L_DUE) <= now:
-        found = pop_due(state, lane, now)
-        if found >= 0:
-            return found
-    table = word(state, TABLE)
-    while table != 0:
-        got = call_native(word(state, COMPLETE), word(state, INNER), 0, 0, 0, 0, 0)
-        if got < 0:
-            break
-        record = record_of(table, got >> 16)
-        tag = word(record, R_TAG)
-        op = word(record, R_OP)
-        deadline = word(record, R_EXTRA)
-        release_slot(table, got >> 16)
-        status = got & 0xFFFF
-        if deadline > now:
-            lane = state + 8 * WRITES
-            if op == READ:
-                lane = state + 8 * READS
-            status = later(state, lane, deadline, tag, status)
-        if status != PENDING:
-            return (tag << 16) | status
-    return -1
 
 
 @device
@@ -351,3 +380,114 @@ def pop_due(state: int, lane: int, now: int) -> int:
             set_word(lane, L_DUE, load_relaxed(entries + 16 * (head & (IN_FLIGHT - 1)), SYSTEM))
     unlock(state + 8 * LOCK)
     return found
+
+
+@device
+def lane_of(state: int, op: int) -> int:
+    """Return the lane of a command; a read and a retrieve have one opcode, and so do a write and a store."""
+    opcode = op & 0xFF
+    if opcode == KV_STORE or opcode == KV_DELETE or opcode == FLUSH:
+        return state + 8 * WRITES
+    return state + 8 * READS
+
+
+@device
+def moved_by(state: int, op: int, nbytes: int, result: int) -> int:
+    """Return the bytes that a command moved. One on keys moved at least 1: any counts as a command."""
+    opcode = op & 0xFF
+    if word(state, KEYED) == 0:
+        if opcode == FLUSH:
+            return 0
+        return nbytes
+    if opcode == KV_STORE:
+        return max(1, nbytes)
+    if opcode == KV_RETRIEVE:
+        return max(1, min(nbytes, result - ((op >> 24) & 0xFFFF) * UNIT))
+    return 1
+
+
+@native
+def latency_start(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
+    """Move the bytes now, complete at the deadline.
+
+    `second` and `last` are the number of bytes and the tag; for keys and values `last` holds both.
+    """
+    arrival = clock_ns()
+    table = word(state, TABLE)
+    slot = take_slot(table)
+    if slot < 0:
+        return COMMAND_INTERRUPTED
+    nbytes = second
+    tag = last
+    inner = slot
+    if word(state, KEYED) != 0:
+        nbytes = last & 0xFFFFFFFF
+        tag = last >> 32
+        inner = (slot << 32) | nbytes
+    record = record_of(table, slot)
+    set_word(record, R_TAG, tag)
+    set_word(record, R_OP, op)
+    set_word(record, R_NBYTES, nbytes)
+    set_word(record, R_EXTRA, arrival)
+    answer = call_native(word(state, START), word(state, INNER), op, first, second, buffer, inner)
+    if answer == PENDING:
+        return PENDING
+    answer = hold(state, slot, answer)
+    if answer != PENDING:
+        release_slot(table, slot)
+    return answer
+
+
+@device
+def hold(state: int, slot: int, answer: int) -> int:
+    """Keep a command that is done until its time; return PENDING, or the answer where it is past."""
+    record = record_of(word(state, TABLE), slot)
+    op = word(record, R_OP)
+    moved = moved_by(state, op, word(record, R_NBYTES), (answer >> 16) & 0xFFFFFFFF)
+    lane = lane_of(state, op)
+    deadline = admit(state, lane, word(record, R_EXTRA), moved)
+    set_word(record, R_RESULT, answer >> 16)
+    if later(state, lane, deadline, slot, answer & 0xFFFF) == PENDING:
+        return PENDING
+    return answer
+
+
+@native
+def latency_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
+    """Return the command that is due for longest, or one of the inner functions whose time has come.
+
+    With `a` 1, return the result of the key-value command with tag `b`.
+    """
+    if a == 1:
+        return take_result(word(state, RESULTS), b)
+    now = clock_ns()
+    lane = state + 8 * READS
+    if word(state + 8 * WRITES, L_DUE) < word(lane, L_DUE):
+        lane = state + 8 * WRITES
+    if word(lane, L_DUE) <= now:
+        found = pop_due(state, lane, now)
+        if found >= 0:
+            return finish(state, found >> 16, found & 0xFFFF)
+    function = word(state, COMPLETE)
+    while function != 0:
+        got = call_native(function, word(state, INNER), 0, 0, 0, 0, 0)
+        if got < 0:
+            break
+        slot = got >> 16
+        answer = got & 0xFFFF
+        if word(state, KEYED) != 0:
+            answer |= call_native(function, word(state, INNER), 1, slot, 0, 0, 0) << 16
+        if hold(state, slot, answer) != PENDING:
+            return finish(state, slot, answer & 0xFFFF)
+    return -1
+
+
+@device
+def finish(state: int, slot: int, status: int) -> int:
+    """Give a slot back, keep the result for the next call, and return tag and status."""
+    table = word(state, TABLE)
+    record = record_of(table, slot)
+    tag = word(record, R_TAG)
+    keep_result(word(state, RESULTS), tag, word(record, R_RESULT))
+    release_slot(table, slot)
+    return (tag << 16) | status

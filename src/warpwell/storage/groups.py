@@ -1,8 +1,12 @@
-"""Native code of `Striped` and `Replicated`: commands over several media, split and joined."""
+"""Striped and Replicated: several media as one, whose commands are split, or sent to each, and joined."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import (
@@ -26,7 +30,7 @@ from ..targets import (
     native,
     rem,
 )
-from ._words import (
+from .commands import (
     R_BUFFER,
     R_EXTRA,
     R_NBYTES,
@@ -43,7 +47,7 @@ from ._words import (
     word,
     zero_fill,
 )
-from .medium import PENDING, Medium, NativeMedium, media_description
+from .medium import PENDING, Medium, NativeMedium, raw_bytes
 
 STRIPED = 0
 REPLICATED = 1
@@ -71,7 +75,7 @@ MANY = 1 << 40
 """More than the parts of a command: what a starter holds so that nobody finishes it meanwhile."""
 
 
-class Group(Medium):
+class MediumGroup(Medium):
     """A medium of several others."""
 
     def __init__(self, media: list[Medium], kind: int, nbytes: int, stripe: int) -> None:
@@ -83,7 +87,7 @@ class Group(Medium):
         self.emulated = any(m.emulated for m in media)
         verb = "striped" if kind == STRIPED else "replicated"
         self.name = f"{verb} over {len(media)}"
-        self.description = f"{verb} over {media_description(media)}"
+        self.description = f"{verb} over {_description(media)}"
         self._kind = kind
         self._stripe = stripe
         self._native: NativeMedium | None = None
@@ -123,6 +127,140 @@ class Group(Medium):
     def last_error(self) -> str | None:
         """Return what is known of the last failure."""
         return next((text for m in self.media if (text := m.last_error()) is not None), None)
+
+
+def _description(media: list[Medium]) -> str:
+    """Describe several media in one line, each kind once."""
+    texts = [m.description for m in media]
+    return texts[0] if len(texts) == 1 else f"{len(texts)} media ({', '.join(dict.fromkeys(texts))})"
+
+
+class Striped(MediumGroup):
+    """Bytes spread over several media: stripe ``i`` lies on medium ``i % n``, at its stripe ``i // n``.
+
+    A command that spans stripes is split. Closing it closes the media.
+
+    Parameters
+    ----------
+    media : sequence of Medium
+        1 to 60. The capacity ends with the first stripe that is not there, so the last one may be short.
+    stripe_bytes : int
+        A multiple of 512; best of the page size.
+
+    Raises
+    ------
+    ArgumentError
+    """
+
+    def __init__(self, media: Sequence[Medium], stripe_bytes: int) -> None:
+        if stripe_bytes < 512 or stripe_bytes % 512:
+            raise errors.ArgumentError(
+                f"stripes of {stripe_bytes} bytes: a multiple of 512, such as the page size",
+                name="stripe_bytes",
+            )
+        self.stripe_bytes = stripe_bytes
+        media = list(media)
+        super().__init__(media, STRIPED, _capacity([m.nbytes for m in media], stripe_bytes), stripe_bytes)
+
+    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return bytes; see `Medium.read`."""
+        inside = self._inside(offset, nbytes)
+        out = np.zeros(nbytes, np.uint8)
+        for medium, at, start, stop in self._parts(offset, inside):
+            out[start:stop] = medium.read(at, stop - start)
+        return out
+
+    def write(self, offset: int, data: NDArray[Any]) -> None:
+        """Write bytes; see `Medium.write`."""
+        self._check_writable()
+        raw = raw_bytes(data)
+        for medium, at, start, stop in self._parts(offset, self._inside(offset, raw.nbytes)):
+            medium.write(at, raw[start:stop])
+
+    def _parts(self, offset: int, nbytes: int) -> Iterator[tuple[Medium, int, int, int]]:
+        done = 0
+        while done < nbytes:
+            index, inside = divmod(offset + done, self.stripe_bytes)
+            row, k = divmod(index, len(self.media))
+            size = min(nbytes - done, self.stripe_bytes - inside)
+            yield self.media[k], row * self.stripe_bytes + inside, done, done + size
+            done += size
+
+
+def _capacity(sizes: list[int], stripe: int) -> int:
+    rows = min(sizes, default=0) // stripe
+    total = rows * stripe * len(sizes)
+    for size in sizes:
+        left = min(stripe, size - rows * stripe)
+        total += left
+        if left < stripe:
+            break
+    return total
+
+
+class Replicated(MediumGroup):
+    """The same bytes on several media: reads go to them in turn, writes to all.
+
+    A read that fails is tried on the others. A write fails where it failed on any; a replica that missed it
+    answers no reads from then on, unless all missed one. Closing it closes the media.
+
+    Parameters
+    ----------
+    media : sequence of Medium
+        1 to 60, of one size; they hold the same bytes already.
+
+    Raises
+    ------
+    ArgumentError
+        Their sizes differ.
+    """
+
+    def __init__(self, media: Sequence[Medium]) -> None:
+        media = list(media)
+        sizes = {m.nbytes for m in media}
+        if len(sizes) > 1:
+            raise errors.ArgumentError(
+                f"replicas of {sorted(sizes)} bytes are not replicas: copy one to the others", name="media"
+            )
+        super().__init__(media, REPLICATED, sizes.pop() if sizes else 0, 0)
+        self._turn = 0
+        self._host_stale: set[int] = set()
+
+    @property
+    def stale(self) -> list[int]:
+        """Numbers of the replicas that missed a write."""
+        bits = int(self._keep[0].words[STALE]) if self._keep else 0
+        return sorted(self._host_stale | {k for k in range(len(self.media)) if bits >> k & 1})
+
+    def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return bytes; see `Medium.read`."""
+        self._turn += 1
+        stale = self.stale
+        fresh = [k for k in range(len(self.media)) if k not in stale] or list(range(len(self.media)))
+        last: errors.MediumError | None = None
+        for attempt in range(len(fresh)):
+            try:
+                return self.media[fresh[(self._turn + attempt) % len(fresh)]].read(offset, nbytes)
+            except errors.MediumError as error:
+                last = error
+        assert last is not None
+        raise last
+
+    def write(self, offset: int, data: NDArray[Any]) -> None:
+        """Write bytes; see `Medium.write`."""
+        self._check_writable()
+        raw = raw_bytes(data)
+        failed: Exception | None = None
+        for k, medium in enumerate(self.media):
+            try:
+                medium.write(offset, raw)
+            except (errors.MediumError, errors.StorageFullError) as error:
+                self._host_stale.add(k)
+                if self._keep:
+                    self._keep[0].words[STALE] |= 1 << k
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
 
 @device

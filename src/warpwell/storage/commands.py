@@ -1,4 +1,9 @@
-"""Device code that the native media share: words, locks, zeros, and a table of commands in flight."""
+"""Commands in flight, for native media: words of a state, spin locks, zeros, slots of commands, kept results.
+
+A medium that waits for another one keeps each command in a slot; the slot's number is the tag that the other one
+gets. A result of a key-value command is kept between the two calls with which a controller takes its completion:
+the calls follow each other in one thread, so no more results are kept than there are service threads.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,12 @@ import numpy as np
 
 from ..targets import (
     SYSTEM,
+    Block,
     backoff,
+    compare_exchange,
     device,
     exchange,
+    load_acquire,
     load_relaxed,
     memory_for,
     store_relaxed,
@@ -35,7 +43,7 @@ R_STATUS = 5
 R_REMAINING = 6
 """Parts that are not done."""
 R_EXTRA = 7
-"""First replica and number tried, or a deadline."""
+"""First replica and number tried, or when the command arrived."""
 RECORD_WORDS = 8
 
 SLOTS = 16384
@@ -133,3 +141,37 @@ class SlotTable:
         words[T_FREE] = words[T_CAPACITY] = capacity
         words[T_STACK : T_STACK + capacity] = np.arange(capacity)
         self.address = self._block.address
+
+
+# -- results of key-value commands ----------------------------------------------------------------------------
+
+PLACES = 256
+"""More than service threads."""
+
+
+@device
+def keep_result(table: int, tag: int, result: int) -> None:
+    """Keep the result of a command for `take_result`; 0 needs no place."""
+    if result == 0:
+        return
+    at = tag & (PLACES - 1)
+    while compare_exchange(table + 16 * at, 0, tag + 1, SYSTEM) != 0:
+        at = (at + 1) & (PLACES - 1)
+    store_relaxed(table + 16 * at + 8, result, SYSTEM)
+
+
+@device
+def take_result(table: int, tag: int) -> int:
+    """Return the result of a command and forget it; 0 where none was kept."""
+    for k in range(PLACES):
+        place = table + 16 * ((tag + k) & (PLACES - 1))
+        if load_acquire(place, SYSTEM) == tag + 1:
+            result = load_relaxed(place + 8, SYSTEM)
+            store_release(place, 0, SYSTEM)
+            return result
+    return 0
+
+
+def results_table() -> Block:
+    """Return memory for the results of one namespace."""
+    return memory_for("cpu").allocate(16 * PLACES)
