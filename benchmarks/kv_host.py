@@ -22,7 +22,7 @@ import kv_systems
 import measure
 import numpy as np
 
-from warpwell.study.ycsb import NAMES, Requests, Workload, record_keys
+from warpwell.study.ycsb import NAMES, Requests, YcsbWorkload, record_keys
 from warpwell.study.ycsb_run import GROUP, load_records, run
 
 SIZES = (128, 1024, 8192)
@@ -58,7 +58,7 @@ def rounds(opened: list, count: int, function: Callable[[object], float]) -> lis
 
 def ycsb(arguments: argparse.Namespace, name: str, batch: int) -> dict:
     """Run one YCSB workload."""
-    workload = Workload.named(name, arguments.properties).sized(arguments.records, arguments.operations)
+    workload = YcsbWorkload.named(name, arguments.properties).sized(arguments.records, arguments.operations)
     requests = {}
     latencies = {}
     with systems(arguments) as opened:
@@ -81,7 +81,7 @@ def ycsb(arguments: argparse.Namespace, name: str, batch: int) -> dict:
 def gets(arguments: argparse.Namespace, nbytes: int, as_array: bool) -> dict:
     """Fetch random batches."""
     records = min(arguments.records, (256 << 20) // nbytes)
-    workload = Workload("gets", records, value_bytes=nbytes)
+    workload = YcsbWorkload("gets", records, value_bytes=nbytes)
     random = np.random.default_rng(7)
     count = max(8, arguments.operations // GROUP)
     chosen = [record_keys(random.integers(0, records, GROUP)) for _ in range(count)]

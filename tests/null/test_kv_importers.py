@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from warpwell.errors import ArgumentError, FormatError, KeyLengthError, MissingFileError, ValueSizeError, WarpwellError
-from warpwell.kv.convert.importers import BATCH_RECORDS, Source, load, open_source
+from warpwell.kv.convert.importers import load, open_source
+from warpwell.kv.convert.sources import BATCH_RECORDS, RecordSource
 from warpwell.kv.keys import as_keys
 from warpwell.kv.schema import MAX_VALUE
 
@@ -34,7 +35,7 @@ class Collected:
         self.commits += 1
 
 
-def loaded(source: Source) -> Collected:
+def loaded(source: RecordSource) -> Collected:
     store = Collected()
     told: list[tuple[str, int, int]] = []
     done = load(source, store, lambda *report: told.append(report))
@@ -237,7 +238,7 @@ def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_datasets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     from warpwell.kv.convert.import_datasets import DatasetSource
-    from warpwell.kv.convert.importers import KeyRule
+    from warpwell.kv.convert.sources import KeyRule
 
     n = 10_000
     x = np.arange(n * 12, dtype=np.uint8).reshape(n, 3, 4)
@@ -269,7 +270,7 @@ def test_datasets(tmp_path: Path) -> None:
 def test_datasets_without_one_shape(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     from warpwell.kv.convert.import_datasets import DatasetSource
-    from warpwell.kv.convert.importers import KeyRule
+    from warpwell.kv.convert.sources import KeyRule
 
     rows = [[1.0, 2.0]] * 20_000
     ragged = datasets.Dataset.from_dict({"x": [*rows, [1.0]]})

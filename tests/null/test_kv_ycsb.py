@@ -19,7 +19,7 @@ from warpwell.study.distributions import (
     fnv_hash,
     zeta,
 )
-from warpwell.study.ycsb import INSERT, NAMES, READ, READ_MODIFY_WRITE, UPDATE, Requests, Workload, parse_properties
+from warpwell.study.ycsb import INSERT, NAMES, READ, READ_MODIFY_WRITE, UPDATE, Requests, YcsbWorkload, parse_properties
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ycsb_workloads.tar.gz"
 DRAWS = 200_000
@@ -107,7 +107,7 @@ def test_a_constant_that_cannot_be(theta: float) -> None:
 
 def test_keys_are_those_of_ycsb() -> None:
     # the first two keys that YCSB loads are user6284781860667377211 and user8517097267634966620
-    keys = Requests(Workload.named("ycsb-a")).load_keys(0, 2)
+    keys = Requests(YcsbWorkload.named("ycsb-a")).load_keys(0, 2)
     assert keys.tolist() == [6284781860667377211, 8517097267634966620]
     assert fnv_hash(np.arange(100_000)).min() >= 0
     assert np.unique(fnv_hash(np.arange(100_000))).size == 100_000
@@ -116,7 +116,7 @@ def test_keys_are_those_of_ycsb() -> None:
 @pytest.mark.skipif(not SHARED.exists(), reason="the files of YCSB are not here")
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_built_in_is_what_the_files_say(name: str) -> None:
-    assert Workload.named(name, SHARED) == Workload.named(name)
+    assert YcsbWorkload.named(name, SHARED) == YcsbWorkload.named(name)
 
 
 MIXES = {"ycsb-a": {READ: 0.5, UPDATE: 0.5}, "ycsb-b": {READ: 0.95, UPDATE: 0.05}, "ycsb-c": {READ: 1.0},
@@ -125,7 +125,7 @@ MIXES = {"ycsb-a": {READ: 0.5, UPDATE: 0.5}, "ycsb-b": {READ: 0.95, UPDATE: 0.05
 
 @pytest.mark.parametrize("name", NAMES)
 def test_operations_are_in_proportion(name: str) -> None:
-    requests = Requests(Workload.named(name).sized(1000, 50_000), seed=5)
+    requests = Requests(YcsbWorkload.named(name).sized(1000, 50_000), seed=5)
     loaded = set(requests.load_keys(0, 1000).tolist())
     kinds = []
     for block in requests.blocks(700):
@@ -141,14 +141,15 @@ def test_operations_are_in_proportion(name: str) -> None:
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    workload = Workload.named("ycsb-d").sized(500, 2000)
+    workload = YcsbWorkload.named("ycsb-d").sized(500, 2000)
     same = [Requests(workload, seed).draw(2000).keys for seed in (3, 3, 4)]
     assert np.array_equal(same[0], same[1])
     assert not np.array_equal(same[0], same[2])
 
 
 def test_inserts_of_scrambled_requests_become_visible() -> None:
-    requests = Requests(Workload("mixed", 100, 4000, read=0.5, update=0, insert=0.5, distribution="zipfian"), seed=2)
+    mixed = YcsbWorkload("mixed", 100, 4000, read=0.5, update=0, insert=0.5, distribution="zipfian")
+    requests = Requests(mixed, seed=2)
     there = set(requests.load_keys(0, 100).tolist())
     new = set()
     for block in requests.blocks(64):
@@ -170,19 +171,19 @@ def test_property_files(tmp_path: Path) -> None:
     assert parse_properties(text, "x") == values
     assert parse_properties("a=1\nb=\\\n#2\\", "x") == {"a": "1", "b": "#2"}
     (tmp_path / "workloada").write_text(text)
-    expected = Workload("ycsb-a", 7, 9, 0.25, 0.75, value_bytes=100)
-    assert Workload.named("ycsb-a", tmp_path / "workloada") == expected
-    assert Workload.named("ycsb-a", tmp_path) == expected
+    expected = YcsbWorkload("ycsb-a", 7, 9, 0.25, 0.75, value_bytes=100)
+    assert YcsbWorkload.named("ycsb-a", tmp_path / "workloada") == expected
+    assert YcsbWorkload.named("ycsb-a", tmp_path) == expected
     with tarfile.open(tmp_path / "w.tar", "w") as archive:
         info = tarfile.TarInfo("deep/workloada")
         info.size = len(text)
         archive.addfile(info, io.BytesIO(text.encode()))
-    assert Workload.named("ycsb-a", tmp_path / "w.tar") == expected
+    assert YcsbWorkload.named("ycsb-a", tmp_path / "w.tar") == expected
     for place in (tmp_path, tmp_path / "w.tar"):
         with pytest.raises(MissingFileError, match="workloadb"):
-            Workload.named("ycsb-b", place)
+            YcsbWorkload.named("ycsb-b", place)
     with pytest.raises(MissingFileError, match="does not exist"):
-        Workload.named("ycsb-b", tmp_path / "none")
+        YcsbWorkload.named("ycsb-b", tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -203,16 +204,16 @@ def test_property_files(tmp_path: Path) -> None:
 def test_property_files_that_cannot_be(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "workloada").write_text(text)
     with pytest.raises(FormatError, match=says):
-        Workload.named("ycsb-a", tmp_path / "workloada")
+        YcsbWorkload.named("ycsb-a", tmp_path / "workloada")
 
 
 def test_scans_are_not_supported(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="not supported"):
-        Workload.named("ycsb-e")
+        YcsbWorkload.named("ycsb-e")
     (tmp_path / "workloadx").write_text("recordcount=5\nscanproportion=0.95")
     with pytest.raises(ArgumentError, match="not supported"):
-        Workload.named("ycsb-a", tmp_path / "workloadx")
+        YcsbWorkload.named("ycsb-a", tmp_path / "workloadx")
     with pytest.raises(ArgumentError, match="ycsb-a"):
-        Workload.named("ycsb-g")
+        YcsbWorkload.named("ycsb-g")
     with pytest.raises(ArgumentError, match="at least 1"):
-        Workload.named("ycsb-a").sized(0, None)
+        YcsbWorkload.named("ycsb-a").sized(0, None)

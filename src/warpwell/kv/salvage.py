@@ -199,7 +199,7 @@ def _kept_from_writers(folder: str) -> Iterator[None]:
 
 def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
     """Return the live slots of one folder, as far as they can be told."""
-    found = Found(folder, report.problems)
+    found = DamagedFolder(folder, report.problems)
     journals = read_journals(found)
     snapshots = read_snapshots(found)
     sound = [s for s in snapshots if s.sound]
@@ -282,7 +282,7 @@ def _put(store: Any, folder: str, slots: NDArray[np.int64], whole: bool, report:
         report.value_bytes += sum(map(len, values))
 
 
-class Found:
+class DamagedFolder:
     """The files of a folder that may hold records.
 
     Parameters
@@ -368,7 +368,7 @@ class SnapshotSlots:
     sound: bool
 
 
-def read_journals(found: Found) -> list[JournalRecords]:
+def read_journals(found: DamagedFolder) -> list[JournalRecords]:
     """Return what can be read of journals."""
     out = []
     for id, path, data in found.files(JOURNAL_FILE):
@@ -397,7 +397,7 @@ def read_journals(found: Found) -> list[JournalRecords]:
     return sorted(out, key=lambda journal: journal.start)
 
 
-def read_snapshots(found: Found) -> list[SnapshotSlots]:
+def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
     """Return what can be read of snapshots, in the order of their ids."""
     out = []
     for id, path, data in found.files(SNAPSHOT_FILE):

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .. import errors
 from .log.manifest import Manifest, read_manifest
+from .log.verify import Problem, VerifyReport, verify
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,18 @@ def own_shards(main: str) -> list[str]:
                 folder.check_writer(main, manifest.uuid)
                 out.append(folder.path)
     return out
+
+
+def verify_all(path: str, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
+    """Check a store and its shards, also one that is too damaged to open; see `warpwell.kv.log.verify.verify`."""
+    report = verify(path, progress=progress)
+    with contextlib.suppress(errors.CorruptionError):  # it is among the problems
+        for number, shard in enumerate((read_manifest(report.path).schema or {}).get("shards") or ()):
+            try:
+                report.add(verify(find_shard(report.path, number, shard).path, progress=progress))
+            except (errors.MissingFileError, errors.FormatError) as error:
+                report.problems.append(Problem(resolved(shard["path"], report.path), None, str(error)))
+    return report
 
 
 def home_of(path: str, meta: dict[str, Any]) -> str:

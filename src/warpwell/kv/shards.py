@@ -19,6 +19,7 @@ from .log.compaction import CompactionReport
 from .log.log import Log
 from .log.verify import VerifyReport
 from .shard import Progress, Shard
+from .shard_folders import verify_all
 
 MAX_SHARDS = 255
 _SPREAD = -0x61C8864680B583EB
@@ -184,15 +185,7 @@ class Shards:
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Read everything that is committed and check it; return one report for all shards."""
-        out = VerifyReport(self.path)
-        for shard in self.shards:
-            report = shard.verify(progress=progress)
-            out.records += report.records
-            out.value_bytes += report.value_bytes
-            out.journal_records += report.journal_records
-            out.torn_bytes += report.torn_bytes
-            out.problems += report.problems
-        return out
+        return verify_all(self.path, progress=progress)
 
     def uncommitted(self) -> int:
         """Return the number of changes that the next commit makes durable."""

@@ -1,4 +1,4 @@
-"""The YCSB workloads: ``Workload`` (property files, or built in) and ``Requests`` (the operations drawn from one)."""
+"""YCSB: ``YcsbWorkload`` (property files, or built in) and ``Requests`` (the operations drawn from one)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, FormatError, MissingFileError
 from .distributions import Distribution, Items, Latest, ScrambledZipfian, Uniform, fnv_hash
 
-#: Kinds of operations, as they stand in `Block.kinds`. There is no scan: a hash index has no order.
+#: Kinds of operations, as they stand in `Operations.kinds`. There is no scan: a hash index has no order.
 READ, UPDATE, INSERT, READ_MODIFY_WRITE = range(4)
 KIND_NAMES = ("read", "update", "insert", "read-modify-write")
 
@@ -26,7 +26,7 @@ _LONGEST_FILE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Workload:
+class YcsbWorkload:
     """What a YCSB property file says.
 
     Attributes
@@ -56,7 +56,7 @@ class Workload:
     value_bytes: int = 1000
 
     @classmethod
-    def named(cls, name: str, properties: str | Path | None = None) -> Workload:
+    def named(cls, name: str, properties: str | Path | None = None) -> YcsbWorkload:
         """Return one of the core workloads.
 
         Parameters
@@ -83,7 +83,7 @@ class Workload:
         return cls.from_properties(name, read_file(properties, f"workload{name[-1]}"), str(properties))
 
     @classmethod
-    def from_properties(cls, name: str, properties: dict[str, str], path: str) -> Workload:
+    def from_properties(cls, name: str, properties: dict[str, str], path: str) -> YcsbWorkload:
         """Return the workload that properties describe; YCSB's defaults where they say nothing.
 
         Raises
@@ -111,7 +111,7 @@ class Workload:
             distribution, take.whole("fieldcount", 10) * take.whole("fieldlength", 100),
         )  # fmt: skip
 
-    def sized(self, records: int | None, operations: int | None, value_bytes: int | None = None) -> Workload:
+    def sized(self, records: int | None, operations: int | None, value_bytes: int | None = None) -> YcsbWorkload:
         """Return the same mix with other sizes; None leaves one as it is.
 
         Raises
@@ -127,7 +127,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Block:
+class Operations:
     """Operations, in the order in which they are to happen.
 
     Attributes
@@ -147,21 +147,21 @@ class Requests:
 
     Parameters
     ----------
-    workload : Workload
+    workload : YcsbWorkload
         The mix.
     seed : int, default 0
         Another seed, another sequence.
 
     Examples
     --------
-    >>> requests = Requests(Workload.named("ycsb-d"), seed=1)
+    >>> requests = Requests(YcsbWorkload.named("ycsb-d"), seed=1)
     >>> requests.load_keys(0, 2)
     array([6284781860667377211, 8517097267634966620])
     >>> [block.keys.size for block in requests.blocks(600)]
     [600, 400]
     """
 
-    def __init__(self, workload: Workload, seed: int = 0) -> None:
+    def __init__(self, workload: YcsbWorkload, seed: int = 0) -> None:
         self.workload = workload
         self.records = workload.records
         """Records that exist once all operations drawn so far are done."""
@@ -176,12 +176,12 @@ class Requests:
         """Return the keys of records `begin` to `end` - 1, which are to be there before the operations."""
         return record_keys(np.arange(begin, end, dtype=np.int64))
 
-    def blocks(self, size: int) -> Iterator[Block]:
+    def blocks(self, size: int) -> Iterator[Operations]:
         """Draw the operations of the workload, `size` at a time."""
         for begin in range(0, self.workload.operations, size):
             yield self.draw(min(size, self.workload.operations - begin))
 
-    def draw(self, count: int) -> Block:
+    def draw(self, count: int) -> Operations:
         """Draw the next `count` operations."""
         kinds = np.searchsorted(self._edges, self._random.random(count), side="right").astype(np.uint8)
         inserts = kinds == INSERT
@@ -189,7 +189,7 @@ class Requests:
         numbers = self._chooser.draw(there, self._random)
         numbers[inserts] = there[inserts]
         self.records += int(inserts.sum())
-        return Block(kinds, record_keys(numbers))
+        return Operations(kinds, record_keys(numbers))
 
 
 def record_keys(numbers: Items) -> Items:
@@ -304,9 +304,9 @@ class _Taker:
 
 
 _BUILT_IN = {
-    "ycsb-a": Workload("ycsb-a", read=0.5, update=0.5, distribution="zipfian"),
-    "ycsb-b": Workload("ycsb-b", read=0.95, update=0.05, distribution="zipfian"),
-    "ycsb-c": Workload("ycsb-c", read=1.0, update=0.0, distribution="zipfian"),
-    "ycsb-d": Workload("ycsb-d", read=0.95, update=0.0, insert=0.05, distribution="latest"),
-    "ycsb-f": Workload("ycsb-f", read=0.5, update=0.0, read_modify_write=0.5, distribution="zipfian"),
+    "ycsb-a": YcsbWorkload("ycsb-a", read=0.5, update=0.5, distribution="zipfian"),
+    "ycsb-b": YcsbWorkload("ycsb-b", read=0.95, update=0.05, distribution="zipfian"),
+    "ycsb-c": YcsbWorkload("ycsb-c", read=1.0, update=0.0, distribution="zipfian"),
+    "ycsb-d": YcsbWorkload("ycsb-d", read=0.95, update=0.0, insert=0.05, distribution="latest"),
+    "ycsb-f": YcsbWorkload("ycsb-f", read=0.5, update=0.0, read_modify_write=0.5, distribution="zipfian"),
 }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import CorruptionError
 from .distributions import Items
-from .ycsb import INSERT, KIND_NAMES, READ, READ_MODIFY_WRITE, Requests, Workload
+from .ycsb import INSERT, KIND_NAMES, READ, READ_MODIFY_WRITE, Requests, YcsbWorkload
 
 GROUP = 256
 """Operations between two commits where operations come one at a time."""
@@ -59,7 +59,7 @@ class System(Protocol):
 
 
 @dataclass(frozen=True)
-class Latency:
+class OperationTimes:
     """Times of one kind of operation (of a batch, where operations come in batches).
 
     Attributes
@@ -76,7 +76,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Result:
+class YcsbResult:
     """What a run measured.
 
     Attributes
@@ -85,13 +85,13 @@ class Result:
         Operations done.
     seconds : float
         Time within operations and commits; drawing requests is not part of it.
-    latencies : dict of str to Latency
+    latencies : dict of str to OperationTimes
         By kind ("read", "update", "insert", "read-modify-write"), and of commits.
     """
 
     operations: int
     seconds: float
-    latencies: dict[str, Latency]
+    latencies: dict[str, OperationTimes]
 
     @property
     def operations_per_second(self) -> float:
@@ -100,7 +100,7 @@ class Result:
 
 
 def load_records(
-    system: System, workload: Workload, seed: int = 0, progress: Callable[[str, int, int], None] | None = None
+    system: System, workload: YcsbWorkload, seed: int = 0, progress: Callable[[str, int, int], None] | None = None
 ) -> None:
     """Put the records that a workload starts with."""
     pool = _values(workload.value_bytes, min(_LOAD_ROWS, workload.records), seed)
@@ -116,21 +116,21 @@ def load_records(
 
 def run(
     system: System,
-    workload: Workload,
+    workload: YcsbWorkload,
     *,
     batch: int = 1,
     group: int = GROUP,
     seed: int = 0,
     requests: Requests | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Result:
+) -> YcsbResult:
     """Run the operations of a workload on a system that `load_records` filled.
 
     Parameters
     ----------
     system : System
         What runs.
-    workload : Workload
+    workload : YcsbWorkload
         The mix.
     batch : int, default 1
         Operations in one call. A batch inserts, then reads, then updates, then commits.
@@ -164,7 +164,7 @@ def run(
         done += block.keys.size
         if progress is not None and done % (64 * group) < block.keys.size:
             progress("run", done, workload.operations)
-    return Result(done, total / 1e9, _latencies(np.concatenate(times)))
+    return YcsbResult(done, total / 1e9, _latencies(np.concatenate(times)))
 
 
 def _one_by_one(
@@ -224,13 +224,13 @@ def _check(sizes: list[int], nbytes: int) -> None:
         raise CorruptionError(f"a record of the workload {told}: load the workload into a store of its own")
 
 
-def _latencies(times: NDArray[np.int64]) -> dict[str, Latency]:
+def _latencies(times: NDArray[np.int64]) -> dict[str, OperationTimes]:
     out = {}
     for code, name in enumerate(_NAMES):
         taken = times[times[:, 0] == code, 1] / 1000
         if taken.size:
             p50, p99 = np.percentile(taken, [50, 99])
-            out[name] = Latency(int(taken.size), float(p50), float(p99))
+            out[name] = OperationTimes(int(taken.size), float(p50), float(p99))
     return out
 
 

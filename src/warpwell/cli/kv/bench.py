@@ -15,8 +15,8 @@ from rich.table import Table
 from ... import kv
 from ...errors import ArgumentError, SchemaError
 from ...study.distributions import Items
-from ...study.ycsb import Requests, Workload
-from ...study.ycsb_run import GROUP, Result, load_records
+from ...study.ycsb import Requests, YcsbWorkload
+from ...study.ycsb_run import GROUP, YcsbResult, load_records
 from ...study.ycsb_run import run as run_workload
 from ..interrupt import scratch
 from ..output import Output
@@ -70,7 +70,7 @@ class StoreSystem:
 def run(arguments: argparse.Namespace) -> int:
     """Run a workload and report operations per second and latencies."""
     output = Output(arguments.json)
-    workload = Workload.named(arguments.workload, arguments.properties)
+    workload = YcsbWorkload.named(arguments.workload, arguments.properties)
     size = _DEFAULT_SIZE if arguments.properties is None else None
     workload = workload.sized(size if arguments.records is None else arguments.records,
                               size if arguments.operations is None else arguments.operations,
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _opened(arguments: argparse.Namespace, workload: Workload) -> Iterator[tuple[kv.Store, bool]]:
+def _opened(arguments: argparse.Namespace, workload: YcsbWorkload) -> Iterator[tuple[kv.Store, bool]]:
     """Give a store, and whether it holds the records of the workload."""
     if arguments.store is None:
         with scratch("warpwell-bench-") as folder:
@@ -112,7 +112,7 @@ def _opened(arguments: argparse.Namespace, workload: Workload) -> Iterator[tuple
         yield store, _holds(store, workload)
 
 
-def _holds(store: kv.Store, workload: Workload) -> bool:
+def _holds(store: kv.Store, workload: YcsbWorkload) -> bool:
     """Tell whether a store holds the records; refuse one that holds somebody's own."""
     if not len(store):
         return False
@@ -124,7 +124,7 @@ def _holds(store: kv.Store, workload: Workload) -> bool:
     return bool(found.all()) and all(len(v) == workload.value_bytes for v in values) and len(store) >= keys.size
 
 
-def _values(arguments: argparse.Namespace, workload: Workload, result: Result) -> dict[str, Any]:
+def _values(arguments: argparse.Namespace, workload: YcsbWorkload, result: YcsbResult) -> dict[str, Any]:
     latencies = {
         name: {"count": taken.count, "p50_us": taken.p50, "p99_us": taken.p99}
         for name, taken in result.latencies.items()
@@ -147,7 +147,7 @@ def _values(arguments: argparse.Namespace, workload: Workload, result: Result) -
     }
 
 
-def _print(output: Output, values: dict[str, Any], result: Result) -> None:
+def _print(output: Output, values: dict[str, Any], result: YcsbResult) -> None:
     shown = {k: v for k, v in values.items() if k not in ("command", "latencies", "workload", "store")}
     output.result(f"{values['workload']} on {values['store']}", shown)
     unit = "call" if values["batch"] == 1 else f"call of up to {values['batch']}"

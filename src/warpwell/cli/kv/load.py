@@ -14,7 +14,7 @@ from pathlib import Path
 from ... import kv
 from ...cache.sizes import parse_size
 from ...errors import ArgumentError, CorruptionError, SchemaError, StoreVersionError, WarpwellError
-from ...kv.convert.importers import Loaded, Progress, Source, load, open_source
+from ...kv.convert.importers import LoadReport, Progress, RecordSource, load, open_source
 from ...kv.opening import put_aside
 from ...kv.schema import Schema, as_schema
 from ..output import Output
@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _create(
-    arguments: argparse.Namespace, source: Source, schema: Schema | None, report: Progress
-) -> tuple[Loaded, int]:
+    arguments: argparse.Namespace, source: RecordSource, schema: Schema | None, report: Progress
+) -> tuple[LoadReport, int]:
     """Fill a new store. Bad input leaves what was there; an interrupt leaves the records up to the last commit."""
     path = Path(arguments.store)
     segment_bytes = parse_size(arguments.segment_bytes, "segment-bytes")
@@ -100,8 +100,8 @@ def _replace(path: Path, new: Path) -> None:
 
 
 def _append(
-    arguments: argparse.Namespace, source: Source, schema: Schema | None, report: Progress
-) -> tuple[Loaded, int]:
+    arguments: argparse.Namespace, source: RecordSource, schema: Schema | None, report: Progress
+) -> tuple[LoadReport, int]:
     store = kv.open(arguments.store, mode="r+")
     if store.schema != schema:
         store.close()
@@ -110,7 +110,7 @@ def _append(
     return _load(source, store, report)
 
 
-def _load(source: Source, store: kv.Store, report: Progress) -> tuple[Loaded, int]:
+def _load(source: RecordSource, store: kv.Store, report: Progress) -> tuple[LoadReport, int]:
     with store:
         return load(source, store, report), len(store)
 

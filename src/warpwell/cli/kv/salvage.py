@@ -6,10 +6,8 @@ import argparse
 import time
 
 from ... import kv
-from ...kv.keys import as_key
-from ...kv.log.verify import Problem
 from ..output import Output
-from .get import describe_key
+from .verify import print_problems, problem_values
 
 INCOMPLETE = 1
 
@@ -35,17 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
         "seconds": time.perf_counter() - started,
     }
     if arguments.json:
-        output.result("", {**values, "lost": [_values(p) for p in done.lost],
-                           "problems": [_values(p) for p in done.problems]})  # fmt: skip
+        output.result("", {**values, "lost": [problem_values(p) for p in done.lost],
+                           "problems": [problem_values(p) for p in done.problems]})  # fmt: skip
     else:
         output.result(str(arguments.target), values)
-        for problem in [*done.problems, *done.lost]:
-            at = "" if problem.offset is None else f", byte {problem.offset:,}"
-            key = "" if problem.key is None else f" (key {describe_key(problem.key)} is lost)"
-            output.screen.print(f"{problem.path}{at}: {problem.what}{key}")
+        print_problems(output, [*done.problems, *done.lost], lost=" is lost")
     return 0 if done.complete else INCOMPLETE
-
-
-def _values(problem: Problem) -> dict[str, object]:
-    key = None if problem.key is None else as_key(problem.key).hex()
-    return {"path": problem.path, "offset": problem.offset, "what": problem.what, "key_hex": key}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 
-from ...errors import CorruptionError, FormatError, MissingFileError
 from ...kv.keys import as_key
-from ...kv.log.manifest import read_manifest
-from ...kv.log.verify import Problem, VerifyReport, verify
-from ...kv.shard_folders import find_shard, resolved
+from ...kv.log.verify import Problem
+from ...kv.shard_folders import verify_all
 from ..output import Output
 from .get import describe_key
 
@@ -23,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output(arguments.json)
     started = time.perf_counter()
     with output.progress() as report:
-        found = _verify(arguments.store, lambda done, total: report("verify", done, total))
+        found = verify_all(arguments.store, progress=lambda done, total: report("verify", done, total))
     values = {
         "command": "verify",
         "store": str(arguments.store),
@@ -35,35 +32,22 @@ def run(arguments: argparse.Namespace) -> int:
         "seconds": time.perf_counter() - started,
     }
     if arguments.json:
-        output.result("", {**values, "problems": [_values(p) for p in found.problems]})
+        output.result("", {**values, "problems": [problem_values(p) for p in found.problems]})
     else:
         output.result(str(arguments.store), values)
-        for problem in found.problems:
-            at = "" if problem.offset is None else f", byte {problem.offset:,}"
-            key = "" if problem.key is None else f" (key {describe_key(problem.key)})"
-            output.screen.print(f"{problem.path}{at}: {problem.what}{key}")
+        print_problems(output, found.problems)
     return 0 if found.sound else DAMAGED
 
 
-def _verify(path: str, progress: Callable[[int, int], object]) -> VerifyReport:
-    """Check a store and its shards; unlike `Store.verify`, one that is too damaged to open."""
-    report = verify(path, progress=progress)
-    with contextlib.suppress(CorruptionError):  # it is among the problems
-        for number, shard in enumerate((read_manifest(report.path).schema or {}).get("shards") or ()):
-            path = resolved(shard["path"], report.path)
-            try:
-                found = verify(find_shard(report.path, number, shard).path, progress=progress)
-            except (MissingFileError, FormatError) as error:
-                report.problems.append(Problem(path, None, str(error)))
-                continue
-            report.records += found.records
-            report.value_bytes += found.value_bytes
-            report.journal_records += found.journal_records
-            report.torn_bytes += found.torn_bytes
-            report.problems += found.problems
-    return report
+def print_problems(output: Output, problems: Iterable[Problem], lost: str = "") -> None:
+    """Print what is damaged, a line each; `lost` says what becomes of a value's key."""
+    for problem in problems:
+        at = "" if problem.offset is None else f", byte {problem.offset:,}"
+        key = "" if problem.key is None else f" (key {describe_key(problem.key)}{lost})"
+        output.screen.print(f"{problem.path}{at}: {problem.what}{key}")
 
 
-def _values(problem: Problem) -> dict[str, object]:
+def problem_values(problem: Problem) -> dict[str, object]:
+    """Return a problem for JSON."""
     key = None if problem.key is None else as_key(problem.key).hex()
     return {"path": problem.path, "offset": problem.offset, "what": problem.what, "key_hex": key}

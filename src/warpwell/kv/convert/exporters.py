@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import zipfile
 from collections.abc import Callable, Iterator
@@ -16,9 +15,11 @@ from numpy.typing import NDArray
 
 from ...errors import ArgumentError, KeyLengthError, StorageFullError
 from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
+from ..log.files import full
 from ..store import Store
 from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, VALUES
-from .importers import BATCH_BYTES, BATCH_RECORDS, Progress
+from .importers import Progress
+from .sources import BATCH_BYTES, BATCH_RECORDS
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | N
                 raise ArgumentError(f"the field {field.name!r} cannot stand beside the keys: rename it")
             with _member(archive, field.name, field.dtype, (keys.size, *field.shape)) as file:
                 for done, some in entries.batches():
-                    _write(file, _fields(store, some)[field.name])
+                    _write(file, _read(store, some)[field.name])
                     if progress is not None and schema is not None:
                         progress("write", n * keys.size + done, len(schema.fields) * keys.size)
     return Dumped(keys.size, entries.nbytes, entries.key_kind)
@@ -111,7 +112,7 @@ def to_folder(
         made = {path}
         start = 0
         for done, some in entries.batches():
-            for name, value in zip(files[start:done], _values(store, some), strict=True):
+            for name, value in zip(files[start:done], _read(store, some), strict=True):
                 target = path / name
                 if target.parent not in made:
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -129,10 +130,10 @@ def storage_full(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, StorageFullError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if isinstance(error, StorageFullError) or not full(error):
             raise
         raise StorageFullError(
-            f"{path}: no space left ({os.strerror(error.errno)}): free some, or write to another disk", path=path
+            f"{path}: no space left ({os.strerror(error.errno or 0)}): free some, or write to another disk", path=path
         ) from error
 
 
@@ -153,7 +154,7 @@ def _fields_to_folder(
             files[field.name] = opened.enter_context((path / f"{field.name}.npy").open("wb"))
             _header(files[field.name], field.dtype, (entries.keys.size, *field.shape))
         for done, some in entries.batches():
-            for name, array in _fields(store, some).items():
+            for name, array in _read(store, some).items():
                 _write(files[name], array)
             if progress is not None:
                 progress("write", done, entries.keys.size)
@@ -164,7 +165,7 @@ def _write_bytes(archive: zipfile.ZipFile, store: Store, entries: _Entries, prog
     borders = np.concatenate([[0], np.cumsum(entries.sizes)])
     with _member(archive, VALUES, np.dtype(np.uint8), (int(borders[-1]),)) as file:
         for done, some in entries.batches():
-            values = _values(store, some)
+            values = _read(store, some)
             if sum(map(len, values)) != borders[done] - borders[done - some.size]:
                 raise _changed(store)
             file.write(b"".join(values))
@@ -212,20 +213,12 @@ class _Entries:
             start = end
 
 
-def _values(store: Store, keys: Keys) -> list[bytes]:
+def _read(store: Store, keys: Keys) -> Any:
+    """Return the values of keys: a list of bytes, or a dict of arrays."""
     values, found = store.get_many(keys)
     if not found.all():
         raise _changed(store)
-    listed: list[bytes] = values
-    return listed
-
-
-def _fields(store: Store, keys: Keys) -> dict[str, NDArray[Any]]:
-    fields, found = store.get_many(keys)
-    if not found.all():
-        raise _changed(store)
-    arrays: dict[str, NDArray[Any]] = fields
-    return arrays
+    return values
 
 
 def _changed(store: Store) -> ArgumentError:
@@ -242,8 +235,8 @@ def _member(
 
 
 def _write_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
-    with _member(archive, name, array.dtype, array.shape) as file:
-        _write(file, array)
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
 
 
 def _write(file: IO[bytes], array: NDArray[Any]) -> None:

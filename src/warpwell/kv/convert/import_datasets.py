@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError, FormatError
-from .importers import Batch, KeyRule, SchemaFields, check_value, choose, need, rows_of
+from .sources import Batch, KeyRule, SchemaFields, check_value, choose, need, rows_of
 
 _FIRST_ROWS = 64
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import FormatError
 from ..schema import MAX_VALUE
-from .importers import BATCH_BYTES, BATCH_RECORDS, Batch, KeyRule, SchemaFields, check_value
+from .sources import Batch, KeyRule, SchemaFields, check_value, in_batches
 
 
 class FolderSource:
@@ -40,26 +40,18 @@ class FolderSource:
 
     def batches(self) -> Iterator[Batch]:
         """Read all files; a file that grows over the limit or vanishes meanwhile is an error."""
-        names: list[bytes] = []
-        values: list[bytes] = []
-        nbytes = start = 0
+        return in_batches(self._records(), self._rule, self.path)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _records(self) -> Iterator[tuple[bytes, bytes]]:
         for file in _files(self.path):
             with file.open("rb") as opened:
                 value = opened.read(MAX_VALUE + 1)
             if len(value) > MAX_VALUE:
                 check_value(max(file.stat().st_size, len(value)), str(file))
-            names.append(os.fsencode(file.relative_to(self.path).as_posix()))
-            values.append(value)
-            nbytes += len(value)
-            if nbytes >= BATCH_BYTES or len(names) >= BATCH_RECORDS:
-                yield Batch(self._rule.from_names(names, start, str(self.path)), values, nbytes)
-                start += len(names)
-                names, values, nbytes = [], [], 0
-        if names:
-            yield Batch(self._rule.from_names(names, start, str(self.path)), values, nbytes)
-
-    def close(self) -> None:
-        """Nothing is open."""
+            yield os.fsencode(file.relative_to(self.path).as_posix()), value
 
 
 def _files(folder: Path) -> Iterator[Path]:

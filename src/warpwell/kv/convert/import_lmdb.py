@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FormatError
-from .importers import BATCH_BYTES, BATCH_RECORDS, Batch, KeyRule, SchemaFields, check_value, need
+from .sources import Batch, KeyRule, SchemaFields, check_value, in_batches, need
 
 
 class LmdbSource:
@@ -58,28 +58,20 @@ class LmdbSource:
 
     def batches(self) -> Iterator[Batch]:
         """Read all records."""
-        names: list[bytes] = []
-        values: list[bytes] = []
-        nbytes = start = 0
-        try:
-            with self._environment.begin(self._database) as transaction:
-                for name, value in transaction.cursor(self._database):
-                    check_value(len(value), f"{self.path}: {name[:40]!r}")
-                    names.append(name)
-                    values.append(value)
-                    nbytes += len(value)
-                    if nbytes >= BATCH_BYTES or len(names) >= BATCH_RECORDS:
-                        yield Batch(self._rule.from_names(names, start, str(self.path)), values, nbytes)
-                        start += len(names)
-                        names, values, nbytes = [], [], 0
-        except self._lmdb.Error as error:
-            raise FormatError(f"{self.path} is damaged ({error})", path=self.path) from None
-        if names:
-            yield Batch(self._rule.from_names(names, start, str(self.path)), values, nbytes)
+        return in_batches(self._records(), self._rule, self.path)
 
     def close(self) -> None:
         """Close the environment."""
         self._environment.close()
+
+    def _records(self) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            with self._environment.begin(self._database) as transaction:
+                for name, value in transaction.cursor(self._database):
+                    check_value(len(value), f"{self.path}: {name[:40]!r}")
+                    yield name, value
+        except self._lmdb.Error as error:
+            raise FormatError(f"{self.path} is damaged ({error})", path=self.path) from None
 
     def _open(self) -> Any:
         options = {"readonly": True, "subdir": self.path.is_dir(), "max_dbs": 1, "readahead": True, "create": False}

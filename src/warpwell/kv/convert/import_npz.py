@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...array.header import check_dtype
 from ...errors import FormatError
-from .importers import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
+from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 
 KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers", "values", "value_offsets"
 """Arrays of a dump. `INTEGERS` tells which keys are integers. `VALUES` are all bytes in a row where there is no schema,

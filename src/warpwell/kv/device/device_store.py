@@ -17,7 +17,7 @@ from ..shards import Shards
 from ..store import Store
 from . import requests as at
 from .engine import DeviceOptions, Engine
-from .future import DeviceFuture, Spaces
+from .future import BatchSpaces, DeviceFuture
 from .kernel_view import KernelStore
 
 Drive = Callable[[NativeMedium], Any]
@@ -62,7 +62,7 @@ class DeviceStore(Store):
             super()._close(commit=False)
             raise
         lifetime.on_device(self._estate, self._engine, beside)
-        self._spaces = Spaces()
+        self._spaces = BatchSpaces()
         self.device = self._engine.target
         # launches of a thread that are under way, with the failures that were known before
         self._marks = threading.local()

@@ -20,7 +20,7 @@ from .engine import Engine
 from .requests import CHANGED, TIMED_OUT
 
 
-class Space:
+class BatchSpace:
     """Memory of one batch, used again by others once its arrays are gone.
 
     Attributes
@@ -51,13 +51,13 @@ _KEPT = 2
 """Free spaces of a size that stay when one of another size is made."""
 
 
-class Spaces:
+class BatchSpaces:
     """Free spaces of an engine."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, int], list[Space]] = {}
+        self._free: dict[tuple[int, int], list[BatchSpace]] = {}
 
-    def take(self, engine: Engine, count: int, stride: int) -> Space:
+    def take(self, engine: Engine, count: int, stride: int) -> BatchSpace:
         """Return a space for `count` rows; made where none is free."""
         capacity = 1 << max(5, (count - 1).bit_length())
         free = self._free.setdefault((capacity, stride), [])
@@ -68,9 +68,9 @@ class Spaces:
             if size != (capacity, stride):
                 del others[_KEPT:]
         with engine.stream.on_device():
-            return Space(engine, capacity, stride)
+            return BatchSpace(engine, capacity, stride)
 
-    def give_back(self, space: Space) -> None:
+    def give_back(self, space: BatchSpace) -> None:
         """Keep a space for the next batch."""
         self._free[space.capacity, space.stride].append(space)
 
@@ -78,7 +78,7 @@ class Spaces:
 class _Lease:
     """What the arrays of a batch hold: when it is gone, its space is free."""
 
-    def __init__(self, spaces: Spaces, space: Space) -> None:
+    def __init__(self, spaces: BatchSpaces, space: BatchSpace) -> None:
         self.space = space
         self.address = space.device.address
         weakref.finalize(self, spaces.give_back, space).atexit = False
@@ -93,7 +93,7 @@ class DeviceFuture:
     Parameters
     ----------
     engine : Engine
-    spaces : Spaces
+    spaces : BatchSpaces
     keys : array or iterable
         As for `Store.get_many`, or int64 [N] in the GPU's memory.
     schema : Schema or None
@@ -101,7 +101,7 @@ class DeviceFuture:
         Kept until the values are there: a store that is dropped is closed.
     """
 
-    def __init__(self, engine: Engine, spaces: Spaces, keys: Any, schema: Schema | None, keep: Any = None) -> None:
+    def __init__(self, engine: Engine, spaces: BatchSpaces, keys: Any, schema: Schema | None, keep: Any = None) -> None:
         self._engine, self._schema, self._keep = engine, schema, keep
         self._result: Any = None
         self._failed: Exception | None = None
@@ -135,7 +135,7 @@ class DeviceFuture:
         self._space = space
         engine.register(self)
 
-    def _begin(self, space: Space, interface: dict[str, Any] | None) -> None:
+    def _begin(self, space: BatchSpace, interface: dict[str, Any] | None) -> None:
         engine, n = self._engine, self.count
         base = space.device.address
         words = space.host.words

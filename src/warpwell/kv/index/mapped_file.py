@@ -32,7 +32,7 @@ _ROOM = 1 << 28
 """Bytes that are mapped at least, since a file may grow."""
 
 
-class Mapping:
+class MappedFile:
     """A file in memory, for reading.
 
     Attributes
@@ -52,7 +52,7 @@ class Mapping:
         _libc.munmap(self.address, self.nbytes)
 
 
-def map_file(fd: int) -> Mapping | None:
+def map_file(fd: int) -> MappedFile | None:
     """Map a file that is in the page cache; return None where it is not, or cannot be mapped."""
     with contextlib.suppress(OSError):
         size = os.fstat(fd).st_size
@@ -60,7 +60,7 @@ def map_file(fd: int) -> Mapping | None:
         address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
         if address == _FAILED or address is None:
             return None
-        mapping = Mapping(int(address), nbytes)
+        mapping = MappedFile(int(address), nbytes)
         if not guard(mapping.address, nbytes):
             _libc.munmap(address, nbytes)
             return None

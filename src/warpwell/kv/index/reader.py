@@ -44,7 +44,7 @@ from .layout import (
     compiled,
     publish,
 )
-from .mapped_file import Mapping, map_file
+from .mapped_file import MappedFile, map_file
 
 _ERROR = 1 << 40
 _LARGE = 1024
@@ -77,7 +77,7 @@ class Reader:
 
     def __init__(self, state: StoreState, path: str, *, mapped: bool = True) -> None:
         self._mapped = mapped
-        self._mappings: dict[int, Mapping] = {}
+        self._mappings: dict[int, MappedFile] = {}
         self._looked = 0
         self._calls = 0
         self._state = state

@@ -31,9 +31,9 @@ from .format import CRC_SHIFT, DELETE, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, P
 from .journal import Journal, Pending, new_records
 from .lock import WriterLock, check_process
 from .manifest import Manifest
-from .opening import Opened, create_writable, open_writable
-from .recovery import Changes, Loaded, Recovered, follow, join, live, load_for_reading, split
-from .segments import Segments, Values, too_large
+from .opening import OpenedLog, create_writable, open_writable
+from .recovery import Changes, LoadedLog, Recovered, follow, join, live, load_for_reading, split
+from .segments import Segments, ValueBuffers, too_large
 
 _SPILL = 1 << 18
 """Records of one group that are kept in memory."""
@@ -150,7 +150,7 @@ class Log:
         return log
 
     @classmethod
-    def _writer_of(cls, path: str, files: Files, opened: Opened) -> Log:
+    def _writer_of(cls, path: str, files: Files, opened: OpenedLog) -> Log:
         log = cls(path, files, opened.manifest, opened.segments, opened.journal)
         log.writable = True
         log._catalog = Catalog(files, path, opened.manifest, opened.segments, log._guard, opened.writer)
@@ -175,7 +175,7 @@ class Log:
                 floor.raise_to(self._journal.position.seq, self._journal.position.chain, self._journal.salt)
                 self._guard.fence(writer.settle)
 
-    def _set_recovered(self, loaded: Loaded) -> None:
+    def _set_recovered(self, loaded: LoadedLog) -> None:
         self.recovered = Recovered(*split(live(loaded.slots, loaded.distinct)))
         self._live, self._start_seq = len(self.recovered), loaded.start.seq
 
@@ -208,7 +208,7 @@ class Log:
         """
         with self.lock:
             self._check_writable()
-            given = values if isinstance(values, Values) else Values(values)
+            given = values if isinstance(values, ValueBuffers) else ValueBuffers(values)
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()

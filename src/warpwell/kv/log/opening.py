@@ -18,19 +18,19 @@ from .format import SUPERBLOCK
 from .journal import Journal, Position
 from .lock import LOCK_NAME, WriterLock
 from .manifest import DURABILITIES, IDENTITY_NAME, MANIFEST_NAME, NEW_NAME, Manifest, read_manifest
-from .recovery import Loaded, load, repair
+from .recovery import LoadedLog, load, repair
 from .segments import Segments
 
 MIN_SEGMENT_BYTES = 1 << 16
 
 
 @dataclass
-class Opened:
+class OpenedLog:
     """A log's files, open for writing, and what recovery found in them."""
 
     manifest: Manifest
     segments: Segments
-    loaded: Loaded
+    loaded: LoadedLog
     journal: Journal
     floor: Floor
     writer: WriterLock
@@ -38,7 +38,7 @@ class Opened:
 
 def create_writable(
     files: Files, path: str, *, schema: dict[str, Any] | None, durability: str, segment_bytes: int
-) -> Opened:
+) -> OpenedLog:
     """Create an empty log and open it; see `Log.create`. When it raises, nothing is there that was not before."""
     if durability not in DURABILITIES:
         raise errors.ArgumentError(
@@ -83,7 +83,7 @@ def create_writable(
             raise
 
 
-def open_writable(files: Files, path: str) -> Opened:
+def open_writable(files: Files, path: str) -> OpenedLog:
     """Open a log for writing and repair what a crash left; see `Log.open`."""
     read_manifest(path)  # before a lock file is made in a folder that is no store
     with _told(path, 'open it with mode="r"'):
@@ -95,7 +95,7 @@ def open_writable(files: Files, path: str) -> Opened:
             raise
 
 
-def _open(files: Files, path: str, writer: WriterLock) -> Opened:
+def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
     manifest = read_manifest(path)  # the writer before us may have replaced it
     segments = Segments(files, path, manifest.uuid_bytes, manifest.segment_bytes, writable=True)
     try:
@@ -119,7 +119,7 @@ def _open(files: Files, path: str, writer: WriterLock) -> Opened:
     except BaseException:
         segments.close()
         raise
-    return Opened(manifest, segments, loaded, journal, floor, writer)
+    return OpenedLog(manifest, segments, loaded, journal, floor, writer)
 
 
 @contextlib.contextmanager

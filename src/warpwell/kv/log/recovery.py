@@ -55,7 +55,7 @@ class Recovered:
 
 
 @dataclass
-class Loaded:
+class LoadedLog:
     """What recovery found.
 
     Attributes
@@ -86,7 +86,7 @@ class Loaded:
     floor: tuple[int, int]
 
 
-def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, writable: bool) -> Loaded:
+def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, writable: bool) -> LoadedLog:
     """Open a store's files and read its records.
 
     Raises
@@ -121,7 +121,7 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
         scanned = scan(fd, block.salt, start, floor)
         refuse_damage(scanned, path)
         slots, position = settle(scanned, start, floor[0], segments, fd, path)
-    return Loaded(
+    return LoadedLog(
         np.concatenate([base, slots]), len(base), fd, block.salt, position, start, scanned.size, floor
     )
 
@@ -273,7 +273,7 @@ def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.
 
 
 def repair(
-    files: Files, folder: str, loaded: Loaded, manifest: Manifest, segments: Segments, *, sole: bool = True
+    files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, segments: Segments, *, sole: bool = True
 ) -> None:
     """Do what a writer does before it goes on: drop the torn end, and make all that counts durable.
 
@@ -362,7 +362,7 @@ class Changes(NamedTuple):
 
 def load_for_reading(
     files: Files, folder: str, segments: Segments | None = None
-) -> tuple[Manifest, Segments, Loaded]:
+) -> tuple[Manifest, Segments, LoadedLog]:
     """Load a store while a writer may be replacing its files; see `recovery.load`.
 
     What looks like damage may be a file that was replaced between two looks, so it is looked at again.

@@ -137,7 +137,9 @@ class Segments:
         """Append to `segment` from byte `end` on."""
         self.head, self.end = segment, end
 
-    def append(self, values: Values, key_lens: NDArray[np.uint8], roll: Callable[[], object]) -> NDArray[np.int64]:
+    def append(
+        self, values: ValueBuffers, key_lens: NDArray[np.uint8], roll: Callable[[], object]
+    ) -> NDArray[np.int64]:
         """Write values behind the end and return their locations; `roll` begins a new segment where one is full."""
         locs = np.empty((len(values.sizes), 2), np.int64)
         at = 0
@@ -178,7 +180,7 @@ class Segments:
         self._dirty.clear()
 
 
-class Values:
+class ValueBuffers:
     """Values to be appended: a sequence of buffers, or rows of one array.
 
     Parameters

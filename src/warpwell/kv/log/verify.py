@@ -58,6 +58,14 @@ class VerifyReport:
     torn_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
 
+    def add(self, other: VerifyReport) -> None:
+        """Add what was found in another folder."""
+        self.records += other.records
+        self.value_bytes += other.value_bytes
+        self.journal_records += other.journal_records
+        self.torn_bytes += other.torn_bytes
+        self.problems += other.problems
+
     @property
     def sound(self) -> bool:
         """Whether nothing is damaged."""
