@@ -1,0 +1,38 @@
+"""Every Python block of README.md and docs/ runs, those of a page one after another, and checks itself."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.harness.pages import SERVICE, blocks, name, pages_with, program
+
+from warpwell.testing.until import until
+
+
+@pytest.mark.parametrize("page", pages_with(None), ids=name)
+def test_the_examples_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = program(block for block in blocks(page, "python") if block.needs is None)
+    (tmp_path / "page.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("page.py", run_name="page")
+    assert capsys.readouterr().out or "print(" not in text
+
+
+@pytest.mark.parametrize("page", pages_with(SERVICE), ids=name)
+def test_examples_that_need_a_service_run_beside_one(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "page.py").write_text(program(block for block in blocks(page, "python") if block.needs == SERVICE))
+    monkeypatch.setenv("WARPWELL_SOCKET", str(tmp_path / "socket"))
+    command = [sys.executable, "-m", "warpwell", "sched", "serve", "--log", "sched.jsonl"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as service:
+        try:
+            assert until((tmp_path / "socket").exists, 30)
+            done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        finally:
+            service.terminate()
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,111 @@
+"""Pages: their commands exist, links lead somewhere, the reference has every public name, drawings are up to date."""
+
+import argparse
+import ast
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tests.harness.pages import AGENTS, GPU, PAGES, ROOT, SERVICE, blocks, name
+
+import warpwell as ww
+
+
+def load(path: Path) -> ModuleType:
+    """Import a file of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    return load(ROOT / "docs" / "site" / "parsers.py").parser()
+
+
+def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of a page's shell blocks as words: one entry for each command of a line."""
+    for block in blocks(page, "sh"):
+        for number, line in enumerate(block.code.replace("\\\n", "").splitlines(), block.line):
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|>")
+            lexer.whitespace_split = True
+            words = list(lexer)
+            command: list[str] = []
+            for word in [*words, ";"]:
+                if word in (";", "&&", "|", ">"):
+                    if command:
+                        yield number, command
+                    command = []
+                else:
+                    command.append(word)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_of_a_page_exist(
+    page: Path, parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line, (first, *rest) in commands(page):
+        if first == "warpwell":
+            try:
+                parser.parse_args(rest)
+            except SystemExit:
+                pytest.fail(f"{name(page)}:{line}: {capsys.readouterr().err}")
+        elif first == "make":
+            assert set(rest[:1]) <= targets, f"{name(page)}:{line}"
+        elif first == "python" and rest[0] == "-m":
+            assert importlib.util.find_spec(rest[1]), f"{name(page)}:{line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_of_a_page_are_python_and_say_what_they_need(page: Path) -> None:
+    text = page.read_text()
+    found = blocks(page, "python")
+    assert len(found) == len(re.findall(r"^ *```+ *\{?python", text, re.MULTILINE)), "a block that no test reads"
+    for block in found:
+        ast.parse(block.code)
+        assert block.needs in (None, GPU, SERVICE, AGENTS)
+
+
+@pytest.mark.parametrize("page", PAGES[:2], ids=name)
+def test_links_outside_of_the_site_lead_somewhere(page: Path) -> None:
+    """Those of pages in docs/ are followed by ``make docs``."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, heading = target.partition("#")
+        found = (page.parent / path) if path else page
+        assert found.exists(), target
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings], target
+
+
+@pytest.mark.parametrize("module", ["", "errors", "graph", "kv", "pool", "remote", "scheduler", "storage"])
+def test_the_reference_has_every_public_name(module: str) -> None:
+    package = getattr(ww, module) if module else ww
+    text = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+    sections = re.split(r"^\.\. currentmodule:: ", text, flags=re.MULTILINE)
+    shown = {
+        each
+        for section in sections
+        if section.startswith(f"{package.__name__}\n")
+        for each in re.findall(r"^\.\. (?:auto|py:)\w+:: (\w+)$", section, re.MULTILINE)
+    }
+    if f".. automodule:: {package.__name__}\n" in text:
+        return
+    public = getattr(package, "__all__", None) or [each for each in vars(package) if each[0].isupper()]
+    missing = {each for each in public if not isinstance(getattr(package, each), ModuleType)} - shown
+    assert not missing - {"PENDING", "DRIVES"}
+
+
+def test_drawings_are_those_of_their_script() -> None:
+    script = load(ROOT / "docs" / "drawings.py")
+    folder = ROOT / "docs" / "drawings"
+    assert {path.stem for path in folder.iterdir()} == set(script.PICTURES)
+    for each, draw in script.PICTURES.items():
+        assert (folder / f"{each}.svg").read_text() == draw().svg(), "run python docs/drawings.py"
