@@ -16,8 +16,7 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
 from warpwell.scheduler.dispatcher import Watchdog
-from warpwell.scheduler.executors import cuda_order
-from warpwell.scheduler.executors.cuda_ahead import Ahead
+from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.task import State
 from warpwell.testing.executors import ExecutorConformance
@@ -76,7 +75,7 @@ def fake_executor_over(gpu: FakeGpu) -> Any:
 def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_begun(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_order, "SOON", 60.0)
+    monkeypatch.setattr(cuda_launch, "SOON", 60.0)
     gpu = FakeGpu()
     waited: list[tuple[int, int]] = []
     wait_word = gpu.wait_word
@@ -185,7 +184,7 @@ def test_tasks_that_were_cancelled_before_their_launch_are_not_kept() -> None:
     begun: list[Any] = []
     gpu = FakeGpu()
     gpu.at_hand = lambda launch, args: True  # type: ignore[method-assign]
-    ahead = Ahead(gpu, begun.append)  # type: ignore[arg-type]
+    ahead = cuda_launch.Ahead(gpu, begun.append)  # type: ignore[arg-type]
 
     def job() -> Any:
         task = Task("endless", 1)

@@ -36,6 +36,7 @@ and then give up their slots, or go on where the task has been launched again. N
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -43,10 +44,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.launch import STOP, TARGET
-from ..executor import Capacity, Ended, Executor, Machine, Stopped
+from ...targets.blocks.launch import CURSOR, DONE, STOP, TARGET, BlockLaunch
+from ..executor import Capacity, Ended, Machine, Stopped
 from ..task import Job, Placement
-from .cpu_run import Phase, Run
+from .block_executor import BlockExecutor, BlockRun, Phase
 from .threads import Threads
 
 THREADS_PER_CORE = 4
@@ -56,7 +57,117 @@ HAND_OVER = 2e-4
 """Seconds from the end of a block to the first one of the next task: waking threads, and the scheduler's own time."""
 
 
-class CpuExecutor(Executor):
+class CpuRun(BlockRun):
+    """A task on the threads of a `CpuExecutor`. Its lock guards everything here but the control record.
+
+    Parameters
+    ----------
+    job : Job
+    blocks : BlockLaunch
+    quota : int
+        Threads at most.
+    whole : bool
+        Whether it runs as the kernel is, not block by block.
+
+    Attributes
+    ----------
+    slots : set of int
+        Numbers of the workers that have a thread.
+    inside : bool
+        Whether a thread prepares it, runs it whole or ends it.
+    """
+
+    def __init__(self, job: Job, blocks: BlockLaunch, quota: int, whole: bool) -> None:
+        super().__init__(job, Phase.WHOLE if whole else Phase.PREPARING)
+        self.blocks = blocks
+        self.quota = quota
+        self.slots: set[int] = set()
+        self.inside = True
+        self._control = blocks.new_control()
+        self._words = self._control.words
+        self._whole = whole
+        self._done_then = 0
+
+    @property
+    def done(self) -> int:
+        """Blocks that have ended."""
+        return int(self._words[DONE])
+
+    @property
+    def claimed(self) -> int:
+        """Blocks that have begun."""
+        return min(int(self._words[CURSOR]), self.blocks.blocks)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to run: every block has ended, or one has failed."""
+        return self.error is not None or self.done == self.blocks.blocks
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is inside."""
+        return self.inside or bool(self.slots)
+
+    def write(self, word: int, value: int) -> None:
+        """Set a word of the control record; workers look before each claim."""
+        self._words[word] = value
+
+    def wants(self, slot: int) -> bool:
+        """Tell whether the thread of a slot is to go on."""
+        unclaimed = self.claimed < self.blocks.blocks
+        return self.phase is Phase.RUNNING and slot < self.quota and self.error is None and unclaimed
+
+    def fail(self, error: BaseException) -> None:
+        """Note a failure; all workers leave."""
+        self.error = self.error or error
+        self.write(STOP, 1)
+
+    def mark(self, now: float) -> None:
+        """Note that it is launched now (for `block_seconds`)."""
+        self.since = now
+        self._done_then = self.done
+
+    def block_seconds(self, now: float) -> float:
+        """Return how long a block takes, from what ended since the launch; before that, the time since then."""
+        ran = max(now - self.since, 0.0)
+        ended = self.done - self._done_then
+        return ran if ended == 0 else ran * max(len(self.slots), 1) / ended
+
+    def rest(self, now: float) -> float:
+        """Return how long a task that runs whole will go on; where nobody knows, or it should be over, as it has."""
+        ran = max(now - self.since, 0.0)
+        whole = self.job.task.profile.seconds
+        return ran if whole is None or ran > whole else whole - ran
+
+    def begin(self) -> None:
+        """Begin the arguments and compile; what raises has begun nothing."""
+        self.blocks.begin()
+        try:
+            self.blocks.prepare()
+        except BaseException:
+            with contextlib.suppress(Exception):  # the kernel that does not compile is the error to report
+                self.blocks.end()
+            raise
+
+    def work(self, slot: int) -> None:
+        """Run blocks in this thread until it is to leave."""
+        self.blocks.work(self._control.address, slot)
+
+    def run_whole(self) -> None:
+        """Run the kernel as it is, in this thread and those of the `cpu` target."""
+        self.job.task.launch(*self.job.task.arguments, device="cpu", flag=self.blocks.flag)
+
+    def end(self) -> BaseException | None:
+        """End the arguments; return the first error: of a block, else what device code latched."""
+        if not self._whole:
+            try:
+                self.blocks.end()
+            except Exception as latched:
+                return self.error or latched
+        return self.error
+
+
+class CpuExecutor(BlockExecutor[CpuRun]):
     """Runs kernels on the `cpu` target, block by block, in threads.
 
     Parameters
@@ -77,20 +188,16 @@ class CpuExecutor(Executor):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = threads or THREADS_PER_CORE * cores
         processors = min(cores, self.threads)
-        self._capacity = Capacity(
+        super().__init__(Capacity(
             processors=processors,
             blocks=-(-self.threads // processors),
             memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if memory is None else memory,
-        )
+        ))  # fmt: skip
         self._counts_arrays = memory is not None
         self._patience = patience
-        self._began = time.perf_counter()
         self._pool = Threads("warpwell-block")
-        self._runs: dict[Job, Run] = {}
-        self._leaving: set[Run] = set()
-        self._events: list[Ended | Stopped] = []
+        self._leaving: set[CpuRun] = set()
         self._woken = False
-        self._closed = False
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -100,29 +207,22 @@ class CpuExecutor(Executor):
         """See `Executor`."""
         return not self._counts_arrays
 
-    @property
-    def capacity(self) -> Capacity:
-        """See `Executor`. A processor is a core, and its `blocks` are threads."""
-        return self._capacity
-
     def launch(self, job: Job, placement: Placement) -> None:
         """See `Executor`. What is wrong with the task itself comes out of `poll`, as its end."""
         quota = self._quota(placement.workers)
         with self._lock:
-            if self._closed:
-                raise errors.ClosedError("the executor is closed: make another one")
+            self._require_open()
             run = self._runs.get(job)
             if run is None:
                 self._launch_new(job, quota, placement.plain)
-            elif run.phase is Phase.STOPPED and run.told:
+            elif self._may_launch_again(run):
                 self._launch_again(run, quota)
             else:
-                raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
+                raise self._runs_already(job)
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """See `Executor`. "switch" is a drain; for "flush" see the module."""
-        if mode not in ("drain", "flush", "switch"):
-            raise errors.ArgumentError(f"mode {mode!r} is unknown: choose drain, flush or switch", name="mode")
+        self._check_mode(mode)
         with self._lock:
             run = self._running(job)
             run.leave = True
@@ -168,17 +268,7 @@ class CpuExecutor(Executor):
     def poll(self) -> list[Ended | Stopped]:
         """See `Executor`."""
         with self._lock:
-            events, self._events = self._events, []
-            for event in events:
-                if isinstance(event, Ended):
-                    self._runs.pop(event.job, None)
-                elif event.job in self._runs:
-                    self._runs[event.job].told = True
-        return events
-
-    def now(self) -> float:
-        """See `Executor`."""
-        return time.perf_counter() - self._began
+            return self._take_events()
 
     def wait(self, until: float | None) -> None:
         """See `Executor`. With None it returns at once where nothing runs."""
@@ -258,7 +348,7 @@ class CpuExecutor(Executor):
 
     # -- threads -------------------------------------------------------------------------------------------------
 
-    def _prepare(self, run: Run) -> None:
+    def _prepare(self, run: CpuRun) -> None:
         error: BaseException | None = None
         try:
             run.begin()
@@ -281,7 +371,7 @@ class CpuExecutor(Executor):
         if ends:
             self._end(run)
 
-    def _work(self, run: Run, slot: int) -> None:
+    def _work(self, run: CpuRun, slot: int) -> None:
         ends = False
         wanted = True
         while wanted:
@@ -300,7 +390,7 @@ class CpuExecutor(Executor):
         if ends:
             self._end(run)
 
-    def _whole(self, run: Run) -> None:
+    def _whole(self, run: CpuRun) -> None:
         try:
             run.run_whole()
         except BaseException as failure:  # told to the scheduler
@@ -310,7 +400,7 @@ class CpuExecutor(Executor):
                 self._ending(run)
         self._end(run)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: CpuRun) -> None:
         """End the arguments, then say so, unless nobody is to hear of it."""
         error = run.end()
         with self._lock:
@@ -333,11 +423,11 @@ class CpuExecutor(Executor):
             return
         # here a block is one thread, which no barrier waits for: what runs in slices elsewhere runs by blocks
         whole = plain or not (blocks.preemptible or blocks.sliceable)
-        run = self._runs[job] = Run(job, blocks, quota, whole)
+        run = self._runs[job] = CpuRun(job, blocks, quota, whole)
         run.mark(self.now())
         self._pool.run((lambda: self._whole(run)) if whole else (lambda: self._prepare(run)))
 
-    def _launch_again(self, run: Run, quota: int) -> None:
+    def _launch_again(self, run: CpuRun, quota: int) -> None:
         run.quota = quota
         run.leave = False
         run.phase = Phase.RUNNING
@@ -351,7 +441,7 @@ class CpuExecutor(Executor):
         run.write(STOP, 0)
         self._fill(run)
 
-    def _fill(self, run: Run) -> bool:
+    def _fill(self, run: CpuRun) -> bool:
         """Give a thread to every free slot of the quota, as far as there are blocks for them."""
         unclaimed = run.blocks.blocks - run.claimed
         for slot in range(run.quota):
@@ -361,7 +451,7 @@ class CpuExecutor(Executor):
                 unclaimed -= 1
         return False
 
-    def _settle(self, run: Run) -> bool:
+    def _settle(self, run: CpuRun) -> bool:
         """The last thread of a run has left: see what that means."""
         if run.phase is Phase.GONE:
             return True
@@ -379,20 +469,19 @@ class CpuExecutor(Executor):
         )
         return self._ending(run)
 
-    def _stopped(self, run: Run) -> bool:
+    def _stopped(self, run: CpuRun) -> bool:
         run.phase = Phase.STOPPED
-        run.told = False
         self._say(Stopped(run.job, self.now(), run.done))
         return False
 
-    def _ending(self, run: Run) -> bool:
+    def _ending(self, run: CpuRun) -> bool:
         if run.phase is Phase.RUNNING:
             run.seconds = self.now() - run.since
         run.phase = Phase.ENDING
         run.inside = True
         return True
 
-    def _gone(self, run: Run) -> bool:
+    def _gone(self, run: CpuRun) -> bool:
         """Say nothing more of a run, but for an end that is under way; return whether the caller must end it."""
         run.write(STOP, 1)
         if run.phase is not Phase.ENDING:
@@ -409,13 +498,6 @@ class CpuExecutor(Executor):
         self._events.append(event)
         self._changed.notify_all()
 
-    def _running(self, job: Job) -> Run:
-        run = self._runs.get(job)
-        if run is None or (run.phase is Phase.STOPPED and run.told):
-            raise errors.SchedulerError(f"task {job.task.name!r} does not run: launch it first", task=job.task.name)
-        return run
-
     def _quota(self, workers: int | None) -> int:
-        if workers is not None and workers < 1:
-            raise errors.ArgumentError(f"a quota of {workers} workers: give at least one, or preempt", name="workers")
+        self._check_quota(workers)
         return self.threads if workers is None else min(workers, self.threads)

@@ -30,12 +30,12 @@ from typing import Any
 from ... import errors
 from ...targets.blocks.launch import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
 from ...targets.gpu.gpu import Gpu
-from ..executor import Capacity, Ended, Executor, Machine, Stopped
+from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement
-from .cuda_ahead import Ahead, Pace
-from .cuda_order import Order
-from .cuda_run import EVERY, CudaRun, Phase, lost_with
+from .block_executor import BlockExecutor, Phase
+from .cuda_launch import Ahead, Order, Pace
+from .cuda_run import EVERY, CudaRun, lost_with
 from .threads import Threads
 
 PAIRS = (16, 32, 48, 64)
@@ -60,7 +60,7 @@ RECORDS = 4096
 """Tasks that may have begun and not ended."""
 
 
-class CudaExecutor(Executor):
+class CudaExecutor(BlockExecutor[CudaRun]):
     """Runs kernels on one GPU.
 
     Parameters
@@ -83,24 +83,20 @@ class CudaExecutor(Executor):
         self, ordinal: int = 0, *, pairs: Sequence[int] = PAIRS, memory: int | None = None, gpu: Any = None
     ) -> None:
         self._gpu = gpu = Gpu(ordinal, pairs) if gpu is None else gpu
-        self._capacity = Capacity(
+        super().__init__(Capacity(
             processors=gpu.processors, registers=gpu.registers, shared=gpu.shared, threads=gpu.threads, blocks=32,
             memory=gpu.free_memory() if memory is None else memory, partitions=dict(gpu.partitions), clock=gpu.clock,
             modes=("drain",),
-        )  # fmt: skip
+        ))  # fmt: skip
         # one block of memory for all: to free memory waits for every kernel that runs
         self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
         self._records = [self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS)]
-        self._began = time.perf_counter()
         self._helpers = Threads("warpwell-gpu")
-        self._runs: dict[Job, CudaRun] = {}
-        self._events: list[Ended | Stopped] = []
         self._finished: list[tuple[CudaRun, BaseException | None]] = []
         self._prepared: list[tuple[CudaRun, BaseException | None]] = []
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._lost: BaseException | None = None
-        self._closed = False
         self._thread = -1
         self._ahead = Ahead(gpu, self._begin)
         self._pace = Pace()
@@ -109,11 +105,6 @@ class CudaExecutor(Executor):
     def keeps(self, array: Any) -> bool:
         """See `Executor`."""
         return hasattr(array, "__cuda_array_interface__") or self._gpu.device != "cuda"
-
-    @property
-    def capacity(self) -> Capacity:
-        """See `Executor`. ``a32`` and ``b32`` are the partitions of 32 multiprocessors and of the others."""
-        return self._capacity
 
     # -- what the scheduler calls --------------------------------------------------------------------------------
 
@@ -138,7 +129,7 @@ class CudaExecutor(Executor):
             run.leave = False
             self._start(run)
         else:
-            raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
+            raise self._runs_already(job)
         self._pace.launched(asked, self.now())
 
     def prepare(self, job: Job) -> None:
@@ -147,8 +138,7 @@ class CudaExecutor(Executor):
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """See `Executor`. Every mode is a drain."""
-        if mode not in ("drain", "flush", "switch"):
-            raise errors.ArgumentError(f"mode {mode!r} is unknown: choose drain, flush or switch", name="mode")
+        self._check_mode(mode)
         run = self._running(job)
         run.leave = True
         if run.phase is Phase.RUNNING and run.form != "plain":
@@ -210,11 +200,7 @@ class CudaExecutor(Executor):
         if self._lost is None or not self._events:
             self._enter()
             self._advance()
-        events, self._events = self._events, []
-        for event in events:
-            if isinstance(event, Ended):
-                self._runs.pop(event.job, None)
-        return events
+        return self._take_events()
 
     def _advance(self) -> None:
         """Go on with every run as far as it is, and note what there is to say."""
@@ -238,10 +224,6 @@ class CudaExecutor(Executor):
                 self._events.append(Ended(run.job, self._pace.freed(self.now()), failure, run.seconds))
         if fault is not None:
             self._lose(fault)
-
-    def now(self) -> float:
-        """See `Executor`."""
-        return time.perf_counter() - self._began
 
     def wait(self, until: float | None) -> None:
         """See `Executor`. It looks often: an event of the GPU wakes nobody by itself."""
@@ -300,25 +282,12 @@ class CudaExecutor(Executor):
     # -- phases --------------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        if self._closed:
-            raise errors.ClosedError("the executor is closed: make another one")
+        self._require_open()
         if self._lost is not None:
             raise errors.TaskLostError("the GPU is lost: restart the process that owns it") from self._lost
         if self._thread != threading.get_ident():
             self._gpu.enter()
             self._thread = threading.get_ident()
-
-    def _running(self, job: Job) -> CudaRun:
-        run = self._runs.get(job)
-        # what has stopped or ended, and nobody was told, is asked too late, which is no error
-        if run is None or (run.phase is Phase.STOPPED and all(event.job is not job for event in self._events)):
-            raise errors.SchedulerError(f"task {job.task.name!r} does not run", task=job.task.name)
-        return run
-
-    @staticmethod
-    def _check_quota(workers: int | None) -> None:
-        if workers is not None and workers < 1:
-            raise errors.ArgumentError(f"a quota of {workers} workers: preempt what is to have none", name="workers")
 
     def _prepare(self, run: CudaRun) -> None:
         """Begin the arguments and compile (a thread of its own)."""
@@ -345,7 +314,7 @@ class CudaExecutor(Executor):
         if self._runs.get(run.job) is not run:
             return
         if error is not None:
-            run.failed = error
+            run.error = error
             self._finish(run)
             return
         assert run.blocks is not None
@@ -473,7 +442,7 @@ class CudaExecutor(Executor):
 
     def _end(self, run: CudaRun, report: bool = True) -> None:
         """Bring arrays back and end the arguments (a thread of its own)."""
-        error = run.failed
+        error = run.error
         try:
             self._gpu.enter()
             if run.blocks is not None:

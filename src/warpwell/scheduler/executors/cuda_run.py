@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from ... import errors
 from ...targets.blocks.launch import BlockLaunch
 from ..executor import Ended, Stopped
 from ..task import Job, Placement
+from .block_executor import BlockRun, Phase
 
 SLICE = 200e-6
 """Seconds that a slice should take at least; it has whole waves."""
@@ -21,23 +21,12 @@ EVERY = 1 << 62
 """`TARGET` where no number is too large."""
 
 
-class Phase(enum.Enum):
-    """Where a task is; see `warpwell.scheduler.executors.cuda_executor`."""
-
-    PREPARING = 1
-    RUNNING = 2
-    STOPPING = 3
-    STOPPED = 4
-    ENDING = 5
-
-
-class CudaRun:
+class CudaRun(BlockRun):
     """A task on the GPU."""
 
     def __init__(self, job: Job, placement: Placement) -> None:
-        self.job = job
+        super().__init__(job)
         self.placement = placement
-        self.phase = Phase.PREPARING
         self.blocks: BlockLaunch | None = None
         self.forms: Any = None
         self.control = 0
@@ -48,15 +37,12 @@ class CudaRun:
         """An event before its first block, where somebody wants to know what the kernel takes."""
         self.last: Any = None
         """The last of `events` that was reached."""
-        self.seconds: float | None = None
-        """What the kernel took by `timer`."""
         self.side: Any = None
         """A second stream: the first is busy until all workers that were launched there have left."""
         self.launched = 0
         """Workers that have been launched and not been told to leave, or of whom not all have left yet."""
         self.base = 0
         """`LEFT` when there were no others."""
-        self.quota = 0
         self.target = 0
         """Workers that are to stay."""
         self.floor = 0
@@ -67,12 +53,8 @@ class CudaRun:
         """First block of the next slice."""
         self.widest = 0
         """Blocks of a slice at most."""
-        self.since = 0.0
-        """When the last slice ended, or the first was launched."""
         self.chunk = 1
         self.done = 0
-        self.leave = False
-        self.failed: BaseException | None = None
         self.resources: dict[str, int] = {}
 
     @property
@@ -126,7 +108,7 @@ class CudaRun:
 
     def ends(self, gpu: Any) -> None:
         """Note what the kernel took, without copies, where its beginning was noted."""
-        if self.timer is not None and self.failed is None:
+        if self.timer is not None and self.error is None:
             # one that grew has events of two streams, and was not alone from its beginning
             last = self.last if not self.events else self.events[0] if len(self.events) == 1 else None
             self.seconds = None if last is None else gpu.elapsed(self.timer, last)

@@ -1,11 +1,13 @@
-"""Ahead: tasks that are prepared before they are launched; Pace: what decisions and launches take."""
+"""Launches on a GPU: tasks prepared before theirs (`Ahead`), the time it takes (`Pace`), and their order (`Order`)."""
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
 
+from ...targets.blocks.launch import BEGUN
 from ..task import Job, Placement
 from .cuda_run import CudaRun
 
@@ -17,6 +19,10 @@ RELAUNCH = 300e-6
 
 MOST = 64
 """Tasks that are prepared before they are launched, at most."""
+
+
+SOON = 1e-3
+"""Seconds after a launch in which its workers may not have begun; none has been seen to take as long."""
 
 
 class Ahead:
@@ -97,3 +103,32 @@ class Pace:
         if self._free is not None:
             self._handing += LEARN * (asked - self._free - self._handing)
             self._free = None
+
+
+class Order:
+    """Lets a kernel begin when the workers of that before it have begun.
+
+    Launches in two streams race, and who wins takes the room: a memory-intensive kernel that was to be resident first,
+    and is not, gets next to nothing beside a compute-intensive one (see docs/scheduler.md).
+
+    Parameters
+    ----------
+    gpu : Gpu
+    """
+
+    def __init__(self, gpu: Any) -> None:
+        self._gpu = gpu
+        self._before: weakref.ref[CudaRun] | None = None
+        self._at = 0.0
+
+    def keep(self, run: CudaRun, now: float) -> None:
+        """Put a wait into a run's stream, where its kernel might come too early. It is launched behind it."""
+        before = None if self._before is None else self._before()
+        placement = run.placement
+        shares = placement.partition is None
+        if before is not None and before is not run and before.runs and shares and now - self._at < SOON:
+            self._gpu.wait_word(run.stream, before.control + 8 * BEGUN, before.top)
+        # one without a quota may find no room for all of its workers for long, and gains nothing by being first
+        first = shares and placement.workers is not None and run.form == "workers"
+        self._before = weakref.ref(run) if first else None
+        self._at = now

@@ -1,0 +1,118 @@
+"""BlockExecutor: what the executors of real devices share: runs of tasks, their phases, events and the clock."""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Any, Generic, TypeVar
+
+from ... import errors
+from ..executor import Capacity, Ended, Executor, Stopped
+from ..task import Job
+
+
+class Phase(enum.Enum):
+    """Of a run. `cpu_executor` and `cuda_executor` draw which follows which; WHOLE and GONE are the CPU's."""
+
+    PREPARING = "preparing"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    WHOLE = "whole"
+    ENDING = "ending"
+    GONE = "gone"
+
+
+class BlockRun:
+    """What an executor knows of a task, from its first launch to its end.
+
+    Attributes
+    ----------
+    job : Job
+    phase : Phase
+    quota : int
+        Workers at most.
+    leave : bool
+        Whether it is to stop as soon as it is prepared.
+    error : BaseException or None
+        The first failure.
+    since : float
+        When its blocks were last let go, or the last slice ended.
+    seconds : float or None
+        What the kernel took, without copies; None where that was not measured.
+    """
+
+    def __init__(self, job: Job, phase: Phase = Phase.PREPARING) -> None:
+        self.job = job
+        self.phase = phase
+        self.quota = 0
+        self.leave = False
+        self.error: BaseException | None = None
+        self.since = 0.0
+        self.seconds: float | None = None
+
+
+R = TypeVar("R", bound=BlockRun)
+
+
+class BlockExecutor(Executor, Generic[R]):
+    """Base of `CpuExecutor` and `CudaExecutor`.
+
+    Parameters
+    ----------
+    capacity : Capacity
+        Of the device.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._began = time.perf_counter()
+        self._runs: dict[Job, R] = {}
+        self._events: list[Ended | Stopped] = []
+        self._closed = False
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the device has. Of a CPU, processors are cores and blocks are threads."""
+        return self._capacity
+
+    def now(self) -> float:
+        """Return seconds since the executor was made."""
+        return time.perf_counter() - self._began
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise errors.ClosedError("the executor is closed: make another one")
+
+    def _may_launch_again(self, run: R) -> bool:
+        """Return whether a run has stopped, and `poll` has said so."""
+        return run.phase is Phase.STOPPED and all(event.job is not run.job for event in self._events)
+
+    def _running(self, job: Job) -> R:
+        """Return the run of a job. One that has stopped or ended, where nobody was told yet, is no error."""
+        run = self._runs.get(job)
+        if run is None or self._may_launch_again(run):
+            raise errors.SchedulerError(f"task {job.task.name!r} does not run: launch it first", task=job.task.name)
+        return run
+
+    def _take_events(self) -> list[Ended | Stopped]:
+        """Return what there is to say, and forget the runs that have ended."""
+        events, self._events = self._events, []
+        for event in events:
+            if isinstance(event, Ended):
+                self._runs.pop(event.job, None)
+        return events
+
+    @staticmethod
+    def _check_mode(mode: str) -> None:
+        if mode not in ("drain", "flush", "switch"):
+            raise errors.ArgumentError(f"mode {mode!r} is unknown: choose drain, flush or switch", name="mode")
+
+    @staticmethod
+    def _check_quota(workers: int | None) -> None:
+        if workers is not None and workers < 1:
+            raise errors.ArgumentError(f"a quota of {workers} workers: give at least one, or preempt", name="workers")
+
+    @staticmethod
+    def _runs_already(job: Job) -> Any:
+        return errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
