@@ -14,7 +14,7 @@ from typing import Any
 from measure import machine, save, table
 from sched_forms import Bench, Made
 
-from warpwell.scheduler.predict.matrix import Matrix, Pair
+from warpwell.scheduler.predict.rates import Matrix, Pair
 from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.blocks.launch import DONE, STOP
 from warpwell.targets.gpu.gpu import Gpu

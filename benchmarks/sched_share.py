@@ -23,8 +23,7 @@ from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_executor import PAIRS, CudaExecutor
 from warpwell.scheduler.policies import policy
-from warpwell.scheduler.predict.class_table import ClassTable
-from warpwell.scheduler.predict.matrix import Matrix, Pair
+from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
 from warpwell.study.replay import replay
 from warpwell.study.simulator import Host, Simulator
 from warpwell.study.workloads import make

@@ -12,8 +12,7 @@ from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies import policy
 from warpwell.scheduler.policies.order import FirstCome, LeftOver
 from warpwell.scheduler.policies.sharing import quota, rank
-from warpwell.scheduler.predict.matrix import Matrix, Pair
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
 from warpwell.study.policies import POLICIES
 from warpwell.study.policies.chimera import Chimera
 from warpwell.study.policies.drf import divide

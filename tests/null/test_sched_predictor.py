@@ -18,9 +18,9 @@ from warpwell.scheduler.predict import predictor as predicting
 from warpwell.scheduler.predict.analyzer import Analyzer
 from warpwell.scheduler.predict.history import KEPT, LARGEST, WEIGHT, History, default_path
 from warpwell.scheduler.predict.identity import default_size, footprint, size_class
-from warpwell.scheduler.predict.matrix import Pair
 from warpwell.scheduler.predict.peaks import machine_for
 from warpwell.scheduler.predict.predictor import Predictor
+from warpwell.scheduler.predict.rates import Pair
 from warpwell.scheduler.predict.sample import Sample, kind_of, sized
 from warpwell.scheduler.task import Kind, Task
 from warpwell.study.workloads import make

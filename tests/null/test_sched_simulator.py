@@ -12,10 +12,7 @@ from warpwell import errors
 from warpwell.scheduler import Capacity, Ended, Job, Kind, Placement, Profile, Request, State, Stopped, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel
-from warpwell.scheduler.predict.class_table import BESIDE_MEMORY, ClassTable
-from warpwell.scheduler.predict.matrix import Matrix, Pair
-from warpwell.scheduler.predict.max_min import MaxMin, fill
-from warpwell.scheduler.predict.rates import rates
+from warpwell.scheduler.predict.rates import BESIDE_MEMORY, ClassTable, Matrix, MaxMin, Pair, fill, rates
 from warpwell.scheduler.residency import Resident
 from warpwell.study.policies import POLICIES
 from warpwell.study.policies.oracle import Oracle

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .. import errors
 from ..scheduler.decision import SourceModel
 from ..scheduler.executor import Capacity, Ended, Executor, Stopped
-from ..scheduler.predict.rate_model import RateModel
+from ..scheduler.predict.rates import RateModel
 from ..scheduler.residency import Resident, fit, shape_of
 from ..scheduler.task import Job, Placement, Profile, Task
 from .simulated import NEVER, Simulated

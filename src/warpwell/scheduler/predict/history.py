@@ -15,8 +15,7 @@ from typing import Any
 
 from ... import errors
 from .identity import lasts
-from .matrix import Matrix, Pair
-from .rate_model import RateModel
+from .rates import Matrix, Pair, RateModel
 from .sample import MEASURED, Sample
 
 FORMAT = "warpwell-history/2"
