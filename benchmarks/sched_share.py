@@ -25,7 +25,7 @@ from warpwell.scheduler.executors.cuda_executor import PAIRS, CudaExecutor
 from warpwell.scheduler.policies import policy
 from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
 from warpwell.study.replay import replay
-from warpwell.study.simulator import Host, Simulator
+from warpwell.study.simulator import HostDelays, Simulator
 from warpwell.study.workloads import make
 from warpwell.targets.arrays import zeros
 
@@ -157,10 +157,10 @@ NOTICE = 20e-6
 """Seconds from an event of the GPU until the host, which looks again and again, notices it."""
 
 
-def host_of(step: float, executor: CudaExecutor) -> Host:
+def host_of(step: float, executor: CudaExecutor) -> HostDelays:
     """Return what the simulator is to take for the host: most steps decide and launch one kernel."""
     launch = executor._pace.launching
-    return Host(decision=max(0.0, step - launch), launch=min(launch, step), signal=SIGNAL, notice=NOTICE)
+    return HostDelays(decision=max(0.0, step - launch), launch=min(launch, step), signal=SIGNAL, notice=NOTICE)
 
 
 def main() -> None:
@@ -250,7 +250,7 @@ def main() -> None:
             real.close()
             m = ran.metrics()
             guesses = []
-            for its in (host, Host()):
+            for its in (host, HostDelays()):
                 simulated = Simulator(rates(), capacity, mode="drain", host=its)
                 asked = trace(found, profiles, names, options.count, load, options.seed)
                 guess = replay(asked, Core(simulated, policy(name), rates=rates()))

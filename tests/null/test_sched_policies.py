@@ -17,7 +17,7 @@ from warpwell.study.policies import POLICIES
 from warpwell.study.policies.chimera import Chimera
 from warpwell.study.policies.drf import divide
 from warpwell.study.replay import replay
-from warpwell.study.simulator import Host, Simulator
+from warpwell.study.simulator import HostDelays, Simulator
 from warpwell.testing.policies import CAPACITY, PolicyConformance, task
 
 M, C = Kind.MEMORY, Kind.COMPUTE
@@ -268,10 +268,12 @@ MEASURED = [
 ]  # fmt: skip
 
 
-def measured(requests: list[Request], pairs: list[Pair] = MEASURED, host: Host | None = None, **parts: int) -> Core:
+def measured(
+    requests: list[Request], pairs: list[Pair] = MEASURED, host: HostDelays | None = None, **parts: int
+) -> Core:
     capacity = Capacity(partitions=parts or None)
     table = Matrix(pairs, ClassTable(capacity))
-    core = Core(Simulator(table, mode="drain", host=host or Host()), policy("warpwell"), rates=table)
+    core = Core(Simulator(table, mode="drain", host=host or HostDelays()), policy("warpwell"), rates=table)
     replay(requests, core)
     return core
 
@@ -282,7 +284,7 @@ def test_warpwell_lets_kernels_take_turns_that_gain_nothing_together() -> None:
     assert {e.why.get("workers") for e in core.log if e.kind == "launch"} == {None}
     # No gap: the next one has been launched when one ends.
     assert max(job.ended for job in core.jobs) == pytest.approx(12e-3, rel=1e-3)
-    host = Host(decision=300e-6, launch=60e-6, notice=20e-6)
+    host = HostDelays(decision=300e-6, launch=60e-6, notice=20e-6)
     core = measured(named(*[(name, C, 2, {}) for name in "cdcdcd"]), host=host)
     assert max(job.ended for job in core.jobs) == pytest.approx(12e-3 + 360e-6, rel=1e-3)
 

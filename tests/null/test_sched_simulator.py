@@ -17,7 +17,7 @@ from warpwell.scheduler.residency import Resident
 from warpwell.study.policies import POLICIES
 from warpwell.study.policies.oracle import Oracle
 from warpwell.study.replay import replay
-from warpwell.study.simulator import Host, Simulator
+from warpwell.study.simulator import HostDelays, Simulator
 
 FULL = 8 * 132
 MEMORY = Profile(kind=Kind.MEMORY, seconds=1e-3, miss_rate=0.8)
@@ -307,7 +307,7 @@ def test_flags_are_seeded():
 
 
 # -- the host's time -----------------------------------------------------------------------------------------
-HOST = Host(decision=100e-6, launch=50e-6, signal=10e-6, notice=20e-6)
+HOST = HostDelays(decision=100e-6, launch=50e-6, signal=10e-6, notice=20e-6)
 
 
 def ends(policy, kernels, host):
@@ -320,7 +320,7 @@ def test_a_hand_over_takes_what_the_host_takes():
     # Decided at 100, launched at 150, ended at 1150, noticed at 1170, decided at 1270, launched at 1320, ended at 2320.
     first, second = ends("first-come", [job(MEMORY), job(MEMORY)], HOST)
     assert (first.ended, second.ended) == (pytest.approx(1150e-6), pytest.approx(2320e-6))
-    first, second = ends("first-come", [job(MEMORY), job(MEMORY)], Host())
+    first, second = ends("first-come", [job(MEMORY), job(MEMORY)], HostDelays())
     assert (first.ended, second.ended) == (pytest.approx(1000e-6), pytest.approx(2000e-6))
 
 
@@ -355,7 +355,7 @@ def test_the_device_goes_on_while_the_host_is_busy():
 def test_what_cannot_be():
     simulator = Simulator(ClassTable())
     one = job(MEMORY)
-    for options in ({"mode": "magic"}, {"flag": -1.0}, {"host": Host(launch=-1e-6)}):
+    for options in ({"mode": "magic"}, {"flag": -1.0}, {"host": HostDelays(launch=-1e-6)}):
         with pytest.raises(errors.ArgumentError):
             Simulator(ClassTable(), **options)
     with pytest.raises(errors.ArgumentError, match="seconds"):
@@ -444,7 +444,7 @@ def made(plan):
 @pytest.mark.parametrize("mode", ["switch", "drain"])
 @given(
     plan=requests, policy=st.sampled_from(sorted(POLICIES)), limit=st.integers(1, 3),
-    host=st.sampled_from([Host(), Host(), HOST]),
+    host=st.sampled_from([HostDelays(), HostDelays(), HOST]),
 )  # fmt: skip
 @settings(max_examples=60)
 def test_work_is_conserved(mode, plan, policy, limit, host):

@@ -2,7 +2,7 @@
 
 from warpwell.scheduler import Kind, Profile, Task
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.study.simulator import Host, Simulator
+from warpwell.study.simulator import HostDelays, Simulator
 from warpwell.testing.executors import ExecutorConformance
 
 
@@ -30,4 +30,4 @@ class TestDrain(Simulated):
 
 class TestBusyHost(Simulated):
     def make(self):
-        return Simulator(ClassTable(), mode="drain", seed=3, host=Host(2e-4, 5e-5, 1e-5, 2e-5))
+        return Simulator(ClassTable(), mode="drain", seed=3, host=HostDelays(2e-4, 5e-5, 1e-5, 2e-5))

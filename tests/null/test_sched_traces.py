@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from warpwell import errors
 from warpwell.scheduler import Kind, Profile
 from warpwell.study.traces import (
-    Application,
+    Arrival,
     Arrivals,
-    Kernel,
     Recipe,
-    Workload,
+    Trace,
+    TracedApplication,
+    TracedKernel,
     arrivals,
     compose,
     orion,
@@ -25,7 +26,6 @@ from warpwell.study.traces import (
     synthetic,
     table,
 )
-from warpwell.study.traces.workload import Arrival
 
 ORION = """Name,Profile,Memory_footprint,SM_usage,Duration
 Conv,1,0,98,100480
@@ -206,7 +206,7 @@ def test_more_that_a_table_can_have_wrong(tmp_path):
 
 
 kernels = st.builds(
-    Kernel, st.text("abc, \"'#é", min_size=1, max_size=5),
+    TracedKernel, st.text("abc, \"'#é", min_size=1, max_size=5),
     st.builds(Profile, kind=st.sampled_from([Kind.MEMORY, Kind.COMPUTE, None]), seconds=st.floats(0, 1e3),
               instructions=st.none() | st.floats(0, 1e12), registers=st.integers(0, 1 << 20),
               resident=st.integers(1, 5000), miss_rate=st.floats(0, 1), need=st.floats(0, 1), source=st.just("trace")),
@@ -219,7 +219,7 @@ kernels = st.builds(
 @settings(max_examples=40)
 def test_what_is_written_is_read(tmp_path_factory, plan):
     plan = sorted(plan, key=lambda p: p[0])
-    workload = Workload("w", [Arrival(t, Application("app", tuple(chain)), "t", level) for t, chain, level in plan])
+    workload = Trace("w", [Arrival(t, TracedApplication("app", tuple(chain)), "t", level) for t, chain, level in plan])
     path = tmp_path_factory.getbasetemp() / "written.csv"
     table.write(workload, path)
     again = table.read(path)
@@ -237,7 +237,8 @@ def test_a_table_into_a_folder_that_is_not_there(tmp_path):
 # -- composing -----------------------------------------------------------------------------------------------
 def apps(count=3, seconds=0.5):
     return [
-        Application(f"a{i}", tuple(Kernel("k", Profile(seconds=seconds)) for _ in range(i + 1))) for i in range(count)
+        TracedApplication(f"a{i}", tuple(TracedKernel("k", Profile(seconds=seconds)) for _ in range(i + 1)))
+        for i in range(count)
     ]
 
 
@@ -246,7 +247,7 @@ def apps(count=3, seconds=0.5):
 def test_time_is_compressed_to_the_load(load, count, seed):
     times = Arrivals("x", np.sort(np.random.default_rng(seed).uniform(0, 100, 100)))
     plan = compose(apps(), times, kernels=count, load=load, seed=seed)
-    workload = Workload("w", plan)
+    workload = Trace("w", plan)
     assert workload.kernels >= count > workload.kernels - len(plan[-1].application.kernels)
     assert plan[0].time == 0.0
     if len(plan) > 1:
@@ -278,14 +279,14 @@ def test_what_cannot_be_composed():
 
 
 def test_predictions_err_by_as_much_as_they_should():
-    plan = compose([Application("a", tuple(Kernel("k", Profile(seconds=1.0)) for _ in range(2000)))],
+    plan = compose([TracedApplication("a", tuple(TracedKernel("k", Profile(seconds=1.0)) for _ in range(2000)))],
                    Arrivals("x", np.arange(3.0)), kernels=6000, load=1.0, seed=0)  # fmt: skip
-    requests, truth = Workload("w", plan).requests(0.05, seed=4)
+    requests, truth = Trace("w", plan).requests(0.05, seed=4)
     ratios = np.array([task.profile.seconds for task in requests[0].tasks])
     assert np.median(np.abs(np.log(ratios))) == pytest.approx(math.log(1.05), rel=0.1)
     assert all(truth[task].seconds == 1.0 for task in requests[0].tasks)
     assert requests[0].tasks[7].profile is requests[2].tasks[7].profile
-    exact, none = Workload("w", plan).requests()
+    exact, none = Trace("w", plan).requests()
     assert none == {} and exact[0].tasks[0].profile.seconds == 1.0
 
 

@@ -1,1 +1,16 @@
-"""Traces, workloads and simulation: what compares, and no program needs."""
+"""Traces, workloads and simulation: what compares, and no program needs.
+
+================  =======================================================================================
+traces/           kernels and when they arrive, from files or built in
+workloads/        programs with NumPy references, that schedulers are measured with
+policies/         policies that are there to be compared with
+simulator.py      the executor in virtual time
+replay.py         a trace through an executor
+experiment.py     policies on a trace in the simulator, each a run of its own
+counts.py         launches that were measured under a profiler, as samples for the predictor
+fitting.py        constants of the cost formula, from measured preemptions
+distributions.py  keys as YCSB draws them
+ycsb.py           YCSB's workloads on a key-value store
+ycsb_run.py       a run of one, with latencies
+================  =======================================================================================
+"""

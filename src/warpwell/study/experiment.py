@@ -19,9 +19,9 @@ from ..scheduler.policies import policy
 from ..scheduler.predict.rates import rates
 from ..scheduler.report.metrics import NEEDED
 from .policies import POLICIES
-from .replay import Result, replay
+from .replay import ReplayResult, replay
 from .simulator import Simulator
-from .traces import Recipe, Workload
+from .traces import Recipe, Trace
 
 ERROR = 0.05
 """Median relative error of predicted times, by default: what the predictor is to reach for known applications."""
@@ -64,7 +64,7 @@ class Experiment:
             raise errors.ArgumentError(f"error of predictions is {self.error}: give 0 or more", name="error")
         errors.checked_integer(self.limit, "limit")
 
-    def capacity(self, workload: Workload) -> Capacity:
+    def capacity(self, workload: Trace) -> Capacity:
         """Return the simulated device, with the partitions that policies may choose from."""
         capacity = self.device or workload.capacity
         return dataclasses.replace(capacity, partitions=capacity.partitions or partitions(capacity.processors))
@@ -81,11 +81,11 @@ class Experiment:
     def run(
         self,
         name: str,
-        workload: Workload | None = None,
+        workload: Trace | None = None,
         *,
         log: Log | None = None,
         progress: Callable[[int, int], object] | None = None,
-    ) -> Result:
+    ) -> ReplayResult:
         """Replay the workload, or the one of the recipe, under a policy; the log says what was run."""
         workload = workload or self.recipe.make()
         capacity = self.capacity(workload)
@@ -96,7 +96,7 @@ class Experiment:
         core.log.about = {**self.about(workload), "policy": name, "rates": table.name}
         return replay(requests, core, progress=progress)
 
-    def about(self, workload: Workload) -> dict[str, Any]:
+    def about(self, workload: Trace) -> dict[str, Any]:
         """Return what is to be said about every run, as plain data."""
         capacity = self.capacity(workload)
         return {
@@ -120,7 +120,7 @@ class Experiment:
 def run_to_dict(
     experiment: Experiment,
     name: str,
-    workload: Workload | None = None,
+    workload: Trace | None = None,
     log: str | os.PathLike[str] | None = None,
     *,
     last: bool = False,
@@ -132,7 +132,7 @@ def run_to_dict(
     experiment : Experiment
     name : str
         The policy.
-    workload : Workload, optional
+    workload : Trace, optional
         That of the recipe, where it has been made.
     log : path, optional
     last : bool
@@ -204,4 +204,4 @@ def partitions(processors: int) -> dict[str, int]:
     return found
 
 
-_left: list[Result] = []
+_left: list[ReplayResult] = []

@@ -16,7 +16,7 @@ from .simulator import Simulator
 
 
 @dataclass
-class Result:
+class ReplayResult:
     """What a replay left.
 
     Attributes
@@ -52,7 +52,7 @@ def replay(
     *,
     alone: Callable[[Task], float | None] | None = None,
     progress: Callable[[int, int], object] | None = None,
-) -> Result:
+) -> ReplayResult:
     """Submit requests when they arrive, and let the scheduler work until all have ended.
 
     Parameters
@@ -74,7 +74,7 @@ def replay(
     executor = core.executor
     order = sorted(requests, key=lambda request: request.arrival)
     total = sum(len(request.tasks) for request in order)
-    result = Result([], core.log, alone or (lambda task: executor.truth(task).seconds))
+    result = ReplayResult([], core.log, alone or (lambda task: executor.truth(task).seconds))
     steps, clock = result.steps, time.perf_counter
     following = 0
     while following < len(order) or core.busy:

@@ -12,9 +12,10 @@ from .. import errors
 from ..scheduler.decision import SourceModel
 from ..scheduler.executor import Capacity, Ended, Executor, Stopped
 from ..scheduler.predict.rates import RateModel
-from ..scheduler.residency import Resident, fit, shape_of
+from ..scheduler.residency import Resident, Shape, fit, shape_of
 from ..scheduler.task import Job, Placement, Profile, Task
-from .simulated import NEVER, Simulated
+
+NEVER = math.inf
 
 FLAG_SECONDS = 48e-6
 """Median time until workers see a stop flag: on an H100 they idled 53 us (p50) after the call, with blocks of 10 us."""
@@ -22,7 +23,7 @@ FLAG_SPREAD = 0.3
 """Standard deviation of its logarithm: p99 is twice the median, as measured."""
 
 
-class Host(NamedTuple):
+class HostDelays(NamedTuple):
     """Seconds that the host takes, one thing after another, while the device goes on with what it has.
 
     Attributes
@@ -41,7 +42,141 @@ class Host(NamedTuple):
     notice: float = 0.0
 
 
-NO_HOST = Host()
+NO_DELAYS = HostDelays()
+
+
+class Simulated:
+    """A job that was launched.
+
+    Blocks run in waves: as many as are resident begin together and end together, so a drain lasts to the end of the
+    wave. Positions are in blocks and may lie within a block.
+
+    Attributes
+    ----------
+    position : float
+        Blocks of work that are done.
+    base : int
+        Where the waves began: the position at launch, or at the last change of the quota.
+    alone, allowed, wanted, found, kept : int
+        Blocks that would be resident alone; that the quota allows; that are left of those; that have found room; that
+        had it before.
+    width : int
+        Blocks of a wave.
+    said : int
+        Blocks that it was said to have done: none of them is taken back.
+    speed : float
+        Blocks a second.
+    hold : float or None
+        Time until which nothing is done, because registers are saved or restored.
+    easy : bool
+        Whether it has never been asked for anything.
+    saving : bool
+        Whether it leaves at `hold`.
+    stop_at, resize_at : float
+        Time at which it sees that it is to stop, or that its quota is `next_allowed`.
+    stop_goal, resize_goal : float
+        Position, once it has seen that, at which it does so.
+    goal : float
+        The next position at which something happens.
+    goal_due, due : float
+        Times of that, and of the next thing at all.
+    """
+
+    __slots__ = (
+        "alone", "allowed", "base", "blocks", "due", "easy", "found", "goal", "goal_due", "hold", "job", "kept", "load",
+        "mode", "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident",
+        "resize_at", "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "wanted", "width",
+    )  # fmt: skip
+
+    def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
+        self.job = job
+        self.shape = shape
+        self.profile = shape.profile
+        self.blocks = shape.blocks
+        # A kernel of no duration still ends after it has begun.
+        self.per_block = max(shape.profile.seconds or 0.0, 1e-9) / shape.blocks
+        self.position = position
+        self.base = int(position)
+        self.alone = shape.alone
+        self.allowed = shape.allowed(placement, capacity)
+        self.next_allowed = self.allowed
+        self.load = shape.load
+        self.width = self.allowed
+        self.said = self.base
+        self.partition = placement.partition
+        self.plain = placement.plain
+        self.goal: float = shape.blocks
+        self.found = self.kept = self.wanted = 0
+        self.rate = self.speed = 0.0
+        self.stop_at = self.resize_at = self.stop_goal = self.resize_goal = self.goal_due = self.due = NEVER
+        self.hold: float | None = None
+        self.resident: Resident | None = None
+        self.easy = True
+        self.saving = False
+        self.mode = ""
+
+    def last_wave(self) -> int:
+        """Return the position at which its last wave begins."""
+        base, allowed = self.base, self.allowed
+        return base + (self.blocks - base - 1) // allowed * allowed
+
+    def wave_end(self) -> int:
+        """Return the position at which the blocks that run now will have ended."""
+        waves = math.ceil((self.position - self.base) / self.width - 1e-9)
+        return min(self.blocks, self.base + waves * self.width)
+
+    def wave_begin(self) -> int:
+        """Return the position at which the blocks that run now began."""
+        waves = math.floor((self.position - self.base) / self.width + 1e-9)
+        return min(self.blocks, self.base + waves * self.width)
+
+    def plan(self, now: float, squeezed: bool) -> None:
+        """Find what happens next, and when.
+
+        Parameters
+        ----------
+        now : float
+        squeezed : bool
+            Whether a younger kernel waits for room, so that it matters when the last wave begins.
+        """
+        if self.easy and not squeezed:
+            # Nothing is asked of it, and nobody waits for its room: it just goes on.
+            self.goal = self.blocks
+            rate = self.rate
+            if rate > 0:
+                self.speed = rate / self.per_block
+                self.due = self.goal_due = now + (self.blocks - self.position) / self.speed
+            else:
+                self.speed = 0.0
+                self.due = self.goal_due = NEVER
+            return
+        goal = float(self.blocks)
+        if self.stop_goal < goal:
+            goal = self.stop_goal
+        if self.resize_goal < goal:
+            goal = self.resize_goal
+        if squeezed:
+            tail = self.last_wave()
+            if self.position < tail < goal:
+                goal = tail
+        self.goal = goal
+        if self.hold is not None:
+            self.speed = 0.0
+            self.goal_due = NEVER
+            self.due = self.hold
+            return
+        self.speed = self.rate / self.per_block
+        left = goal - self.position
+        if left <= 0:
+            due = now
+        else:
+            due = now + left / self.speed if self.speed > 0 else NEVER
+        self.goal_due = due
+        if self.stop_at < due:
+            due = self.stop_at
+        if self.resize_at < due:
+            due = self.resize_at
+        self.due = due
 
 
 class Simulator(Executor):
@@ -66,7 +201,7 @@ class Simulator(Executor):
         Median seconds until a flag is seen.
     seed : int
         Of the time until a flag is seen.
-    host : Host
+    host : HostDelays
         What the host takes to notice, decide and command; nothing by default.
 
     Attributes
@@ -87,7 +222,7 @@ class Simulator(Executor):
         *,
         truth: Mapping[Task, Profile] | None = None,
         flag: float = FLAG_SECONDS,
-        host: Host = NO_HOST,
+        host: HostDelays = NO_DELAYS,
     ) -> None:
         if mode not in ("switch", "drain"):
             raise errors.ArgumentError(f'mode of a simulator is {mode!r}: take "switch" or "drain"', name="mode")
@@ -105,7 +240,7 @@ class Simulator(Executor):
         self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
         self._flag = flag
         self._host = host
-        self._slow = host != NO_HOST
+        self._slow = host != NO_DELAYS
         self._thinks = False
         self._random = random.Random(seed)
         self._truth: Mapping[Task, Profile] = truth or {}

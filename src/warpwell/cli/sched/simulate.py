@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, ForkServerProcess
 
     from ...study.experiment import Experiment
-    from ...study.traces import Workload
+    from ...study.traces import Trace
     from ..output import Output
 
 _SLOW = ("warpwell-no-cost", "source-no-pairing", "warpwell", "oracle", "smk-drf", "memory-first")
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _all(
     experiment: Experiment,
-    workload: Workload,
+    workload: Trace,
     names: Sequence[str],
     logs: dict[str, Path],
     processes: int,

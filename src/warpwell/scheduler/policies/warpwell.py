@@ -28,7 +28,7 @@ LOOKS = 3
 """Preemptions that are weighed at most; those that promise most by what is remembered."""
 
 
-class Plan(NamedTuple):
+class Replacement(NamedTuple):
     """A preemption that is weighed.
 
     Attributes
@@ -291,7 +291,7 @@ class Warpwell(Policy):
         return resizes + launches
 
     # -- preemption ----------------------------------------------------------------------------------------
-    def _reside(self, view: View, now: Arrangement, after: Arrangement, job: Job) -> Plan | None:
+    def _reside(self, view: View, now: Arrangement, after: Arrangement, job: Job) -> Replacement | None:
         """Weigh making everything leave for a newcomer that had better be resident first, not last."""
         running = view.running
         if not self._first_of(view, job, running) or not all([self._may_leave(j) for j in running]):
@@ -420,7 +420,7 @@ class Warpwell(Policy):
 
     def _weigh(
         self, view: View, now: Arrangement, after: Arrangement, victims: Sequence[Job], job: Job, rule: str
-    ) -> Plan:
+    ) -> Replacement:
         """Compare the sums of normalized IPC over T, with and without the preemption.
 
         Without: S0 * T. With: what works during C; then S1 as long as the newcomer runs; then S0 again; less what the
@@ -431,12 +431,12 @@ class Warpwell(Policy):
         numbers = [j.number for j in victims]
         why: dict[str, Any] = {"rule": rule, "newcomer": job.number, "victims": numbers, "S0": s0, "S1": s1}
         if not self.costs:
-            return Plan(s1 - s0, list(victims), job, {**why, "rule": f"{rule}, no cost test"})
+            return Replacement(s1 - s0, list(victims), job, {**why, "rule": f"{rule}, no cost test"})
         rests = [sight.rest(view, j) for j in now.jobs]
         own = sight.rest(view, job)
         known = [rest for rest in rests if rest is not None]
         if own is None or len(known) < len(rests):
-            return Plan(-1.0, list(victims), job, {**why, "rule": "no prediction"})
+            return Replacement(-1.0, list(victims), job, {**why, "rule": "no prediction"})
         t = together(known, list(now.rates))
         stays = [j for j in running if j not in victims]
         c = max(view.cost(victim, stays) for victim in victims)
@@ -452,13 +452,13 @@ class Warpwell(Policy):
         else:
             during += leaving / 2
         if t <= c:
-            return Plan(-1.0, list(victims), job, {**why, "T": t, "C": c})
+            return Replacement(-1.0, list(victims), job, {**why, "T": t, "C": c})
         paired = min(t - c, runs)
         gain = during * c + s1 * paired + s0 * (t - c - paired) - back - s0 * t
         why.update(T=t, C=c, R=runs, during=during, back=back, gain=gain)
-        return Plan(gain - self.margin * s0 * c, list(victims), job, why)
+        return Replacement(gain - self.margin * s0 * c, list(victims), job, why)
 
-    def _carry_out(self, view: View, plan: Plan) -> list[Decision]:
+    def _carry_out(self, view: View, plan: Replacement) -> list[Decision]:
         mode = self._mode(view)
         self._promised = plan.job
         return [Preempt(victim, mode, plan.job, plan.why) for victim in plan.victims]

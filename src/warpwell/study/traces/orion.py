@@ -19,7 +19,7 @@ from ... import errors
 from ...scheduler.executor import Capacity
 from ...scheduler.task import Kind, Profile
 from . import rows
-from .workload import Application, Kernel
+from .trace import TracedApplication, TracedKernel
 
 COLUMNS = ("Name", "Profile", "Memory_footprint", "SM_usage", "Duration")
 KINDS = {1: Kind.COMPUTE, 0: Kind.MEMORY, -1: None}
@@ -37,7 +37,7 @@ class Models:
 
     Attributes
     ----------
-    applications : list of Application
+    applications : list of TracedApplication
         One a file.
     imputed : dict
         Fields that the files do not have, or not for all kernels, and what was taken instead.
@@ -45,13 +45,13 @@ class Models:
         Files that were not read.
     """
 
-    applications: list[Application]
+    applications: list[TracedApplication]
     imputed: dict[str, str]
     left_out: list[str]
 
 
 @dataclass(frozen=True)
-class _Line:
+class _KernelRow:
     name: str
     kind: Kind | None
     memory: int
@@ -67,7 +67,7 @@ def read(path: str | os.PathLike[str]) -> Models:
     MissingFileError, FormatError
         Not there; no profiles in it; an unknown column; a class, time or size that cannot be.
     """
-    files: dict[str, list[_Line]] = {}
+    files: dict[str, list[_KernelRow]] = {}
     left_out = []
     for name, text in _files(path):
         if name.endswith(PLACEHOLDERS) or not text.startswith(COLUMNS[0] + ","):
@@ -83,7 +83,7 @@ def read(path: str | os.PathLike[str]) -> Models:
         assert kind is not None
         kinds[name] = kind
     applications = [
-        Application(name, tuple(_kernel(line, kinds) for line in lines)) for name, lines in sorted(files.items())
+        TracedApplication(name, tuple(_kernel(line, kinds) for line in lines)) for name, lines in sorted(files.items())
     ]
     everything = [line for lines in files.values() for line in lines]
     unknown = sum(line.kind is None for line in everything)
@@ -138,14 +138,14 @@ def _text(content: bytes, path: str | os.PathLike[str]) -> str:
         raise errors.FormatError(f"{path} is no text ({error}): give kernel profiles", path=path) from error
 
 
-def _lines(text: str, where: str) -> list[_Line]:
+def _lines(text: str, where: str) -> list[_KernelRow]:
     found = []
     for line, row in rows.read(io.StringIO(text), where, COLUMNS):
         kind = rows.number(row, "Profile", line, where, least=-1, most=1)
         if kind not in KINDS:
             message = f"{where}, line {line}: Profile is {row['Profile']!r}; give 1, 0 or -1"
             raise errors.FormatError(message, path=where)
-        found.append(_Line(
+        found.append(_KernelRow(
             row["Name"], KINDS[int(kind)], rows.whole(row, "Memory_footprint", line, where),
             rows.number(row, "SM_usage", line, where), rows.number(row, "Duration", line, where),
         ))  # fmt: skip
@@ -154,7 +154,7 @@ def _lines(text: str, where: str) -> list[_Line]:
     return found
 
 
-def _kernel(line: _Line, kinds: dict[str, Kind]) -> Kernel:
+def _kernel(line: _KernelRow, kinds: dict[str, Kind]) -> TracedKernel:
     kind = line.kind or kinds.get(line.name, Kind.MEMORY)
     blocks = max(1, math.ceil(line.processors) * BLOCKS_EACH)
     profile = Profile(
@@ -165,4 +165,4 @@ def _kernel(line: _Line, kinds: dict[str, Kind]) -> Kernel:
         need=max(min(1.0, line.processors / V100.processors), 1 / V100.processors),
         source="trace" if line.kind else "imputed",
     )
-    return Kernel(line.name, profile, blocks, line.memory)
+    return TracedKernel(line.name, profile, blocks, line.memory)

@@ -11,7 +11,7 @@ import numpy as np
 from ... import errors
 from ...scheduler.executor import Capacity
 from ...scheduler.task import Kind, Profile
-from .workload import Application, Arrivals, Kernel
+from .trace import Arrivals, TracedApplication, TracedKernel
 
 CAPACITY = Capacity()
 CHAIN = 24
@@ -41,7 +41,7 @@ def bursts(count: int, seed: int) -> Arrivals:
     return Arrivals("bursts of arrivals", times - times[0] if count else times)
 
 
-def mix(name: str, seed: int) -> list[Application]:
+def mix(name: str, seed: int) -> list[TracedApplication]:
     """Return the applications of a built-in mix.
 
     Parameters
@@ -60,54 +60,54 @@ def mix(name: str, seed: int) -> list[Application]:
     return MIXES[name][0](random.Random(f"mix {name} {seed}"))
 
 
-def _share(memory: float) -> Callable[[random.Random], list[Application]]:
+def _share(memory: float) -> Callable[[random.Random], list[TracedApplication]]:
     """Return a maker of 8 applications whose kernels are memory-intensive with a chance."""
 
-    def make(random_: random.Random) -> list[Application]:
+    def make(random_: random.Random) -> list[TracedApplication]:
         applications = []
         for number in range(8):
             kinds = [Kind.MEMORY if random_.random() < memory else Kind.COMPUTE for _ in range(CHAIN)]
             kernels = tuple(
                 kernel(f"app{number}.{kind.value}{i}", kind, _seconds(random_), random_) for i, kind in enumerate(kinds)
             )
-            applications.append(Application(f"app{number}", kernels))
+            applications.append(TracedApplication(f"app{number}", kernels))
         return applications
 
     return make
 
 
-def _pure(random_: random.Random) -> list[Application]:
+def _pure(random_: random.Random) -> list[TracedApplication]:
     """Each application is of one class: half of them memory-, half compute-intensive."""
     return [
-        Application(f"{kind.value}{number}", tuple(
+        TracedApplication(f"{kind.value}{number}", tuple(
             kernel(f"{kind.value}{number}.{i}", kind, _seconds(random_), random_) for i in range(CHAIN)
         ))
         for number in range(4) for kind in (Kind.MEMORY, Kind.COMPUTE)
     ]  # fmt: skip
 
 
-def _heavy(random_: random.Random) -> list[Application]:
+def _heavy(random_: random.Random) -> list[TracedApplication]:
     """Sizes with a heavy tail: most chains are short, a few a hundred times as long."""
     applications = []
     for number in range(8):
         scale = min(100.0, (1 - random_.random()) ** (-1 / 1.1))
-        applications.append(Application(f"app{number}", tuple(
+        applications.append(TracedApplication(f"app{number}", tuple(
             kernel(f"app{number}.{i}", random_.choice((Kind.MEMORY, Kind.COMPUTE)), _seconds(random_) * scale, random_)
             for i in range(CHAIN)
         )))  # fmt: skip
     return applications
 
 
-def _long(random_: random.Random) -> list[Application]:
+def _long(random_: random.Random) -> list[TracedApplication]:
     """One kernel of 50 ms of either class among short ones: what preemption is for."""
     applications = [
-        Application(f"long-{kind.value}", (kernel(f"long-{kind.value}", kind, 50e-3, random_, full=True),))
+        TracedApplication(f"long-{kind.value}", (kernel(f"long-{kind.value}", kind, 50e-3, random_, full=True),))
         for kind in (Kind.MEMORY, Kind.COMPUTE)
     ]
     return applications + _pure(random_)
 
 
-def kernel(name: str, kind: Kind, seconds: float, random_: random.Random, *, full: bool = False) -> Kernel:
+def kernel(name: str, kind: Kind, seconds: float, random_: random.Random, *, full: bool = False) -> TracedKernel:
     """Return a kernel of a class; three of four fill the device, the others need a part of it."""
     waves = max(1, round(seconds / 20e-6))
     need = 1.0 if full or random_.random() < 0.75 else random_.choice((0.125, 0.25, 0.5))
@@ -116,14 +116,14 @@ def kernel(name: str, kind: Kind, seconds: float, random_: random.Random, *, ful
         kind=kind, seconds=seconds, instructions=seconds * CAPACITY.clock * 2.0 * CAPACITY.processors * need,
         resident=resident, miss_rate=0.8 if kind is Kind.MEMORY else 0.2, need=need, source="given",
     )  # fmt: skip
-    return Kernel(name, profile, waves * resident, idempotent=random_.random() < 0.5)
+    return TracedKernel(name, profile, waves * resident, idempotent=random_.random() < 0.5)
 
 
 def _seconds(random_: random.Random) -> float:
     return TYPICAL * math.exp(random_.gauss(0.0, 0.8))
 
 
-MIXES: dict[str, tuple[Callable[[random.Random], list[Application]], str]] = {
+MIXES: dict[str, tuple[Callable[[random.Random], list[TracedApplication]], str]] = {
     "half": (_share(0.5), "8 applications of 24 kernels, each kernel memory- or compute-intensive with equal chances"),
     "pure": (_pure, "4 memory- and 4 compute-intensive applications of 24 kernels"),
     "memory": (_share(1.0), "8 applications of 24 memory-intensive kernels"),

@@ -14,7 +14,7 @@ from ... import errors
 from ...scheduler.executor import Capacity
 from ...scheduler.task import Kind, Profile
 from . import rows
-from .workload import Application, Arrival, Kernel, Workload
+from .trace import Arrival, Trace, TracedApplication, TracedKernel
 
 REQUIRED = ("request", "arrival", "kernel", "seconds")
 OPTIONAL = (
@@ -32,7 +32,7 @@ _DEFAULTS = Profile()
 _TRUTH = {"": False, "0": False, "no": False, "false": False, "1": True, "yes": True, "true": True}
 
 
-def read(path: str | os.PathLike[str], capacity: Capacity | None = None) -> Workload:
+def read(path: str | os.PathLike[str], capacity: Capacity | None = None) -> Trace:
     """Read a trace.
 
     Raises
@@ -41,7 +41,7 @@ def read(path: str | os.PathLike[str], capacity: Capacity | None = None) -> Work
     FormatError
         An unknown column, or a value that cannot be (negative time or size, ratio over 1), with its line and column.
     """
-    chains: dict[str, list[Kernel]] = {}
+    chains: dict[str, list[TracedKernel]] = {}
     heads: dict[str, tuple[float, str, str, int]] = {}
     with rows.opened(path) as text:
         for line, row in rows.read(text, path, REQUIRED, OPTIONAL):
@@ -53,22 +53,22 @@ def read(path: str | os.PathLike[str], capacity: Capacity | None = None) -> Work
             chains[request].append(_kernel(row, line, path))
     if not chains:
         raise errors.FormatError(f"{path} has no kernels: give a trace with rows", path=path)
-    shared: dict[tuple[Any, ...], Application] = {}
+    shared: dict[tuple[Any, ...], TracedApplication] = {}
     arrivals = []
     for request, (time, name, tenant, priority) in heads.items():
         key = (name, *(_identity(kernel) for kernel in chains[request]))
         application = shared.get(key)
         if application is None:
-            application = shared[key] = Application(name, tuple(chains[request]))
+            application = shared[key] = TracedApplication(name, tuple(chains[request]))
         arrivals.append(Arrival(time, application, tenant, priority))
     arrivals.sort(key=lambda a: a.time)
     header = rows.header_of(path)
     missing = [name for name in ("kind", "blocks", *_COUNTS, "miss_rate", "need") if name not in header]
     imputed = {name: _default(name) for name in missing}
-    return Workload(rows.name_of(path), arrivals, capacity or Capacity(), imputed)
+    return Trace(rows.name_of(path), arrivals, capacity or Capacity(), imputed)
 
 
-def write(workload: Workload, path: str | os.PathLike[str]) -> None:
+def write(workload: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace that `read` reads."""
     place = Path(path)
     if not place.parent.is_dir():
@@ -99,7 +99,7 @@ def _head(row: rows.Row, line: int, path: str | os.PathLike[str]) -> tuple[float
     return arrival, row.get("application") or row["kernel"], row.get("tenant") or "default", int(priority)
 
 
-def _kernel(row: rows.Row, line: int, path: str | os.PathLike[str]) -> Kernel:
+def _kernel(row: rows.Row, line: int, path: str | os.PathLike[str]) -> TracedKernel:
     def ratio(name: str) -> Callable[[], float]:
         return lambda: rows.number(row, name, line, path, most=1.0)
 
@@ -132,14 +132,14 @@ def _kernel(row: rows.Row, line: int, path: str | os.PathLike[str]) -> Kernel:
         raise errors.FormatError(message, path=path)
     blocks = _optional(row, "blocks", profile.resident or 1, count("blocks", 1))
     memory = _optional(row, "memory", 0, count("memory"))
-    return Kernel(row["kernel"], profile, blocks, memory, _TRUTH[idempotent], deadline)
+    return TracedKernel(row["kernel"], profile, blocks, memory, _TRUTH[idempotent], deadline)
 
 
 def _optional(row: rows.Row, name: str, default: Any, value: Callable[[], Any]) -> Any:
     return value() if row.get(name, "").strip() else default
 
 
-def _identity(kernel: Kernel) -> tuple[Any, ...]:
+def _identity(kernel: TracedKernel) -> tuple[Any, ...]:
     return (kernel.name, kernel.profile, kernel.blocks, kernel.memory, kernel.idempotent, kernel.deadline)
 
 

@@ -6,6 +6,15 @@
 ...     launch(*arguments, device="cpu")
 >>> run.check() < 1e-4
 True
+
+=================  ======================================================================================
+application.py     a program, its launches, its input and the comparison with NumPy
+dense.py           matrix products: gemm, 2mm, correlation
+matrix_vector.py   atax, bicg, mvt
+stencils.py        conv2d, fdtd
+irregular.py       bfs, spmv
+streams.py         triad, black_scholes, nbody
+=================  ======================================================================================
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workload: applications (chains of kernels) and when they arrive; it makes the requests of a run."""
+"""Trace: applications (chains of kernels) and when they arrive; it makes the requests of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEDIAN_OF_ABSOLUTE = 0.6745
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TracedKernel:
     """One kernel of an application: what a `Task` of it has.
 
     Attributes
@@ -42,11 +42,11 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Application:
+class TracedApplication:
     """Kernels in the order in which they run, for example one inference of a model."""
 
     name: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[TracedKernel, ...]
 
     @cached_property
     def seconds(self) -> float:
@@ -80,13 +80,13 @@ class Arrival:
     """One request to come: which application, when (seconds), whose and how urgent."""
 
     time: float
-    application: Application
+    application: TracedApplication
     tenant: str = "default"
     priority: int = 0
 
 
 @dataclass(frozen=True)
-class Workload:
+class Trace:
     """Requests to be made.
 
     Attributes
@@ -165,7 +165,7 @@ class Workload:
 
 
 def compose(
-    applications: Sequence[Application],
+    applications: Sequence[TracedApplication],
     arrivals: Arrivals,
     *,
     kernels: int,
@@ -177,7 +177,7 @@ def compose(
 
     Parameters
     ----------
-    applications : sequence of Application
+    applications : sequence of TracedApplication
     arrivals : Arrivals
     kernels : int
         How many kernels to have at least: no more arrivals are taken than that needs.
@@ -199,7 +199,7 @@ def compose(
     if not 0 <= urgent <= 1:
         raise errors.ArgumentError(f"share of urgent requests is {urgent}: it is a ratio, 0 to 1", name="urgent")
     random_ = random.Random(f"arrivals {seed}")
-    chosen: list[tuple[Application, int]] = []
+    chosen: list[tuple[TracedApplication, int]] = []
     count = 0
     for i in range(arrivals.times.size):
         application = applications[random_.randrange(len(applications))]
@@ -224,7 +224,7 @@ def compose(
     ]
 
 
-def select(applications: Sequence[Application], pattern: str) -> list[Application]:
+def select(applications: Sequence[TracedApplication], pattern: str) -> list[TracedApplication]:
     """Return the applications whose name fits a pattern such as ``*_fwd``, or one of several divided by commas.
 
     Raises
