@@ -89,9 +89,9 @@ def submit(scheduler):
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    (["run", "--policy", "nope"], "there is no policy 'nope': choose some of first-come"),
+    (["run", "--policy", "nope"], "there is no policy 'nope': choose one of first-come"),
     (["run", "--policy", "oracle"], "the oracle needs a simulation"),
-    (["run", "--policy", ","], "--policy names none"),
+    (["run", "--policy", ","], "no policy named"),
     (["run", "--workload", "nope"], "there is no workload 'nope'"),
     (["run", "--workload", "gemm:-3"], "--workload gemm:-3: its size"),
     (["run", "--load", "-1"], "--load -1.0: give more than 0"),

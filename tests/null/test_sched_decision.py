@@ -9,7 +9,7 @@ from tests.harness.scripted_executor import ScriptedExecutor
 from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.decision import SOURCE, SourceModel, decay, gain, preempt_cycles, together, worth
+from warpwell.scheduler.decision import SOURCE, SourceModel, gain, together, worth
 from warpwell.scheduler.policies.source import Source
 
 M, C = Kind.MEMORY, Kind.COMPUTE
@@ -67,16 +67,16 @@ def test_the_time_together_ends_with_the_first() -> None:
 
 def test_cycles_of_a_preemption_by_hand() -> None:
     # (0.09526 * 0.5 + 0.01633) * (32768 + 16384) * 16 = 0.06396 * 786432
-    assert preempt_cycles(0.5, 32768, 16384, 16) == pytest.approx(50300.19, rel=1e-7)
+    assert SOURCE.preempt_cycles(0.5, 32768, 16384, 16) == pytest.approx(50300.19, rel=1e-7)
     # without misses 61 bytes a cycle, with nothing but misses 9.0 (notes)
-    assert 1 / preempt_cycles(0.0, 1, 0, 1) == pytest.approx(61.24, rel=1e-3)
-    assert 1 / preempt_cycles(1.0, 1, 0, 1) == pytest.approx(8.961, rel=1e-3)
+    assert 1 / SOURCE.preempt_cycles(0.0, 1, 0, 1) == pytest.approx(61.24, rel=1e-3)
+    assert 1 / SOURCE.preempt_cycles(1.0, 1, 0, 1) == pytest.approx(8.961, rel=1e-3)
 
 
 def test_the_source_constants_are_the_defaults() -> None:
     assert (SOURCE.slope, SOURCE.base, SOURCE.memory_decay, SOURCE.compute_decay) == (0.09526, 0.01633, 0.90, 1.0)
     assert SOURCE.r2 is None, "the source states none"
-    assert (decay(C), decay(M), decay(None)) == (1.0, 0.90, 0.90)
+    assert (SOURCE.decay(C), SOURCE.decay(M), SOURCE.decay(None)) == (1.0, 0.90, 0.90)
 
 
 def test_fitted_constants_replace_them(tmp_path) -> None:

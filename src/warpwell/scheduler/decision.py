@@ -110,16 +110,6 @@ SOURCE = SourceModel()
 """The source's own constants."""
 
 
-def preempt_cycles(miss_rate: float, registers: float, shared: float, blocks: float) -> float:
-    """Return the cycles of a preemption by the source's constants; see `SourceModel.preempt_cycles`."""
-    return SOURCE.preempt_cycles(miss_rate, registers, shared, blocks)
-
-
-def decay(kind: Kind | None) -> float:
-    """Return the decay rate of a kernel that stays by the source's constants; see `SourceModel.decay`."""
-    return SOURCE.decay(kind)
-
-
 def together(rests: list[float], rates: list[float]) -> float:
     """Return T: how long kernels would still run together, until the first of them ends.
 

@@ -110,14 +110,36 @@ class Log:
             stream.write(json.dumps(event.__dict__, sort_keys=True) + "\n")
 
     @classmethod
-    def read(cls, lines: Iterable[str]) -> Log:
-        """Read what `write` wrote."""
+    def read(cls, lines: Iterable[str], path: str = "a log") -> Log:
+        """Read what `write` wrote.
+
+        Raises
+        ------
+        FormatError
+            A line is not an event; the message names `path` and the line.
+        """
         log = cls()
-        for line in lines:
-            if line.strip():
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
                 fields = json.loads(line)
                 if "about" in fields:
-                    log.about = fields["about"]
+                    log.about = dict(fields["about"])
                 else:
-                    log.add(Event(**fields))
+                    log.add(_checked(Event(**fields)))
+            except (ValueError, TypeError):
+                raise errors.FormatError(
+                    f"{path}: line {number} is no event of a log: each is a JSON object with time, kind, task and "
+                    "name, as --log writes it",
+                    path=path,
+                ) from None
         return log
+
+
+def _checked(event: Event) -> Event:
+    """Return an event that was read, if its fields have the right types. Raises `TypeError` otherwise."""
+    types = {"time": int | float, "kind": str, "task": int, "name": str, "tenant": str, "why": dict}
+    if not all(isinstance(getattr(event, name), kind) for name, kind in types.items()):
+        raise TypeError(f"an event has {vars(event)!r:.80}")
+    return event

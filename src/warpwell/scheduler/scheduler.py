@@ -16,6 +16,7 @@ from .core import Core
 from .dispatcher import Dispatcher, Watchdog
 from .events import KEPT, Log
 from .executor import Executor
+from .executors import executor_of
 from .handle import Handle
 from .policy import Policy, Rates
 from .predict.learner import Learner
@@ -119,7 +120,7 @@ class Scheduler:
         self.log = Log(most=KEPT) if log is None else log
         self._analyzer: Callable[[Task], Profile] | None = Learner() if analyzer is None else analyzer
         learner = self._analyzer if isinstance(self._analyzer, Learner) else None
-        made = executor if executor is not None else _executor_of(self.device)
+        made = executor if executor is not None else executor_of(self.device)
 
         def make(feed: Log) -> Core:
             running = made if isinstance(made, Executor) else made()
@@ -306,16 +307,6 @@ class Scheduler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(cancel=kind is not None)
-
-
-def _executor_of(device: str) -> Callable[[], Executor]:
-    if device == "cpu":
-        from .executors.cpu_executor import CpuExecutor
-
-        return CpuExecutor
-    from .executors.cuda_executor import CudaExecutor
-
-    return CudaExecutor
 
 
 def _arrays(args: Sequence[Any]) -> list[Any]:

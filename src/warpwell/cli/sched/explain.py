@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -135,41 +134,14 @@ def read(path: str) -> Log:
         A line is none of a log's.
     """
     if path == "-":
-        return _parse(sys.stdin.read().splitlines(), "stdin")
+        return Log.read(sys.stdin, "stdin")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingFileError(f"{path} does not exist: make a log with --log of another command", path=path) from None
     except UnicodeDecodeError:
         raise FormatError(f"{path} is no log: it is not text", path=path) from None
-    return _parse(text.splitlines(), path)
-
-
-def _parse(lines: list[str], path: str) -> Log:
-    for number, line in enumerate(lines, 1):
-        try:
-            fields = json.loads(line) if line.strip() else {"about": {}}
-            good = isinstance(fields, dict) and (isinstance(fields.get("about"), dict) or _is_event(fields))
-        except ValueError:
-            good = False
-        if not good:
-            raise FormatError(
-                f"{path}: line {number} is no event of a log: each is a JSON object with time, kind, task and name, as "
-                "--log writes it",
-                path=path,
-            )
-    return Log.read(lines)
-
-
-def _is_event(fields: dict[str, Any]) -> bool:
-    try:
-        event = Event(**fields)
-    except TypeError:
-        return False
-    return (
-        isinstance(event.time, int | float) and isinstance(event.kind, str) and isinstance(event.task, int)
-        and isinstance(event.name, str) and isinstance(event.tenant, str) and isinstance(event.why, dict)
-    )  # fmt: skip
+    return Log.read(text.splitlines(), path)
 
 
 def _about(event: Event) -> set[int]:

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from rich.table import Table
 
 from ...array.opening import require_device
 from ...errors import ArgumentError, MissingFileError, SchedulerError
-from ...scheduler import Core, Event, Executor, Log, Scheduler
+from ...scheduler import Core, Event, Log, Scheduler
+from ...scheduler.executors import executor_of
 from ...scheduler.report.metrics import Metrics, measure
 from ...scheduler.task import Job, Profile, Request, Task
-from ...study.experiment import log_path
-from ...study.policies import POLICIES
+from ...study.experiment import chosen, log_path
 from ...study.replay import replay
 from ...study.workloads import WORKLOADS, Application, make
 from ...targets import default_device
@@ -89,14 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _policies(names: str) -> list[str]:
-    listed = [n for n in POLICIES if n != "oracle"] if names == "all" else [n for n in names.split(",") if n]
-    for name in listed:
-        if name not in POLICIES or name == "oracle":
-            why = "the oracle needs a simulation" if name == "oracle" else f"there is no policy {name!r}"
-            others = ", ".join(n for n in POLICIES if n != "oracle")
-            raise ArgumentError(f"{why}: choose some of {others}", name="policy")
-    if not listed:
-        raise ArgumentError("--policy names none: give one at least", name="policy")
+    listed = [name for name in chosen(names) if name != "oracle" or names != "all"]
+    if "oracle" in listed:
+        raise ArgumentError("the oracle needs a simulation: choose other policies", name="policy")
     return listed
 
 
@@ -153,7 +148,7 @@ def _mix(
         log = _Counting({k: v for k, v in about.items() if v is not None},
                         lambda done, policy=policy, total=total: report(f"run {policy}", done, total))  # type: ignore[misc]
         seconds: dict[Task, float] = {}
-        with _executor(device) as executor:
+        with contextlib.closing(executor_of(device)()) as executor:
             core = Core(executor, policy, limit=arguments.limit, log=log)
             began = executor.now()
             requests = [_request(a, alone[a.workload.name], began + float(t), seconds)
@@ -217,7 +212,7 @@ def _warm_up(programs: dict[str, int], device: str, seed: int, report: Report) -
     """Have every kernel compiled in the forms that schedulers use, so that no policy is charged for it."""
     for k, (name, size) in enumerate(programs.items()):
         report("compile for sharing", k, len(programs))
-        with _executor(device) as executor:
+        with contextlib.closing(executor_of(device)()) as executor:
             replay([make(name, size, device, seed=seed).request()], Core(executor, "source"))
 
 
@@ -232,22 +227,6 @@ def _request(
     for task, alone in zip(request.tasks, seconds, strict=True):
         known[task] = alone
     return request
-
-
-@contextlib.contextmanager
-def _executor(device: str) -> Iterator[Executor]:
-    """Give the device's executor, and close it at the end."""
-    made: Executor
-    if device == "cpu":
-        from ...scheduler.executors.cpu_executor import CpuExecutor
-
-        made = CpuExecutor()
-    else:
-        from ...scheduler.executors.cuda_executor import CudaExecutor
-
-        made = CudaExecutor()
-    with contextlib.closing(made):
-        yield made
 
 
 # a file

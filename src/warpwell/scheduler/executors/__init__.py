@@ -1,1 +1,27 @@
-"""What runs tasks: a GPU, or the threads of a CPU."""
+"""Executors of real devices: what runs tasks as blocks that workers claim.
+
+block_executor.py   BlockExecutor, BlockRun, Phase: what both executors share
+threads.py          Threads: daemon threads that are started as needed
+cpu_executor.py     CpuExecutor: threads of this machine claim blocks, slot by slot
+cuda_executor.py    CudaExecutor: workers on a GPU claim blocks; flags, growing, slices, ends
+cuda_run.py         CudaRun: one task on the GPU, its form and its control record
+cuda_launch.py      Ahead, Pace, Order: what is prepared before a launch, how long it takes, which comes first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..executor import Executor
+
+
+def executor_of(device: str) -> Callable[[], Executor]:
+    """Return what makes the executor of "cpu" or "cuda"."""
+    # imported here: the GPU's executor imports the driver, and takes as long
+    if device == "cpu":
+        from .cpu_executor import CpuExecutor
+
+        return CpuExecutor
+    from .cuda_executor import CudaExecutor
+
+    return CudaExecutor

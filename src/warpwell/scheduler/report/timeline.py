@@ -109,9 +109,17 @@ def chrome_trace(log: Log) -> dict[str, Any]:
         if stay.asked is not None:
             asked = min(stay.asked, stay.end)
             events.append(_slice("leaving", "leaving", stay.lane, asked, stay.end, {"task": stay.task}))
-    count = _Count()
+    there: set[int] = set()
+    running: set[int] = set()
     for event in log:
-        count.take(event)
+        if event.kind in ("arrive", "launch", "stop"):
+            there.add(event.task)
+        if event.kind == "launch":
+            running.add(event.task)
+        elif event.kind in _ENDS:
+            running.discard(event.task)
+            if event.kind != "stop":
+                there.discard(event.task)
         if event.kind in ("arrive", "hold", "reject", "cancel", "lost"):
             events.append({
                 "name": f"{event.kind} {event.name}", "cat": event.kind, "ph": "i", "s": "t", "pid": 2,
@@ -119,7 +127,7 @@ def chrome_trace(log: Log) -> dict[str, Any]:
                 "args": _plain({"task": event.task, **event.why}),
             })  # fmt: skip
         if event.kind not in ("hold", "reject", "resize", "preempt"):
-            counts = {"running": count.running, "waiting": len(count.there) - count.running}
+            counts = {"running": len(running), "waiting": len(there) - len(running)}
             events.append({"name": "tasks", "ph": "C", "pid": 2, "tid": 0, "ts": event.time * MICROSECONDS,
                            "args": counts})  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {k: str(v) for k, v in log.about.items()}}
@@ -197,22 +205,6 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
 def _slice(name: str, kind: str, lane: int, start: float, end: float, about: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "cat": kind, "ph": "X", "pid": 1, "tid": lane, "ts": start * MICROSECONDS,
             "dur": (end - start) * MICROSECONDS, "args": _plain(about)}  # fmt: skip
-
-
-class _Count:
-    """Where each task is, after an event."""
-
-    def __init__(self) -> None:
-        self.there: dict[int, bool] = {}  # whether it runs
-        self.running = 0
-
-    def take(self, event: Event) -> None:
-        if event.kind in ("arrive", "stop", "launch"):
-            runs = event.kind == "launch"
-            self.running += runs - self.there.get(event.task, False)
-            self.there[event.task] = runs
-        elif event.kind in ("end", "fail", "cancel", "lost"):
-            self.running -= self.there.pop(event.task, False)
 
 
 def _plain(value: Any) -> Any:
