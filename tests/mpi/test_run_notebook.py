@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.harness.marked import MARK, command_of, marked, seconds_until_none_is_left
 
-from warpwell.pool.launch.children import state_of
+from warpwell.pool.launch.processes import state_of
 
 from .runs import LIMIT, PROGRAMS, SOURCES, Start, planted, start
 

@@ -12,12 +12,11 @@ import pytest
 
 from warpwell.errors import AgentError
 from warpwell.pool.agent.runtime import CpuRuntime
-from warpwell.pool.launch.gpu_claims import FOLDER, Claim, user_of, users
-from warpwell.pool.launch.gpus import assign
+from warpwell.pool.launch.gpus import FOLDER, Claim, assign, user_of, users
 
 OTHER = """
 import sys, time
-from warpwell.pool.launch.gpu_claims import Claim
+from warpwell.pool.launch.gpus import Claim
 try:
     Claim(sys.argv[1], sys.argv[2] == "share")
     print("has", flush=True)

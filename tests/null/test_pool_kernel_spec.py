@@ -11,7 +11,7 @@ import pytest
 
 from warpwell.cli import main
 from warpwell.cli.main import _parser
-from warpwell.pool.launch.kernel_spec import kernels_folder
+from warpwell.cli.pool.notebook import kernels_folder
 
 CPU = ("--target", "cpu")  # whatever GPUs there are
 KERNEL = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -8,11 +8,11 @@ import pytest
 
 from warpwell.errors import AgentError
 from warpwell.pool.launch.gpus import assign
-from warpwell.pool.launch.mpiexec import Mpiexec, Part
+from warpwell.pool.launch.mpiexec import Mpiexec, Ranks
 from warpwell.pool.several import several
 
-APPLICATION = Part(1, ["python", "app.py"])
-AGENTS = Part(3, ["python", "agent"])
+APPLICATION = Ranks(1, ["python", "app.py"])
+AGENTS = Ranks(3, ["python", "agent"])
 OPENMPI = Mpiexec("/usr/bin/mpiexec", "openmpi")
 
 
@@ -36,7 +36,7 @@ def test_sockets_only(ft: bool) -> None:
 
 
 def test_other_hosts_get_the_variables() -> None:
-    parts = [Part(1, ["app"], "a"), Part(8, ["agent"], "a"), Part(8, ["agent"], "b")]
+    parts = [Ranks(1, ["app"], "a"), Ranks(8, ["agent"], "a"), Ranks(8, ["agent"], "b")]
     line = " ".join(OPENMPI.line(parts, {"WARPWELL_POOL_JOB": "x", "HOME": "/root", "PYTHONPATH": "/p"}))
     assert "-n 1 --host a:1 -x PYTHONPATH -x WARPWELL_POOL_JOB app" in line
     assert "-n 8 --host b:8 -x PYTHONPATH -x WARPWELL_POOL_JOB agent" in line
@@ -47,7 +47,7 @@ def test_mpich() -> None:
     mpich = Mpiexec("mpiexec", "mpich")
     assert not mpich.survives
     assert mpich.line([APPLICATION, AGENTS], {}) == "mpiexec -n 1 python app.py : -n 3 python agent".split()
-    line = mpich.line([Part(1, ["app"], "a"), Part(2, ["agent"], "b")], {"WARPWELL_X": "1"})
+    line = mpich.line([Ranks(1, ["app"], "a"), Ranks(2, ["agent"], "b")], {"WARPWELL_X": "1"})
     assert line == "mpiexec -n 1 -host a app : -n 2 -host b agent".split()
 
 

@@ -13,9 +13,9 @@ def test_who_does_not_read_is_told_nothing_more_but_heard(monkeypatch: pytest.Mo
     monkeypatch.setattr(rendezvous, "_TELL_SECONDS", 1)
     here, there = socket.socketpair()
     with here, there:
-        connection = rendezvous.Connection(here)
+        connection = rendezvous.JobProcess(here)
         began = time.monotonic()
-        while not connection._deaf:
+        while not connection._broken:
             connection.tell(text="x" * 100_000)
             assert time.monotonic() < began + 20
         assert time.monotonic() - began >= 0.9
@@ -30,7 +30,7 @@ def test_who_does_not_read_is_told_nothing_more_but_heard(monkeypatch: pytest.Mo
 def test_messages_arrive_one_by_one() -> None:
     here, there = socket.socketpair()
     with here, there, there.makefile("rb") as lines:
-        connection = rendezvous.Connection(here)
+        connection = rendezvous.JobProcess(here)
         for k in range(3):
             connection.tell(k=k)
         assert [json.loads(lines.readline()) for _ in range(3)] == [{"k": k} for k in range(3)]

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
+import re
+import shutil
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from ...errors import PoolError
-from ...pool.launch.kernel_spec import KernelSpec, kernels_folder
+from ...errors import ArgumentError, MissingFileError, PoolError
 from ..output import Output
 from .arguments import NOTEBOOK, placing
 from .run import options
 
+_FILE = "kernel.json"
+_RUN = ["-m", "warpwell", "run"]
+_KERNEL = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
+_NAME = re.compile(r"(?=.*[a-z0-9])[a-z0-9._-]+", re.ASCII | re.IGNORECASE)
+"""What Jupyter allows, but for names of folders that have another meaning."""
 _NEEDED = {"ipykernel": "ipykernel", "mpi4py": "-e '.[mpi]'"}
 """Modules that a kernel imports, and what to install for each, in a checkout."""
 
@@ -58,3 +68,115 @@ def _words(arguments: argparse.Namespace) -> list[str]:
         elif value is not True:
             found.append(str(value))
     return found
+
+
+class KernelSpec:
+    """A kernel specification of Jupyter, in a folder of its own, whose kernel is started by ``warpwell run``.
+
+    Parameters
+    ----------
+    name : str
+        What programs know the kernel by: letters, digits, ``-``, ``.`` and ``_``, of which Jupyter ignores the case.
+    folder : Path
+        Where Jupyter looks for kernels; see `kernels_folder`.
+
+    Raises
+    ------
+    ArgumentError
+        The name cannot be.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        if not _NAME.fullmatch(name):
+            raise ArgumentError(
+                f"--name {name!r}: the name of a kernel has ASCII letters, digits, '-', '.' and '_' alone", name="name"
+            )
+        self.name = name.lower()
+        self.path = folder / self.name
+
+    def write(self, options: Sequence[str], title: str) -> dict[str, Any]:
+        """Write it, in place of an older one with its name; return what was written.
+
+        Parameters
+        ----------
+        options : sequence of str
+            Of ``warpwell run``.
+        title : str
+            What people choose the kernel by.
+
+        Raises
+        ------
+        ArgumentError
+            There is a kernel with this name that somebody else has made.
+        """
+        if self._others():
+            raise ArgumentError(f"{self.path} is a kernel of another program: give another --name", name="name")
+        content = {
+            "argv": [sys.executable, *_RUN, "--notebook", *options, *_KERNEL],
+            "display_name": title,
+            "language": "python",
+            "interrupt_mode": "signal",
+        }
+        made = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / f".{_FILE}.{os.getpid()}"
+        try:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(self.path / _FILE)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            if made:
+                self.path.rmdir()
+            raise
+        return content
+
+    def remove(self) -> None:
+        """Remove it.
+
+        Raises
+        ------
+        MissingFileError
+            There is none.
+        ArgumentError
+            Somebody else has made it.
+        """
+        if not (self.path / _FILE).exists():
+            raise MissingFileError(f"{self.path} is no kernel: `jupyter kernelspec list` says where which are",
+                                   path=self.path)  # fmt: skip
+        if self._others():
+            raise ArgumentError(
+                f"{self.path} is a kernel of another program: `jupyter kernelspec remove {self.name}` removes it",
+                name="name",
+            )
+        if self.path.is_symlink():
+            self.path.unlink()
+        else:
+            shutil.rmtree(self.path)
+
+    def _others(self) -> bool:
+        try:
+            found = json.loads((self.path / _FILE).read_text(encoding="utf-8"))
+            return bool(found["argv"][1:4] != _RUN)
+        except FileNotFoundError:
+            return False
+        except (ValueError, LookupError, TypeError):
+            return True
+
+
+def kernels_folder(prefix: str | None, environ: Mapping[str, str]) -> Path:
+    """Return where Jupyter looks for kernels: below `prefix`, or else those of the user.
+
+    Parameters
+    ----------
+    prefix : str, optional
+        Of an installation, such as `sys.prefix`.
+    environ : mapping
+        May have ``JUPYTER_DATA_DIR`` and ``XDG_DATA_HOME``.
+    """
+    if prefix is not None:
+        data = Path(prefix).absolute() / "share" / "jupyter"
+    elif environ.get("JUPYTER_DATA_DIR"):
+        data = Path(environ["JUPYTER_DATA_DIR"]).absolute()
+    else:
+        data = Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share").absolute() / "jupyter"
+    return data / "kernels"

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from ...errors import ArgumentError, MissingFileError
-from ...pool.launch.gpu_claims import users
-from ...pool.launch.gpus import list_gpus
+from ...pool.launch.gpus import list_gpus, users
 from ...pool.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
-from ...pool.launch.launcher import Launcher, Options
+from ...pool.launch.launcher import Launcher, RunOptions
 
 LEAST, ELSEWHERE = 16, 256
 """Agents that a host may always have, and those of another host, whose cores are not known."""
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     return Launcher(command, chosen).run()
 
 
-def options(arguments: argparse.Namespace) -> Options:
+def options(arguments: argparse.Namespace) -> RunOptions:
     """Return what `placing` has read.
 
     Raises
@@ -53,7 +52,7 @@ def options(arguments: argparse.Namespace) -> Options:
     trace = getattr(arguments, "trace", None)
     if trace is not None:  # before hours of work
         _writable(trace)
-    return Options(
+    return RunOptions(
         hosts=_hosts(arguments), target=arguments.target, share_gpu=arguments.share_gpu, ft=not arguments.no_ft,
         tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
         trace=trace, notebook=getattr(arguments, "notebook", False),

@@ -11,7 +11,7 @@ from rich.table import Table
 from ...cache.sizes import format_size
 from ...errors import ArgumentError, PoolError
 from ...pool.launch.job_files import jobs
-from ...pool.launch.watching import ask_job
+from ...pool.launch.rendezvous import ask_job
 from ..output import Output
 
 _WIDTH = 120

@@ -11,8 +11,7 @@ import traceback
 from ...errors import WarpwellError
 from ...targets import closing
 from ..devices import runtime_for
-from ..launch.gpu_claims import Claim, users
-from ..launch.gpus import list_gpus, visible
+from ..launch.gpus import Claim, list_gpus, users, visible
 from ..launch.lifeline import Lifeline
 from ..transport.connecting import connect
 from .agent import Agent

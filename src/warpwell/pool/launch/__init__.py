@@ -1,1 +1,19 @@
-"""Starts the processes of a pool, watches them, and clears up."""
+"""Starts the processes of a job, watches them, and clears up.
+
+In the order of a job's life:
+
+    hosts.py        Host: how many agents each host gets, from ``--hosts``, a host file or Slurm
+    gpus.py         the GPUs of a host: which there are, which job has each, which agent gets each
+    launcher.py     Launcher: runs one job, from the first process to the last; notices an agent's death
+    job_files.py    JobFiles: the folders of a job, which do not outlive it
+    mpiexec.py      Mpiexec: finds the program that starts the ranks, and writes its command line
+    rendezvous.py   Rendezvous: where processes connect to the launcher; Observer, ask_job: what agents do
+    lifeline.py     Lifeline: the process's end of that connection; a process ends when it breaks
+    supervise.py    a program: starts the application, and tells the launcher how it ended
+    application.py  a program: runs the user's file as ``python`` would, with a pool
+    job_output.py   what agents and mpiexec write, and the application's stdin
+    describe.py     a program: writes the devices of its pool, for ``warpwell pool info``
+    processes.py    the processes of a job: found, killed; as a program, the janitor behind a killed launcher
+
+The program of an agent is ``pool/agent/agent_main.py``.
+"""

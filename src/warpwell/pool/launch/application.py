@@ -9,20 +9,22 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import json
 import os
 import runpy
 import signal
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import SourceFileLoader
 from types import TracebackType
 from typing import Any
 
 from ...errors import WarpwellError
 from .. import devices
+from ..device import Device
 from ..transport import connecting
-from . import agent_output
+from . import job_output
 from .lifeline import Lifeline, interrupt
 
 _PR_SET_PDEATHSIG = 1
@@ -52,8 +54,8 @@ def main(command: Sequence[str]) -> None:
         lifeline.tell(failed=str(error) or type(error).__name__)
         os._exit(1)
     _restore_signals()
-    if folder := os.environ.pop(agent_output.FOLDER, None):
-        agent_output.AgentOutput(folder).show()
+    if folder := os.environ.pop(job_output.FOLDER, None):
+        job_output.AgentOutput(folder).show()
     connecting.forget_launcher()
     atexit.register(_say_goodbye, found, trace)
     sys.unraisablehook = _raise_again
@@ -158,16 +160,34 @@ def _say_goodbye(found: devices.Devices, trace: str | None) -> None:
 
 
 def _write_trace(trace: str, found: devices.Devices) -> None:
-    """Write what was called; where that fails a program that did well has not ended well, as what was asked is lost."""
+    """Write the calls on each device. If that fails the program has not succeeded, because the trace was asked for."""
     global _status
-    from .trace import write_trace
-
     try:
         write_trace(trace, found)
     except (OSError, WarpwellError) as error:
         _status = _status or 1
         with contextlib.suppress(OSError, ValueError):
             print(f"warpwell: error: the trace {trace} was not written: {error}", file=sys.stderr)
+
+
+def write_trace(path: str, devices: Iterable[Device]) -> None:
+    """Write a JSON object with a list of devices, and of each the calls: count, bytes, and seconds waited for.
+
+    Parameters
+    ----------
+    path : str
+    devices : iterable of Device
+    """
+    found = [
+        {
+            "device": d.index, "name": d.name, "host": d.host, "target": d.target, "lost": d.lost,
+            "calls": {name: {"count": n, "bytes": b, "wait_seconds": w} for name, (n, b, w) in d.trace().items()},
+        }
+        for d in devices
+    ]  # fmt: skip
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump({"devices": found}, stream, indent=1)
+        stream.write("\n")
 
 
 def _finish() -> None:

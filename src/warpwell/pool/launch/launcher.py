@@ -22,15 +22,13 @@ from ...errors import AgentError
 from ...errors.general import extra
 from ..several import several
 from . import lifeline
-from .agent_output import FOLDER, AgentOutput
-from .children import Children, kill_all, state_of
 from .gpus import assign
 from .hosts import Host, is_here
 from .job_files import JobFiles
-from .mpiexec import Mpiexec, Part, root_allowed
-from .observer import Observer
-from .rendezvous import Connection, Rendezvous
-from .terminal import Chatter, standard_input
+from .job_output import FOLDER, AgentOutput, MpiexecOutput, standard_input
+from .mpiexec import Mpiexec, Ranks, root_allowed
+from .processes import JOB, Children, kill_all, state_of, wait_until
+from .rendezvous import JobProcess, Observer, Rendezvous
 
 START = 30.0
 """Seconds that all processes have to become ready."""
@@ -48,7 +46,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """How to run an application.
 
     Parameters
@@ -100,13 +98,13 @@ class Launcher:
     ----------
     command : sequence of str
         The application: a file and its arguments, or ``-m``, a module and its arguments.
-    options : Options
+    options : RunOptions
     """
 
-    def __init__(self, command: Sequence[str], options: Options) -> None:
+    def __init__(self, command: Sequence[str], options: RunOptions) -> None:
         self._command, self._options = list(command), options
         self._places: dict[int, str] = {}
-        self._here: dict[tuple[str, int], Connection] = {}
+        self._here: dict[tuple[str, int], JobProcess] = {}
         self._phase = "here"
         self._status: int | None = None
         self._interrupts, self._interrupted = 0, 0.0
@@ -153,7 +151,7 @@ class Launcher:
 
     def _run(self, away: bool) -> int:
         environ = self._environ(away)
-        line = self._mpiexec.line(self._parts(away), environ, ft=self._ft, tcp=self._options.tcp,
+        line = self._mpiexec.line(self._ranks_to_start(away), environ, ft=self._ft, tcp=self._options.tcp,
                                   folder=str(self._files.folder))  # fmt: skip
         libc = ctypes.CDLL(None)
         began = time.monotonic()
@@ -164,7 +162,7 @@ class Launcher:
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )  # fmt: skip
         assert self._process.stdout is not None and self._process.stderr is not None
-        self._chatter = Chatter([(self._process.stdout, 1), (self._process.stderr, 2)])
+        self._output = MpiexecOutput([(self._process.stdout, 1), (self._process.stderr, 2)])
         self._children = Children(self._process.pid, self._files.job)
         threading.Thread(target=self._await_mpiexec, name="warpwell mpiexec", daemon=True).start()
         self._rendezvous.start()
@@ -173,13 +171,13 @@ class Launcher:
                 connection, said = self._rendezvous.events.get(timeout=_TICK)
             except Exception:  # queue.Empty: nothing happened
                 connection = said = None
-            if isinstance(connection, Connection):
+            if isinstance(connection, JobProcess):
                 self._happened(connection, said)
             elif isinstance(said, dict) and "signal" in said:
                 self._signalled(int(said["signal"]))
             elif isinstance(said, dict) and "mpiexec" in said:
-                self._chatter.settle()
-                self._fail(AgentError(f"mpiexec ended with status {said['mpiexec']}{self._chatter.said()}"))
+                self._output.settle()
+                self._fail(AgentError(f"mpiexec ended with status {said['mpiexec']}{self._output.said()}"))
             if self._status is None and self._doom is not None and time.monotonic() > self._doom[0]:
                 if isinstance(self._doom[1], AgentError):
                     raise self._doom[1]
@@ -193,7 +191,7 @@ class Launcher:
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def _happened(self, connection: Connection, said: dict[str, Any] | None) -> None:
+    def _happened(self, connection: JobProcess, said: dict[str, Any] | None) -> None:
         if said is None:
             connection.open = False
             self._gone(connection)
@@ -202,7 +200,7 @@ class Launcher:
         elif "reply" in said:
             connection.about["info"] = said["info"]
             for observer in self._observers:
-                observer.heard(connection, int(said["reply"]))
+                observer.take(connection, int(said["reply"]))
         elif "here" in said:
             self._here[connection.kind, connection.rank] = connection
             if connection.kind == "supervisor":
@@ -218,7 +216,7 @@ class Launcher:
                 self._phase = "running"
                 if self._options.notebook:
                     with contextlib.suppress(OSError):  # it has ended by now
-                        self._chatter.targets = AgentOutput(self._files.folder).writers()
+                        self._output.targets = AgentOutput(self._files.folder).writers()
         elif "failed" in said:
             connection.about["failed"] = said["failed"]
             if self._phase != "running":
@@ -229,7 +227,7 @@ class Launcher:
         elif "status" in said:
             self._status = int(said["status"])
 
-    def _gone(self, connection: Connection) -> None:
+    def _gone(self, connection: JobProcess) -> None:
         why = connection.about.get("failed")
         if connection.kind == "supervisor":
             # nothing else ends it before it has told a status; and mpiexec may have, because an agent was lost
@@ -237,7 +235,7 @@ class Launcher:
         elif connection.kind == "agent":
             agent = self._name(connection.rank, connection.pid)
             if self._phase != "running":
-                raise AgentError(f"{agent} ended before it was ready{self._chatter.said()}", agent=agent)
+                raise AgentError(f"{agent} ended before it was ready{self._output.said()}", agent=agent)
             if not self._ft:
                 reason = why or "its process ended"
                 why = "" if self._mpiexec.survives else ": with Open MPI it could"
@@ -256,7 +254,7 @@ class Launcher:
         ranks = self._ranks()
         if self._phase != "here" or len(ranks) <= self._options.agents or ("supervisor", 0) not in self._here:
             return
-        by_host: dict[str, list[Connection]] = defaultdict(list)
+        by_host: dict[str, list[JobProcess]] = defaultdict(list)
         for connection in ranks:
             if connection.kind == "agent":
                 by_host[connection.host].append(connection)
@@ -271,15 +269,15 @@ class Launcher:
             connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft,
                                 "share": self._options.share_gpu})  # fmt: skip
 
-    def _ranks(self) -> list[Connection]:
+    def _ranks(self) -> list[JobProcess]:
         return [c for c in self._here.values() if c.kind != "supervisor"]
 
     def _check_start(self, seconds: float) -> None:
         for rank in self._children.ended():
             if ("agent", rank) not in self._here:
-                self._chatter.settle()
+                self._output.settle()
                 agent = self._name(rank)
-                raise AgentError(f"{agent} ended before it was ready{self._chatter.said()}", agent=agent)
+                raise AgentError(f"{agent} ended before it was ready{self._output.said()}", agent=agent)
         if any(c.about.get("compiling") for c in self._ranks()):
             self._allowance = min(self._allowance + seconds - self._looked, self._options.start + _COMPILING)
         self._looked = seconds
@@ -296,7 +294,7 @@ class Launcher:
         if not is_here(first) and ("agent", late[0]) not in self._here:
             hint = f". Does `ssh {first}` work without a password, and is {sys.executable} there, too?"
         names = several([self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in late])
-        raise AgentError(f"not ready after {self._options.start:g} s: {names}{hint}{self._chatter.said()}",
+        raise AgentError(f"not ready after {self._options.start:g} s: {names}{hint}{self._output.said()}",
                          agent=self._name(late[0]))  # fmt: skip
 
     def _name(self, rank: int, pid: int | None = None) -> str:
@@ -340,7 +338,7 @@ class Launcher:
     def _janitor(self) -> Iterator[None]:
         """Have somebody clear up if this process is killed."""
         folders = [str(self._files.folder), str(self._files.memory)]
-        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("janitor.py")), self._files.job, *folders]
+        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), self._files.job, *folders]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                    start_new_session=True)  # fmt: skip
         try:
@@ -370,11 +368,11 @@ class Launcher:
         mine = [c.pid for c in self._here.values() if c.local]
         mine += self._children.ranks()
         others = self._children.others()
-        _wait(lambda: not any(c.open for c in self._here.values() if c.local) or self._drain(), _GRACE)
+        wait_until(lambda: not any(c.open for c in self._here.values() if c.local) or self._drain(), _GRACE)
         kill_all(mine, self._files.job)
-        if not _wait(lambda: process.poll() is not None, _GRACE):
+        if not wait_until(lambda: process.poll() is not None, _GRACE):
             process.terminate()
-            if not _wait(lambda: process.poll() is not None, 2 * _GRACE):
+            if not wait_until(lambda: process.poll() is not None, 2 * _GRACE):
                 process.kill()
                 process.wait()
         kill_all([*mine, *others, *self._children.ranks()], self._files.job)
@@ -382,19 +380,19 @@ class Launcher:
             connection.close()
         for path in self._mapped:
             Path(path).unlink(missing_ok=True)
-        self._chatter.settle()
+        self._output.settle()
 
     def _drain(self) -> bool:
         with contextlib.suppress(Exception):  # queue.Empty
             while True:
                 connection, said = self._rendezvous.events.get(timeout=0)
-                if isinstance(connection, Connection) and said is None:
+                if isinstance(connection, JobProcess) and said is None:
                     connection.open = False
         return False
 
     # -- the line ----------------------------------------------------------------------------------------------
 
-    def _parts(self, away: bool) -> list[Part]:
+    def _ranks_to_start(self, away: bool) -> list[Ranks]:
         python = sys.executable
         supervisor = Path(__file__).with_name("supervise.py")
         program = [python, "-m", "warpwell.pool.launch.application", *self._command]
@@ -402,14 +400,14 @@ class Launcher:
         agent = [python, "-m", "warpwell.pool.agent.agent_main"]
         hosts = [h for h in self._options.hosts if h.agents]
         # the application runs here: beside the user's files and terminal
-        parts = [Part(1, application, socket.gethostname() if away else None)]
-        return parts + [Part(h.agents or 1, agent, h.name if away else None) for h in hosts]
+        here = [Ranks(1, application, socket.gethostname() if away else None)]
+        return here + [Ranks(h.agents or 1, agent, h.name if away else None) for h in hosts]
 
     def _environ(self, away: bool) -> dict[str, str]:
         options = self._options
         found = root_allowed(os.environ)
         found |= {lifeline.ADDRESS: self._rendezvous.far_address if away else self._rendezvous.address,
-                  lifeline.TOKEN: self._rendezvous.token, lifeline.JOB: self._files.job}  # fmt: skip
+                  lifeline.TOKEN: self._rendezvous.token, JOB: self._files.job}  # fmt: skip
         if options.bandwidth is not None or options.latency is not None:
             found["WARPWELL_POOL_LINK"] = f"{options.bandwidth or 0:g},{options.latency or 0:g}"
         if options.notebook:
@@ -417,14 +415,3 @@ class Launcher:
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
         return found
-
-
-def _wait(done: Any, seconds: float) -> bool:
-    """Wait until ``done()``, looking often at first."""
-    until, nap = time.monotonic() + seconds, 1e-3
-    while not done():
-        if time.monotonic() > until:
-            return False
-        time.sleep(nap)
-        nap = min(nap * 1.5, 0.02)
-    return True

@@ -19,13 +19,15 @@ _NO_MPI = (
     f"there is no mpiexec next to {{python}} nor on PATH: install {extra('mpi')}, which brings one, or put that of "
     f"your MPI on PATH"
 )
+_MARKS = {"openmpi": ("Open MPI", "OpenRTE", "PRRTE"), "mpich": ("HYDRA", "MPICH", "Intel(R) MPI")}
+"""Words in the output of ``mpiexec --version`` that tell its kind."""
 _CARRIED = ("WARPWELL_", "NUMBA_", "PYTHON", "OMPI_MCA_", "UCX_")
-"""Variables with these beginnings go to every host: Open MPI hands on none of its own accord."""
+"""Variables with these beginnings go to every host: Open MPI by itself passes on none."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Processes of one kind on one host; `host` None means here."""
+class Ranks:
+    """Processes of one kind on one host, with consecutive ranks; `host` None means this host."""
 
     count: int
     command: Sequence[str]
@@ -41,7 +43,7 @@ class Mpiexec:
     path : str
     kind : {"openmpi", "mpich"}
     version : str
-        Its first line about itself.
+        First line of what it says about itself.
     """
 
     path: str
@@ -50,12 +52,12 @@ class Mpiexec:
 
     @classmethod
     def find(cls, path: str | None = None, python: str = sys.executable) -> Mpiexec:
-        """Return the one of this Python's environment, or else the one on PATH, and ask it what it is.
+        """Return the mpiexec of this Python's environment, or else the one on PATH, and ask it for its kind.
 
         Raises
         ------
         AgentError
-            There is none, or it is of another kind.
+            There is none, or it is of neither kind.
         """
         beside = Path(python).parent / "mpiexec"
         found = path or (str(beside) if os.access(beside, os.X_OK) else None) or shutil.which("mpiexec")
@@ -66,80 +68,63 @@ class Mpiexec:
                                   timeout=_VERSION_SECONDS, env=root_allowed(os.environ))  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise AgentError(f"{found} --version: {error}; check the MPI that it belongs to") from error
-        said = done.stdout + done.stderr
-        return cls(found, _kind(said, found), next((line.strip() for line in said.splitlines() if line.strip()), ""))
+        said = (done.stdout + done.stderr).strip()
+        first = said.partition("\n")[0].strip()
+        for kind, marks in _MARKS.items():
+            if any(mark in said for mark in marks):
+                return cls(found, kind, first)
+        raise AgentError(
+            f"{found} is neither Open MPI's nor MPICH's (it says {first[:100] or 'nothing'!r}): put one of those on "
+            f"PATH, or install {extra('mpi')}"
+        )
 
     @property
     def survives(self) -> bool:
-        """Whether a job can go on after a process of it is lost."""
+        """Whether a job can go on after it has lost a process."""
         return self.kind == "openmpi"
 
     def line(
-        self, parts: Sequence[Part], environ: Mapping[str, str], *, ft: bool = True, tcp: bool = False,
+        self, ranks: Sequence[Ranks], environ: Mapping[str, str], *, ft: bool = True, tcp: bool = False,
         folder: str | None = None,
     ) -> list[str]:  # fmt: skip
-        """Return the command.
+        """Return the command that starts all ranks.
 
         Parameters
         ----------
-        parts : sequence of Part
+        ranks : sequence of Ranks
             In the order of their ranks.
         environ : mapping
-            Variables of which some go to other hosts.
+            Variables; some of them go to other hosts.
         ft : bool
-            The other processes go on when one is lost. Open MPI then takes its portable path (no UCX).
+            The other processes go on when one is lost. Open MPI then uses its portable path (no UCX).
         tcp : bool
             No shared memory: all data go through sockets.
         folder : str, optional
-            Where the launcher keeps its files on this host.
+            The launcher's folder on this host, for Open MPI's own files.
         """
-        away = sorted({part.host for part in parts if part.host is not None})
-        if self.kind == "mpich":
-            return [self.path, *_joined([_mpich(part, bool(away)) for part in parts])]
-        # the shortest start: the others are asked for seconds whether they know a network that is not there
-        options = ["--with-ft", "ulfm", "--mca", "pml", "ob1"] if ft else []
-        options += ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-        if tcp:
-            options += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"] if not ft else ["--mca", "btl", "tcp,self"]
-        if folder is not None:
-            options += ["--prtemca", "prte_local_tmpdir_base", folder]
-        carried = [name for name in sorted(environ) if name.startswith(_CARRIED)] if away else []
-        exports = [word for name in carried for word in ("-x", name)]
-        return [self.path, *options, *_joined([_openmpi(part, bool(away), exports) for part in parts])]
+        mpich, away = self.kind == "mpich", any(each.host is not None for each in ranks)
+        words = [self.path]
+        if not mpich:
+            # the shortest start: Open MPI's other ways ask for seconds whether there is a network that is not there
+            words += ["--with-ft", "ulfm"] if ft else []
+            words += ["--mca", "pml", "ob1"] if ft or tcp else []
+            words += ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+            words += ["--mca", "btl", "tcp,self"] if tcp else []
+            words += ["--prtemca", "prte_local_tmpdir_base", folder] if folder is not None else []
+        carried = [name for name in sorted(environ) if name.startswith(_CARRIED)] if away and not mpich else []
+        for number, each in enumerate(ranks):
+            words += [":"] if number else []
+            words += ["-n", str(each.count)]
+            host = each.host or "localhost"
+            if away:  # Open MPI takes a host without a number to have one slot
+                words += ["-host", host] if mpich else ["--host", f"{host}:{each.count}"]
+            words += [word for name in carried for word in ("-x", name)]
+            words += each.command
+        return words
 
 
 def root_allowed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which Open MPI, when root runs it, does not refuse."""
+    """Return an environment in which Open MPI does not refuse to be run by root."""
     if os.geteuid() != 0:
         return dict(environ)
     return {**environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
-def _kind(said: str, path: str) -> str:
-    if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
-        return "openmpi"
-    if "HYDRA" in said or "MPICH" in said or "Intel(R) MPI" in said:
-        return "mpich"
-    first = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")
-    raise AgentError(
-        f"{path} is neither Open MPI's nor MPICH's (it says {first[:100]!r}): put one of those on PATH, or "
-        f"install {extra('mpi')}"
-    )
-
-
-def _openmpi(part: Part, hosts: bool, exports: Sequence[str]) -> list[str]:
-    # a host without a number would have one slot
-    where = ["--host", f"{part.host or 'localhost'}:{part.count}"] if hosts else []
-    return ["-n", str(part.count), *where, *exports, *part.command]
-
-
-def _mpich(part: Part, hosts: bool) -> list[str]:
-    where = ["-host", part.host or "localhost"] if hosts else []
-    return ["-n", str(part.count), *where, *part.command]
-
-
-def _joined(parts: Sequence[Sequence[str]]) -> list[str]:
-    words: list[str] = []
-    for part in parts:
-        words += [*([":"] if words else []), *part]
-    return words

@@ -1,4 +1,7 @@
-"""`Rendezvous`: where the processes of a job connect to its launcher, and stay connected."""
+"""`Rendezvous`: where the processes of a job connect to its launcher, and stay connected.
+
+`ask_job` connects there from outside; an `Observer` collects the agents' answers for it.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,19 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from ...errors import PoolError
 from ..agent.timed_queue import TimedQueue
 from .job_files import JobFiles
+from .lifeline import JsonLine
 
-_LONGEST = 1 << 20
-"""Bytes of a message at most."""
 _TELL_SECONDS = 5
+_ANSWER_SECONDS = 2.0
+"""Agents have so long to answer an observer; one whose call holds the interpreter lock may not."""
+_ASK_SECONDS = 5.0
 
 
 class Rendezvous:
@@ -28,7 +35,7 @@ class Rendezvous:
     ----------
     files : JobFiles
     away : bool
-        Whether processes of other hosts will connect. A token keeps out whoever else may.
+        Whether processes of other hosts will connect. A token keeps strangers out.
 
     Attributes
     ----------
@@ -51,12 +58,12 @@ class Rendezvous:
             each.listen(1024)
 
     def start(self) -> None:
-        """Take connections from now on; who came before has been kept waiting."""
+        """Accept connections from now on, those that wait already included."""
         for each in self._sockets:
             threading.Thread(target=self._accept, args=(each,), name="warpwell accept", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -71,10 +78,10 @@ class Rendezvous:
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._serve, args=(Connection(accepted),), name="warpwell process",
+            threading.Thread(target=self._serve, args=(JobProcess(accepted),), name="warpwell process",
                              daemon=True).start()  # fmt: skip
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: JobProcess) -> None:
         first = connection.read()
         if first is None or not hmac.compare_digest(str(first.get("token")), self.token):
             connection.close()
@@ -87,60 +94,105 @@ class Rendezvous:
         self.events.put((connection, None))
 
 
-class Connection:
+class JobProcess(JsonLine):
     """A process of the job, as the launcher sees it."""
 
     def __init__(self, opened: socket.socket) -> None:
-        self._socket = opened
-        # not `settimeout`, which would count for the thread that reads as well
+        # not `settimeout`, which would also limit the thread that reads
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _TELL_SECONDS, 0))
-        self._deaf = False
-        self._lines = opened.makefile("rb")
-        self._lock = threading.Lock()
+        super().__init__(opened)
         self.local = opened.family == socket.AF_UNIX
         self.kind, self.rank, self.pid, self.host = "", -1, 0, ""
         self.about: dict[str, Any] = {}
         self.ready = self.open = False
 
     def take(self, first: dict[str, Any]) -> None:
-        """Take over what it says about itself."""
+        """Take what the process says about itself."""
         self.kind, self.rank = str(first.get("here")), int(first.get("rank", -1))
         self.pid, self.host = int(first.get("pid", 0)), str(first.get("host"))
         self.about, self.open = first, True
 
-    def read(self) -> dict[str, Any] | None:
-        """Return its next message; None when there are no more."""
-        try:
-            line = self._lines.readline(_LONGEST)
-            found = json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError):
-            found = None
-        return found if isinstance(found, dict) else None
-
-    def tell(self, **what: Any) -> None:
-        """Send a message; who is gone needs none, nor who has not read for so long that nothing more fits."""
-        with self._lock:
-            try:
-                if not self._deaf:
-                    self._socket.sendall(json.dumps(what).encode() + b"\n")
-            except OSError:
-                self._deaf = True  # half of a message may be under way: nothing may follow it
-
     def hand(self, descriptors: Sequence[int]) -> None:
-        """Hand open files to a process of this host."""
+        """Pass open files to a process of this host."""
         if self.local:
             with self._lock, contextlib.suppress(OSError):
                 socket.send_fds(self._socket, [b"."], list(descriptors))
 
     def close(self) -> None:
-        """End the connection, and so the process."""
+        """Close the connection, which ends the process."""
         self.open = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
+class Observer:
+    """Asks all agents for a caller of `ask_job`, and answers when they have answered.
+
+    Parameters
+    ----------
+    connection : JobProcess
+        The caller's.
+    agents : sequence of JobProcess
+    """
+
+    _last = 0
+
+    def __init__(self, connection: JobProcess, agents: Sequence[JobProcess]) -> None:
+        Observer._last += 1
+        self._number = Observer._last
+        self._connection, self._agents = connection, sorted(agents, key=lambda agent: agent.rank)
+        self._waiting = {agent.rank for agent in agents if agent.open and agent.ready}
+        self._answers: dict[int, object] = {}
+        self._until = time.monotonic() + _ANSWER_SECONDS
+        for agent in agents:
+            agent.tell(ask=self._number)
+
+    def take(self, agent: JobProcess, number: int) -> None:
+        """Take an agent's answer, if it answers this question."""
+        if number == self._number and agent.rank in self._waiting:
+            self._waiting.discard(agent.rank)
+            self._answers[agent.rank] = agent.about.get("info")
+
+    def answered(self) -> bool:
+        """Answer if all agents have, or their time is over; return whether it has answered."""
+        if self._waiting and time.monotonic() < self._until:
+            return False
+        found = []
+        for agent in self._agents:
+            state = "lost" if not agent.open else "starting" if not agent.ready else "silent"
+            about = {"rank": agent.rank, "host": agent.host, "pid": agent.pid}
+            info = self._answers.get(agent.rank)
+            found.append({**about, "state": "running", "info": info} if info else {**about, "state": state})
+        self._connection.tell(agents=found)
+        self._connection.close()
+        return True
+
+
+def ask_job(files: JobFiles) -> list[dict[str, Any]]:
+    """Ask the launcher of a running job what its agents do; return an object for each.
+
+    It has rank, host, pid and state, and info if the agent answered.
+
+    Raises
+    ------
+    PoolError
+        The job has ended, or its launcher does not answer.
+    """
+    try:
+        token = (files.folder / "token").read_text(encoding="utf-8")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(_ASK_SECONDS)
+            line.connect(str(files.socket))
+            line.sendall(json.dumps({"here": "observer", "token": token, "pid": os.getpid()}).encode() + b"\n")
+            with line.makefile("rb") as lines:
+                found: list[dict[str, Any]] = json.loads(lines.readline())["agents"]
+    except (OSError, ValueError, KeyError) as error:
+        raise PoolError(f"job {files.job} does not answer: it may have ended ({error})") from error
+    return found
+
+
 def _names() -> list[str]:
-    """Return addresses of this host that others may reach it by, the best first."""
+    """Return addresses by which others may reach this host, the best first."""
     given = os.environ.get("WARPWELL_POOL_HOST")
     if given:
         return [given]

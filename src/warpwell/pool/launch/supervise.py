@@ -1,8 +1,10 @@
-"""Starts the application and tells the launcher how it ended, whatever way that was.
+"""Starts the application and tells the launcher how it ended, however that was; `connect` reaches the launcher.
 
 It is run as a file, without the package and without site packages, so that it starts in milliseconds. The arguments
 are the application's command.
 """
+
+from __future__ import annotations
 
 import contextlib
 import json
@@ -11,30 +13,32 @@ import signal
 import socket
 import sys
 
+_CONNECT_SECONDS = 10.0
+
 
 def main(command: list[str]) -> int:
-    """Run; always 0, because the status of the application goes to the launcher alone."""
+    """Run the application; return 0 whatever its status is, because only the launcher needs that."""
     line = None
     address = os.environ["WARPWELL_POOL_LAUNCHER"]
     try:
-        line = _connect(address)
+        line = connect(address)
         about = {"here": "supervisor", "token": os.environ["WARPWELL_POOL_TOKEN"], "rank": 0, "pid": os.getpid()}
         line.sendall(json.dumps({**about, "host": socket.gethostname()}).encode() + b"\n")
         if address.startswith("unix:"):
             _, handed, _, _ = socket.recv_fds(line, 1, 3)
             for number, descriptor in enumerate(handed):
-                os.dup2(descriptor, number)  # the launcher's own: nothing stands between terminal and application
+                os.dup2(descriptor, number)  # the launcher's own: the application writes to the terminal itself
                 os.close(descriptor)
     except OSError as error:
         print(f"warpwell: no launcher at {address}: {error}", file=sys.stderr)
         return 1
-    # the application may interrupt its process group, as kernels of Jupyter do; this is in it, and must wait
+    # the application may interrupt its process group, as kernels of Jupyter do; this process is in it, and must wait
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = os.fork()
     if child == 0:
         line.close()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)  # mpiexec's processes have other habits
+            signal.signal(number, signal.SIG_DFL)  # mpiexec has set others
         with contextlib.suppress(OSError):
             os.execv(command[0], command)
         os._exit(127)
@@ -45,17 +49,27 @@ def main(command: list[str]) -> int:
     return 0
 
 
-def _connect(address: str) -> socket.socket:
+def connect(address: str) -> socket.socket:
+    """Connect to ``unix:PATH``, or to ``tcp:PORT:HOST,HOST,..`` (the first that answers).
+
+    Raises
+    ------
+    OSError
+        None answers.
+    """
     kind, _, rest = address.partition(":")
-    if kind == "unix":
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        line.connect(rest)
-        return line
     port, _, names = rest.partition(":")
     reason = OSError("it has no address")
-    for name in names.split(","):
+    for name in [rest] if kind == "unix" else names.split(","):
         try:
-            line = socket.create_connection((name, int(port)), 10)
+            if kind == "unix":
+                line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                line.settimeout(_CONNECT_SECONDS)
+                line.connect(name)
+            else:
+                line = socket.create_connection((name, int(port)), _CONNECT_SECONDS)
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             line.settimeout(None)
             return line
         except OSError as error:

@@ -1,0 +1,169 @@
+"""What the processes of a job write, and what the application reads.
+
+`MpiexecOutput` passes on what agents write to stdout and stderr; `AgentOutput` takes it to the kernel of a notebook,
+which shows it in a cell; `standard_input` is the application's stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+_RULES = {b"-" * 60, b"-" * 74}
+_ITS_OWN = (b"prterun", b"mpiexec", b"mpirun", b"PRTE", b"PMIx", b"PMIX", b"MPI_", b"Open MPI")
+_NOISE = re.compile(rb"\[warn\] Epoll|Abort is in progress|\[[^\]]+:\d+\] (pmix|PMIX|prte|PRTE)")
+_SETTLE_SECONDS = 0.5
+_LINES = 40
+
+FOLDER = "WARPWELL_POOL_OUTPUT"
+"""Variable that names the folder of the pipes of `AgentOutput`."""
+_DESCRIPTORS = (1, 2)
+_CHUNK = 65536
+
+
+class MpiexecOutput:
+    """Passes on what agents write, and keeps the messages of mpiexec itself, for example about processes that ended.
+
+    Parameters
+    ----------
+    streams : sequence of (binary file, int)
+        Pipes that mpiexec writes to, and for each the descriptor that its text goes to.
+
+    Attributes
+    ----------
+    targets : dict
+        Descriptors to write to in place of others.
+    """
+
+    def __init__(self, streams: Sequence[tuple[IO[bytes], int]]) -> None:
+        self.targets: dict[int, int] = {}
+        self._kept: list[bytes] = []
+        self._threads = [
+            threading.Thread(target=self._read, args=pair, name="warpwell output", daemon=True) for pair in streams
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def said(self) -> str:
+        """Return the messages of mpiexec, for the end of an error message."""
+        kept = self._kept if len(self._kept) <= _LINES else [*self._kept[:_LINES], b"..."]
+        text = b"\n".join(kept).decode(errors="replace").strip()
+        return f"\nmpiexec said:\n{text}" if text else ""
+
+    def settle(self) -> None:
+        """Wait a moment for text that is on its way."""
+        for thread in self._threads:
+            thread.join(_SETTLE_SECONDS)
+
+    def _read(self, stream: IO[bytes], target: int) -> None:
+        block: list[bytes] | None = None  # between two rules, as mpiexec's texts are
+        for line in stream:
+            if line.strip() in _RULES:
+                if block is None:
+                    block = []
+                    rule = line
+                    continue
+                if any(word in text for text in block for word in _ITS_OWN):
+                    self._kept += [text.rstrip() for text in block]
+                else:
+                    self._write(target, rule, *block, line)
+                block = None
+            elif block is not None:
+                block.append(line)
+            elif _NOISE.match(line):
+                self._kept.append(line.rstrip())
+            else:
+                self._write(target, line)
+        if block is not None:
+            self._write(target, rule, *block)
+
+    def _write(self, target: int, *lines: bytes) -> None:
+        write(self.targets.get(target, target), b"".join(lines))
+
+
+class AgentOutput:
+    """Two pipes from the launcher to the kernel of a notebook, in the job's folder.
+
+    Jupyter's kernel captures the descriptors 1 and 2 of its own process, so the text must be written there. It does not
+    go over the lifeline, because the kernel may not read for a while.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The job's folder, which is removed with the pipes.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._paths = {number: Path(folder) / f"output-{number}" for number in _DESCRIPTORS}
+
+    def make(self) -> None:
+        """Make the pipes."""
+        for path in self._paths.values():
+            os.mkfifo(path, 0o600)
+
+    def writers(self) -> dict[int, int]:
+        """Return the descriptors to write to in place of 1 and 2; the kernel has opened the other ends."""
+        found = {}
+        for number, path in self._paths.items():
+            found[number] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # raises if nobody reads, does not wait
+            os.set_blocking(found[number], True)
+        return found
+
+    def show(self) -> None:
+        """Write what arrives to the descriptors of this process, from now on."""
+        for number, path in self._paths.items():
+            # for writing as well: a pipe without a writer, which comes later, would be at its end
+            threading.Thread(target=_show, args=(os.open(path, os.O_RDWR), number), name="warpwell output",
+                             daemon=True).start()  # fmt: skip
+
+
+def _show(reading: int, target: int) -> None:
+    while data := os.read(reading, _CHUNK):
+        write(target, data)
+
+
+def write(target: int, data: bytes) -> None:
+    """Write all of some data to a descriptor; drop the data if nobody reads them."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(target, data) :]
+
+
+@contextlib.contextmanager
+def standard_input() -> Iterator[int]:
+    """Yield the descriptor that the application reads from.
+
+    It is the stdin of this process, unless that is a terminal: the application is not in the terminal's foreground, and
+    would be stopped when it reads there. In that case lines are read here and piped.
+    """
+    try:
+        terminal = os.isatty(0)
+        os.fstat(0)
+    except OSError:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+        yield descriptor
+        os.close(descriptor)
+        return
+    if not terminal:
+        yield 0
+        return
+    reading, writing = os.pipe()
+    threading.Thread(target=_copy_terminal, args=(writing,), name="warpwell stdin", daemon=True).start()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+
+
+def _copy_terminal(writing: int) -> None:
+    with contextlib.suppress(OSError):
+        while data := os.read(sys.__stdin__.fileno() if sys.__stdin__ else 0, _CHUNK):
+            os.write(writing, data)
+    with contextlib.suppress(OSError):
+        os.close(writing)
