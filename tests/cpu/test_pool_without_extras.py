@@ -29,8 +29,9 @@ print("all", ww.current_device().index)
 """
 
 
-def test_the_program_of_the_readme_without_the_extra(tmp_path: Path) -> None:
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+def test_the_program_of_the_page_about_clusters_without_the_extra(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "use-a-cluster.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = next(text for text in programs if "ww.devices()" in text)
     (tmp_path / "app.py").write_text(BLOCKED + program + MORE, encoding="utf-8")
     done = subprocess.run([sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100,

@@ -44,11 +44,10 @@ def test_the_same_as_under_python(start: Start, arguments: list[str]) -> None:
     assert expected[1]
 
 
-def test_the_readmes_example_of_a_pool_runs(start: Start, tmp_path: Path) -> None:
-    text = (PROGRAMS.parents[2] / "README.md").read_text()
-    section = text.partition("## Many GPUs, one program")[2].partition("\n## ")[0]
+def test_the_first_example_of_the_page_about_clusters_runs(start: Start, tmp_path: Path) -> None:
+    text = (PROGRAMS.parents[2] / "docs" / "how-to" / "use-a-cluster.md").read_text()
     program = tmp_path / "app.py"
-    program.write_text(section.partition("```python\n")[2].partition("```")[0])
+    program.write_text(text.partition("```python\n")[2].partition("```")[0])
     assert "ww.devices()" in program.read_text()
     expected = under_python(str(program), folder=tmp_path)
     assert expected[0] == 0, expected[2]
