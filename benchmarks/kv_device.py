@@ -22,7 +22,7 @@ from measure import kernel_seconds, machine, save, table
 import warpwell as ww
 from warpwell.storage import KeyValueLatency
 from warpwell.targets import grid, kernel, memory_for, store_weak_as
-from warpwell.targets.gpu.stream import stream_on
+from warpwell.targets.launch_stream import stream_on
 
 I8 = np.dtype(np.int64)
 ODD = 0x9E3779B97F4A7C15 & 0x7FFFFFFF

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
     from .targets.compiler.run_cuda import numba_cuda
     from .targets.device import device
-    from .targets.gpu.cuda_source import CudaSource
     from .targets.kernel import kernel
+    from .targets.source.cuda_source import CudaSource
 
 __version__ = "0.1.0.dev0"
 
@@ -89,7 +89,7 @@ _FROM = {
     "pool.pinned": "pinned_empty",
     "targets": "backoff clock_ns default_device failed grid lane_id warp_size",
     "targets.block": "barrier block_index block_threads shared_array thread_index",
-    "targets.gpu.cuda_source": "CudaSource",
+    "targets.source.cuda_source": "CudaSource",
     "targets.device": "device",
     "targets.kernel": "kernel",
     "targets.compiler.run_cuda": "numba_cuda",

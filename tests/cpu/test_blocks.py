@@ -13,7 +13,7 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index, virtual_grid
 from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET, BlockLaunch
-from warpwell.targets.blocks.virtual import returns_early, virtual_copy
+from warpwell.targets.compiler.virtual import returns_early, virtual_copy
 
 
 @ww.device

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from warpwell.targets.interp.interpreter import Interpreter, InterpStallError, current, i64, launch, native_handle
-from warpwell.targets.interp.scheduler import Scheduler
+from warpwell.targets.interp.threads import Scheduler
 
 SYSTEM = 2
 SEEDS = 400

@@ -10,7 +10,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.targets.gpu.source_forms import pack
+from warpwell.targets.source.forms import pack
 
 
 def source(body: str, parameters: str = "float *x, int n", before: str = "", **options: Any) -> ww.CudaSource:
@@ -286,8 +286,8 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     from warpwell.targets.blocks import cuda as blocks_cuda
-    from warpwell.targets.gpu.source_build import around
-    from warpwell.targets.gpu.source_forms import SourceForms
+    from warpwell.targets.gpu.nvrtc import around
+    from warpwell.targets.source.forms import SourceForms
 
     one = source("", "const float *x, float *y, float a, int n, const float *z")
     x, y = np.zeros(4, np.float32), np.zeros(4, np.float32)

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from .. import errors, registry
 from ..errors.options import checked_dtype, checked_integer, checked_shape, checked_timeout
-from ..targets.gpu.cuda_source import CudaSource
 from ..targets.kernel import Launch, is_argument
+from ..targets.source.cuda_source import CudaSource
 from .agent.caller import Caller, Connection
 from .agent.code import Code, dumps
 from .agent.parts import Arguments

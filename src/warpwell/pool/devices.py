@@ -250,6 +250,6 @@ def runtime_for(target: str) -> Runtime:
 def _default_targets() -> list[str]:
     if not has_cuda():
         return ["cpu"]
-    from ..targets.gpu.pool_memory import gpu_count
+    from ..targets.gpu.device import gpu_count
 
     return [f"cuda:{k}" for k in range(gpu_count())]

@@ -19,7 +19,7 @@ from ..pool.host_arrays import HostArrays
 from ..pool.result import Result
 from ..scheduler.task import Task
 from ..scheduler.tenants import Tenants
-from ..targets.gpu.cuda_source import CudaSource
+from ..targets.source.cuda_source import CudaSource
 from .scheduler_handle import PoolHandle
 
 STAGED = 0.5

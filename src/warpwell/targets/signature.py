@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import errors
 from . import atomics
-from .blocks.virtual import is_primitive, said
+from .compiler.virtual import is_primitive, said
 
 
 def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:

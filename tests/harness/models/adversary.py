@@ -8,7 +8,7 @@ from typing import Any
 
 from warpwell.targets import Block
 from warpwell.targets.interp.interpreter import Interpreter
-from warpwell.targets.interp.scheduler import Thread
+from warpwell.targets.interp.threads import Thread
 
 Watch = Callable[[int], None]
 

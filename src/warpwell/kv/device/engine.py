@@ -24,7 +24,7 @@ from ...storage.medium import NativeMedium
 from ...storage.serve import MAX_PORTS
 from ...targets import Block, memory_for
 from ...targets.fault import LaunchFlag
-from ...targets.gpu.stream import stream_on
+from ...targets.launch_stream import stream_on
 from ..log.format import MAX_VALUE
 from . import requests as at
 from .batch import settle

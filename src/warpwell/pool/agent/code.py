@@ -25,9 +25,9 @@ from ... import errors
 from ...targets.compiler.code_names import names_of
 from ...targets.device import device as mark_device
 from ...targets.device import is_device
-from ...targets.gpu.cuda_source import CudaSource
 from ...targets.kernel import Kernel
 from ...targets.pickling import cloudpickle
+from ...targets.source.cuda_source import CudaSource
 
 _lock = threading.RLock()  # what is pickled may call a device, and so pickle
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...targets.arrays import to_host
+from ...targets.gpu.device import PoolGpu, pin, pinned
 from ...targets.gpu.memory_pool import ImportedPool, MemoryPool
-from ...targets.gpu.pool_memory import PoolGpu, pin, pinned
 from ..copy.neighbour import Neighbour, blocks, this_process
 from .runtime import Runtime
 

@@ -24,8 +24,8 @@ from ..compiler.compile_errors import explained
 from ..compiler.run_cuda import INSIDE, asks_flag, beginning, compiled, configuration, configured, numba_cuda
 from ..device import device, seam_for
 from ..gpu.overlaps import shared_on_gpu
+from ..gpu.prepared import Prepared, flat_arguments
 from ..notice import compiling
-from .prepared import Prepared, flat_arguments
 
 _CURSOR, _DONE, _LIVE, _LEFT, _FLOOR, _BEGUN = 16, 24, 32, 40, 48, 56
 

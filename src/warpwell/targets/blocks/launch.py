@@ -11,10 +11,10 @@ import weakref
 from typing import Any
 
 from ... import errors
+from ..compiler.virtual import returns_early, virtual_copy
 from ..fault import LaunchFlag
 from ..kernel import KernelArgument, Launch, device_of, finish, is_argument
 from ..memory import Block, memory_for
-from .virtual import returns_early, virtual_copy
 
 STOP = 0
 """Word of the control record: not 0 when all workers are to leave at the end of their block."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ... import errors
-from ..blocks.virtual import asks, launch_copy
 from ..device import seam_for
 from ..fault import LaunchFlag, share_fault_page
 from ..notice import compiling
@@ -17,6 +16,7 @@ from ..signature import check_arguments
 from ..struct import DeviceStruct
 from ..uninterrupted import Interrupts, interruptible
 from .compile_errors import explained
+from .virtual import asks, launch_copy
 
 BLOCK_THREADS = 256
 """Threads of a block for launches of one dimension."""

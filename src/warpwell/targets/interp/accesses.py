@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from warpwell.targets.interp.items import item_codec
-from warpwell.targets.interp.scheduler import Scheduler
+from warpwell.targets.interp.threads import Scheduler
 from warpwell.targets.interp.weak_memory import ORDERED, RELAXED, WEAK, WeakMemory
 
 M64 = (1 << 64) - 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpwell.targets.interp.accesses import i64
 from warpwell.targets.interp.primitives import Primitives, native_handle
-from warpwell.targets.interp.scheduler import InterpStallError
+from warpwell.targets.interp.threads import InterpStallError
 
 if TYPE_CHECKING:
     from ..fault import LaunchFlag

@@ -9,7 +9,7 @@ from typing import Any
 
 from warpwell.targets.checksum import crc32c_of
 from warpwell.targets.interp.accesses import M64, Accesses, i64
-from warpwell.targets.interp.scheduler import NS_PER_STEP
+from warpwell.targets.interp.threads import NS_PER_STEP
 from warpwell.targets.interp.weak_memory import RELAXED
 
 _NATIVE = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)

@@ -15,10 +15,10 @@ from typing import Any
 
 from ... import errors
 from .. import atomics, block
-from ..compiler.cache_key import VERSIONED
-from ..compiler.code_names import attributes, names_of
 from ..device import device
 from ..fault import failed, launch_failed
+from .cache_key import VERSIONED
+from .code_names import attributes, names_of
 
 _VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
 _OWN = __package__.partition(".")[0]
@@ -188,7 +188,7 @@ def _waits(value: Any, seen: set[int]) -> bool:
 
 def is_primitive(function: types.FunctionType) -> bool:
     """Tell whether the body of a function is its target's."""
-    return (function.__module__ or "").startswith(f"{__package__}.")
+    return (function.__module__ or "").startswith("warpwell.targets.")
 
 
 def _refuse_compiled(value: Any) -> None:

@@ -17,7 +17,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from warpwell.targets.interp.weak_memory import ThreadView
 
 NS_PER_STEP = 1000
-_OWN_NAMES = ("scheduler.py", "accesses.py", "primitives.py", "interpreter.py", "../atomics.py")
+_OWN_NAMES = ("threads.py", "accesses.py", "primitives.py", "interpreter.py", "../atomics.py")
 _OWN_FILES = {os.path.normpath(Path(__file__).parent / name) for name in _OWN_NAMES}
 _LONGEST_GAP = 2000
 _LAST_STEPS = 20_000

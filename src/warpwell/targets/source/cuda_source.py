@@ -12,8 +12,8 @@ from ... import errors
 from ..blocks.launch import BlockLaunch
 from ..fault import LaunchFlag
 from ..kernel import Launch, by_name, has_cuda, is_argument, placed
-from .source_text import SourceText
-from .source_types import converted
+from .parameters import converted
+from .text import SourceText
 
 MOST_THREADS = 1024
 _GRID = ((1 << 31) - 1, 65535, 65535)
@@ -266,7 +266,7 @@ class SourceBlocks(BlockLaunch):
 
     def forms(self) -> Any:
         """Return the compiled forms on the current GPU, between `begin` and `end`."""
-        from .source_forms import SourceForms
+        from .forms import SourceForms
 
         return SourceForms(self)
 

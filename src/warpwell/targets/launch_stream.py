@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ... import errors
-from ..memory import view_of
+from .. import errors
+from .memory import view_of
 
 
 class Stream(ABC):
@@ -96,7 +96,7 @@ class CudaStream(Stream):
         from cuda.bindings import driver
         from numba import cuda
 
-        from ..compiler import run_cuda
+        from .compiler import run_cuda
 
         self.ordinal = ordinal
         self._driver = driver
@@ -146,7 +146,7 @@ class CudaStream(Stream):
         self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = (), aborts: Sequence[Any] = ()
     ) -> None:
         """See `Stream`; `wait` is what Ctrl-C interrupts."""
-        from ..compiler import run_cuda
+        from .compiler import run_cuda
 
         with self.on_device():
             run_cuda.launch(kernel, n, self._stream, *args)
@@ -155,7 +155,7 @@ class CudaStream(Stream):
         """See `Stream`."""
         from numba import cuda
 
-        from ..compiler import run_cuda
+        from .compiler import run_cuda
 
         with self.on_device():
             done = cuda.event(timing=False)

@@ -18,7 +18,7 @@ from ... import errors
 from ..compiler.run_cuda import asks_flag, keep, start
 from ..fault import LaunchFlag
 from ..kernel import Launch, has_cuda, is_argument
-from .cuda_source import SourceLaunch
+from ..source.cuda_source import SourceLaunch
 from .memory_pool import MemoryPool
 
 OOM_SECONDS = 2.0

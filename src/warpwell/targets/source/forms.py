@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from .source_build import build
+from ..gpu.nvrtc import build
 
 
 def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
