@@ -48,7 +48,7 @@ def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequenc
             start.record()
             run_cuda.configured(compiled, blocks, run_cuda.BLOCK_THREADS, None)(n, 1, 1, *values)
             end.record()
-            run_cuda.wait(end)
+            end.synchronize()
             times.append(cuda.event_elapsed_time(start, end) / 1000)
     finally:
         for a in arrays:

@@ -231,7 +231,7 @@ def test_nothing_is_copied_back_into_what_is_read_only() -> None:
     class There:
         """A GPU's array, as far as an end is concerned."""
 
-        def copy_to_host(self, array: np.ndarray[Any, Any]) -> None:
+        def copy_to_host(self, array: np.ndarray[Any, Any], stream: Any = 0) -> None:
             array[:] = 7
 
     out, only_read = np.zeros(4), np.zeros(4)

@@ -13,7 +13,8 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
 from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
-from warpwell.targets.gpu.nvrtc import build, headers, ptx
+from warpwell.targets.gpu.nvrtc import headers
+from warpwell.targets.source.program import build, ptx
 
 only_compiled = pytest.mark.ptx
 with_headers = pytest.mark.skipif(len(headers()) < 2, reason="CUDA's headers (the cuda extra) are not installed")

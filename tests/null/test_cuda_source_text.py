@@ -10,7 +10,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.targets.source.forms import pack
+from warpwell.targets.gpu.prepared import pack
 
 
 def source(body: str, parameters: str = "float *x, int n", before: str = "", **options: Any) -> ww.CudaSource:
@@ -277,7 +277,7 @@ class There:
         self.__cuda_array_interface__ = {"data": (address, False)}
         self.brought: list[Any] = []
 
-    def copy_to_host(self, array: Any) -> None:
+    def copy_to_host(self, array: Any, stream: Any = 0) -> None:
         self.brought.append(array)
 
 
@@ -285,9 +285,9 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The words before the arguments, in the order in which the program's text has them, without a GPU."""
     from types import SimpleNamespace
 
-    from warpwell.targets.blocks import cuda as blocks_cuda
-    from warpwell.targets.gpu.nvrtc import around
+    from warpwell.targets.gpu import copies
     from warpwell.targets.source.forms import SourceForms
+    from warpwell.targets.source.program import around
 
     one = source("", "const float *x, float *y, float a, int n, const float *z")
     x, y = np.zeros(4, np.float32), np.zeros(4, np.float32)
@@ -298,7 +298,7 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         made.extend(There(4096 * (k + 1)) for k in range(len(arrays)))
         return list(made), list(zip(arrays, made, strict=True))
 
-    monkeypatch.setattr(blocks_cuda, "to_gpu", to_gpu)
+    monkeypatch.setattr(copies, "to_gpu", to_gpu)
     blocks.begin()
     assert len(made) == 2 and not blocks.ends_at_once
 
@@ -313,6 +313,7 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
     forms: Any = object.__new__(SourceForms)
     forms._driver = SimpleNamespace(cuLaunchKernel=launched)
+    forms._prepared = {}
     forms._blocks, forms._source = blocks, one
     forms._grid, forms._threads, forms._shared = (3, 2, 1), (64, 2, 1), 16
     forms._forms = {name: (name, {}) for name in ("plain", "workers", "slices")}

@@ -11,7 +11,7 @@ import pytest
 
 import warpwell as ww
 from warpwell.pool.agent.cuda_runtime import as_cupy_stream
-from warpwell.targets import notice
+from warpwell.targets.compiler import compiling
 from warpwell.targets.compiler.run_cuda import configured
 
 SMALL = "Grid size 4 will likely result in GPU under-utilization"
@@ -31,13 +31,13 @@ def test_kernels_and_launches_say_what_they_are() -> None:
 def test_the_first_compilation_is_told_once_also_where_nobody_types(monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
-    monkeypatch.setattr(notice, "SECONDS", 0.01)
-    monkeypatch.setattr(notice, "enabled", True)
-    monkeypatch.setattr(notice, "_said", False)
-    with notice.compiling("kernel 'one'"):
+    monkeypatch.setattr(compiling, "SECONDS", 0.01)
+    monkeypatch.setattr(compiling, "enabled", True)
+    monkeypatch.setattr(compiling, "_said", False)
+    with compiling.compiling("kernel 'one'"):
         pass  # too short to be told
     for name in ("one", "two"):
-        with notice.compiling(f"kernel {name!r}"):
+        with compiling.compiling(f"kernel {name!r}"):
             time.sleep(0.2)
     assert said.getvalue().count("\n") == 1
     assert "compiling kernel 'one'" in said.getvalue() and "WARPWELL_QUIET=1" in said.getvalue()

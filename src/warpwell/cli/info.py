@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors.general import extra
 from ..targets import default_device
-from ..targets.about import gpus
 from ..targets.compiler.cache_folder import cache_folder
+from ..targets.gpu.device import gpus
 from .output import Output
 
 _PACKAGES = {"numpy": None, "numba": None, "rich": None, "greenlet": None, "numba-cuda": "cuda", "scipy": "demo",

@@ -67,7 +67,7 @@ class Output:
         second is announced, because nothing else would explain the wait.
         """
         notice: threading.Timer | None = None
-        from ..targets import notice as launches
+        from ..targets.compiler import compiling as launches
 
         launches.enabled = False  # the stage says it
         words = TextColumn("{task.description}", markup=False)

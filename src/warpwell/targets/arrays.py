@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .memory import clear
+from .gpu import memory
 
 
 def to_device(device: str, values: ArrayLike) -> Any:
@@ -31,7 +31,7 @@ def to_device(device: str, values: ArrayLike) -> Any:
     if device != "cuda":
         return np.array(values, order="C")
     host = np.ascontiguousarray(values)
-    array = _allocate(host.shape, host.dtype)
+    array = memory.device_array(host.shape, host.dtype)
     if host.size:
         array.copy_to_device(host)
     return array
@@ -41,15 +41,14 @@ def zeros(device: str, shape: int | tuple[int, ...], dtype: DTypeLike = np.int64
     """Return an array of zeros in device memory (as `to_device`)."""
     if device != "cuda":
         return np.zeros(shape, dtype)
-    array = _allocate(shape, np.dtype(dtype))
-    if array.size:
-        clear(int(array.device_ctypes_pointer.value), array.size * array.dtype.itemsize)
-    return array
+    return memory.zeros(shape, np.dtype(dtype))
 
 
 def empty(device: str, shape: int | tuple[int, ...], dtype: DTypeLike = np.int64) -> Any:
     """Return an array in device memory whose items are not set (as `to_device`)."""
-    return _allocate(shape, np.dtype(dtype)) if device == "cuda" else np.empty(shape, dtype)
+    if device != "cuda":
+        return np.empty(shape, dtype)
+    return memory.device_array(shape, np.dtype(dtype))
 
 
 def to_host(array: Any) -> NDArray[Any]:
@@ -57,18 +56,5 @@ def to_host(array: Any) -> NDArray[Any]:
     if hasattr(array, "copy_to_host"):
         return np.asarray(array.copy_to_host())
     if hasattr(array, "__cuda_array_interface__"):
-        from numba import cuda
-
-        return np.asarray(cuda.as_cuda_array(array).copy_to_host())
+        return memory.to_host(array)
     return np.asarray(array)
-
-
-def _allocate(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    from numba import cuda
-    from numba.cuda.cudadrv.driver import CudaAPIError
-
-    try:
-        return cuda.device_array(shape, dtype)
-    except CudaAPIError as error:
-        nbytes = int(np.prod(shape)) * dtype.itemsize
-        raise MemoryError(f"the GPU has no room for {nbytes} bytes: {error}") from error

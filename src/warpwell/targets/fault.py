@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .atomics import SYSTEM, interrupted, launch_flag, load_relaxed
 from .block import own_flag
 from .device import device
+from .gpu import memory as gpu_memory
 from .memory import Block, memory_for, view_of
 
 FAULT_PAGE = 0x5A5A_0000_0000
@@ -165,6 +166,4 @@ def share_fault_page() -> None:
     """Let the current GPU access the fault page (pins it; once a process)."""
     global _pinned
     if _pinned is None:
-        from numba import cuda
-
-        _pinned = cuda.current_context().mempin(fault_page(), FAULT_PAGE, _NBYTES, mapped=True)
+        _pinned = gpu_memory.pin_mapped(fault_page(), FAULT_PAGE, _NBYTES)

@@ -15,6 +15,7 @@ from .. import errors
 from .bounds import checking, for_interp, run_checked
 from .device import device as mark_device
 from .fault import LaunchFlag
+from .gpu.device import has_cuda
 from .struct import DeviceStruct
 from .uninterrupted import Interrupts, interruptible
 
@@ -414,17 +415,6 @@ def device_of(args: Sequence[Any]) -> str:
     if any(hasattr(a, "__cuda_array_interface__") for a in args):
         return "cuda"
     return default_device()
-
-
-@functools.cache
-def has_cuda() -> bool:
-    """Tell whether a GPU and numba-cuda are there."""
-    try:
-        from numba import cuda
-
-        return bool(cuda.is_available())
-    except Exception:  # a broken driver raises its own kinds; without a usable GPU the answer is no
-        return False
 
 
 def default_device() -> str:

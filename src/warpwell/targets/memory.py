@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .gpu import memory as gpu_memory
+
 ALIGNMENT = 4096
 """Bytes; every allocation starts at a multiple of it, so that O_DIRECT transfers may use it."""
+
 
 def view_of(address: int, nbytes: int, dtype: Any) -> NDArray[Any]:
     """Return host memory at an address as a flat NumPy array, which does not own it."""
@@ -88,11 +91,9 @@ class Block:
         if self._host:
             self.view(np.dtype(np.uint8))[offset : offset + raw.nbytes] = raw
         elif raw.nbytes:
-            from numba import cuda
-
             self._owner[offset : offset + raw.nbytes].copy_to_device(raw)
             # the copy may return with its last bytes still on their way, and no other stream waits for them
-            cuda.default_stream().synchronize()
+            gpu_memory.wait_default()
 
     def free(self) -> None:
         """Drop the memory; the block must not be used again."""
@@ -109,7 +110,6 @@ class HostMemory(Memory):
         self.device = device
 
     def allocate(self, nbytes: int) -> Block:
-        """See `Memory`."""
         size = max(nbytes, 8)
         raw = mmap.mmap(-1, -(-size // ALIGNMENT) * ALIGNMENT)
         address = ctypes.addressof(ctypes.c_char.from_buffer(raw))
@@ -124,21 +124,13 @@ class CudaMemory(Memory):
     device = "cuda"
 
     def allocate(self, nbytes: int) -> Block:
-        """See `Memory`."""
-        from numba import cuda
-
         size = max(-(-nbytes // 16) * 16, 16)
-        array = cuda.device_array(size, np.uint8)
-        address = int(_pointer(array))
-        clear(address, size)
-        return Block(address, size, array, host=False)
+        array = gpu_memory.zeros(size, np.dtype(np.uint8))
+        return Block(gpu_memory.address_of(array), size, array, host=False)
 
     def allocate_shared(self, nbytes: int) -> Block:
-        """See `Memory`."""
-        from numba import cuda
-
         size = max(nbytes, 16)
-        array = cuda.pinned_array(size + ALIGNMENT, np.uint8)
+        array = gpu_memory.pinned(size + ALIGNMENT)
         array[:] = 0
         base = int(array.ctypes.data)
         return Block(-(-base // ALIGNMENT) * ALIGNMENT, size, array, host=True)
@@ -147,30 +139,3 @@ class CudaMemory(Memory):
 def memory_for(device: str) -> Memory:
     """Return the allocator of "cpu", "cuda" or "interp"."""
     return CudaMemory() if device == "cuda" else HostMemory(device)
-
-
-def clear(address: int, nbytes: int) -> None:
-    """Zero memory of the current GPU, and wait for it.
-
-    A memset of the default stream would be ordered neither with the host nor with non-blocking streams: it could
-    come after the first copy into the new memory. And it would wait for kernels that run there.
-    """
-    from cuda.bindings import driver
-
-    from .. import errors
-
-    def check(result: Any) -> Any:
-        if int(result[0]) != 0:
-            raise errors.DeviceNotFoundError(f"the GPU could not clear {nbytes} bytes ({result[0]}): was it reset?")
-        return result[-1]
-
-    stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-    try:
-        check(driver.cuMemsetD8Async(address, 0, nbytes, stream))
-        check(driver.cuStreamSynchronize(stream))
-    finally:
-        driver.cuStreamDestroy(stream)
-
-
-def _pointer(array: Any) -> Any:
-    return array.device_ctypes_pointer.value

@@ -1,5 +1,4 @@
 """ItemConformance: tests of items and host indexing that every device passes (see `testing.arrays`)."""
-# ruff: noqa: D102 (the name of a test says what holds)
 
 from __future__ import annotations
 

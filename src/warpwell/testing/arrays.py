@@ -5,7 +5,6 @@ Needs pytest. A subclass in a test module is collected as it is::
     class TestArrays(ArrayConformance):
         DEVICE = "cuda"
 """
-# ruff: noqa: D102 (the name of a test says what holds)
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ Needs pytest. A subclass in a test module is collected as it is::
 The tasks are kernels that count how often each index ran, in NumPy arrays. An executor that runs no kernels overrides
 `task` and `counts` too.
 """
-# ruff: noqa: D102 (the name of a test says what holds)
 
 from __future__ import annotations
 

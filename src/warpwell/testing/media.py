@@ -6,7 +6,6 @@ Needs pytest. A subclass in a test module is collected as it is::
         def make(self, content, folder, writable):
             return MyMedium(content)
 """
-# ruff: noqa: D102 (the name of a test says what holds)
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ Needs pytest. A subclass in a test module is collected as it is::
         def make(self, count):
             return my_transports(count)
 """
-# ruff: noqa: D102 (the name of a test says what holds)
 
 from __future__ import annotations
 

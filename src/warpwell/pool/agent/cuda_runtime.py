@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -14,8 +15,13 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...targets.arrays import to_host
-from ...targets.gpu.device import PoolGpu, pin, pinned
-from ...targets.gpu.memory_pool import ImportedPool, MemoryPool
+from ...targets.compiler.run_cuda import asks_flag, keep, start
+from ...targets.fault import LaunchFlag, share_fault_page
+from ...targets.gpu.device import GpuDevice
+from ...targets.gpu.memory import as_array, pin, pinned
+from ...targets.gpu.memory_pool import ImportedPool, MemoryPool, PoolMemory
+from ...targets.kernel import Launch, is_argument
+from ...targets.source.cuda_source import SourceLaunch
 from ..copy.neighbour import Neighbour, blocks, this_process
 from .runtime import Runtime
 
@@ -35,15 +41,17 @@ class CudaRuntime(Runtime):
     synchronous = False
 
     def __init__(self, ordinal: int = 0) -> None:
-        self.gpu = PoolGpu(ordinal)
+        self.gpu = GpuDevice(ordinal, errors.KernelError)
+        self.gpu.enter()
+        share_fault_page()
+        self._memory = PoolMemory(self.gpu)
+        self._cupy_streams: dict[int, Any] = {}
         self._thread = threading.local()
 
     def enter(self) -> None:
-        """See `Runtime`."""
         self.gpu.enter()
 
     def info(self) -> dict[str, Any]:
-        """See `Runtime`."""
         return {
             "name": self.gpu.name,
             "uuid": self.gpu.uuid,
@@ -53,21 +61,17 @@ class CudaRuntime(Runtime):
         }
 
     def memory_info(self) -> tuple[int, int]:
-        """See `Runtime`."""
-        return self.gpu.memory_info()
+        return self._memory.info()
 
     def allocate(self, nbytes: int) -> Any:
-        """See `Runtime`."""
-        return self.gpu.allocate(nbytes)
+        return self._memory.allocate(nbytes)
 
     def used(self, block: Any, stream: Any) -> None:
-        """See `Runtime`."""
         block.used.add(stream)
 
     def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
               strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
-        """See `Runtime`."""
-        return self.gpu.array(block, offset, dtype, shape, strides)
+        return as_array(block.address + offset, shape, dtype, strides, block)
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
         """See `Runtime`: CuPy's arrays, if it knows the dtype; to make one anew takes longer than to use it."""
@@ -89,52 +93,42 @@ class CudaRuntime(Runtime):
         return kept[:nbytes]
 
     def drop_staging(self) -> None:
-        """See `Runtime`."""
         self._thread.staging = None
 
     def page_lock(self, address: int, nbytes: int) -> Callable[[], object] | None:
-        """See `Runtime`."""
         return pin(address, nbytes)
 
     def stream(self, priority: int) -> Any:
-        """See `Runtime`."""
-        return self.gpu.stream(priority)
+        return self.gpu.new_stream(priority)
 
     def close_stream(self, stream: Any) -> None:
-        """See `Runtime`."""
-        self.gpu.close_stream(stream)
+        self._cupy_streams.pop(int(stream.handle), None)
+        self._memory.close_stream(stream)
 
     def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
-        """See `Runtime`."""
         raw = np.frombuffer(data, np.uint8)
         if raw.nbytes:
             self.gpu.to_gpu(stream, to, int(raw.ctypes.data), raw.nbytes)
 
     def read(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
-        """See `Runtime`."""
         if to.nbytes:
             self.gpu.to_host(stream, int(to.ctypes.data), source, to.nbytes)
         self.gpu.synchronize(stream)
 
     def fetch(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
-        """See `Runtime`."""
         self.gpu.to_host(stream, int(to.ctypes.data), source, to.nbytes)
 
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """See `Runtime`."""
         if nbytes:
-            self.gpu.within(stream, to, source, nbytes)
+            self.gpu.copy(stream, to, source, nbytes)
 
     def way(self) -> Any:
-        """See `Runtime`."""
-        return this_process(), self.gpu.ordinal, self.gpu.pool.name()
+        return this_process(), self.gpu.ordinal, self._memory.pool.name()
 
     def offer(self, block: Any) -> Any:
-        """See `Runtime`."""
-        return blocks.add(block), self.gpu.pool.export(block.address) if self.gpu.pool.exportable else None
+        return blocks.add(block), self._memory.pool.export(block.address) if self._memory.pool.exportable else None
 
     def neighbour(self, way: Any) -> Neighbour:
-        """See `Runtime`."""
         process, ordinal, name = way
         if process == this_process():
             return _GpuInside(self.gpu, ordinal)
@@ -143,13 +137,22 @@ class CudaRuntime(Runtime):
         return _GpuOutside(self.gpu, name)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
-        """See `Runtime`."""
         if count and item:
             self.gpu.fill(stream, to, item, count)
 
     def launch(self, stream: Any, launch: Any, arguments: Sequence[Any]) -> None:
-        """See `Runtime`."""
-        self.gpu.launch(stream, launch, arguments)
+        if isinstance(launch, SourceLaunch):
+            launch.start(arguments, stream)
+        elif any(map(is_argument, arguments)):
+            # what device code latches is this launch's failure, and not that of a later operation
+            waiting = Launch(launch.kernel, launch.shape, stream)
+            waiting.waits = True
+            waiting(*arguments, device="cuda")
+        elif math.prod(launch.shape):
+            flag = LaunchFlag("cuda")
+            start(launch, arguments, stream, flag)
+            if asks_flag(launch.kernel):
+                keep(flag, self.gpu.mark(stream))
 
     def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:
         """See `Runtime`. Without CuPy the function's own work is in the default stream, so both are waited for."""
@@ -157,69 +160,61 @@ class CudaRuntime(Runtime):
         if cupy is None:
             self.gpu.synchronize(stream)
             result = function(*arguments, **options)
-            self.gpu.synchronize_default()
+            self.gpu.synchronize()
             return _at_home(result)
-        if stream.cupy is None:
-            stream.cupy = as_cupy_stream(cupy, stream)
-        with cupy.cuda.Device(self.gpu.ordinal), stream.cupy:
+        handle = int(stream.handle)
+        if handle not in self._cupy_streams:
+            self._cupy_streams[handle] = as_cupy_stream(cupy, stream)
+        with cupy.cuda.Device(self.gpu.ordinal), self._cupy_streams[handle]:
             given = [_as_cupy(cupy, a) for a in arguments]
             named = {name: _as_cupy(cupy, a) for name, a in options.items()}
             return _at_home(function(*given, **named))
 
     def mark(self, stream: Any, timing: bool) -> Any:
-        """See `Runtime`."""
         return self.gpu.mark(stream, timing)
 
     def reached(self, mark: Any) -> bool:
-        """See `Runtime`."""
-        return self.gpu.reached(mark)
+        return self.gpu.done(mark)
 
     def after(self, stream: Any, mark: Any) -> None:
-        """See `Runtime`."""
         self.gpu.after(stream, mark)
 
     def elapsed(self, mark: Any, earlier: Any) -> float:
-        """See `Runtime`."""
-        return self.gpu.elapsed(mark, earlier)
+        return self.gpu.elapsed(earlier, mark)
 
     def synchronize(self, stream: Any) -> None:
-        """See `Runtime`."""
         self.gpu.synchronize(stream)
 
 
 class _GpuInside(Neighbour):
     """The memory of a GPU of this process."""
 
-    def __init__(self, gpu: PoolGpu, ordinal: int) -> None:
+    def __init__(self, gpu: GpuDevice, ordinal: int) -> None:
         self._gpu = gpu
         MemoryPool.of(gpu.driver, ordinal).allow(gpu.ordinal)
 
     def open(self, block: Any) -> Any:
-        """See `Neighbour`."""
         return blocks.get(block[0])
 
     def close(self, opened: Any) -> None:
         """See `Neighbour`."""
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """See `Neighbour`."""
-        self._gpu.to_other(stream, to, source, nbytes)
+        self._gpu.copy(stream, to, source, nbytes)
 
 
 class _GpuOutside(_GpuInside):
     """The memory of another process's GPU."""
 
-    def __init__(self, gpu: PoolGpu, name: str) -> None:
+    def __init__(self, gpu: GpuDevice, name: str) -> None:
         self._gpu = gpu
         self._pool = ImportedPool(gpu.driver, gpu.ordinal, name)
-        self._closing = gpu.stream(0)
+        self._closing = gpu.new_stream()
 
     def open(self, block: Any) -> Any:
-        """See `Neighbour`."""
         return SimpleNamespace(address=self._pool.open(block[1]))
 
     def close(self, opened: Any) -> None:
-        """See `Neighbour`."""
         self._pool.close(opened.address, self._closing.handle)
 
 

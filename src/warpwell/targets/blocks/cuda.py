@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,11 @@ from ..block import (
     thread_index,
     virtual_grid,
 )
-from ..compiler.compile_errors import explained
+from ..compiler.compiling import compiling, explained
 from ..compiler.run_cuda import INSIDE, asks_flag, beginning, compiled, configuration, configured, numba_cuda
 from ..device import device, seam_for
-from ..gpu.overlaps import shared_on_gpu
-from ..gpu.prepared import Prepared, flat_arguments
-from ..notice import compiling
+from ..fault import share_fault_page
+from ..gpu.prepared import Prepared
 
 _CURSOR, _DONE, _LIVE, _LEFT, _FLOOR, _BEGUN = 16, 24, 32, 40, 48, 56
 
@@ -148,6 +148,7 @@ class Forms:
         The other forms may have as many registers as leave the plain kernel's blocks resident: a compiler that is not
         told takes what a loop around the kernel gains by, and fewer blocks fit.
         """
+        share_fault_page()
         blocks = self._blocks
         made = blocks.kernel.compiled
         if self._key not in made:
@@ -165,12 +166,15 @@ class Forms:
                 form: (dispatcher, _resources(kernel, threads), kernel) for form, (dispatcher, kernel) in found.items()
             }
         self._forms = made[self._key]
-        plain = self._forms["plain"][2]
-        arguments = flat_arguments(plain, 3, self._values)
+        arguments = _flat_arguments(self._forms["plain"][2], _WORDS["plain"], self._values)
         if arguments is not None:
-            self._prepared = {
-                form: Prepared(kernel, _WORDS[form], arguments) for form, (_, _, kernel) in self._forms.items()
-            }
+            self._prepared = {form: self._prepare(form, arguments) for form in self._forms}
+
+    def _prepare(self, form: str, arguments: list[Any]) -> Prepared:
+        from cuda.bindings import driver
+
+        function = driver.CUfunction(int(self._forms[form][2]._codelibrary.get_cufunc().handle))
+        return Prepared(driver, function, self._blocks.kernel.__name__, _WORDS[form], arguments)
 
     @property
     def compiled(self) -> bool:
@@ -215,6 +219,18 @@ class Forms:
         configured(dispatcher, grid, self._threads, stream)(*words, *self._values)
 
 
+def _flat_arguments(kernel: Any, first: int, values: Sequence[Any]) -> list[Any] | None:
+    """Return what a numba-cuda kernel's parameters from number `first` on become for the driver.
+
+    None where an argument would have to be copied: such a launch takes numba-cuda's own way.
+    """
+    found: list[Any] = []
+    copied: list[Any] = []
+    for kind, value in zip(kernel.argument_types[first:], values, strict=True):
+        kernel._prepare_args(kind, value, 0, copied, found)
+    return None if copied else found
+
+
 def _resources(kernel: Any, threads: int) -> dict[str, int]:
     return {
         "registers": int(kernel.regs_per_thread),
@@ -238,30 +254,6 @@ def registers_for(used: int, threads: int) -> int:
 def forms(blocks: Any) -> Forms:
     """Return the forms of a `BlockLaunch`, which has begun."""
     return Forms(blocks)
-
-
-def to_gpu(values: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Return launch values with NumPy arrays copied to the GPU, and the pairs to be copied back."""
-    from numba import cuda
-    from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
-
-    out, copied = [], []
-    shared = shared_on_gpu(values)
-    for value in values:
-        if id(value) in shared:
-            there, span = shared[id(value)]
-            copied.append((value, span))
-            out.append(there)
-        elif isinstance(value, np.ndarray):
-            there = cuda.to_device(value)
-            copied.append((value, there))
-            out.append(there)
-        elif hasattr(value, "__cuda_array_interface__") and not is_cuda_ndarray(value):
-            out.append(cuda.as_cuda_array(value))
-        else:
-            out.append(value)
-    cuda.default_stream().synchronize()  # streams of executors do not wait for the default one
-    return out, copied
 
 
 def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, str, dict[str, Any]]:

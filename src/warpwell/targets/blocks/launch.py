@@ -139,7 +139,7 @@ class BlockLaunch:
                 self._begun.append(argument)
             values: list[Any] = [a.kernel_struct(self.flag) if is_argument(a) else a for a in self.args]
             if self.device == "cuda":
-                from .cuda import to_gpu
+                from ..gpu.copies import to_gpu  # needs the cuda extra
 
                 values, self._copied = to_gpu(values)
             self._values = values
@@ -150,9 +150,10 @@ class BlockLaunch:
     def end(self) -> None:
         """Bring NumPy arrays back and raise what device code latched (once, after the last block or a failure)."""
         try:
-            for array, there in self._copied:
-                if array.flags.writeable:  # into others nothing can be copied
-                    there.copy_to_host(array)
+            if self._copied:
+                from ..gpu.copies import copy_out  # needs the cuda extra
+
+                copy_out(self._copied)
         finally:
             self._close()
 

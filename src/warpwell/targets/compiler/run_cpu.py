@@ -19,11 +19,10 @@ from ... import errors
 from .. import atomics
 from ..device import seam_for
 from ..fault import FLAG, LaunchFlag
-from ..notice import compiling
 from ..signature import check_arguments
 from ..uninterrupted import Interrupts
-from .compile_errors import explained
 from .compiled import compile_host
+from .compiling import compiling, explained
 
 
 def _threads() -> int:

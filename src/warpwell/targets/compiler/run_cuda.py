@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 from ... import errors
 from ..device import seam_for
 from ..fault import LaunchFlag, share_fault_page
-from ..notice import compiling
+from ..gpu.device import mark, reached
 from ..signature import check_arguments
 from ..struct import DeviceStruct
 from ..uninterrupted import Interrupts, interruptible
-from .compile_errors import explained
+from .compiling import compiling, explained
 from .virtual import asks, launch_copy
 
 BLOCK_THREADS = 256
@@ -71,23 +70,19 @@ def run(
     launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
 ) -> Callable[[], bool] | None:
     """Run a launch and wait for it; with a stream return at once, with what tells whether it is done."""
-    from numba import cuda
-
     from ..gpu.copies import copy_in, copy_out
 
-    share_fault_page()
     stream = _stream(launch.stream)
     values, copied = copy_in(values, stream)
     start(launch, values, stream, flag)
-    done = cuda.event(timing=False)
-    done.record(stream or 0)
+    done = mark(stream)
     if launch.stream is not None and not copied and not launch.waits:
         if asks_flag(launch.kernel):
             keep(flag, done)
     elif _reached(done, interrupts):
         copy_out(copied, stream)
         return None
-    return lambda: bool(done.query())
+    return lambda: reached(done)
 
 
 _going: list[tuple[Any, LaunchFlag]] = []
@@ -96,8 +91,16 @@ _going: list[tuple[Any, LaunchFlag]] = []
 
 def keep(flag: LaunchFlag, done: Any) -> None:
     """Keep the flag of a launch until an event is reached."""
-    _going[:] = [(event, kept) for event, kept in _going if not event.query()]
+    _going[:] = [(event, kept) for event, kept in _going if not _over(event)]
     _going.append((done, flag))
+
+
+def _over(event: Any) -> bool:
+    """Tell whether an event is reached, or the GPU lost."""
+    try:
+        return reached(event)
+    except errors.KernelError:
+        return True
 
 
 def configured(dispatcher: Any, blocks: Any, threads: Any, stream: Any) -> Any:
@@ -109,7 +112,11 @@ def configured(dispatcher: Any, blocks: Any, threads: Any, stream: Any) -> Any:
 
 
 def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> None:
-    """Start a launch in a numba-cuda stream, and no more; `flag` must be kept until it is done (see `keep`)."""
+    """Start a launch in a stream of numba-cuda or cuda.core, and no more.
+
+    `flag` must be kept until it is done (see `keep`).
+    """
+    share_fault_page()
     values = [*values, flag.address] if asks_flag(launch.kernel) else values
     kernel = compiled(launch.kernel, len(launch.shape), len(values))
     extents = (*launch.shape, 1, 1)[:3]
@@ -133,7 +140,8 @@ def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> 
 
 
 def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
-    """Launch a kernel of `n` threads over words in a numba-cuda stream, and return; no more than that."""
+    """Launch a kernel of `n` threads over words in a stream of numba-cuda or cuda.core, and return."""
+    share_fault_page()
     dispatcher = compiled(kernel, 1, len(values))
     with contextlib.nullcontext() if dispatcher.overloads else compiling(f"kernel {kernel.__name__!r}"):
         configured(dispatcher, -(-n // BLOCK_THREADS), BLOCK_THREADS, stream)(n, 1, 1, *values)
@@ -153,10 +161,8 @@ def wait(event: Any, participants: Any = ()) -> None:
 
 def _reached(event: Any, interrupts: Interrupts) -> bool:
     """Wait for an event; return whether it came, which a second Ctrl-C does not wait for."""
-    # asking whether an event is done is no failure to log
-    logging.getLogger("numba.cuda.cudadrv.driver").setLevel(logging.CRITICAL)
     spins = 0
-    while not event.query():
+    while not reached(event):
         try:
             spins += 1
             if spins > 200:
@@ -165,7 +171,6 @@ def _reached(event: Any, interrupts: Interrupts) -> bool:
             interrupts.catch(error)
         if len(interrupts.raised) > 1 and interrupts.leaves:
             return False
-    event.synchronize()  # raises what the driver has to say
     return True
 
 
@@ -299,17 +304,9 @@ def _stream(stream: Any) -> Any:
 
 def synchronize_stream(stream: Any) -> None:
     """Wait for everything in a stream of any library, as `wait` does."""
-    from numba import cuda
-
-    done = cuda.event(timing=False)
-    done.record(_stream(stream))
-    wait(done)
+    wait(mark(_stream(stream)))
 
 
 def synchronize(participants: Any = ()) -> None:
-    """Wait for everything on the current stream, as `wait` does."""
-    from numba import cuda
-
-    done = cuda.event(timing=False)
-    done.record()
-    wait(done, participants)
+    """Wait for everything on the default stream, as `wait` does."""
+    wait(mark(), participants)

@@ -1,1 +1,12 @@
-"""The GPU's driver: streams, memory, CUDA C++ source."""
+"""The one layer over the GPU's driver, mostly cuda.core. It knows nothing of kernels in Python.
+
+In the order in which a launch meets them:
+
+- `device.py`: which GPUs there are; one GPU's streams, events and copies by address.
+- `memory.py`: device arrays, pinned and page-locked host memory, zeroing.
+- `memory_pool.py`: memory that other processes may open, freed behind streams (pools).
+- `copies.py`: NumPy arguments copied to the GPU and back.
+- `nvrtc.py`: CUDA C++ compiled to machine code.
+- `prepared.py`: launches with few instructions of Python.
+- `gpu.py`: partitions, idle streams and control words, for many kernels at a time (schedulers).
+"""

@@ -1,4 +1,7 @@
-"""NumPy arrays as arguments of a launch on a GPU: copied there, and back when it is done."""
+"""NumPy arrays as arguments of a launch on a GPU: copied there, and back when it is done.
+
+One rule: arrays that share memory here share it on the GPU, where they are views of one copy.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 from numba.cuda.args import ArgHint, InOut
+from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
 
-from .overlaps import shared_on_gpu
+from ..overlaps import Span, together
+from . import memory
 
 Pairs = list[tuple[Any, Any]]
-"""Host arrays and their copies; None and the copy of several that share memory."""
+"""Host arrays and their copies; arrays that share memory have the same `SpanOnGpu`."""
 
 
 class HostArray(ArgHint):
@@ -27,15 +32,31 @@ class HostArray(ArgHint):
         return InOut(self.there).to_device(retr, stream)
 
 
-def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
-    """Return launch values with NumPy arrays copied in a numba-cuda stream, and the pairs to be copied back.
+class SpanOnGpu:
+    """The copy of a `Span` on the current GPU."""
 
-    Those that share memory share it on the GPU.
-    """
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._there = memory.device_array(span.pad + span.bytes.size, np.dtype(np.uint8))
+        self._there[span.pad :].copy_to_device(span.bytes)
+        self._address = memory.address_of(self._there)
+
+    def array(self, array: Any) -> Any:
+        """Return one of its arrays there."""
+        address = self._address + self._span.place(array)
+        return memory.as_array(address, array.shape, array.dtype, array.strides, self._there)
+
+    def copy_to_host(self) -> None:
+        """Bring all of its arrays back."""
+        self._span.bring_back(self._there.copy_to_host())
+
+
+def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
+    """Return launch values with NumPy arrays copied in a numba-cuda stream, and the pairs to be copied back."""
     pairs: Pairs = []
-    shared = shared_on_gpu(values) if any(isinstance(v, np.ndarray) for v in values) else {}
+    shared = _shared(values)
     if shared and stream is not None:
-        cuda.default_stream().synchronize()  # which copied them; the launch's stream may not wait for it
+        memory.wait_default()  # which copied them; the launch's stream may not wait for it
 
     def there(value: Any) -> Any:
         if type(value) is tuple:
@@ -43,22 +64,58 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
         if not isinstance(value, np.ndarray):
             return value
         if id(value) in shared:
-            return shared[id(value)][0]
+            array, span = shared[id(value)]
+            pairs.append((value, span))
+            return array
         copy = cuda.to_device(value, stream=stream or 0)
         pairs.append((value, copy))
         return HostArray(value, copy)
 
-    out = [there(v) for v in values]
-    spans = {id(span): span for _, span in shared.values()}.values()
-    return out, pairs + [(None, span) for span in spans]
+    return [there(v) for v in values], pairs
 
 
-def copy_out(pairs: Pairs, stream: Any) -> None:
+def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
+    """Return values with NumPy arrays as arrays on the GPU, which are there, and the pairs to be copied back."""
+    out: list[Any] = []
+    pairs: Pairs = []
+    shared = _shared(values)
+    for value in values:
+        if id(value) in shared:
+            array, span = shared[id(value)]
+            out.append(array)
+            pairs.append((value, span))
+        elif isinstance(value, np.ndarray):
+            out.append(cuda.to_device(value))
+            pairs.append((value, out[-1]))
+        elif hasattr(value, "__cuda_array_interface__") and not is_cuda_ndarray(value):
+            out.append(cuda.as_cuda_array(value))
+        else:
+            out.append(value)
+    memory.wait_default()  # streams of executors do not wait for the default one
+    return out, pairs
+
+
+def copy_out(pairs: Pairs, stream: Any = None) -> None:
     """Bring copies back, and wait for it."""
+    spans: set[SpanOnGpu] = set()
     for array, there in pairs:
-        if array is None:
-            there.copy_to_host(None)
-        elif array.flags.writeable:  # into others nothing can be copied
+        if not array.flags.writeable:
+            continue  # nothing can be copied into it
+        if isinstance(there, SpanOnGpu):
+            if there not in spans:
+                spans.add(there)
+                there.copy_to_host()
+        else:
             there.copy_to_host(array, stream=stream or 0)
     if stream is not None:
         stream.synchronize()
+
+
+def _shared(values: Sequence[Any]) -> dict[int, tuple[Any, SpanOnGpu]]:
+    """Return arrays on the current GPU for those NumPy arrays among values that share memory, by their ids."""
+    found: dict[int, tuple[Any, SpanOnGpu]] = {}
+    for group in together(values):
+        span = Span(group)
+        copy = SpanOnGpu(span)
+        found |= {id(array): (copy.array(array), copy) for array in span.arrays}
+    return found

@@ -1,31 +1,39 @@
 """`MemoryPool`: the memory of one GPU from which this process allocates, and `ImportedPool`, that of another process.
 
+cuda.core's memory resources choose what they keep when memory is freed, and let an allocation wait for a kernel; here
+neither is wanted, so these are the driver's pools.
+
 CUDA's memory pools can be given to another process as a file descriptor, over a socket, and their allocations then as
 64 bytes each (CUDA driver API, "Stream Ordered Memory Allocator", interprocess communication support).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ... import errors
+from . import device
 
 TIMEOUT = 5.0
 """Seconds that the other process has for its part in handing over a pool."""
+
+OOM_SECONDS = 2.0
+"""How long an allocation without room waits for memory that is being freed."""
 
 _PROBE = 4 << 20
 
 
 def check(result: Any) -> Any:
-    """Return a driver call's result; raise where it failed."""
-    if int(result[0]) != 0:
-        raise errors.PoolError(f"the GPU's driver reports {getattr(result[0], 'name', result[0])}")
-    return result
+    """Return what a driver's call gave; raise `PoolError` where it failed."""
+    return device.check(result, errors.PoolError)
 
 
 class MemoryPool:
@@ -72,7 +80,7 @@ class MemoryPool:
         status, self.handle = driver.cuMemPoolCreate(properties)
         self.exportable = int(status) == 0
         # so much stays with the pool when it is freed: the system is asked again for the rest
-        _, total = check(driver.cuMemGetInfo())[1:]
+        _, total = check(driver.cuMemGetInfo())
         self._keep = driver.cuuint64_t(int(total) // 4)
         if self.exportable:
             try:
@@ -83,7 +91,7 @@ class MemoryPool:
             if not self.exportable:
                 check((driver.cuMemPoolDestroy(self.handle)[0],))
         if not self.exportable:
-            self.handle = check(driver.cuDeviceGetDefaultMemPool(ordinal))[1]
+            self.handle = check(driver.cuDeviceGetDefaultMemPool(ordinal))
             self._set()
 
     def _set(self) -> None:
@@ -95,7 +103,7 @@ class MemoryPool:
     def _gives_back(self) -> bool:
         """Tell whether freed memory can be had by others; older drivers never let go of such a pool's."""
         driver = self._driver
-        address = check(driver.cuMemAllocFromPoolAsync(_PROBE, self.handle, 0))[1]
+        address = check(driver.cuMemAllocFromPoolAsync(_PROBE, self.handle, 0))
         check(driver.cuMemFreeAsync(address, 0))
         check(driver.cuStreamSynchronize(0))
         check(driver.cuMemPoolTrimTo(self.handle, 0))
@@ -112,7 +120,7 @@ class MemoryPool:
         return self._get(self._attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
 
     def _get(self, attribute: Any) -> int:
-        return int(check(self._driver.cuMemPoolGetAttribute(self.handle, attribute))[1])
+        return int(check(self._driver.cuMemPoolGetAttribute(self.handle, attribute)))
 
     def trim(self) -> None:
         """Give the GPU back what is not allocated."""
@@ -131,7 +139,7 @@ class MemoryPool:
             return None
         with self._lock:
             if self._name is None:
-                descriptor = int(check(self._driver.cuMemPoolExportToShareableHandle(self.handle, self._kind, 0))[1])
+                descriptor = int(check(self._driver.cuMemPoolExportToShareableHandle(self.handle, self._kind, 0)))
                 door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 name = f"warpwell-{os.urandom(16).hex()}"
                 door.bind("\0" + name)
@@ -142,7 +150,89 @@ class MemoryPool:
 
     def export(self, address: int) -> bytes:
         """Return what opens an allocation elsewhere."""
-        return bytes(check(self._driver.cuMemPoolExportPointer(address))[1].reserved)
+        return bytes(check(self._driver.cuMemPoolExportPointer(address)).reserved)
+
+
+class PoolMemory:
+    """Memory of one GPU by address, out of its `MemoryPool`, that is freed behind the streams that used it.
+
+    Parameters
+    ----------
+    gpu : GpuDevice
+        The calling thread's.
+
+    Attributes
+    ----------
+    pool : MemoryPool
+    """
+
+    def __init__(self, gpu: device.GpuDevice) -> None:
+        self.pool = MemoryPool.of(gpu.driver, gpu.ordinal)
+        self._gpu = gpu
+        self._lock = threading.Lock()
+        self._freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._allocating = gpu.new_stream()
+        self._freeing = gpu.new_stream()
+        threading.Thread(target=self._free, name="warpwell frees", daemon=True).start()
+
+    def info(self) -> tuple[int, int]:
+        """Return free and total bytes. Memory that was freed, and is kept for later allocations, is free."""
+        free, total = self._gpu.memory_info()
+        return free + self.pool.reserved - self.pool.used, total
+
+    def allocate(self, nbytes: int) -> PoolBlock:
+        """Return memory; wait a little for what is being freed where there is no room."""
+        driver, handle = self._gpu.driver, self._allocating.handle
+        until = time.monotonic() + OOM_SECONDS
+        while True:
+            result = driver.cuMemAllocFromPoolAsync(max(16, nbytes), self.pool.handle, handle)
+            if result[0] != driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                address = int(device.check(result, errors.KernelError))
+                self._gpu.synchronize(self._allocating)
+                return PoolBlock(self, address, nbytes)
+            if time.monotonic() > until:
+                free, total = self.info()
+                raise MemoryError(f"the GPU has no room for {nbytes} bytes: {free} of {total} are free")
+            time.sleep(0.01)
+            self._gpu.synchronize(self._freeing)
+            self.pool.trim()
+
+    def release(self, address: int, used: Sequence[Any]) -> None:
+        """Free memory behind the work of streams, from any thread and any finalizer."""
+        self._freed.put((address, used))
+
+    def close_stream(self, stream: Any) -> None:
+        """Destroy a stream when its work is done, and not while a free is queued behind it."""
+        self._gpu.driver.cuStreamSynchronize(stream.handle)
+        with self._lock:
+            stream.close()
+
+    def _free(self) -> None:
+        self._gpu.enter()
+        driver = self._gpu.driver
+        while True:
+            address, used = self._freed.get()
+            # after a failed kernel nothing can be freed any more, and its stream tells of it
+            with contextlib.suppress(errors.KernelError):
+                with self._lock:  # no stream is destroyed meanwhile
+                    for stream in used:
+                        if not stream.is_closed:
+                            self._gpu.after(self._freeing, stream)
+                device.check(driver.cuMemFreeAsync(address, self._freeing.handle), errors.KernelError)
+            used = stream = None
+
+
+class PoolBlock:
+    """Memory of a GPU, freed with the last reference, behind the streams in `used`."""
+
+    def __init__(self, memory: PoolMemory, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.used: set[Any] = set()
+        self._memory = memory
+
+    def __del__(self) -> None:
+        self._memory.release(self.address, tuple(self.used))
 
 
 class ImportedPool:
@@ -174,7 +264,7 @@ class ImportedPool:
             _, (descriptor,), _, _ = socket.recv_fds(way, 1, 1)
         try:
             kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-            self._handle = check(driver.cuMemPoolImportFromShareableHandle(descriptor, kind, 0))[1]
+            self._handle = check(driver.cuMemPoolImportFromShareableHandle(descriptor, kind, 0))
         finally:
             os.close(descriptor)
         check(driver.cuMemPoolSetAccess(self._handle, [_access(driver, ordinal)], 1))
@@ -183,7 +273,7 @@ class ImportedPool:
         """Return the address of an allocation here."""
         exported = self._driver.CUmemPoolPtrExportData()
         exported.reserved = data
-        return int(check(self._driver.cuMemPoolImportPointer(self._handle, exported))[1])
+        return int(check(self._driver.cuMemPoolImportPointer(self._handle, exported)))
 
     def close(self, address: int, stream: Any) -> None:
         """Close an allocation; its owner may free it when this returns, and not before."""

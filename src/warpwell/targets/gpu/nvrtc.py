@@ -1,192 +1,44 @@
-"""The program around a CUDA C++ kernel that makes its workers and slices, and NVRTC.
+"""NVRTC: CUDA C++ to machine code. No GPU is needed.
 
-The kernel's own text stays as it is. Macros before it make it a function of the device, and ``blockIdx`` and
-``gridDim`` calls that read what a worker has claimed.
+By `cuda.bindings.nvrtc`, because a user's options are NVRTC's own text, of which ``cuda.core.Program`` takes none.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
-from ..notice import compiling
-
-_BEFORE = r"""
-typedef unsigned long long ww_word;
-static __device__ __forceinline__ unsigned ww_own_block() { return blockIdx.x; }
-static __device__ __forceinline__ unsigned ww_thread()
-{
-    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-}
-// each warp has a place for its block; 512 bytes, so that arrays behind it are aligned as without it
-struct __align__(128) ww_shared { uint3 block[32]; uint3 grid; long long claimed; };
-// a function has it, because a program may have no shared variable outside of one
-static __device__ __forceinline__ ww_shared *ww_slots() { __shared__ ww_shared slots; return &slots; }
-static __device__ __forceinline__ uint3 ww_block_index() { return ww_slots()->block[ww_thread() >> 5]; }
-static __device__ __forceinline__ dim3 ww_grid_dim()
-{
-    const uint3 grid = ww_slots()->grid;
-    return dim3(grid.x, grid.y, grid.z);
-}
-#undef __global__
-#undef __launch_bounds__
-#undef __maxnreg__
-#undef __grid_constant__
-#define __global__ __device__ __forceinline__
-#define __launch_bounds__(...)
-#define __maxnreg__(...)
-#define __grid_constant__
-#define blockIdx (::ww_block_index())
-#define gridDim (::ww_grid_dim())
-#line 1 "{name}.cu"
-"""
-
-_AFTER = r"""
-#undef blockIdx
-#undef gridDim
-#undef __global__
-#define __global__ __attribute__((global))
-#line 1 "warpwell.cu"
-enum { WW_STOP, WW_TARGET, WW_CURSOR, WW_DONE, WW_LIVE, WW_LEFT, WW_FLOOR, WW_BEGUN };
-
-static __device__ __forceinline__ long long ww_load(long long ww_address)
-{
-    long long ww_value;
-    asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(ww_value) : "l"(ww_address) : "memory");
-    return ww_value;
-}
-
-static __device__ __forceinline__ long long ww_add(long long ww_control, int ww_at, long long ww_value)
-{
-    return (long long)atomicAdd((ww_word *)ww_control + ww_at, (ww_word)ww_value);
-}
-
-static __device__ __forceinline__ void ww_set_grid(long long ww_x, long long ww_y, long long ww_z)
-{
-    if (ww_thread() == 0)
-        ww_slots()->grid = make_uint3((unsigned)ww_x, (unsigned)ww_y, (unsigned)ww_z);
-}
-
-// every lane of a warp comes here
-static __device__ __forceinline__ void ww_set_block(unsigned ww_number, unsigned ww_x, unsigned ww_y, unsigned ww_z)
-{
-    uint3 ww_place = make_uint3(ww_number, 0, 0);
-    if (ww_y * ww_z != 1) {
-        const unsigned ww_row = ww_number / ww_x;
-        ww_place = make_uint3(ww_number - ww_row * ww_x, ww_row % ww_y, ww_row / ww_y);
-    }
-    ww_slots()->block[ww_thread() >> 5] = ww_place;
-    __syncwarp();
-}
-
-// What the flags say is looked at first, so whatever is claimed is run. Every thread of a block comes here.
-static __device__ __forceinline__ long long ww_claim(
-    long long ww_control, long long ww_worker, long long ww_chunk, long long ww_ended)
-{
-    __syncthreads();  // the blocks before have ended, for all threads
-    if (ww_thread() == 0) {
-        const long long ww_stop = ww_load(ww_control + 8 * WW_STOP);
-        const long long ww_target = ww_load(ww_control + 8 * WW_TARGET);
-        const long long ww_floor = ww_load(ww_control + 8 * WW_FLOOR);
-        if (ww_ended != 0)
-            ww_add(ww_control, WW_DONE, ww_ended);
-        long long ww_first = -1;
-        if (ww_stop == 0 && ww_floor <= ww_worker && ww_worker < ww_target)
-            ww_first = ww_add(ww_control, WW_CURSOR, ww_chunk);
-        ww_slots()->claimed = ww_first;
-    }
-    __syncthreads();
-    return ww_slots()->claimed;
-}
-
-extern "C" __global__ void ww_workers_{name}(
-    long long ww_control, long long ww_base, long long ww_chunk, long long ww_blocks, long long ww_period,
-    long long ww_x, long long ww_y, long long ww_z{parameters})
-{
-    const long long ww_worker = ww_base + ww_own_block();
-    long long ww_ended = 0, ww_first = 0, ww_last = 0, ww_next = 0;
-    unsigned ww_number = 0;
-    ww_set_grid(ww_x, ww_y, ww_z);
-    if (ww_thread() == 0) {
-        ww_add(ww_control, WW_LIVE, 1);
-        ww_add(ww_control, WW_BEGUN, 1);
-    }
-    // Never taken. A loop with two entries is none to a compiler, which so moves nothing of the kernel before it: a
-    // product that was moved would be rounded by itself, where the kernel as it is adds to it in one step.
-    if (ww_chunk < 1)
-        goto ww_behind;
-ww_more:
-    ww_first = ww_claim(ww_control, ww_worker, ww_chunk, ww_ended);
-    if (ww_first < 0 || ww_first >= ww_blocks)
-        goto ww_leave;
-    ww_last = ww_first + ww_chunk < ww_blocks ? ww_first + ww_chunk : ww_blocks;
-    ww_next = ww_first;
-    ww_number = (unsigned)(ww_first < ww_period ? ww_first : ww_first % ww_period);
-ww_block:
-    ww_set_block(ww_number, (unsigned)ww_x, (unsigned)ww_y, (unsigned)ww_z);
-    ::{name}({arguments});
-ww_behind:
-    ++ww_next;
-    ww_number = ww_number + 1 == (unsigned)ww_period ? 0 : ww_number + 1;
-    if (ww_next < ww_last) {
-        __syncthreads();  // the next block may use the memory that this one shares
-        goto ww_block;
-    }
-    ww_ended = ww_last - ww_first;
-    goto ww_more;
-ww_leave:
-    if (ww_thread() == 0) {
-        ww_add(ww_control, WW_LEFT, 1);
-        ww_add(ww_control, WW_LIVE, -1);
-    }
-}
-
-extern "C" __global__ void ww_slice_{name}(
-    long long ww_first, long long ww_x, long long ww_y, long long ww_z{parameters})
-{
-    ww_set_grid(ww_x, ww_y, ww_z);
-    __syncthreads();
-    ww_set_block((unsigned)ww_first + ww_own_block(), (unsigned)ww_x, (unsigned)ww_y, (unsigned)ww_z);
-    ::{name}({arguments});
-}
-"""
-
-_PLACE = "/* the program */"
-_ARCHITECTURE = ("-arch", "--gpu-architecture")
 
 
-def around(source: Any) -> str:
-    """Return the program that has the workers and the slices of a `CudaSource`."""
-    parameters = source.text.parameters
-    after = _AFTER.replace("{parameters}", "".join(f", {p.text}" for p in parameters))
-    after = after.replace("{arguments}", ", ".join(p.name for p in parameters))
-    name = str(source.name)
-    return f"{_BEFORE}{_PLACE}{after}".replace("{name}", name).replace(_PLACE, str(source.code))
+class SourceError(Exception):
+    """A program does not compile; NVRTC's log is the message."""
 
 
-def build(source: Any, architecture: str, registers: int | None = None) -> dict[str, Any]:
-    """Compile a `CudaSource` with NVRTC; no GPU is needed.
+def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -> dict[str, Any]:
+    """Compile a program.
 
     Parameters
     ----------
-    source : CudaSource
-    architecture : str
-        Such as ``"sm_90"``.
-    registers : int, optional
-        The most that a thread may have. With it, the workers and slices are compiled, else the kernel as it is.
+    text : str
+    name : str
+        What messages call it.
+    options : sequence of str
+        Of NVRTC. CUDA's own headers are found without one.
+    names : dict
+        Functions that are asked for.
 
     Returns
     -------
     dict
-        ``"cubin"`` and ``"ptx"`` (bytes, str), and ``"names"``: what each form is called there.
+        ``"cubin"`` and ``"ptx"`` (bytes, str), and ``"names"``: what each function is called there.
 
     Raises
     ------
     ArgumentError
-        NVRTC is not installed, or the source does not compile (its log says why).
-    TransformError
-        It does as it is, and does not around workers.
+        NVRTC is not installed, or refuses the options.
+    SourceError
     """
     try:
         from cuda.bindings import nvrtc
@@ -195,22 +47,10 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
             f"CUDA C++ source needs NVRTC, which is not installed: install {errors.general.extra('cuda')}"
         ) from missing
 
-    plain = registers is None
-    options = [o for o in source.options if plain or "maxrregcount" not in o]
-    if not any(o.startswith(_ARCHITECTURE) for o in options):
-        options.append(f"--gpu-architecture={architecture}")
-    options += [f"-I{folder}" for folder in headers()]
-    if registers is not None:
-        options.append(f"--maxrregcount={registers}")
-    text = source.code if plain else around(source)
-    names = {"plain": source.name}
-    if not plain:
-        names = {"workers": f"ww_workers_{source.name}", "slices": f"ww_slice_{source.name}"}
-
     def call(function: Any, *args: Any) -> Any:
         result = function(*args)
         if int(result[0]) != 0:
-            raise errors.ArgumentError(f"NVRTC refused {function.__name__} ({result[0]}) of {source!r}")
+            raise errors.ArgumentError(f"NVRTC refused {function.__name__} ({result[0]}) of CUDA source {name!r}")
         return result[1] if len(result) > 1 else None
 
     def read(size: Any, get: Any) -> bytes:
@@ -218,21 +58,14 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
         call(get, program, room)
         return room
 
-    program = call(nvrtc.nvrtcCreateProgram, text.encode(), f"{source.name}.cu".encode(), 0, [], [])
+    given = [o.encode() for o in (*options, *(f"-I{folder}" for folder in headers()))]
+    program = call(nvrtc.nvrtcCreateProgram, text.encode(), f"{name}.cu".encode(), 0, [], [])
     try:
-        for name in names.values():
-            call(nvrtc.nvrtcAddNameExpression, program, name.encode())
-        with compiling(f"CUDA source {source.name!r}"):
-            status = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
-        if int(status) != 0:
-            log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").rstrip("\0 \n")
-            if plain:
-                raise errors.ArgumentError(f"CUDA source {source.name!r} does not compile:\n{log}", name="code")
-            raise errors.TransformError(
-                f"CUDA source {source.name!r} compiles, but not as blocks that workers claim; run it without a "
-                f"scheduler, or change what this names:\n{log}",
-                construct="source",
-            )
+        for function in names.values():
+            call(nvrtc.nvrtcAddNameExpression, program, function.encode())
+        if int(nvrtc.nvrtcCompileProgram(program, len(given), given)[0]) != 0:
+            log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+            raise SourceError(log.decode(errors="replace").rstrip("\0 \n"))
         return {
             "cubin": read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
             "ptx": read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode().rstrip("\0"),
@@ -250,8 +83,3 @@ def headers() -> tuple[str, ...]:
     except ImportError:
         return ()
     return tuple(str(f) for f in map(find_nvidia_header_directory, ("cudart", "cccl")) if f)
-
-
-def ptx(source: Any, form: str = "plain", *, cc: tuple[int, int] = (9, 0), registers: int = 255) -> str:
-    """Return the PTX of a `CudaSource` as it is ("plain"), or with its workers and slices; no GPU is needed."""
-    return str(build(source, f"sm_{cc[0]}{cc[1]}", None if form == "plain" else registers)["ptx"])

@@ -10,20 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from .device import check
 
 Grid = tuple[int, ...]
 
-
-def flat_arguments(kernel: Any, first: int, values: Sequence[Any]) -> list[Any] | None:
-    """Return what a numba-cuda kernel's parameters from number `first` on become for the driver.
-
-    None where an argument would have to be copied: such a launch takes numba-cuda's own way.
-    """
-    found: list[Any] = []
-    copied: list[Any] = []
-    for kind, value in zip(kernel.argument_types[first:], values, strict=True):
-        kernel._prepare_args(kind, value, 0, copied, found)
-    return None if copied else found
+_SHAPE_ERRORS = (
+    "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_NOT_FOUND",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
+)  # fmt: skip
+"""What the driver says of a launch that it could never run; what it says else, it says of the GPU."""
 
 
 class Prepared:
@@ -31,41 +26,80 @@ class Prepared:
 
     Parameters
     ----------
-    kernel : numba-cuda kernel
-        Compiled.
+    driver : module
+        ``cuda.bindings.driver``.
+    function : CUfunction
+    name : str
+        Of the kernel, for messages.
     words : int
         Leading integer parameters, given with each launch.
-    arguments : list
-        The others; see `flat_arguments`.
+    arguments : sequence
+        The others; see `pack`.
+    shared : int
+        Bytes of dynamic shared memory.
+    cooperative : bool
+        Whether blocks wait for one another, so that all must be resident.
     """
 
-    def __init__(self, kernel: Any, words: int, arguments: Sequence[Any]) -> None:
-        from cuda.bindings import driver
-
-        self._driver = driver
-        self._function = driver.CUfunction(int(kernel._codelibrary.get_cufunc().handle))
+    def __init__(
+        self,
+        driver: Any,
+        function: Any,
+        name: str,
+        words: int,
+        arguments: Sequence[Any],
+        *,
+        shared: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        self._function = function
+        self._name = name
         self._words = words
-        self._places, self._addresses = _places(words, arguments)
+        self._shared = shared
+        self._places, self._addresses = pack([0] * words + list(arguments))
         self._leading = self._places.view(np.int64)
+        self._start = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
+        self._extra = () if cooperative else (0,)
 
     def launch(self, grid: Grid, threads: Grid, stream: Any, words: Sequence[int]) -> None:
         """Launch it, and return at once (one thread at a time)."""
         self._leading[: self._words] = words
         handle = 0 if stream is None else int(stream.handle)
-        (status,) = self._driver.cuLaunchKernel(
-            self._function, *(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, handle, int(self._addresses.ctypes.data), 0
-        )
-        if int(status):
-            name = getattr(status, "name", str(status))
-            raise errors.DeviceNotFoundError(f"the GPU refused a launch ({name}): a kernel may have failed")
+        result = self._start(
+            self._function, *(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared, handle,
+            int(self._addresses.ctypes.data), *self._extra,
+        )  # fmt: skip
+        if int(result[0]):
+            check_kernel(result, self._name)
 
 
-def _places(words: int, arguments: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return places of 8 bytes, those of the words left empty, and the addresses of all."""
-    places = np.zeros(words + len(arguments), np.uint64)
+def check_kernel(result: Any, name: str) -> Any:
+    """Return what a call of the driver about a kernel gave besides its status.
+
+    Raises
+    ------
+    ArgumentError
+        The kernel cannot run so on this GPU.
+    DeviceNotFoundError
+        The GPU is lost.
+    """
+    status = getattr(result[0], "name", str(result[0]))
+    if status in _SHAPE_ERRORS:
+        raise errors.ArgumentError(f"the GPU refused kernel {name!r} ({status}): see its blocks, threads and options")
+    return check(result)
+
+
+def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return places of 8 bytes that hold values, and their addresses, which is what a launch takes.
+
+    Values are NumPy scalars, ctypes values, and addresses and words as Python integers.
+    """
+    places = np.zeros(max(1, len(values)), np.uint64)
     room = places.view(np.uint8)
-    for k, value in enumerate(arguments, words):
-        if isinstance(value, ctypes._SimpleCData):
+    for k, value in enumerate(values):
+        if isinstance(value, np.generic):
+            raw = value.tobytes()
+        elif isinstance(value, ctypes._SimpleCData):
             raw = bytes(value)
         else:
             raw = (int(value) & (2**64 - 1)).to_bytes(8, "little")

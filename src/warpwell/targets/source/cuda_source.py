@@ -11,7 +11,9 @@ import numpy as np
 from ... import errors
 from ..blocks.launch import BlockLaunch
 from ..fault import LaunchFlag
-from ..kernel import Launch, by_name, has_cuda, is_argument, placed
+from ..gpu.device import has_cuda
+from ..gpu.memory import address_of
+from ..kernel import Launch, by_name, is_argument, placed
 from .parameters import converted
 from .text import SourceText
 
@@ -176,18 +178,14 @@ class SourceLaunch(Launch):
         blocks = SourceBlocks(self, args, device)
         if not has_cuda():
             raise errors.DeviceNotFoundError("CUDA source runs on a GPU, and none was found", device="cuda")
-        from numba import cuda
-
-        from ..compiler.run_cuda import wait
+        from ..compiler.run_cuda import synchronize
 
         try:
             blocks.begin()
             forms = blocks.forms()
             forms.prepare_plain()
             forms.start_plain(None)
-            done = cuda.event(timing=False)
-            done.record(0)
-            wait(done)
+            synchronize()
         except BaseException:
             blocks.forget()
             raise
@@ -242,16 +240,16 @@ class SourceBlocks(BlockLaunch):
 
     def begin(self) -> None:
         """Copy NumPy arrays to the GPU (once, before the first block); one that is passed twice is copied once."""
-        from ..blocks.cuda import to_gpu
+        from ..gpu import copies  # needs the cuda extra
 
         source: Any = self.kernel
         pointers = [(v, p) for v, p in zip(self._converted, source.parameters, strict=True) if p.pointer]
         arrays = list({id(v): v for v, _ in pointers}.values())
-        there, copied = to_gpu(arrays)
+        there, copied = copies.to_gpu(arrays)
         written = {id(v) for v, p in pointers if not p.constant}
         self._copied = [(array, copy) for array, copy in copied if id(array) in written]
         self._there = there  # which keeps the memory
-        address = {id(v): np.uint64(_address(t)) for v, t in zip(arrays, there, strict=True)}
+        address = {id(v): np.uint64(address_of(t)) for v, t in zip(arrays, there, strict=True)}
         self._values = [
             address[id(v)] if p.pointer else v for v, p in zip(self._converted, source.parameters, strict=True)
         ]
@@ -273,10 +271,6 @@ class SourceBlocks(BlockLaunch):
 
 def _again(code: str, name: str, options: tuple[str, ...]) -> CudaSource:
     return CudaSource(code, name, options=options)
-
-
-def _address(array: Any) -> int:
-    return int(array.__cuda_array_interface__["data"][0] or 0)
 
 
 def _extents(given: Any, most: tuple[int, ...], what: str) -> tuple[int, ...]:

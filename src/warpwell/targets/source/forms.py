@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ... import errors
-from ..gpu.nvrtc import build
-
-
-def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return places of 8 bytes that hold NumPy scalars, and their addresses, which is what a launch takes."""
-    places = np.zeros(max(1, len(values)), np.uint64)
-    room = places.view(np.uint8)
-    for k, value in enumerate(values):
-        raw = np.frombuffer(np.asarray(value).tobytes(), np.uint8)
-        room[8 * k : 8 * k + raw.size] = raw
-    return places, places.ctypes.data + 8 * np.arange(places.size, dtype=np.uint64)
+from ..gpu.prepared import Prepared, check_kernel
+from .program import build
 
 
 class SourceForms:
-    """The compiled forms of a `SourceBlocks` on the current GPU; what `blocks_cuda.Forms` is to a `BlockLaunch`."""
+    """The compiled forms of a `SourceBlocks` on the current GPU, as `blocks.cuda.Forms` are of a `BlockLaunch`."""
 
     def __init__(self, blocks: Any) -> None:
         from cuda.bindings import driver
+        from cuda.core import Device
         from numba import cuda
 
+        cuda.current_context()
+        device = Device()
         self._driver = driver
         self._blocks = blocks
         self._source = blocks.kernel
-        cuda.current_context()
-        device = cuda.get_current_device()
-        self._ordinal = int(device.id)
-        self._processors = int(device.MULTIPROCESSOR_COUNT)
-        self._architecture = "sm_{}{}".format(*device.compute_capability)
+        self._ordinal = int(device.device_id)
+        self._processors = int(device.properties.multiprocessor_count)
+        self._architecture = f"sm_{device.arch}"
         launch = blocks.launch
         self._grid = (*launch.shape, 1, 1)[:3]
         self._threads = (*launch.threads, 1, 1)[:3]
         self._shared = int(launch.shared)
         self._key = ("cuda-forms", self._ordinal, blocks.threads, self._shared)
         self._forms: dict[str, tuple[Any, dict[str, int]]] = {}
+        self._prepared: dict[str, Prepared] = {}
 
     def prepare(self) -> None:
         """Compile and load all forms, so that a launch waits for neither."""
@@ -119,34 +108,24 @@ class SourceForms:
         With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured.
         """
         blocks = self._blocks.blocks
-        self._launch("workers", (workers, 1, 1), (control, base, chunk, blocks * rounds, blocks, *self._grid), stream)
+        self._launch("workers", (workers,), (control, base, chunk, blocks * rounds, blocks, *self._grid), stream)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
         """Launch `count` blocks from block `first`; return at once."""
-        self._launch("slices", (count, 1, 1), (first, *self._grid), stream)
+        self._launch("slices", (count,), (first, *self._grid), stream)
 
     def start_plain(self, stream: Any) -> None:
         """Launch the kernel as it is, whole; return at once. Blocks that wait for one another are all resident."""
         self._launch("plain", self._grid, (), stream)
 
     def _launch(self, form: str, grid: tuple[int, ...], words: tuple[int, ...], stream: Any) -> None:
-        _places, addresses = pack([*map(np.int64, words), *self._blocks.values])
-        driver = self._driver
-        handle = 0 if stream is None else int(stream.handle)
-        where = (self._forms[form][0], *grid, *self._threads, self._shared, handle, int(addresses.ctypes.data))
-        if form == "plain" and self._source.text.cooperative:
-            self._check(driver.cuLaunchCooperativeKernel(*where))
-        else:
-            self._check(driver.cuLaunchKernel(*where, 0))
+        prepared = self._prepared.get(form)
+        if prepared is None:
+            prepared = self._prepared[form] = Prepared(
+                self._driver, self._forms[form][0], self._source.name, len(words), self._blocks.values,
+                shared=self._shared, cooperative=form == "plain" and self._source.text.cooperative,
+            )  # fmt: skip
+        prepared.launch(grid, self._threads, stream, words)
 
     def _check(self, result: Any) -> Any:
-        status = result[0]
-        if int(status) == 0:
-            return result[1] if len(result) > 1 else None
-        name = getattr(status, "name", str(status))
-        if name in ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_NOT_FOUND",
-                    "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"):  # fmt: skip
-            raise errors.ArgumentError(
-                f"the GPU refused CUDA kernel {self._source.name!r} ({name}): see its blocks, threads and options"
-            )
-        raise errors.DeviceNotFoundError(f"the GPU refused a call ({name}): a kernel may have failed")
+        return check_kernel(result, self._source.name)

@@ -1,0 +1,185 @@
+"""The layer over the GPU's driver, with stand-ins for cuda.core, its driver and numba-cuda."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from warpwell import errors
+from warpwell.targets.gpu import device
+from warpwell.targets.gpu.device import GpuDevice
+from warpwell.targets.gpu.gpu import Gpu
+from warpwell.targets.gpu.memory_pool import MemoryPool, PoolMemory
+
+
+class CUDAError(Exception):
+    """Named as cuda.core's."""
+
+
+class Stream:
+    def __init__(self, priority: int, context: str) -> None:
+        self.handle, self.priority, self.context = 100 + priority, priority, context
+        self.is_closed, self.lost = False, False
+        self.waited: list[Any] = []
+
+    def record(self, event: Any = None, options: Any = None) -> Any:
+        if self.lost:
+            raise CUDAError("CUDA_ERROR_ILLEGAL_ADDRESS: ...")
+        return SimpleNamespace(is_done=True, timing=options is not None)
+
+    def wait(self, other: Any) -> None:
+        self.waited.append(other)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Driver:
+    """Notes calls; every one of them succeeds."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.CUresult = SimpleNamespace(CUDA_ERROR_OUT_OF_MEMORY=2)
+        self.CUstreamWaitValue_flags = SimpleNamespace(CU_STREAM_WAIT_VALUE_GEQ=0)
+
+    def cuCtxGetStreamPriorityRange(self) -> Any:
+        return 0, 0, -5
+
+    def cuMemGetInfo(self) -> Any:
+        return 0, 1 << 30, 1 << 32
+
+    def cuMemAllocFromPoolAsync(self, nbytes: int, pool: Any, stream: Any) -> Any:
+        return (0, 4096) if nbytes < 1 << 20 else (2, None)
+
+    def __getattr__(self, name: str) -> Any:
+        assert name.startswith("cu")
+        return lambda *given: (self.calls.append((name, *given)), (0,))[1]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    import cuda.bindings
+    import numba.cuda
+
+    import cuda
+
+    found = Driver()
+    names = ("multiprocessor_count", "max_registers_per_multiprocessor", "max_shared_memory_per_multiprocessor",
+             "max_threads_per_multiprocessor", "clock_rate", "memory_clock_rate", "global_memory_bus_width",
+             "l2_cache_size")  # fmt: skip
+    sm = SimpleNamespace(sm_count=132, split=lambda options: ([SimpleNamespace(sm_count=16)],
+                                                              SimpleNamespace(sm_count=116)))  # fmt: skip
+    context = SimpleNamespace(create_stream=lambda options: Stream(options.priority, "part"), close=lambda: None)
+    one = SimpleNamespace(
+        name="stand-in", uuid="1-2", compute_capability=(9, 0), set_current=lambda: None, default_stream="default",
+        properties=SimpleNamespace(**dict.fromkeys(names, 8)), resources=SimpleNamespace(sm=sm),
+        create_stream=lambda options: Stream(options.priority, "whole"), create_context=lambda options: context,
+    )  # fmt: skip
+    core = SimpleNamespace(
+        Device=lambda ordinal=0: one, Stream=SimpleNamespace(from_handle=lambda handle: f"stream {handle}"),
+        **{name: SimpleNamespace for name in ("StreamOptions", "EventOptions", "ContextOptions", "SMResourceOptions")},
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    monkeypatch.setattr(cuda, "core", core, raising=False)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", found)
+    monkeypatch.setattr(cuda.bindings, "driver", found, raising=False)
+    monkeypatch.setattr(numba.cuda, "gpus", [contextlib.nullcontext()])
+    monkeypatch.setattr(numba.cuda, "select_device", lambda ordinal: None)
+    monkeypatch.setattr(device, "gpu_count", lambda: 1)
+    return found
+
+
+def test_a_gpu_that_is_not_there(driver: Driver) -> None:
+    with pytest.raises(errors.DeviceNotFoundError, match="no GPU 1: 1 were found"):
+        GpuDevice(1)
+
+
+def test_streams_have_the_levels_that_a_gpu_has(driver: Driver) -> None:
+    gpu = GpuDevice()
+    assert [gpu.new_stream(p).priority for p in (-1, 0, 1, 8)] == [0, 0, -1, -5]
+    assert gpu.uuid == "GPU-1-2" and gpu.memory_info() == (1 << 30, 1 << 32)
+    stream = gpu.new_stream()
+    gpu.after_default(stream, 7)
+    assert stream.waited == ["default", "stream 7"]
+    assert gpu.done(gpu.mark(stream)) and gpu.mark(stream, timing=True).timing
+
+
+def test_a_lost_gpu_is_told_as_its_user_wants_it(driver: Driver) -> None:
+    for failure in (errors.KernelError, errors.DeviceNotFoundError):
+        gpu = GpuDevice(0, failure)
+        stream = gpu.new_stream()
+        stream.lost = True
+        with pytest.raises(failure, match=r"ILLEGAL_ADDRESS.*all later calls fail"):
+            gpu.mark(stream)
+
+
+def test_what_a_signal_raises_is_not_the_gpus() -> None:
+    class Event:
+        @property
+        def is_done(self) -> bool:
+            raise TimeoutError("of a handler")
+
+    with pytest.raises(TimeoutError, match="handler"):
+        device.reached(Event())
+
+
+def test_items_are_filled_as_columns(driver: Driver) -> None:
+    gpu = GpuDevice()
+    stream = gpu.new_stream()
+    for item in (b"\0" * 8, b"abcd", b"abcdefgh", b"abc"):
+        gpu.fill(stream, 4096, item, 5)
+    assert [call[:5] for call in driver.calls] == [
+        ("cuMemsetD8Async", 4096, 0, 40, 100),
+        ("cuMemsetD32Async", 4096, 0x64636261, 5, 100),
+        ("cuMemsetD2D32Async", 4096, 8, 0x64636261, 1),
+        ("cuMemsetD2D32Async", 4100, 8, 0x68676665, 1),
+        *(("cuMemsetD2D8Async", 4096 + k, 3, 0x61 + k, 1) for k in range(3)),
+    ]
+
+
+def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    from warpwell.targets import memory
+
+    monkeypatch.setattr(memory, "CudaMemory", lambda: memory.HostMemory("cpu"))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(cuStreamBatchMemOp_v2=SimpleNamespace()))
+    gpu = Gpu(pairs=(16,))
+    assert gpu.partitions == {"a16": 16, "b16": 116} and gpu.bandwidth == 2e3 * 8
+    first, other = gpu.stream(), gpu.stream(partition="a16")
+    gpu.release(first)
+    gpu.release(other)
+    assert gpu.stream(3) is not first and gpu.stream() is first and gpu.stream(partition="a16") is other
+    with pytest.raises(errors.ArgumentError, match="divided into a16, b16"):
+        gpu.stream(partition="a7")
+    gpu.set_word(64, 1)
+    assert driver.calls[-1] == ("cuStreamWriteValue64", 95, 64, 1, 0)
+    gpu.wait_word(first, 64, 2)
+    assert driver.calls[-1] == ("cuStreamWaitValue64", 100, 64, 2, 0)
+    assert gpu.read_words(64, 3).tolist() == [0, 0, 0]
+    gpu.close()
+    assert first.is_closed and other.is_closed
+
+
+def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setattr(MemoryPool, "of", lambda driver, ordinal: SimpleNamespace(
+        handle=1, reserved=64, used=16, trim=lambda: None))  # fmt: skip
+    monkeypatch.setattr("warpwell.targets.gpu.memory_pool.OOM_SECONDS", 0.02)
+    gpu = GpuDevice(0, errors.KernelError)
+    memory = PoolMemory(gpu)
+    assert memory.info() == ((1 << 30) + 48, 1 << 32)
+    block, stream, closed = memory.allocate(100), gpu.new_stream(1), gpu.new_stream(2)
+    block.used |= {stream, closed}
+    memory.close_stream(closed)
+    freeing = memory._freeing
+    del block
+    until = time.monotonic() + 10
+    while ("cuMemFreeAsync", 4096, 100) not in driver.calls:
+        assert time.monotonic() < until
+    assert freeing.waited == [stream]
+    with pytest.raises(MemoryError, match="no room for 2097152 bytes"):
+        memory.allocate(2 << 20)
