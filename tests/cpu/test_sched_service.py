@@ -225,8 +225,10 @@ def test_what_a_client_only_reads_no_kernel_writes_to(client: Client, kernels: A
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Owner]:
     """An owner in this process, of which the test is the threads."""
-    settings = protocol.Message({"type": "settings", "spool": str(tmp_path), "device": "cpu", "policy": "warpwell",
-                                 "limit": None, "tenants": None})  # fmt: skip
+    settings = protocol.ServiceMessage({
+        "type": "settings", "spool": str(tmp_path), "device": "cpu", "policy": "warpwell", "limit": None,
+        "tenants": None,
+    })  # fmt: skip
     made = Owner(Told(), settings)  # type: ignore[arg-type]
     yield made
     made._scheduler.close(cancel=True)
@@ -240,10 +242,11 @@ class Told:
         self.messages.append(header)
 
 
-def request(number: int, kernel: dict[str, str], after: list[int]) -> protocol.Message:
+def request(number: int, kernel: dict[str, str], after: list[int]) -> protocol.ServiceMessage:
     task = {"id": number, "kernel": kernel, "shape": [4], "arguments": [["array", 0]]}
-    options = wire.options(protocol.Message({"type": "submit", "after": after}))
-    return protocol.Message({**options, "type": "submit", "tenant": "t", "tasks": [task]}, [np.zeros(4, np.int64)])
+    options = wire.options(protocol.ServiceMessage({"type": "submit", "after": after}))
+    header = {**options, "type": "submit", "tenant": "t", "tasks": [task]}
+    return protocol.ServiceMessage(header, [np.zeros(4, np.int64)])
 
 
 def test_what_comes_after_a_task_that_fails_meanwhile_does_not_run(owner: Owner, kernels: Any) -> None:

@@ -14,7 +14,7 @@ from warpwell.scheduler.executor import Capacity
 from warpwell.scheduler.policies import arrangement
 from warpwell.scheduler.predict import rates
 from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
-from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, Metrics
+from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, LogMetrics
 from warpwell.scheduler.tenants import Tenants
 from warpwell.study.policies import POLICIES, drf, partition
 from warpwell.study.simulator import Simulator
@@ -118,7 +118,7 @@ def test_a_request_of_more_tenants_than_are_remembered() -> None:
 
 
 def test_metrics_are_of_so_many_tenants() -> None:
-    metrics = Metrics("p")
+    metrics = LogMetrics("p")
     for number in range(TENANTS + 5):
         for kind in ("arrive", "launch", "end"):
             metrics.observe(Event(0.0, kind, number, "k", f"t{number}"))

@@ -28,20 +28,20 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler.service import address, broker, holdings, protocol, references, wire
 from warpwell.scheduler.service.client import Client, Packer, connect
-from warpwell.scheduler.service.ledger import MAX_DEATHS, Held, Ledger, Piece
+from warpwell.scheduler.service.ledger import MAX_DEATHS, HeldRequest, Ledger, Piece
 from warpwell.scheduler.service.owner import Lines
 from warpwell.scheduler.service.owner_process import TRIES
-from warpwell.scheduler.service.protocol import MAGIC, Connection, Peer
+from warpwell.scheduler.service.protocol import MAGIC, Peer, ServiceConnection
 from warpwell.scheduler.service.service import MAX_CLIENTS, SILENT, Service
 from warpwell.scheduler.task import Kind, Profile
 
-Pair = tuple[Connection, Connection]
+Pair = tuple[ServiceConnection, ServiceConnection]
 
 
 @contextlib.contextmanager
 def pair(**options: Any) -> Iterator[Pair]:
     left, right = socket.socketpair()
-    a, b = Connection(left, "left", **options), Connection(right, "right", **options)
+    a, b = ServiceConnection(left, "left", **options), ServiceConnection(right, "right", **options)
     try:
         yield a, b
     finally:
@@ -471,9 +471,9 @@ def test_errors_come_back_as_what_they_were() -> None:
 # what is held, and what becomes of it
 
 
-def held(ledger: Ledger, client: int = 1, tasks: int = 1, buffers: set[int] | None = None) -> Held:
+def held(ledger: Ledger, client: int = 1, tasks: int = 1, buffers: set[int] | None = None) -> HeldRequest:
     pieces = [Piece(ledger.number(), k, f"k{k}") for k in range(tasks)]
-    request = Held(client, "t", pieces, [], {}, [np.zeros(4)], buffers or set())
+    request = HeldRequest(client, "t", pieces, [], {}, [np.zeros(4)], buffers or set())
     ledger.add(request)
     return request
 
@@ -658,7 +658,7 @@ def test_the_death_of_an_owner_with_many_requests_is_noted_at_once() -> None:
 def test_nobody_runs_again_for_ever() -> None:
     ledger = Ledger()
     one, two = held(ledger), held(ledger)
-    lost: list[Held] = []
+    lost: list[HeldRequest] = []
     for _ in range(MAX_DEATHS):
         assert len(lost) == 0
         for _ in range(2):
@@ -742,7 +742,7 @@ def test_a_client_that_has_gone_leaves_nothing() -> None:
 OWNER = """
 import os, socket, sys, time
 from warpwell.scheduler.service import protocol
-c = protocol.Connection(socket.socket(fileno=int(sys.argv[-1])), "the service", max_header=protocol.OWNER_HEADER,
+c = protocol.ServiceConnection(socket.socket(fileno=int(sys.argv[-1])), "the service", max_header=protocol.OWNER_HEADER,
                         patience=0.3)
 settings = c.expect("settings")
 if settings.header["policy"] == "bad":
@@ -935,7 +935,7 @@ def talk(service: Service, *messages: bytes) -> str:
     """Send bytes as a client would; return why the service refuses them."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect(os.fspath(service.path))
-        connection = Connection(sock.dup(), "the service", patience=20.0)
+        connection = ServiceConnection(sock.dup(), "the service", patience=20.0)
         try:
             for message in messages:
                 sock.sendall(message)
@@ -996,7 +996,7 @@ def test_answers_that_nobody_reads_count_and_others_wait_for_them(
     monkeypatch.setattr(holdings, "ROOM", 0.3)
     size = 4_000_000  # more than sockets hold
     service = make(max_held=3 * size)
-    connection = Connection(raw_socket(service), "the service", patience=20.0)
+    connection = ServiceConnection(raw_socket(service), "the service", patience=20.0)
     protocol.hello(connection, tenant="a")
     connection.expect("hello")
     connection.send({"type": "put", "call": 0}, [np.zeros(size, np.uint8)])
@@ -1026,7 +1026,7 @@ def test_answers_that_nobody_reads_count_and_others_wait_for_them(
 def test_results_that_nobody_reads_are_kept_once_for_each_array(make: Made) -> None:
     service = make()
     n, x = 40, np.zeros(1_000_000, np.uint8)
-    connection = Connection(raw_socket(service), "the service", patience=20.0)
+    connection = ServiceConnection(raw_socket(service), "the service", patience=20.0)
     protocol.hello(connection, tenant="a")
     connection.expect("hello")
     task = {"kernel": references.reference(double), "shape": [4], "arguments": [["array", 0]]}
@@ -1255,7 +1255,7 @@ def test_a_service_that_says_nothing_is_noticed(tmp_path: Path) -> None:
         listener.accept()[0].close()
 
         def greet() -> None:
-            server = Connection(listener.accept()[0], "the client")
+            server = ServiceConnection(listener.accept()[0], "the client")
             server.expect("hello")
             protocol.hello(server, tenant="t", about={}, max_message=1 << 20)
             server.receive()
@@ -1283,7 +1283,7 @@ def test_a_client_refuses_a_service_of_another_version(tmp_path: Path) -> None:
     listener.listen(1)
 
     def greet() -> None:
-        server = Connection(listener.accept()[0], "the client")
+        server = ServiceConnection(listener.accept()[0], "the client")
         server.expect("hello")
         server.send({"type": "hello", "version": 99})
         server.close()
@@ -1406,7 +1406,8 @@ def test_clients_of_one_tenant_leave_room_for_others(make: Made) -> None:
     with contextlib.ExitStack() as stack:
         for tenant in ("a", "b"):
             for _ in range(MAX_CLIENTS):
-                connection = stack.enter_context(contextlib.closing(Connection(raw_socket(service), "the service")))
+                opened = ServiceConnection(raw_socket(service), "the service")
+                connection = stack.enter_context(contextlib.closing(opened))
                 protocol.hello(connection, tenant=tenant)
                 connection.expect("hello")
             if tenant == "a":
@@ -1469,9 +1470,9 @@ def test_interrupted_submissions_leave_nothing_that_runs(make: Made, monkeypatch
 ])  # fmt: skip
 def test_options_that_are_none(option: dict[str, Any]) -> None:
     good = {"type": "submit", "deadline": 1e9, "size": {200 * "a": 1}}
-    assert wire.options(protocol.Message(good))["deadline"] == 1e9
+    assert wire.options(protocol.ServiceMessage(good))["deadline"] == 1e9
     with pytest.raises(errors.ServiceError):
-        wire.options(protocol.Message({"type": "submit", **option}))
+        wire.options(protocol.ServiceMessage({"type": "submit", **option}))
 
 
 def test_an_answer_that_is_too_large_is_told(make: Made) -> None:
@@ -1492,7 +1493,7 @@ def test_a_header_that_grows_on_its_way_to_the_owner(make: Made) -> None:
     assert len(header) < protocol.MAX_HEADER < len(json.dumps(json.loads(header), separators=(",", ":")))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect(os.fspath(service.path))
-        connection = Connection(sock.dup(), "the service", patience=20.0)
+        connection = ServiceConnection(sock.dup(), "the service", patience=20.0)
         sock.sendall(HELLO + raw(header.encode()))
         kinds = []
         while kinds.count("ended") < 256:

@@ -13,7 +13,7 @@ from warpwell.scheduler import Capacity, Ended, Job, Kind, Placement, Profile, R
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel
 from warpwell.scheduler.predict.rates import BESIDE_MEMORY, ClassTable, Matrix, MaxMin, Pair, fill, rates
-from warpwell.scheduler.residency import Resident
+from warpwell.scheduler.residency import ResidentKernel
 from warpwell.study.policies import POLICIES
 from warpwell.study.policies.oracle import Oracle
 from warpwell.study.replay import replay
@@ -545,5 +545,5 @@ def test_the_oracle_lets_a_kernel_leave_for_one_that_goes_better_with_the_other(
 def test_residents_are_told_apart():
     table = ClassTable()
     assert table.resident("a", MEMORY, 0.5, None) is table.resident("a", MEMORY, 0.5, None)
-    assert isinstance(table.resident("a", MEMORY, 1.0, None), Resident)
+    assert isinstance(table.resident("a", MEMORY, 1.0, None), ResidentKernel)
     assert table.resident("a", MEMORY, 1.0, None) is not table.resident("b", MEMORY, 1.0, None)

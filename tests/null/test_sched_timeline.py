@@ -12,7 +12,7 @@ import pytest
 from warpwell import errors
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.report.explain import duration, sentences
-from warpwell.scheduler.report.prometheus import BUCKETS, Metrics
+from warpwell.scheduler.report.prometheus import BUCKETS, LogMetrics
 from warpwell.scheduler.report.timeline import draw, stays, write_trace
 
 WORTH = {"rule": "worth", "victim": 1, "newcomer": 2, "S0": 1.1, "S1": 1.6, "n": 0.55, "T": 0.02, "C": 0.005, "d": 1.0,
@@ -137,7 +137,7 @@ def parsed(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
 
 
 def test_metrics_count_what_the_log_says() -> None:
-    metrics = Metrics("source").observe_all(sample())
+    metrics = LogMetrics("source").observe_all(sample())
     metrics.service(restarts=2, clients=3, held=10)
     found = parsed(metrics.render())
 
@@ -170,7 +170,7 @@ def test_metrics_count_what_the_log_says() -> None:
 
 
 def test_a_tenant_sees_its_own_metrics_alone() -> None:
-    metrics = Metrics("source").observe_all(sample())
+    metrics = LogMetrics("source").observe_all(sample())
     metrics.service(restarts=0, clients=1, held=0)
     found = parsed(metrics.render("b"))
     assert found and all(dict(key)["tenant"] == "b" for family in found.values() for key in family)
@@ -179,7 +179,7 @@ def test_a_tenant_sees_its_own_metrics_alone() -> None:
 
 def test_labels_are_escaped_and_files_whole(tmp_path: Path) -> None:
     tenant = 'a"b\\c\nd'
-    metrics = Metrics("p").observe_all([Event(0.0, "arrive", 0, "k", tenant)])
+    metrics = LogMetrics("p").observe_all([Event(0.0, "arrive", 0, "k", tenant)])
     metrics.write(tmp_path / "warpwell.prom")
     found = parsed((tmp_path / "warpwell.prom").read_text())
     assert dict(next(iter(found["warpwell_tasks_arrived_total"])))["tenant"] == tenant
@@ -187,7 +187,7 @@ def test_labels_are_escaped_and_files_whole(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept_of_tasks_that_ended() -> None:
-    metrics = Metrics("p")
+    metrics = LogMetrics("p")
     for k in range(1000):
         metrics.observe(Event(k, "arrive", k, "k"))
         metrics.observe(Event(k, "launch", k, "k"))

@@ -15,7 +15,7 @@ _SLACK = 1e-9
 _FOOTPRINTS: dict[tuple[float, float, float, float], tuple[float, float, float, float]] = {}
 
 
-class Resident:
+class ResidentKernel:
     """A kernel that has blocks on the device.
 
     Attributes
@@ -193,5 +193,5 @@ def fit(
 
 
 def share_of(found: int, wanted: int, allowed: int, alone: int) -> float:
-    """Return `Resident.share`: a kernel whose last blocks run is not slower for having no more of them."""
+    """Return `ResidentKernel.share`: a kernel whose last blocks run is not slower for having no more of them."""
     return allowed / alone if found >= wanted else allowed / alone * found / wanted

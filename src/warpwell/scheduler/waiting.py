@@ -45,15 +45,15 @@ class Waiting:
         self._key = key
         self.allowed = allowed
         self.unrestricted = False
-        self._line: _Line | None = None
-        self._lines: dict[Hashable, _Line] = {}
+        self._line: _Bucket | None = None
+        self._lines: dict[Hashable, _Bucket] = {}
         self._places: dict[Job, tuple[Hashable, Entry]] = {}
 
     @property
-    def _order(self) -> _Line:
+    def _order(self) -> _Bucket:
         """All, in order of arrival; many policies never ask, so it is kept only from the first time on."""
         if self._line is None:
-            self._line = _Line()
+            self._line = _Bucket()
             self._line.entries = sorted((job.arrival, job.number, job) for job in self._places)
         return self._line
 
@@ -121,7 +121,7 @@ class Waiting:
         entry = (self._key(job), job.number, job)
         line = self._lines.get(bucket)
         if line is None:
-            line = self._lines[bucket] = _Line()
+            line = self._lines[bucket] = _Bucket()
         line.add(entry)
         if self._line is not None:
             self._line.add((job.arrival, job.number, job))
@@ -151,7 +151,7 @@ class Waiting:
         self.remove(job)
 
 
-class _Line:
+class _Bucket:
     """Entries in order. Most leave at the front: it is an offset, so that a long line need not move up each time."""
 
     __slots__ = ("entries", "passed", "start")

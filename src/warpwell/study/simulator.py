@@ -12,7 +12,7 @@ from .. import errors
 from ..scheduler.decision import SourceModel
 from ..scheduler.executor import Capacity, Ended, Executor, Stopped
 from ..scheduler.predict.rates import RateModel
-from ..scheduler.residency import Resident, Shape, fit, shape_of
+from ..scheduler.residency import ResidentKernel, Shape, fit, shape_of
 from ..scheduler.task import Job, Placement, Profile, Task
 
 NEVER = math.inf
@@ -110,7 +110,7 @@ class Simulated:
         self.rate = self.speed = 0.0
         self.stop_at = self.resize_at = self.stop_goal = self.resize_goal = self.goal_due = self.due = NEVER
         self.hold: float | None = None
-        self.resident: Resident | None = None
+        self.resident: ResidentKernel | None = None
         self.easy = True
         self.saving = False
         self.mode = ""
@@ -504,7 +504,7 @@ class Simulator(Executor):
             run.plan(self._now, False)
             return
         lacks = self._find_room(runs)
-        residents: list[Resident] = []
+        residents: list[ResidentKernel] = []
         there = []
         moving = False
         for run in runs:
@@ -529,7 +529,7 @@ class Simulator(Executor):
             # The end of a kernel's waves matters where a younger one waits for its room.
             run.plan(now, i < lacks)
 
-    def _resident(self, run: Simulated, share: float) -> Resident:
+    def _resident(self, run: Simulated, share: float) -> ResidentKernel:
         run.resident = found = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
         return found
 

@@ -12,7 +12,7 @@ from ...cache.sizes import format_size
 from ...errors import ArgumentError, FormatError, MissingFileError
 from ...scheduler.events import KINDS, Event, Log
 from ...scheduler.report.explain import QUIET, sentences
-from ...scheduler.report.prometheus import Metrics
+from ...scheduler.report.prometheus import LogMetrics
 from ...scheduler.report.timeline import draw, write_trace
 from ..arguments import Commands, command, json_option
 from ..output import Output
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     write_views(log, arguments.trace_out, arguments.picture)
     if arguments.metrics is not None:
-        Metrics(str(log.about.get("policy", "unknown"))).observe_all(log).write(arguments.metrics)
+        LogMetrics(str(log.about.get("policy", "unknown"))).observe_all(log).write(arguments.metrics)
     told = ((event, text) for event, text in sentences(log) if wanted(event))
     if arguments.json:
         events = [{**event.__dict__, "text": text} for event, text in told]

@@ -20,7 +20,7 @@ from typing import Any
 
 from ... import errors
 from ..executor import Capacity
-from ..residency import REMEMBERED, Resident, Shape, fit, part_of, shape_of, share_of
+from ..residency import REMEMBERED, ResidentKernel, Shape, fit, part_of, shape_of, share_of
 from ..task import MEMORY, Job, Kind, Placement, Profile, Task
 
 Points = tuple[tuple[float, float], ...]
@@ -79,7 +79,7 @@ class RateModel(ABC):
         self._next = itertools.count()
         self._known: dict[tuple[int, int, str], tuple[int, Shape, Profile]] = {}
         self._together: dict[tuple[Any, ...], list[float]] = {}
-        self._residents: dict[tuple[int, str, float, str | None], Resident] = {}
+        self._residents: dict[tuple[int, str, float, str | None], ResidentKernel] = {}
 
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
         """Return each job's normalized IPC when exactly these run together; 0 for one whose blocks find no room.
@@ -140,17 +140,17 @@ class RateModel(ABC):
         return found
 
     @abstractmethod
-    def of(self, residents: Sequence[Resident]) -> list[float]:
+    def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return the normalized IPC of kernels that have found room, in the order of residency."""
 
-    def resident(self, name: str, profile: Profile, share: float, partition: str | None) -> Resident:
+    def resident(self, name: str, profile: Profile, share: float, partition: str | None) -> ResidentKernel:
         """Return what `of` takes; it is made once, with what the model derives from it."""
         key = id(profile), name, share, partition
         found = self._residents.get(key)
         if found is None:
             if len(self._residents) >= REMEMBERED:
                 self._residents.clear()
-            found = self._residents[key] = Resident(name, profile, share, partition)
+            found = self._residents[key] = ResidentKernel(name, profile, share, partition)
         return found
 
 
@@ -202,7 +202,7 @@ class ClassTable(RateModel):
         self._facts: dict[tuple[bool, float, float, str | None], _Facts] = {}
         self._pairs: dict[tuple[_Facts, _Facts], tuple[float, float]] = {}
 
-    def of(self, residents: Sequence[Resident]) -> list[float]:
+    def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return rates as products over pairs."""
         if len(residents) == 1:
             return [(residents[0].facts or self._find(residents[0])).alone]
@@ -224,12 +224,12 @@ class ClassTable(RateModel):
                 rates[j] *= newer
         return rates
 
-    def alone(self, resident: Resident) -> float:
+    def alone(self, resident: ResidentKernel) -> float:
         """Return the rate that its blocks and its multiprocessors allow, with nothing beside it."""
         rate: float = (resident.facts or self._find(resident)).alone
         return rate
 
-    def _find(self, resident: Resident) -> _Facts:
+    def _find(self, resident: ResidentKernel) -> _Facts:
         # Kernels of one class that need as much are alike here: few are, of thousands in a trace, any different.
         figures = class_of(resident.profile) is MEMORY, resident.profile.need, resident.share, resident.partition
         found = self._facts.get(figures)
@@ -302,7 +302,7 @@ class MaxMin(RateModel):
         self.name = "two-resource max-min" + ("" if ordered else ", no order of residency")
         self._table = ClassTable(self.capacity)
 
-    def of(self, residents: Sequence[Resident]) -> list[float]:
+    def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return rates so that neither resource is exceeded."""
         caps = [self._table.alone(r) for r in residents]
         demands = [self.demand(r.profile) for r in residents]
@@ -323,7 +323,9 @@ class MaxMin(RateModel):
             return (1 - BESIDE_MEMORY) * profile.need, between(MEMORY_BY_PROCESSORS, profile.need)
         return profile.need, 0.05 * profile.need
 
-    def _issue(self, demands: Sequence[float], rates: Sequence[float], residents: Sequence[Resident]) -> list[float]:
+    def _issue(
+        self, demands: Sequence[float], rates: Sequence[float], residents: Sequence[ResidentKernel]
+    ) -> list[float]:
         found = list(rates)
         for partition in {r.partition for r in residents}:
             here = [i for i, r in enumerate(residents) if r.partition == partition]
@@ -422,7 +424,7 @@ class Matrix(RateModel):
         """All measurements."""
         return [pair for those in self._pairs.values() for pair in those]
 
-    def of(self, residents: Sequence[Resident]) -> list[float]:
+    def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return measured rates; where a pair is missing, those of the other model."""
         if len(residents) == 1:
             return self.otherwise.of(residents)
@@ -434,7 +436,7 @@ class Matrix(RateModel):
                 rates[j] *= newer
         return rates
 
-    def _pair(self, older: Resident, newer: Resident) -> Sequence[float]:
+    def _pair(self, older: ResidentKernel, newer: ResidentKernel) -> Sequence[float]:
         apart = older.partition is not None and newer.partition is not None and older.partition != newer.partition
         known = (self._apart if apart else self._shared).get((older.name, newer.name))
         if not known:

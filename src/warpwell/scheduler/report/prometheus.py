@@ -1,4 +1,4 @@
-"""`Metrics`: counters, gauges and histograms of a scheduler's log, in Prometheus' text format."""
+"""`LogMetrics`: counters, gauges and histograms of a scheduler's log, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Histogram:
         self.total += value
 
 
-class Metrics:
+class LogMetrics:
     """What a log says, counted; nothing of an event is kept once its task has ended.
 
     Parameters
@@ -80,7 +80,7 @@ class Metrics:
         self._live: dict[int, _Live] = {}
         self._tenants: dict[str, None] = {}
 
-    def observe_all(self, events: Iterable[Event]) -> Metrics:
+    def observe_all(self, events: Iterable[Event]) -> LogMetrics:
         """Count events; return self."""
         for event in events:
             self.observe(event)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..events import Event, Log
-from ..report.prometheus import Metrics
+from ..report.prometheus import LogMetrics
 from . import protocol, references, wire
 from .holdings import Holdings, not_named
-from .ledger import Gone, Held, Ledger, Piece
+from .ledger import Gone, HeldRequest, Ledger, Piece
 from .owner_process import COMMAND, SILENCE, Arrays, OwnerProcess
 from .session import Session, bytes_of
 
@@ -90,7 +90,7 @@ class Broker:
         self._suspect_since = 0.0
         self._began, self._clock_offset = time.monotonic(), 0.0
         self.about: dict[str, Any] = {}
-        self._metrics = Metrics(self.policy)
+        self._metrics = LogMetrics(self.policy)
         self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._file: TextIO | None = None if log is None else open(log, "a", encoding="utf-8")
         self._owner = OwnerProcess(
@@ -169,7 +169,7 @@ class Broker:
         self._holdings.comes(session.tenant, -session.coming)
         session.coming = 0
 
-    def take(self, session: Session, message: protocol.Message) -> None:
+    def take(self, session: Session, message: protocol.ServiceMessage) -> None:
         """Do what a client asks.
 
         Raises
@@ -195,7 +195,7 @@ class Broker:
             session.answer_error(call, error)
 
     @client_handles("submit")
-    def _submit(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _submit(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         chosen = wire.options(message)
         listed = message.get("tasks", list)
         if not 1 <= len(listed) <= wire.MAX_TASKS:
@@ -211,7 +211,7 @@ class Broker:
             theirs = session.new_task(task["id"])
             task["id"] = session.tasks[theirs] = self._ledger.number()
             pieces.append(Piece(task["id"], theirs, task["kernel"]["name"]))
-        self._ledger.add(Held(session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers))
+        self._ledger.add(HeldRequest(session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers))
         session.answer(call, {})
         self._pump()
 
@@ -233,7 +233,7 @@ class Broker:
         self._holdings.admit(session.tenant, nbytes)
 
     @client_handles("cancel")
-    def _cancel(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _cancel(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
         if found is None:
             session.answer(call, {"cancelled": False})
@@ -245,7 +245,7 @@ class Broker:
             session.answer(call, {"cancelled": True})
 
     @client_handles("state")
-    def _state(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _state(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
         if found is None or not found[0].sent:
             session.answer(call, {"state": "waiting"})
@@ -253,7 +253,7 @@ class Broker:
             self._forward(session, call, {"type": "state", "task": found[1].number}, lost={"state": "waiting"})
 
     @client_handles("put")
-    def _put(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _put(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         if len(message.arrays) != 1:
             raise errors.ServiceError("one array at a time is put on the device")
         nbytes = message.arrays[0].nbytes
@@ -263,7 +263,7 @@ class Broker:
         self._forward(session, call, header, message.arrays, buffer=number)
 
     @client_handles("get")
-    def _get(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _get(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         number = message.get("buffer", int)
         self._ledger.check_buffers(session.number, [number])
         nbytes = self._ledger.buffers[number].nbytes
@@ -276,14 +276,14 @@ class Broker:
         self._forward(session, call, {"type": "get", "buffer": number, "line": session.line}, nbytes=nbytes)
 
     @client_handles("free")
-    def _free(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _free(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         number = message.get("buffer", int)
         if self._ledger.free_buffer(session.number, number):
             self._owner.send({"type": "free", "buffer": number, "line": session.line})
         session.answer(call, {})
 
     @client_handles("metrics")
-    def _tell_metrics(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _tell_metrics(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         self._answer_text(session, call, self.render(None if session.own else session.tenant))
 
     def _answer_text(self, session: Session, call: int, text: str) -> None:
@@ -293,7 +293,7 @@ class Broker:
         session.answer(call, {}, [content], self._holdings.reader(session.tenant, content.nbytes))
 
     @client_handles("log")
-    def _tell_log(self, session: Session, call: int, message: protocol.Message) -> Callable[[], None]:
+    def _tell_log(self, session: Session, call: int, message: protocol.ServiceMessage) -> Callable[[], None]:
         log = Log()
         log.about = dict(self.about)
         log.events = [e for e in self._events if session.own or e.tenant == session.tenant]
@@ -306,7 +306,7 @@ class Broker:
         return write
 
     @client_handles("status")
-    def _tell_status(self, session: Session, call: int, message: protocol.Message) -> None:
+    def _tell_status(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         session.answer(call, self.status())
 
     def status(self) -> dict[str, Any]:
@@ -375,7 +375,7 @@ class Broker:
                 "the process that owns the device is being started again, and arrays on the device are gone: try again"
             ))  # fmt: skip
 
-    def _owner_ready(self, hello: protocol.Message) -> None:
+    def _owner_ready(self, hello: protocol.ServiceMessage) -> None:
         with self._lock:
             self._fault = None
             self.about = hello.get("about", dict)
@@ -384,7 +384,7 @@ class Broker:
             self._settled.set()
             self._pump()
 
-    def _owner_said(self, message: protocol.Message) -> None:
+    def _owner_said(self, message: protocol.ServiceMessage) -> None:
         handler = owner_handles.get(message.kind)
         if handler is not None:
             with self._lock:
@@ -392,19 +392,19 @@ class Broker:
 
     @owner_handles("taking")
     @owner_handles("launched")
-    def _takes(self, message: protocol.Message) -> None:
+    def _takes(self, message: protocol.ServiceMessage) -> None:
         note = self._ledger.launched if message.kind == "launched" else self._ledger.taking
         note(message.get("task", int), message.get("now", bool))
         self._suspect_since = time.monotonic()
 
     @owner_handles("beat")
-    def _beats(self, message: protocol.Message) -> None:
+    def _beats(self, message: protocol.ServiceMessage) -> None:
         if self._ledger.judged and time.monotonic() - self._suspect_since > ALONE:
             self._ledger.cleared()
             self._pump()
 
     @owner_handles("reply")
-    def _replied(self, message: protocol.Message) -> None:
+    def _replied(self, message: protocol.ServiceMessage) -> None:
         call = self._calls.pop(message.get("call", int), None)
         if call is None:
             return
@@ -416,22 +416,22 @@ class Broker:
         call.session.answer(call.number, message.header, message.arrays, read)
 
     @owner_handles("freed")
-    def _freed(self, message: protocol.Message) -> None:
+    def _freed(self, message: protocol.ServiceMessage) -> None:
         self._ledger.freed(message.get("buffer", int))
         self._holdings.changed()
 
     @owner_handles("events")
-    def _record(self, message: protocol.Message) -> None:
+    def _record(self, message: protocol.ServiceMessage) -> None:
         for fields in message.get("events", list):
             event = Event(**fields)
             self._note(replace(event, time=event.time + self._clock_offset))
 
     @owner_handles("fault")
-    def _faults(self, message: protocol.Message) -> None:
+    def _faults(self, message: protocol.ServiceMessage) -> None:
         self._fault = (message.get("task", (int, type(None)), None), message.get("message", str))
 
     @owner_handles("ended")
-    def _ended(self, message: protocol.Message) -> None:
+    def _ended(self, message: protocol.ServiceMessage) -> None:
         number = message.get("task", int)
         found = self._ledger.ended(number)
         if found is not None and found[0].client in self.sessions:

@@ -79,7 +79,7 @@ class Client:
         self._submitting = threading.Lock()
         self._numbers = -1
         self._call_numbers = 0
-        self._calls: dict[int, Future[protocol.Message]] = {}
+        self._calls: dict[int, Future[protocol.ServiceMessage]] = {}
         self._handles: dict[int, ServiceHandle] = {}
         self._dead: errors.ServiceError | None = None
         self._process = os.getpid()
@@ -88,7 +88,7 @@ class Client:
         if path is None and server.uid != os.getuid():
             sock.close()
             raise errors.ServiceError(f"{self.path} is user {server.uid}'s, not yours: name it to use it all the same")
-        self._connection = protocol.Connection(sock, f"the service at {self.path}", patience=timeout)
+        self._connection = protocol.ServiceConnection(sock, f"the service at {self.path}", patience=timeout)
         try:
             protocol.hello(self._connection, tenant=tenant)
             answer = self._connection.expect("hello")
@@ -278,9 +278,9 @@ class Client:
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
-    def _ask(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> Future[protocol.Message]:
+    def _ask(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> Future[protocol.ServiceMessage]:
         """Send a call; return what its answer will come into."""
-        reply: Future[protocol.Message] = Future()
+        reply: Future[protocol.ServiceMessage] = Future()
         with self._lock:
             if self._dead is not None:
                 raise errors.ServiceError(str(self._dead))
@@ -295,11 +295,11 @@ class Client:
             raise
         return reply
 
-    def _call(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> protocol.Message:
+    def _call(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> protocol.ServiceMessage:
         self._check()
         return self._answer(self._ask(header, arrays))
 
-    def _answer(self, reply: Future[protocol.Message]) -> protocol.Message:
+    def _answer(self, reply: Future[protocol.ServiceMessage]) -> protocol.ServiceMessage:
         """Wait for an answer. The reader ends every wait when the service says nothing."""
         message = reply.result()
         if "error" in message.header:
@@ -334,20 +334,20 @@ class Client:
             self._die(errors.ServiceError(f"the service at {self.path} was not understood: {error!r}"))
         self._connection.interrupt()
 
-    def _hear(self, message: protocol.Message) -> None:
+    def _hear(self, message: protocol.ServiceMessage) -> None:
         handler = handles.get(message.kind)
         if handler is not None:
             handler(self, message)
 
     @handles("reply")
-    def _replied(self, message: protocol.Message) -> None:
+    def _replied(self, message: protocol.ServiceMessage) -> None:
         with self._lock:
             reply = self._calls.pop(message.get("call", int), None)
         if reply is not None:
             reply.set_result(message)
 
     @handles("ended")
-    def _ended(self, message: protocol.Message) -> None:
+    def _ended(self, message: protocol.ServiceMessage) -> None:
         with self._lock:
             handle = self._handles.pop(message.get("task", int), None)
         if handle is None:
@@ -360,7 +360,7 @@ class Client:
             handle.settle_with(dict(zip(message.get("changed", list, []), message.arrays, strict=True)))
 
     @handles("refused")
-    def _refused(self, message: protocol.Message) -> None:
+    def _refused(self, message: protocol.ServiceMessage) -> None:
         raise errors.ServiceError(message.get("message", str))
 
     def _die(self, why: errors.ServiceError) -> None:

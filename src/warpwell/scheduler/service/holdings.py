@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ... import errors
-from .ledger import Held, Ledger
+from .ledger import HeldRequest, Ledger
 
 ROOM = 2.0
 """Seconds that a client waits for room that is about to be given back."""
@@ -88,7 +88,7 @@ class Holdings:
         self._unread[tenant] += nbytes
 
     def results(
-        self, held: Held, places: Sequence[int], arrays: Sequence[NDArray[Any]]
+        self, held: HeldRequest, places: Sequence[int], arrays: Sequence[NDArray[Any]]
     ) -> tuple[Callable[[], list[NDArray[Any]]], Callable[[], None]]:
         """Return what gives the arrays of a result when it is sent, and what is to be called then.
 

@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Held:
+class HeldRequest:
     """A request that has not ended."""
 
     client: int
@@ -66,14 +66,14 @@ class Held:
         """When its task on the device was launched, in the order of launches; 0: it has none there."""
         return max((p.launched for p in self.pieces if not p.ended), default=0)
 
-    def follows(self, other: Held) -> bool:
+    def follows(self, other: HeldRequest) -> bool:
         """Tell whether it comes after a task of another request that has not ended."""
         after = self.options.get("after", ())
         return other.client == self.client and any(p.theirs in after for p in other.pieces if not p.ended)
 
 
 @dataclass(frozen=True)
-class Buffer:
+class KeptArray:
     """An array on the device."""
 
     client: int
@@ -85,7 +85,7 @@ class Buffer:
 class Gone:
     """A task that will not run (again), and why; without an error it was cancelled."""
 
-    held: Held
+    held: HeldRequest
     piece: Piece
     error: errors.WarpwellError | None = None
 
@@ -94,35 +94,35 @@ class Ledger:
     """Requests in order of arrival, and the arrays that clients keep on the device."""
 
     def __init__(self) -> None:
-        self.requests: dict[Held, None] = {}  # in order of arrival
-        self._unsent: dict[Held, None] = {}
-        self._pieces: dict[int, tuple[Held, Piece]] = {}
+        self.requests: dict[HeldRequest, None] = {}  # in order of arrival
+        self._unsent: dict[HeldRequest, None] = {}
+        self._pieces: dict[int, tuple[HeldRequest, Piece]] = {}
         self._dropped: dict[int, Gone] = {}
-        self._suspects: dict[Held, None] = {}  # in the order in which they are tried
-        self.alone: Held | None = None
+        self._suspects: dict[HeldRequest, None] = {}  # in the order in which they are tried
+        self.alone: HeldRequest | None = None
         self._launches = 0
         self._numbers = 0
-        self.buffers: dict[int, Buffer] = {}
-        self._freeing: dict[int, Buffer] = {}
+        self.buffers: dict[int, KeptArray] = {}
+        self._freeing: dict[int, KeptArray] = {}
         self._lost: dict[int, int] = {}
         self._buffers_made = 0
         self._bytes: Counter[str] = Counter()
         self._leaving: Counter[str] = Counter()
-        self._left: Counter[Held] = Counter()
+        self._left: Counter[HeldRequest] = Counter()
 
     def number(self) -> int:
         """Return a number for a task; none is given twice in the service's life."""
         self._numbers += 1
         return self._numbers
 
-    def add(self, held: Held) -> None:
+    def add(self, held: HeldRequest) -> None:
         """Take a request in."""
         self.requests[held] = self._unsent[held] = None
         self._bytes[held.tenant] += held.nbytes
         for piece in held.pieces:
             self._pieces[piece.number] = (held, piece)
 
-    def sendable(self) -> list[Held]:
+    def sendable(self) -> list[HeldRequest]:
         """Return what the owner is to have now, and take it for sent.
 
         While there are suspects that is one of them (`alone`), until it has ended or is cleared.
@@ -140,7 +140,7 @@ class Ledger:
             del self._unsent[held]
         return found
 
-    def _before(self, held: Held) -> Held:
+    def _before(self, held: HeldRequest) -> HeldRequest:
         """Return what a request comes after and is to be sent first, or itself."""
         if not held.options.get("after"):
             return held
@@ -151,7 +151,7 @@ class Ledger:
             earlier = earlier or other is held
         return first
 
-    def find(self, number: int) -> tuple[Held, Piece] | None:
+    def find(self, number: int) -> tuple[HeldRequest, Piece] | None:
         """Return a task that has not been forgotten."""
         return self._pieces.get(number)
 
@@ -182,7 +182,7 @@ class Ledger:
         """Note that the suspect has been alone for long enough: others may join it."""
         self.alone = None
 
-    def ended(self, number: int) -> tuple[Held, Piece] | None:
+    def ended(self, number: int) -> tuple[HeldRequest, Piece] | None:
         """Note that a task has ended; return it, or None if its client has been told before, or has gone."""
         found = self._pieces.get(number)
         gone = self._dropped.pop(number, None)
@@ -199,7 +199,7 @@ class Ledger:
             self._forget(held)
         return None if told else found
 
-    def _complete(self, held: Held) -> bool:
+    def _complete(self, held: HeldRequest) -> bool:
         return all(p.ended for p in held.pieces)
 
     def cancelled(self, number: int) -> None:
@@ -207,7 +207,7 @@ class Ledger:
         if number in self._pieces:
             self._pieces[number][1].cancelled = True
 
-    def withdraw(self, held: Held, piece: Piece | None = None) -> list[Gone]:
+    def withdraw(self, held: HeldRequest, piece: Piece | None = None) -> list[Gone]:
         """Forget a request that the owner does not have, from a task on; return those that have not ended."""
         first = 0 if piece is None else held.pieces.index(piece)
         left = held.pieces[first:]
@@ -251,7 +251,7 @@ class Ledger:
         self._left.clear()
         self._leaving.clear()
         self._freeing.clear()
-        again: dict[Held, None] = {}
+        again: dict[HeldRequest, None] = {}
         sent = [h for h in self.requests if h.sent]
         found = [h for h in sent if h.taking or h.launched] or sent
         suspects = dict.fromkeys(sorted(found, key=lambda h: (-h.taking, -h.launched)))
@@ -301,11 +301,11 @@ class Ledger:
         self.buffers.clear()
         return gone
 
-    def _give_up(self, held: Held, error: errors.WarpwellError) -> list[Gone]:
+    def _give_up(self, held: HeldRequest, error: errors.WarpwellError) -> list[Gone]:
         self._forget(held)
         return [Gone(held, p, error) for p in held.pieces if not p.ended]
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldRequest) -> None:
         if held in self.requests:
             del self.requests[held]
             self._bytes[held.tenant] -= held.nbytes
@@ -319,7 +319,7 @@ class Ledger:
     def new_buffer(self, client: int, tenant: str, nbytes: int) -> int:
         """Note an array on the device; return its number."""
         self._buffers_made += 1
-        self.buffers[self._buffers_made] = Buffer(client, tenant, nbytes)
+        self.buffers[self._buffers_made] = KeptArray(client, tenant, nbytes)
         self._bytes[tenant] += nbytes
         return self._buffers_made
 
@@ -375,6 +375,6 @@ class Ledger:
         return self._leaving[tenant]
 
 
-def _name(held: Held) -> str:
+def _name(held: HeldRequest) -> str:
     waits = [p for p in held.pieces if not p.ended]
     return waits[0].name if waits else held.pieces[-1].name

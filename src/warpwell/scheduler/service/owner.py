@@ -128,13 +128,15 @@ class Lines:
         ``slow(message)`` tells whether that may take long.
     """
 
-    def __init__(self, take: Callable[[protocol.Message], None], slow: Callable[[protocol.Message], bool]) -> None:
+    def __init__(
+        self, take: Callable[[protocol.ServiceMessage], None], slow: Callable[[protocol.ServiceMessage], bool]
+    ) -> None:
         self._take = take
         self._slow = slow
         self._lock = threading.Lock()
-        self._lines: dict[str, deque[protocol.Message]] = {}
+        self._lines: dict[str, deque[protocol.ServiceMessage]] = {}
 
-    def put(self, line: str, message: protocol.Message) -> bool:
+    def put(self, line: str, message: protocol.ServiceMessage) -> bool:
         """Take a message that belongs to a line, now or later; tell whether it is taken."""
         with self._lock:
             waits = self._lines.get(line)
@@ -167,13 +169,13 @@ class Owner:
 
     Parameters
     ----------
-    connection : Connection
+    connection : ServiceConnection
         To the service.
-    settings : Message
+    settings : ServiceMessage
         What it wants: device, policy, limit, tenants, stuck, spool.
     """
 
-    def __init__(self, connection: protocol.Connection, settings: protocol.Message) -> None:
+    def __init__(self, connection: protocol.ServiceConnection, settings: protocol.ServiceMessage) -> None:
         self._connection = connection
         self._kernels = references.Kernels(Path(settings.get("spool", str)))
         self._events: queue.SimpleQueue[Event | Callable[[], None]] = queue.SimpleQueue()
@@ -222,7 +224,7 @@ class Owner:
             else:
                 self._take(message)
 
-    def _slow(self, message: protocol.Message) -> bool:
+    def _slow(self, message: protocol.ServiceMessage) -> bool:
         """Tell whether taking a message imports a file, or meets a kernel with types of arguments that are new."""
         if message.kind != "submit":
             return False
@@ -231,7 +233,7 @@ class Owner:
             for task in message.get("tasks", list)
         )
 
-    def _take(self, message: protocol.Message) -> None:
+    def _take(self, message: protocol.ServiceMessage) -> None:
         """Do what a message asks, and answer it if it is a call."""
         call = message.get("call", (int, type(None)), None)
         header: dict[str, Any] = {}
@@ -248,30 +250,30 @@ class Owner:
             self._send({**header, "type": "reply", "call": call}, arrays)
 
     @handles("free")
-    def _free(self, message: protocol.Message) -> None:
+    def _free(self, message: protocol.ServiceMessage) -> None:
         number = message.get("buffer", int)
         if self._buffers.pop(number, None) is None:
             self._send({"type": "freed", "buffer": number})  # it was not put there after all
 
     @handles("cancel")
-    def _cancel(self, message: protocol.Message) -> Answer:
+    def _cancel(self, message: protocol.ServiceMessage) -> Answer:
         handle = self._handle(message)
         return {"cancelled": bool(handle is not None and handle.cancel())}, []
 
     @handles("state")
-    def _state(self, message: protocol.Message) -> Answer:
+    def _state(self, message: protocol.ServiceMessage) -> Answer:
         handle = self._handle(message)
         return {"state": "waiting" if handle is None else handle.state.value}, []
 
-    def _handle(self, message: protocol.Message) -> Handle | None:
+    def _handle(self, message: protocol.ServiceMessage) -> Handle | None:
         return self._tasks.get(message.get("task", int), (None,))[0]
 
     @handles("get")
-    def _get(self, message: protocol.Message) -> Answer:
+    def _get(self, message: protocol.ServiceMessage) -> Answer:
         return {}, [np.array(to_host(self._buffer(message.get("buffer", int))))]
 
     @handles("put")
-    def _put(self, message: protocol.Message) -> Answer:
+    def _put(self, message: protocol.ServiceMessage) -> Answer:
         number, tenant, values = message.get("buffer", int), message.get("tenant", str), message.arrays[0]
         nbytes = values.nbytes
         self._scheduler.inspect(lambda core: core.admission.reserve(tenant, nbytes))
@@ -298,7 +300,7 @@ class Owner:
         return self._buffers[number]
 
     @handles("submit")
-    def _submit(self, message: protocol.Message) -> None:
+    def _submit(self, message: protocol.ServiceMessage) -> None:
         tasks = message.get("tasks", list)
         first = tasks[0]["id"]
         self._send({"type": "taking", "task": first, "now": True})  # if this process dies of it, that is known
@@ -375,7 +377,7 @@ class Owner:
     def _done(self, number: int, _: Any) -> None:
         self._events.put(functools.partial(self._end, number))
 
-    def _make(self, message: protocol.Message, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
+    def _make(self, message: protocol.ServiceMessage, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
         made = []
         for task in tasks:
             self._loading[threading.get_ident()] = time.monotonic(), task["id"]
@@ -474,7 +476,7 @@ def main(arguments: Sequence[str]) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     references.in_owner = True
-    connection = protocol.Connection(
+    connection = protocol.ServiceConnection(
         socket.socket(fileno=int(arguments[0])), "the service", max_header=protocol.OWNER_HEADER
     )
     settings = connection.expect("settings")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from . import wire
-from .protocol import MAX_BODY, OWNER_HEADER, Connection, Message, check_version
+from .protocol import MAX_BODY, OWNER_HEADER, ServiceConnection, ServiceMessage, check_version
 
 SILENCE = 30.0
 """Seconds without a word from the owner, after which it is killed. It says something each second."""
@@ -39,10 +39,10 @@ COMMAND = (sys.executable, "-P", "-m", "warpwell.scheduler.service.owner")
 Arrays = Sequence[NDArray[Any]] | Callable[[], Sequence[NDArray[Any]]]
 
 
-class Outbox:
+class SendQueue:
     """Sends messages from a thread of its own, so that nobody waits for a peer that reads slowly."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, connection: ServiceConnection, name: str) -> None:
         self._connection = connection
         self._messages: queue.SimpleQueue[tuple[dict[str, Any], Arrays, Callable[[], None] | None] | None]
         self._messages = queue.SimpleQueue()
@@ -130,8 +130,8 @@ class OwnerProcess:
         self,
         settings: dict[str, Any],
         *,
-        ready: Callable[[Message], None],
-        message: Callable[[Message], None],
+        ready: Callable[[ServiceMessage], None],
+        message: Callable[[ServiceMessage], None],
         died: Callable[[str], None],
         failed: Callable[[str], None],
         command: Sequence[str] = COMMAND,
@@ -144,7 +144,7 @@ class OwnerProcess:
         self._silence = silence
         self._max_body = max_body
         self._stopping = threading.Event()
-        self._outbox: Outbox | None = None
+        self._outbox: SendQueue | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self._refused = False
@@ -198,13 +198,13 @@ class OwnerProcess:
         except OSError as error:  # no descriptors, no memory: a try that failed
             return f"it could not be started: {error.strerror or error}", False
         self.starts += 1
-        connection = Connection(ours, "the owner", max_body=self._max_body, max_header=OWNER_HEADER,
+        connection = ServiceConnection(ours, "the owner", max_body=self._max_body, max_header=OWNER_HEADER,
                                 patience=self._silence)  # fmt: skip
         was_ready = False
         try:
             connection.send({"type": "settings", **self._settings})
             hello = self._hello(connection)
-            self._outbox = Outbox(connection, "warpwell-to-owner")
+            self._outbox = SendQueue(connection, "warpwell-to-owner")
             was_ready = True
             self._ready(hello)
             reason = self._listen(connection)
@@ -237,7 +237,7 @@ class OwnerProcess:
             raise
         return ours
 
-    def _hello(self, connection: Connection) -> Message:
+    def _hello(self, connection: ServiceConnection) -> ServiceMessage:
         until = time.monotonic() + START
         while time.monotonic() < until and not self._stopping.is_set():
             try:
@@ -252,7 +252,7 @@ class OwnerProcess:
                 return message
         raise errors.ServiceError(f"it was not ready within {START:g} s")
 
-    def _listen(self, connection: Connection) -> str:
+    def _listen(self, connection: ServiceConnection) -> str:
         while True:
             try:
                 message = connection.receive()

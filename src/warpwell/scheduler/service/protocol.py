@@ -1,4 +1,4 @@
-"""`Connection`: messages between a scheduler service, its clients and its owner, over a Unix domain socket.
+"""`ServiceConnection`: messages between a scheduler service, its clients and its owner, over a Unix domain socket.
 
 A message is a prefix of 16 bytes, a header and a body:
 
@@ -58,7 +58,7 @@ _SLICE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Message:
+class ServiceMessage:
     """What came: a header, and the arrays of the body (writable, owned by the receiver), or why they were not kept."""
 
     header: dict[str, Any]
@@ -81,7 +81,7 @@ class Message:
         return checked(self.header, name, kind, default)
 
 
-class Connection:
+class ServiceConnection:
     """Messages over a connected socket. One thread receives; any may send.
 
     Parameters
@@ -151,14 +151,14 @@ class Connection:
                     raise
                 raise errors.ServiceError(f"{self.peer} {_reason(error, self.patience)}: connect again") from error
 
-    def receive(self, room: Callable[[int], None] | None = None) -> Message | None:
+    def receive(self, room: Callable[[int], None] | None = None) -> ServiceMessage | None:
         """Return the next message; None when nothing has begun to come for `patience` seconds.
 
         Parameters
         ----------
         room : callable, optional
             ``room(nbytes)`` is called before a body of arrays is read. Where it raises one of our errors, the body is
-            read and dropped, and `Message.refused` is that error.
+            read and dropped, and `ServiceMessage.refused` is that error.
 
         Raises
         ------
@@ -187,12 +187,12 @@ class Connection:
         except errors.WarpwellError as refused:
             for begin in range(0, body_length, _SLICE):
                 self._must(min(_SLICE, body_length - begin))
-            return Message(header, arrays, refused)
+            return ServiceMessage(header, arrays, refused)
         for dtype, shape, nbytes in layout:
             arrays.append(self._must(nbytes).view(dtype).reshape(shape))
-        return Message(header, arrays)
+        return ServiceMessage(header, arrays)
 
-    def expect(self, kind: str) -> Message:
+    def expect(self, kind: str) -> ServiceMessage:
         """Return the next message, which must come within `patience` seconds and be of this type."""
         try:
             message = self.receive()
@@ -265,12 +265,12 @@ class Handlers(dict[str, Callable[..., Any]]):
         return register
 
 
-def hello(connection: Connection, **fields: Any) -> None:
+def hello(connection: ServiceConnection, **fields: Any) -> None:
     """Say who speaks, and in which version."""
     connection.send({"type": "hello", "version": VERSION, **fields})
 
 
-def check_version(message: Message, peer: str, ours: str) -> None:
+def check_version(message: ServiceMessage, peer: str, ours: str) -> None:
     """Refuse a peer that speaks another version.
 
     Raises
@@ -287,7 +287,7 @@ def check_version(message: Message, peer: str, ours: str) -> None:
 
 
 def checked(values: dict[str, Any], name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-    """Return ``values[name]`` if it has the right type (see `Message.get`)."""
+    """Return ``values[name]`` if it has the right type (see `ServiceMessage.get`)."""
     value = values.get(name, default)
     if value is default and default is not ...:
         return default

@@ -115,7 +115,7 @@ class Service:
         self._place = -1
         self._spool = ""
         self._threads: list[threading.Thread] = []
-        self._silent: dict[int, dict[protocol.Connection, float]] = {}  # by user, the oldest first
+        self._silent: dict[int, dict[protocol.ServiceConnection, float]] = {}  # by user, the oldest first
 
     @property
     def broker(self) -> Broker:
@@ -207,7 +207,7 @@ class Service:
             number += 1
             self._threads = [t for t in self._threads if t.is_alive()]
             peer = protocol.credentials(sock)
-            connection = protocol.Connection(
+            connection = protocol.ServiceConnection(
                 sock, f"client {number} (process {peer.pid} of user {peer.uid})", max_body=0, patience=self._patience
             )
             self._hear_out(peer.uid, connection)
@@ -216,7 +216,7 @@ class Service:
             thread.start()
             self._threads.append(thread)  # started before, or it would be taken for one that has ended
 
-    def _hear_out(self, uid: int, connection: protocol.Connection) -> None:
+    def _hear_out(self, uid: int, connection: protocol.ServiceConnection) -> None:
         """Wait for what a connection says of itself; not for those any longer that did not say it in time."""
         now = time.monotonic()
         with self._lock:
@@ -230,14 +230,14 @@ class Service:
                 for some in self._silent.values():
                     some.pop(other, None)
 
-    def _heard(self, uid: int, connection: protocol.Connection) -> None:
+    def _heard(self, uid: int, connection: protocol.ServiceConnection) -> None:
         with self._lock:
             its = self._silent.get(uid, {})
             its.pop(connection, None)
             if not its:
                 self._silent.pop(uid, None)
 
-    def _serve(self, connection: protocol.Connection, peer: protocol.Peer, number: int) -> None:
+    def _serve(self, connection: protocol.ServiceConnection, peer: protocol.Peer, number: int) -> None:
         session: Session | None = None
         try:
             hello = connection.expect("hello")

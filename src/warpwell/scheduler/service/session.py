@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ... import errors
 from . import wire
-from .owner_process import Outbox
-from .protocol import Connection
+from .owner_process import SendQueue
+from .protocol import ServiceConnection
 
 LINES = 4
 """Lines of messages to the owner that a tenant has: importing holds up those on the same line."""
@@ -26,7 +26,7 @@ class Session:
 
     Parameters
     ----------
-    connection : Connection
+    connection : ServiceConnection
     number : int
         Of the client, in the service.
     tenant : str
@@ -47,7 +47,7 @@ class Session:
         Its numbers of tasks that failed or were cancelled.
     """
 
-    def __init__(self, connection: Connection, number: int, tenant: str, user: int, *, own: bool) -> None:
+    def __init__(self, connection: ServiceConnection, number: int, tenant: str, user: int, *, own: bool) -> None:
         self.connection = connection
         self.number = number
         self.tenant = tenant
@@ -58,7 +58,7 @@ class Session:
         self.tasks: dict[int, int] = {}
         self.badly: dict[int, None] = {}
         self._last = -1
-        self.outbox = Outbox(connection, f"warpwell-to-client-{number}")
+        self.outbox = SendQueue(connection, f"warpwell-to-client-{number}")
 
     def new_task(self, theirs: int) -> int:
         """Take the client's number of a new task; they ascend.

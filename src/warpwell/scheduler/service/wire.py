@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ... import errors
 from ..task import Kind, Profile
 from . import references
-from .protocol import MAX_ARRAYS, Message, checked
+from .protocol import MAX_ARRAYS, ServiceMessage, checked
 from .references import MAX_NAME
 
 MAX_TASKS = 256
@@ -138,7 +138,7 @@ def profile_of(fields: dict[str, Any] | None) -> Profile | None:
         raise errors.ServiceError(f"the profile of a request is none: {error}") from None
 
 
-def options(message: Message) -> dict[str, Any]:
+def options(message: ServiceMessage) -> dict[str, Any]:
     """Return the options of a submission that came from a peer.
 
     Raises
