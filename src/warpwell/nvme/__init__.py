@@ -1,4 +1,14 @@
-"""The wire format of NVMe commands and completions: structs, words, opcodes and status codes; no I/O."""
+"""The wire format of NVMe commands and completions: structs, words, opcodes and status codes; no I/O.
+
+Files, in the order in which a command meets them:
+
+- opcodes.py     what a command asks for, in both command sets
+- command.py     the 64-byte submission entry of a read or write
+- key_value.py   the same entry of a command on keys and values
+- completion.py  the 16-byte completion entry
+- status.py      how a command went, in 15 bits and in words
+- _check.py      the check at import that a struct has the specification's layout
+"""
 
 from .command import (
     COMMAND,

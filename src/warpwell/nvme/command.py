@@ -34,39 +34,6 @@ import numpy as np
 
 from ._check import require_layout
 
-__all__ = [
-    "COMMAND",
-    "COMMAND_BYTES",
-    "COMMAND_WORDS",
-    "CONTROL_FUA",
-    "CONTROL_LIMITED_RETRY",
-    "FUSE_FIRST",
-    "FUSE_SECOND",
-    "MAX_BLOCKS",
-    "PSDT_SGL",
-    "WORD_CDW2",
-    "WORD_CDW10",
-    "WORD_CDW12",
-    "WORD_CDW14",
-    "WORD_ID",
-    "WORD_MPTR",
-    "WORD_PRP1",
-    "WORD_PRP2",
-    "command_word0",
-    "command_word5",
-    "command_word6",
-    "word0_cid",
-    "word0_flags",
-    "word0_nsid",
-    "word0_opc",
-    "word5_slba",
-    "word6_control",
-    "word6_nlb",
-    "word_high",
-    "word_low",
-    "word_of",
-]
-
 COMMAND: np.dtype[Any] = np.dtype(
     [
         ("opc", "<u1"),  # opcode

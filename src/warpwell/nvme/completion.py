@@ -34,21 +34,6 @@ import numpy as np
 
 from ._check import require_layout
 
-__all__ = [
-    "COMPLETION",
-    "COMPLETION_BYTES",
-    "COMPLETION_WORDS",
-    "WORD_RESULT",
-    "WORD_STATUS",
-    "completion_word0",
-    "completion_word1",
-    "word1_cid",
-    "word1_phase",
-    "word1_sqhd",
-    "word1_sqid",
-    "word1_status",
-]
-
 COMPLETION: np.dtype[Any] = np.dtype(
     [
         ("dw0", "<u4"),  # command specific

@@ -20,23 +20,6 @@ import numpy as np
 
 from ._check import require_layout
 
-__all__ = [
-    "KEY_VALUE_COMMAND",
-    "MAX_KEY_BYTES",
-    "RETRIEVE_RAW",
-    "STORE_IF_EXISTS",
-    "STORE_IF_MISSING",
-    "WORD_KEY_HIGH",
-    "WORD_KEY_LOW",
-    "WORD_SIZES",
-    "key_of_words",
-    "key_value_word5",
-    "key_words",
-    "word5_key_size",
-    "word5_options",
-    "word5_value_size",
-]
-
 MAX_KEY_BYTES = 16
 
 # Index of the 64-bit words that hold the key, and of the one that holds the sizes.

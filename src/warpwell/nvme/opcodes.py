@@ -7,23 +7,6 @@ Source: NVM Express NVM Command Set and Key Value Command Set specifications, "O
 
 from __future__ import annotations
 
-__all__ = [
-    "COMPARE",
-    "DATASET_MANAGEMENT",
-    "FLUSH",
-    "KV_DELETE",
-    "KV_EXIST",
-    "KV_LIST",
-    "KV_RETRIEVE",
-    "KV_STORE",
-    "READ",
-    "WRITE",
-    "WRITE_UNCORRECTABLE",
-    "WRITE_ZEROES",
-    "key_value_opcode_name",
-    "opcode_name",
-]
-
 # NVM command set
 FLUSH = 0x00
 WRITE = 0x01

@@ -10,44 +10,6 @@ Source: NVM Express Base Specification, "Status Field Definition", and the two c
 
 from __future__ import annotations
 
-__all__ = [
-    "ABORTED_BY_REQUEST",
-    "ABORTED_POWER_LOSS",
-    "ABORTED_SQ_DELETION",
-    "ACCESS_DENIED",
-    "CAPACITY_EXCEEDED",
-    "COMMAND_ID_CONFLICT",
-    "COMMAND_INTERRUPTED",
-    "COMMAND_SEQUENCE_ERROR",
-    "COMPARE_FAILURE",
-    "DATA_TRANSFER_ERROR",
-    "DEALLOCATED_BLOCK",
-    "INTERNAL_ERROR",
-    "INVALID_FIELD",
-    "INVALID_NAMESPACE",
-    "INVALID_OPCODE",
-    "KV_INVALID_KEY_SIZE",
-    "KV_INVALID_VALUE_SIZE",
-    "KV_KEY_DOES_NOT_EXIST",
-    "KV_KEY_EXISTS",
-    "KV_UNRECOVERED_ERROR",
-    "LBA_OUT_OF_RANGE",
-    "NAMESPACE_NOT_READY",
-    "NAMESPACE_WRITE_PROTECTED",
-    "PRP_OFFSET_INVALID",
-    "SUCCESS",
-    "UNRECOVERED_READ_ERROR",
-    "WRITE_FAULT",
-    "WRITE_TO_READ_ONLY_RANGE",
-    "describe",
-    "status_code",
-    "status_dnr",
-    "status_more",
-    "status_of",
-    "status_sc",
-    "status_sct",
-]
-
 # sct 0, generic command status
 SUCCESS = 0x000
 INVALID_OPCODE = 0x001
