@@ -29,8 +29,8 @@ from warpwell.targets import (
     syncwarp,
 )
 
+from . import layout as at
 from .core import count, failed_before, latch, word_address
-from .layout import KERNEL_PIN, N_PREFETCH_DROPPED, NOT_PINNED, S_BASE, S_CORE, S_NSID
 from .paging import pin_page, prefetch_page, unpin
 from .pins import hold_page, let_page_go
 from .transfer import frame_address
@@ -73,7 +73,7 @@ def access(space, page, item, bits):
     0 is returned where an error is latched. The pin is held by the leader of each group; each lane acquires
     the page's word itself, because the shuffle that tells it the frame orders nothing.
     """
-    page += field(space, S_BASE)
+    page += field(space, at.S_BASE)
     offset = item & 0xFFFFFFFF
     size = (item >> 32) & 0xFF
     operation = item >> 40
@@ -94,7 +94,7 @@ def access(space, page, item, bits):
         current = shfl(mask, page, leader)
         # lanes of a group may hold different arrays, even of different caches: space and core are the leader's
         home = shfl(mask, space, leader)
-        core = field(home, S_CORE)
+        core = field(home, at.S_CORE)
         wanted = -1
         if open_ and space == home:
             wanted = page
@@ -157,7 +157,7 @@ def apply(address, bits, size, operation):
 @linked
 def hold(space, page):
     """Try to pin a page for long (all converged lanes, each its own page); return 1 if this lane's is held."""
-    page += field(space, S_BASE)
+    page += field(space, at.S_BASE)
     mask = activemask()
     lane = lane_id()
     open_ = True
@@ -169,7 +169,7 @@ def hold(space, page):
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
         home = shfl(mask, space, leader)
-        done = call_cold(hold_page, field(home, S_CORE), home, current, KERNEL_PIN, mask, lane, leader)
+        done = call_cold(hold_page, field(home, at.S_CORE), home, current, at.KERNEL_PIN, mask, lane, leader)
         # one lane, one pin: lanes that name the same page come round again
         if lane == leader:
             open_ = False
@@ -180,11 +180,11 @@ def hold(space, page):
 @linked
 def let_go(space, page):
     """Give back a long-held pin of a kernel (thread); where the page has none an error is latched, and 0 returned."""
-    core = field(space, S_CORE)
-    page += field(space, S_BASE)
-    if let_page_go(core, space, page, KERNEL_PIN):
+    core = field(space, at.S_CORE)
+    page += field(space, at.S_BASE)
+    if let_page_go(core, space, page, at.KERNEL_PIN):
         return 1
-    latch(space, NOT_PINNED, field(space, S_NSID), page, 0)
+    latch(space, at.NOT_PINNED, field(space, at.S_NSID), page, 0)
     return 0
 
 
@@ -194,7 +194,7 @@ def prefetch(space, page):
     mask = activemask()
     lane = lane_id()
     open_ = page >= 0
-    page += field(space, S_BASE)
+    page += field(space, at.S_BASE)
     while True:
         todo = ballot(mask, open_)
         if todo == 0:
@@ -202,8 +202,8 @@ def prefetch(space, page):
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
         home = shfl(mask, space, leader)
-        core = field(home, S_CORE)
+        core = field(home, at.S_CORE)
         if not call_cold(prefetch_page, core, home, current, mask, lane, leader) and lane == leader:
-            count(core, N_PREFETCH_DROPPED, 1)
+            count(core, at.N_PREFETCH_DROPPED, 1)
         if page == current and space == home:
             open_ = False

@@ -18,34 +18,7 @@ from warpwell.targets import (
     store_release,
 )
 
-from .layout import (
-    ABORTED,
-    C_HASH_MASK,
-    C_N_QUEUES,
-    C_N_SPACES,
-    C_OWNERS,
-    C_QUEUES,
-    C_SPACES,
-    C_STATS,
-    C_TABLE,
-    C_TIMEOUT,
-    CLEAR,
-    L_ARRAY,
-    L_FLAG,
-    L_KIND,
-    L_PAGE,
-    L_VALUE,
-    R_FAILED,
-    R_KIND,
-    R_LATCH,
-    R_LOOK,
-    S_BASE,
-    S_LAUNCH,
-    S_NSID,
-    S_PAGES,
-    SPACE_WORDS,
-    STALLED,
-)
+from . import layout as at
 
 LOOK_NS = 10**6
 """Time between two looks at the latch in host memory."""
@@ -57,10 +30,10 @@ def word_address(core, page):
 
     In a hashed table pages share words; whose page a VALID word holds is told by the owner of its frame.
     """
-    mask = field(core, C_HASH_MASK)
+    mask = field(core, at.C_HASH_MASK)
     if mask == 0:
-        return field(core, C_TABLE) + 8 * page
-    return field(core, C_TABLE) + 8 * hashed(page, mask)
+        return field(core, at.C_TABLE) + 8 * page
+    return field(core, at.C_TABLE) + 8 * hashed(page, mask)
 
 
 @device
@@ -82,18 +55,18 @@ def queue_of(core, page):
     """
     group = page >> 3
     # neighbouring groups go to different queues, far ones in no lockstep
-    index = rem((group ^ (group >> 7) ^ (group >> 13)) & 0x7FFFFFFF, field(core, C_N_QUEUES))
-    return field(core, C_QUEUES) + index * (8 * Q_WORDS)
+    index = rem((group ^ (group >> 7) ^ (group >> 13)) & 0x7FFFFFFF, field(core, at.C_N_QUEUES))
+    return field(core, at.C_QUEUES) + index * (8 * Q_WORDS)
 
 
 @device
 def space_of(core, page):
     """Return the record of the space that a page belongs to (thread)."""
-    spaces = field(core, C_SPACES)
-    for k in range(field(core, C_N_SPACES)):
-        space = spaces + k * (8 * SPACE_WORDS)
-        base = field(space, S_BASE)
-        if page >= base and page < base + field(space, S_PAGES):
+    spaces = field(core, at.C_SPACES)
+    for k in range(field(core, at.C_N_SPACES)):
+        space = spaces + k * (8 * at.SPACE_WORDS)
+        base = field(space, at.S_BASE)
+        if page >= base and page < base + field(space, at.S_PAGES):
             return space
     return spaces
 
@@ -101,19 +74,19 @@ def space_of(core, page):
 @device
 def nsid_of(core, page):
     """Return the namespace of a page, by which the host knows its array (thread)."""
-    return field(space_of(core, page), S_NSID)
+    return field(space_of(core, page), at.S_NSID)
 
 
 @device
 def owner_address(core, frame):
     """Return the address of a frame's owner word (thread)."""
-    return field(core, C_OWNERS) + 8 * frame
+    return field(core, at.C_OWNERS) + 8 * frame
 
 
 @device
 def count(core, counter, n):
     """Add to a statistics counter (thread; relaxed)."""
-    fetch_add_as(field(core, C_STATS) + 8 * counter, n, I8)
+    fetch_add_as(field(core, at.C_STATS) + 8 * counter, n, I8)
 
 
 @device
@@ -123,21 +96,21 @@ def latch(space, kind, array, page, value):
     The race is decided in device memory: host memory is stored to and never read-modified-written by a
     GPU, because many buses have no atomics. The kind is stored last, with release order.
     """
-    launch = field(space, S_LAUNCH)
-    if compare_exchange(launch + 8 * R_FAILED, 0, 1, DEVICE) == 0:
-        store_relaxed(launch + 8 * R_KIND, kind, DEVICE)
-        record = field(launch, R_LATCH)
-        store_relaxed(record + 8 * L_ARRAY, array, SYSTEM)
-        store_relaxed(record + 8 * L_PAGE, page, SYSTEM)
-        store_relaxed(record + 8 * L_VALUE, value, SYSTEM)
-        store_release(record + 8 * L_KIND, kind, SYSTEM)
-        store_release(load_relaxed(record + 8 * L_FLAG, SYSTEM), 1, SYSTEM)
+    launch = field(space, at.S_LAUNCH)
+    if compare_exchange(launch + 8 * at.R_FAILED, 0, 1, DEVICE) == 0:
+        store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
+        record = field(launch, at.R_LATCH)
+        store_relaxed(record + 8 * at.L_ARRAY, array, SYSTEM)
+        store_relaxed(record + 8 * at.L_PAGE, page, SYSTEM)
+        store_relaxed(record + 8 * at.L_VALUE, value, SYSTEM)
+        store_release(record + 8 * at.L_KIND, kind, SYSTEM)
+        store_release(load_relaxed(record + 8 * at.L_FLAG, SYSTEM), 1, SYSTEM)
 
 
 @device
 def failed_before(space):
     """Tell whether the launch latched an error or saw the host's abort (thread; looks at device memory only)."""
-    return load_relaxed(field(space, S_LAUNCH) + 8 * R_FAILED, DEVICE) != 0 or interrupted() != 0
+    return load_relaxed(field(space, at.S_LAUNCH) + 8 * at.R_FAILED, DEVICE) != 0 or interrupted() != 0
 
 
 @device
@@ -148,33 +121,33 @@ def latched(space):
     it from the data (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
     """
     if interrupted() != 0:
-        return ABORTED
-    launch = field(space, S_LAUNCH)
-    due = load_relaxed(launch + 8 * R_LOOK, DEVICE)
+        return at.ABORTED
+    launch = field(space, at.S_LAUNCH)
+    due = load_relaxed(launch + 8 * at.R_LOOK, DEVICE)
     now = clock_ns()
-    if now >= due and compare_exchange(launch + 8 * R_LOOK, due, now + LOOK_NS, DEVICE) == due:
-        kind = load_relaxed(field(launch, R_LATCH) + 8 * L_KIND, SYSTEM)
-        if kind != CLEAR:
+    if now >= due and compare_exchange(launch + 8 * at.R_LOOK, due, now + LOOK_NS, DEVICE) == due:
+        kind = load_relaxed(field(launch, at.R_LATCH) + 8 * at.L_KIND, SYSTEM)
+        if kind != at.CLEAR:
             # for all who look at device memory alone: an abort ends what misses, and not only what waits
-            store_relaxed(launch + 8 * R_KIND, kind, DEVICE)
-            store_relaxed(launch + 8 * R_FAILED, 1, DEVICE)
-    return load_relaxed(launch + 8 * R_KIND, DEVICE)
+            store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
+            store_relaxed(launch + 8 * at.R_FAILED, 1, DEVICE)
+    return load_relaxed(launch + 8 * at.R_KIND, DEVICE)
 
 
 @device
 def gave_up(space):
     """Tell whether waiting is over for the launch: the host aborted it, or one of its waiters saw a stall (thread)."""
     kind = latched(space)
-    return kind == ABORTED or kind == STALLED
+    return kind == at.ABORTED or kind == at.STALLED
 
 
 @device
 def progress(core):
     """Return the completions drained from all queues (thread; changes while anything progresses)."""
-    return load_relaxed(field(field(core, C_QUEUES), Q_PROGRESS), DEVICE)
+    return load_relaxed(field(field(core, at.C_QUEUES), Q_PROGRESS), DEVICE)
 
 
 @device
 def expired(core, since):
     """Tell whether `since` (from `clock_ns`) is longer ago than the time-out (thread)."""
-    return clock_ns() - since > field(core, C_TIMEOUT)
+    return clock_ns() - since > field(core, at.C_TIMEOUT)

@@ -19,24 +19,8 @@ from warpwell.targets import (
     syncwarp,
 )
 
+from . import layout as at
 from .core import count, latch, owner_address, queue_of, space_of, word_address
-from .layout import (
-    C_HASH_MASK,
-    C_PAGE_SHIFT,
-    C_POOLS,
-    F_COUNT,
-    F_FIRST,
-    F_HAND,
-    FREE_FRAME,
-    HELD_FRAME,
-    N_EVICTIONS,
-    N_WRITEBACKS,
-    OWNER_PAGE,
-    POOL_WORDS,
-    S_NSID,
-    S_POOL,
-    WRITE_ERROR,
-)
 from .stash import take_free
 from .transfer import copy, frame_address, host_page, leave_writeback, start, unwritten, wait
 from .word import (
@@ -62,7 +46,7 @@ DIRTY_VICTIM = -2
 @device
 def pool_of(core, space):
     """Return the record of the pool whose frames a space uses (thread)."""
-    return field(core, C_POOLS) + field(space, S_POOL) * (8 * POOL_WORDS)
+    return field(core, at.C_POOLS) + field(space, at.S_POOL) * (8 * at.POOL_WORDS)
 
 
 @device
@@ -71,15 +55,15 @@ def step(core, pool, clean_only):
 
     A won frame is HELD: it is in no page's word. A dirty victim's word is in WRITEBACK.
     """
-    hand = fetch_add(pool + 8 * F_HAND, 1, DEVICE) & 0x7FFFFFFFFFFFFFFF
-    frame = field(pool, F_FIRST) + rem(hand, field(pool, F_COUNT))
+    hand = fetch_add(pool + 8 * at.F_HAND, 1, DEVICE) & 0x7FFFFFFFFFFFFFFF
+    frame = field(pool, at.F_FIRST) + rem(hand, field(pool, at.F_COUNT))
     owner = owner_address(core, frame)
     page = load_acquire(owner, DEVICE) - 1
-    if page == FREE_FRAME - 1:
-        if compare_exchange(owner, FREE_FRAME, HELD_FRAME, DEVICE) == FREE_FRAME:
+    if page == at.FREE_FRAME - 1:
+        if compare_exchange(owner, at.FREE_FRAME, at.HELD_FRAME, DEVICE) == at.FREE_FRAME:
             return frame
         return NO_FRAME
-    if page < 0 or page >= OWNER_PAGE:
+    if page < 0 or page >= at.OWNER_PAGE:
         return NO_FRAME  # a group has won it, or it is held for long
     address = word_address(core, page)
     word = load_relaxed(address, DEVICE)
@@ -95,8 +79,8 @@ def step(core, pool, clean_only):
         return NO_FRAME
     if compare_exchange(address, word, evicted(word), DEVICE) != word:
         return NO_FRAME
-    store_relaxed(owner, HELD_FRAME, DEVICE)
-    count(core, N_EVICTIONS, 1)
+    store_relaxed(owner, at.HELD_FRAME, DEVICE)
+    count(core, at.N_EVICTIONS, 1)
     return frame
 
 
@@ -119,7 +103,7 @@ def find_frame(core, space, wanted, mask, lane, leader):
     evict what is in use.
     """
     pool = pool_of(core, space)
-    left = 2 * field(pool, F_COUNT) + 2
+    left = 2 * field(pool, at.F_COUNT) + 2
     while True:
         found = NO_FRAME
         if lane == leader:
@@ -145,8 +129,8 @@ def find_frame(core, space, wanted, mask, lane, leader):
                 if seen == old:
                     break
                 old = seen
-            store_relaxed(owner_address(core, frame), HELD_FRAME, DEVICE)
-            count(core, N_EVICTIONS, 1)
+            store_relaxed(owner_address(core, frame), at.HELD_FRAME, DEVICE)
+            count(core, at.N_EVICTIONS, 1)
         return frame
 
 
@@ -159,7 +143,7 @@ def write_back(core, launched, page, frame, mask, lane, leader):
     latched for the launch of the space `launched`, or no command id was free.
     """
     space = space_of(core, page)
-    shift = field(core, C_PAGE_SHIFT)
+    shift = field(core, at.C_PAGE_SHIFT)
     word = word_address(core, page)
     target = host_page(space, page, shift)
     if target != 0:
@@ -167,7 +151,7 @@ def write_back(core, launched, page, frame, mask, lane, leader):
         copy(target, frame_address(core, frame), 1 << shift, mask, lane)
         syncwarp(mask)
         if lane == leader:
-            count(core, N_WRITEBACKS, 1)
+            count(core, at.N_WRITEBACKS, 1)
         return True
     queue = queue_of(core, page)
     cid = -1
@@ -192,10 +176,10 @@ def write_back(core, launched, page, frame, mask, lane, leader):
     if lane == leader:
         release_id(queue, cid)
         if status != 0:
-            latch(launched, WRITE_ERROR, field(space, S_NSID), page, status)
+            latch(launched, at.WRITE_ERROR, field(space, at.S_NSID), page, status)
             unwritten(word)
         else:
-            count(core, N_WRITEBACKS, 1)
+            count(core, at.N_WRITEBACKS, 1)
     return status == 0
 
 
@@ -221,7 +205,7 @@ def clean(core, space, page, pinned_too, mask, lane, leader):
     frame = 0
     if lane == leader:
         old = load_acquire(word, DEVICE)
-        if field(core, C_HASH_MASK) != 0 and state_of(old) & READABLE != 0:
+        if field(core, at.C_HASH_MASK) != 0 and state_of(old) & READABLE != 0:
             if load_relaxed(owner_address(core, frame_of(old)), DEVICE) != page + 1:
                 old = 0  # another page's word: this page is not in the cache
         if state_of(old) == WRITEBACK or (state_of(old) == VALID and old & DIRTY != 0):

@@ -23,9 +23,9 @@ from warpwell.targets import (
     warp_size,
 )
 
+from . import layout as at
 from .core import word_address
 from .frames import clean, pool_of
-from .layout import C_N_QUEUES, C_OWNERS, C_QUEUES, F_PINNED, HOST_PIN, OWNER_PAGE
 from .paging import evict_page, prefetch_page
 from .pins import hold_page, let_page_go
 from .stash import give_back
@@ -40,10 +40,10 @@ def flush_frames(core, space, first_page, end_page, pinned_too, left):
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
-    owner = load_acquire(field(core, C_OWNERS) + 8 * frame, DEVICE)
+    owner = load_acquire(field(core, at.C_OWNERS) + 8 * frame, DEVICE)
     page = -1
     if owner > 0:
-        page = (owner & OWNER_PAGE) - 1
+        page = (owner & at.OWNER_PAGE) - 1
     page = shfl(mask, page, leader)
     if page >= first_page and page < end_page:
         done = clean(core, space, page, pinned_too != 0, mask, lane, leader)
@@ -58,8 +58,8 @@ def settle_queues(core, space):
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
-    if index < field(core, C_N_QUEUES):
-        queue = field(core, C_QUEUES) + index * (8 * Q_WORDS)
+    if index < field(core, at.C_N_QUEUES):
+        queue = field(core, at.C_QUEUES) + index * (8 * Q_WORDS)
         for _ in range(16):
             serve(core, queue, mask, lane, leader)
 
@@ -82,7 +82,7 @@ def hold_pages(core, space, first_page, done):
     lane = lane_id()
     leader = ffs(mask) - 1
     page = first_page + div(grid(1), warp_size())
-    if hold_page(core, space, page, HOST_PIN, mask, lane, leader) and lane == leader:
+    if hold_page(core, space, page, at.HOST_PIN, mask, lane, leader) and lane == leader:
         fetch_add(done, 1, DEVICE)
 
 
@@ -90,7 +90,7 @@ def hold_pages(core, space, first_page, done):
 def unpin_pages(core, space, first_page, end_page, done):
     """Give the host's pin of each page back; pages without one are left alone. Counts in ``[done]``."""
     page = first_page + grid(1)
-    if page < end_page and let_page_go(core, space, page, HOST_PIN):
+    if page < end_page and let_page_go(core, space, page, at.HOST_PIN):
         fetch_add(done, 1, DEVICE)
 
 
@@ -103,17 +103,17 @@ def drop_frames(core, space, first_page, end_page, left):
     frame = div(grid(1), warp_size())
     mask = activemask()
     if lane_id() == ffs(mask) - 1:
-        owner = load_acquire(field(core, C_OWNERS) + 8 * frame, DEVICE)
-        page = (owner & OWNER_PAGE) - 1
+        owner = load_acquire(field(core, at.C_OWNERS) + 8 * frame, DEVICE)
+        page = (owner & at.OWNER_PAGE) - 1
         if owner > 0 and page >= first_page and page < end_page:
             word = word_address(core, page)
             old = load_acquire(word, DEVICE)
             held = 0
-            if owner > OWNER_PAGE:
+            if owner > at.OWNER_PAGE:
                 held = 1
             dropped = state_of(old) == VALID and frame_of(old) == frame and pins_of(old) == held
             if dropped and compare_exchange(word, old, evicted(old), DEVICE) == old:
-                fetch_add(pool_of(core, space) + 8 * F_PINNED, -held, DEVICE)
+                fetch_add(pool_of(core, space) + 8 * at.F_PINNED, -held, DEVICE)
                 give_back(core, frame)
             else:
                 fetch_add(left, 1, DEVICE)

@@ -28,27 +28,9 @@ from warpwell.targets import (
     syncwarp,
 )
 
+from . import layout as at
 from .core import count, expired, failed_before, latch, latched, owner_address, progress, queue_of, word_address
 from .frames import clean, find_frame, pool_of, spare_frame, win_page
-from .layout import (
-    C_HASH_MASK,
-    C_MERGE,
-    C_N_QUEUES,
-    C_PAGE_SHIFT,
-    C_QUEUES,
-    CLEAR,
-    N_EVICTIONS,
-    N_MISSES,
-    N_PAGES_READ,
-    N_PREFETCHED,
-    N_RETRIES,
-    OWNER_PAGE,
-    READ_ERROR,
-    S_BASE,
-    S_NSID,
-    S_PAGES,
-    STALLED,
-)
 from .stash import give_back
 from .transfer import abandon, fill, host_page, publish, serve, start, wait
 from .word import (
@@ -113,22 +95,22 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
             call_cold(clean, core, space, other - 2, False, mask, lane, leader)
         stop = 0
         if lane == leader and (tried or attempt & 7 == 7):
-            if failed_before(space) or (attempt & 31 == 31 and latched(space) != CLEAR):
+            if failed_before(space) or (attempt & 31 == 31 and latched(space) != at.CLEAR):
                 stop = 1
             now = progress(core)
             if attempt <= 7 or now != seen:
                 seen = now
                 since = clock_ns()
             elif expired(core, since):
-                latch(space, STALLED, field(space, S_NSID), page, 0)
+                latch(space, at.STALLED, field(space, at.S_NSID), page, 0)
                 stop = 1
         if shfl(mask, stop, leader) != 0:
             return FAILED
         call_cold(serve, core, queue_of(core, page), mask, lane, leader)
         if attempt & 1 == 1:
             # frames, and words of a hashed table, may be held by prefetches of other queues
-            other = rem(attempt >> 1, field(core, C_N_QUEUES)) * (8 * Q_WORDS)
-            call_cold(serve, core, field(core, C_QUEUES) + other, mask, lane, leader)
+            other = rem(attempt >> 1, field(core, at.C_N_QUEUES)) * (8 * Q_WORDS)
+            call_cold(serve, core, field(core, at.C_QUEUES) + other, mask, lane, leader)
         backoff(attempt)
         attempt += 1
 
@@ -141,7 +123,7 @@ def try_pin(core, word, old, page):
     if it is clean and unpinned (RETRY too); for a dirty one the result is -2 less that page.
     """
     frame = frame_of(old)
-    if field(core, C_HASH_MASK) != 0:
+    if field(core, at.C_HASH_MASK) != 0:
         owner = load_relaxed(owner_address(core, frame), DEVICE)
         if owner != page + 1:
             if old & PINS != 0 or owner <= 0:
@@ -149,7 +131,7 @@ def try_pin(core, word, old, page):
             if old & DIRTY != 0:
                 return -1 - owner
             if compare_exchange(word, old, evicted(old), DEVICE) == old:
-                count(core, N_EVICTIONS, 1)
+                count(core, at.N_EVICTIONS, 1)
                 give_back(core, frame)
             return RETRY
     if pins_of(old) == PINS_MAX:
@@ -180,7 +162,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     A failed read of one page is latched; of a merged command it is not: the pages are read again one by
     one, so that the error is found on its own page.
     """
-    source = host_page(space, page, field(core, C_PAGE_SHIFT))
+    source = host_page(space, page, field(core, at.C_PAGE_SHIFT))
     queue = queue_of(core, page)
     short = 0
     if lane == leader and source == 0 and load_relaxed(queue + 8 * Q_IN_USE, DEVICE) >= field(queue, Q_N_IDS):
@@ -202,14 +184,14 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
         if cid < 0:
             give_back(core, frame)
         else:
-            count(core, N_MISSES, 1)
+            count(core, at.N_MISSES, 1)
     cid = shfl(mask, cid, leader)
     if cid < 0:
         return RETRY
     if source != 0:
         fill(core, frame, source, mask, lane)
         if lane == leader:
-            count(core, N_PAGES_READ, 1)
+            count(core, at.N_PAGES_READ, 1)
             publish(core, page, frame, 1)
         return frame
     pages = 1
@@ -227,7 +209,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     if status < 0:
         return RETRY  # waiting is over; the orphaned id keeps page and frame until its completion
     if status == 0:
-        page_shift = field(core, C_PAGE_SHIFT)
+        page_shift = field(core, at.C_PAGE_SHIFT)
         for k in range(pages):
             # frames were stored by the leader, and a shuffle orders nothing: it hands them out itself
             into = frame
@@ -249,9 +231,9 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
             abandon(core, page + k, load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE))
         release_id(queue, cid)
         if pages == 1:
-            latch(space, READ_ERROR, field(space, S_NSID), page, status)
+            latch(space, at.READ_ERROR, field(space, at.S_NSID), page, status)
         else:
-            count(core, N_RETRIES, 1)
+            count(core, at.N_RETRIES, 1)
     if pages > 1:
         return FAILED
     return RETRY
@@ -263,8 +245,8 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
 
     Only what is to be had at once: nothing is waited for while the first page is BUSY.
     """
-    most = field(core, C_MERGE)
-    end = field(space, S_BASE) + field(space, S_PAGES)
+    most = field(core, at.C_MERGE)
+    end = field(space, at.S_BASE) + field(space, at.S_PAGES)
     pages = 1
     while pages < most:
         following = page + pages
@@ -279,7 +261,7 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
             if frame >= 0:
                 if win_page(core, word_address(core, following)):
                     store_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + pages), frame, DEVICE)
-                    count(core, N_MISSES, 1)
+                    count(core, at.N_MISSES, 1)
                     won = 1
                 else:
                     give_back(core, frame)
@@ -303,7 +285,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
         absent = 1
     if shfl(mask, absent, leader) == 0:
         return True
-    source = host_page(space, page, field(core, C_PAGE_SHIFT))
+    source = host_page(space, page, field(core, at.C_PAGE_SHIFT))
     frame = -1
     cid = -1
     if lane == leader:
@@ -323,15 +305,15 @@ def prefetch_page(core, space, page, mask, lane, leader):
         fill(core, frame, source, mask, lane)
         if lane == leader:
             publish(core, page, frame, 0)
-            count(core, N_PAGES_READ, 1)
-            count(core, N_PREFETCHED, 1)
+            count(core, at.N_PAGES_READ, 1)
+            count(core, at.N_PREFETCHED, 1)
         return True
     if lane == leader:
         record = id_record(queue, cid)
         store_relaxed(record + 8 * ID_FRAMES, frame, DEVICE)
         # nobody else knows the id before it is submitted
         store_release(record, ASYNC, DEVICE)
-        count(core, N_PREFETCHED, 1)
+        count(core, at.N_PREFETCHED, 1)
         if not start(core, queue, cid, READ, page, 1, space):
             abandon(core, page, frame)
             release_id(queue, cid)
@@ -351,10 +333,10 @@ def evict_page(core, space, page, mask, lane, leader):
             gone = 1
         elif state == VALID and old & (PINS | DIRTY) == 0:
             frame = frame_of(old)
-            if load_relaxed(owner_address(core, frame), DEVICE) & OWNER_PAGE != page + 1:
+            if load_relaxed(owner_address(core, frame), DEVICE) & at.OWNER_PAGE != page + 1:
                 gone = 1
             elif compare_exchange(word, old, evicted(old), DEVICE) == old:
-                count(core, N_EVICTIONS, 1)
+                count(core, at.N_EVICTIONS, 1)
                 give_back(core, frame)
                 gone = 1
     return shfl(mask, gone, leader) != 0

@@ -21,9 +21,9 @@ from warpwell.targets import (
     shfl,
 )
 
+from . import layout as at
 from .core import owner_address, word_address
 from .frames import pool_of
-from .layout import C_HASH_MASK, F_COUNT, F_PINNED, HOST_PIN, KERNEL_PIN, KERNEL_PINS_MAX, KERNEL_SHIFT, OWNER_PAGE
 from .paging import pin_page, unpin
 from .word import READABLE, frame_of, state_of
 
@@ -42,7 +42,7 @@ def hold_page(core, space, page, pin, mask, lane, leader):
     everybody's misses. In a hashed table a held page would block the others of its word.
     """
     found = FULL
-    if lane == leader and field(core, C_HASH_MASK) == 0:
+    if lane == leader and field(core, at.C_HASH_MASK) == 0:
         found = hold_again(core, page, pin)
         attempt = 0
         while found == NOT_HELD and room(core, space) <= 0 and attempt <= TRIES:
@@ -70,7 +70,7 @@ def keep(core, space, page, frame, pin):
     old = load_relaxed(owner, DEVICE)
     attempt = 0
     while attempt <= TRIES:
-        first = old <= OWNER_PAGE
+        first = old <= at.OWNER_PAGE
         if first and not reserve(core, space):
             backoff(attempt)
             attempt += 1
@@ -82,7 +82,7 @@ def keep(core, space, page, frame, pin):
                 unpin(word, 0)  # the first holder's is enough
             return True
         if first:
-            fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
+            fetch_add(pool_of(core, space) + 8 * at.F_PINNED, -1, DEVICE)
         old = seen
     unpin(word, 0)
     return False
@@ -97,8 +97,8 @@ def hold_again(core, page, pin):
     owner = owner_address(core, frame_of(word))
     old = load_relaxed(owner, DEVICE)
     # while it is held it stays in this frame; a page that has left it is in no owner word any more, or is not held
-    while old & OWNER_PAGE == page + 1 and old > OWNER_PAGE:
-        if pin == KERNEL_PIN and old >> KERNEL_SHIFT == KERNEL_PINS_MAX:
+    while old & at.OWNER_PAGE == page + 1 and old > at.OWNER_PAGE:
+        if pin == at.KERNEL_PIN and old >> at.KERNEL_SHIFT == at.KERNEL_PINS_MAX:
             return FULL
         seen = compare_exchange(owner, old, old + pin, DEVICE)
         if seen == old:
@@ -111,14 +111,14 @@ def hold_again(core, page, pin):
 def let_page_go(core, space, page, pin):
     """Give back one pin of the kernels' or the host's; False where they have none of that page (thread)."""
     word = load_acquire(word_address(core, page), DEVICE)
-    if field(core, C_HASH_MASK) != 0 or state_of(word) & READABLE == 0:
+    if field(core, at.C_HASH_MASK) != 0 or state_of(word) & READABLE == 0:
         return False
     owner = owner_address(core, frame_of(word))
     old = load_relaxed(owner, DEVICE)
-    while old & OWNER_PAGE == page + 1 and holds(old, pin):
+    while old & at.OWNER_PAGE == page + 1 and holds(old, pin):
         seen = compare_exchange(owner, old, old - pin, DEVICE)
         if seen == old:
-            if old - pin <= OWNER_PAGE:
+            if old - pin <= at.OWNER_PAGE:
                 give_word_back(core, space, page)
             return True
         old = seen
@@ -128,30 +128,30 @@ def let_page_go(core, space, page, pin):
 @device
 def holds(owner, pin):
     """Tell whether kernels (KERNEL_PIN) or the host (HOST_PIN) have a pin of a page (thread)."""
-    if pin == HOST_PIN:
-        return owner & HOST_PIN != 0
-    return owner >> KERNEL_SHIFT != 0
+    if pin == at.HOST_PIN:
+        return owner & at.HOST_PIN != 0
+    return owner >> at.KERNEL_SHIFT != 0
 
 
 @device
 def give_word_back(core, space, page):
     """Give back a holder's pin of the page word, and its place among the held pages of the pool (thread)."""
     unpin(word_address(core, page), 0)
-    fetch_add(pool_of(core, space) + 8 * F_PINNED, -1, DEVICE)
+    fetch_add(pool_of(core, space) + 8 * at.F_PINNED, -1, DEVICE)
 
 
 @device
 def room(core, space):
     """Return how many more pages of a pool may be held (thread)."""
     pool = pool_of(core, space)
-    return field(pool, F_COUNT) - 1 - load_relaxed(pool + 8 * F_PINNED, DEVICE)
+    return field(pool, at.F_COUNT) - 1 - load_relaxed(pool + 8 * at.F_PINNED, DEVICE)
 
 
 @device
 def reserve(core, space):
     """Count one more held page of a pool, unless only one frame would be left (thread)."""
     pool = pool_of(core, space)
-    if fetch_add(pool + 8 * F_PINNED, 1, DEVICE) >= field(pool, F_COUNT) - 1:
-        fetch_add(pool + 8 * F_PINNED, -1, DEVICE)
+    if fetch_add(pool + 8 * at.F_PINNED, 1, DEVICE) >= field(pool, at.F_COUNT) - 1:
+        fetch_add(pool + 8 * at.F_PINNED, -1, DEVICE)
         return False
     return True

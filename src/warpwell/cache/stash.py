@@ -21,60 +21,47 @@ from warpwell.targets import (
     store_release,
 )
 
+from . import layout as at
 from .core import owner_address
-from .layout import (
-    C_POOLS,
-    F_COUNT,
-    F_FIRST,
-    F_RING,
-    F_RING_MASK,
-    F_STASH_HEAD,
-    F_STASH_ROOM,
-    F_STASH_TAIL,
-    F_STASHED,
-    FREE_FRAME,
-    HELD_FRAME,
-    POOL_WORDS,
-)
 
 
 @device
 def give_back(core, frame):
     """Put a frame that is in no word into its pool's stash (thread; releases what it did to the frame before)."""
-    pool = field(core, C_POOLS)
-    while frame < field(pool, F_FIRST) or frame >= field(pool, F_FIRST) + field(pool, F_COUNT):
-        pool += 8 * POOL_WORDS
-    store_relaxed(owner_address(core, frame), HELD_FRAME, DEVICE)
-    room = pool + 8 * F_STASH_ROOM
+    pool = field(core, at.C_POOLS)
+    while frame < field(pool, at.F_FIRST) or frame >= field(pool, at.F_FIRST) + field(pool, at.F_COUNT):
+        pool += 8 * at.POOL_WORDS
+    store_relaxed(owner_address(core, frame), at.HELD_FRAME, DEVICE)
+    room = pool + 8 * at.F_STASH_ROOM
     if fetch_add(room, -1, DEVICE) <= 0:
         fetch_add(room, 1, DEVICE)
-        store_release(owner_address(core, frame), FREE_FRAME, DEVICE)  # full: the clock will find it
+        store_release(owner_address(core, frame), at.FREE_FRAME, DEVICE)  # full: the clock will find it
         return
-    place = fetch_add(pool + 8 * F_STASH_TAIL, 1, DEVICE) & field(pool, F_RING_MASK)
-    slot = field(pool, F_RING) + 8 * place
+    place = fetch_add(pool + 8 * at.F_STASH_TAIL, 1, DEVICE) & field(pool, at.F_RING_MASK)
+    slot = field(pool, at.F_RING) + 8 * place
     attempt = 0
     while compare_exchange(slot, 0, frame + 1, DEVICE) != 0:
         backoff(attempt)
         attempt += 1
-    fetch_add(pool + 8 * F_STASHED, 1, DEVICE)
+    fetch_add(pool + 8 * at.F_STASHED, 1, DEVICE)
 
 
 @device
 def take_free(pool):
     """Take a frame out of a pool's stash, HELD; -1 where it is empty (thread; acquires)."""
-    stashed = pool + 8 * F_STASHED
+    stashed = pool + 8 * at.F_STASHED
     if load_relaxed(stashed, DEVICE) <= 0:
         return -1
     if fetch_add(stashed, -1, DEVICE) <= 0:
         fetch_add(stashed, 1, DEVICE)
         return -1
-    place = fetch_add(pool + 8 * F_STASH_HEAD, 1, DEVICE) & field(pool, F_RING_MASK)
-    slot = field(pool, F_RING) + 8 * place
+    place = fetch_add(pool + 8 * at.F_STASH_HEAD, 1, DEVICE) & field(pool, at.F_RING_MASK)
+    slot = field(pool, at.F_RING) + 8 * place
     attempt = 0
     found = exchange(slot, 0, DEVICE)
     while found == 0:
         backoff(attempt)
         attempt += 1
         found = exchange(slot, 0, DEVICE)
-    fetch_add(pool + 8 * F_STASH_ROOM, 1, DEVICE)
+    fetch_add(pool + 8 * at.F_STASH_ROOM, 1, DEVICE)
     return found - 1

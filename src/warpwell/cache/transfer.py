@@ -26,18 +26,8 @@ from warpwell.targets import (
     syncwarp,
 )
 
+from . import layout as at
 from .core import count, expired, gave_up, latch, nsid_of, owner_address, progress, word_address
-from .layout import (
-    C_FRAMES,
-    C_PAGE_SHIFT,
-    N_PAGES_READ,
-    N_READ_COMMANDS,
-    N_WRITE_COMMANDS,
-    S_BASE,
-    S_HOST,
-    S_NSID,
-    STALLED,
-)
 from .stash import give_back
 from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 
@@ -51,7 +41,7 @@ BLOCK_SHIFT = 9
 @device
 def frame_address(core, frame):
     """Return the address of a frame (thread)."""
-    return field(core, C_FRAMES) + (frame << field(core, C_PAGE_SHIFT))
+    return field(core, at.C_FRAMES) + (frame << field(core, at.C_PAGE_SHIFT))
 
 
 @device
@@ -83,7 +73,7 @@ def fill(core, frame, source, mask, lane):
     """
     syncwarp(mask)
     fence(DEVICE)
-    copy(frame_address(core, frame), source, 1 << field(core, C_PAGE_SHIFT), mask, lane)
+    copy(frame_address(core, frame), source, 1 << field(core, at.C_PAGE_SHIFT), mask, lane)
     syncwarp(mask)
 
 
@@ -94,15 +84,15 @@ def start(core, queue, cid, opcode, page, pages, space):
     store_relaxed(record + 8 * ID_PAGE, page, DEVICE)
     store_relaxed(record + 8 * ID_COUNT, pages, DEVICE)
     store_relaxed(record + 8 * ID_OPCODE, opcode, DEVICE)
-    blocks_shift = field(core, C_PAGE_SHIFT) - BLOCK_SHIFT
-    word0 = command_word0(opcode, cid, field(space, S_NSID))
-    slba = (page - field(space, S_BASE)) << blocks_shift
+    blocks_shift = field(core, at.C_PAGE_SHIFT) - BLOCK_SHIFT
+    word0 = command_word0(opcode, cid, field(space, at.S_NSID))
+    slba = (page - field(space, at.S_BASE)) << blocks_shift
     control = command_word6((pages << blocks_shift) - 1, 0)
     if opcode == READ:
-        count(core, N_READ_COMMANDS, 1)
-        count(core, N_PAGES_READ, pages)
+        count(core, at.N_READ_COMMANDS, 1)
+        count(core, at.N_PAGES_READ, pages)
     else:
-        count(core, N_WRITE_COMMANDS, 1)
+        count(core, at.N_WRITE_COMMANDS, 1)
     return submit(queue, word0, staging_of(queue, cid), slba, control)
 
 
@@ -134,7 +124,7 @@ def wait(core, space, queue, cid, mask, lane, leader):
                     since = clock_ns()
                 elif expired(core, since):
                     page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
-                    latch(space, STALLED, nsid_of(core, page), page, 0)
+                    latch(space, at.STALLED, nsid_of(core, page), page, 0)
                 if gave_up(space):
                     status = orphan(queue, cid, ORPHAN)
                     if status < 0:
@@ -174,7 +164,7 @@ def settle_one(core, queue, mask, lane, leader):
         for k in range(pages):
             frame = load_relaxed(record + 8 * (ID_FRAMES + k), DEVICE)
             if good:
-                source = staging_of(queue, cid) + (k << field(core, C_PAGE_SHIFT))
+                source = staging_of(queue, cid) + (k << field(core, at.C_PAGE_SHIFT))
                 fill(core, frame, source, mask, lane)
             if lane == leader:
                 if good:
@@ -227,7 +217,7 @@ def leave_writeback(word, low):
 @device
 def host_page(space, page, page_shift):
     """Return where a page lies in pinned host memory, or 0 where it is behind the queues (thread)."""
-    base = field(space, S_HOST)
+    base = field(space, at.S_HOST)
     if base == 0:
         return 0
-    return base + ((page - field(space, S_BASE)) << page_shift)
+    return base + ((page - field(space, at.S_BASE)) << page_shift)

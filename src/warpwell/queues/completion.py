@@ -28,30 +28,7 @@ from warpwell.targets import (
     warp_size,
 )
 
-from .layout import (
-    DONE,
-    ID_RESULT,
-    ID_STATE,
-    ID_STATUS,
-    Q_CQ,
-    Q_CQ_DOORBELL,
-    Q_CQ_HEAD,
-    Q_CQ_LOCK,
-    Q_DEPTH_SHIFT,
-    Q_N_IDS,
-    Q_PROGRESS,
-    Q_READY,
-    Q_READY_HEAD,
-    Q_READY_TAIL,
-    Q_RESULTS,
-    Q_RETURNS,
-    Q_SQ_HEAD,
-    Q_TURNS,
-    R_FLAGS,
-    R_PLACE_BYTES,
-    R_PLACES,
-    TAKEN,
-)
+from . import layout as at
 from .submission import field, id_record
 
 for _function in (word1_cid, word1_phase, word1_sqhd, word1_status):
@@ -69,8 +46,8 @@ def poll(queue, cid):
 
     Acquires the data that the controller wrote. Zero is success.
     """
-    state = load_acquire(id_record(queue, cid) + 8 * ID_STATE, DEVICE)
-    if state < DONE:
+    state = load_acquire(id_record(queue, cid) + 8 * at.ID_STATE, DEVICE)
+    if state < at.DONE:
         return -1
     return state >> 8
 
@@ -78,7 +55,7 @@ def poll(queue, cid):
 @device
 def result_of(queue, cid):
     """Return dw0 of an id's completion, after `poll` or `take_ready` (thread; the pair keeps results)."""
-    return load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) & 0xFFFFFFFF
+    return load_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, DEVICE) & 0xFFFFFFFF
 
 
 @device
@@ -87,7 +64,7 @@ def version_of(queue, cid):
 
     As for `result_of`.
     """
-    return load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) & ~(0xFFFF << 32)
+    return load_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, DEVICE) & ~(0xFFFF << 32)
 
 
 @device
@@ -96,20 +73,20 @@ def place_of(queue, cid):
 
     As for `result_of`.
     """
-    place = (load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) >> 32) & 0xFFFF
+    place = (load_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, DEVICE) >> 32) & 0xFFFF
     if place == 0:
         return 0
-    returns = field(queue, Q_RETURNS)
-    return field(returns, R_PLACES) + (place - 1) * field(returns, R_PLACE_BYTES)
+    returns = field(queue, at.Q_RETURNS)
+    return field(returns, at.R_PLACES) + (place - 1) * field(returns, at.R_PLACE_BYTES)
 
 
 @device
 def give_place(queue, cid):
     """Give a completion's place in the return value queue back, if it has one (thread; releases its reads)."""
-    place = (load_relaxed(id_record(queue, cid) + 8 * ID_RESULT, DEVICE) >> 32) & 0xFFFF
+    place = (load_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, DEVICE) >> 32) & 0xFFFF
     if place != 0:
-        store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, 0, DEVICE)
-        store_release(field(field(queue, Q_RETURNS), R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
+        store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, 0, DEVICE)
+        store_release(field(field(queue, at.Q_RETURNS), at.R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
 
 
 @device
@@ -118,8 +95,8 @@ def orphan(queue, cid, kind):
 
     If the completion came meanwhile nothing changes, and its status field is returned.
     """
-    state = compare_exchange(id_record(queue, cid) + 8 * ID_STATE, TAKEN, kind, DEVICE)
-    if state >= DONE:
+    state = compare_exchange(id_record(queue, cid) + 8 * at.ID_STATE, at.TAKEN, kind, DEVICE)
+    if state >= at.DONE:
         return state >> 8
     return -1
 
@@ -132,16 +109,16 @@ def drain(queue, mask, lane, leader):
     """
     locked = 0
     if lane == leader:
-        lock = queue + 8 * Q_CQ_LOCK
+        lock = queue + 8 * at.Q_CQ_LOCK
         if load_relaxed(lock, DEVICE) == 0 and exchange(lock, 1, DEVICE) == 0:
             locked = 1
     if shfl(mask, locked, leader) == 0:
         return
     syncwarp(mask)
-    shift = field(queue, Q_DEPTH_SHIFT)
+    shift = field(queue, at.Q_DEPTH_SHIFT)
     below = popc(mask & ((1 << lane) - 1))
     lanes = popc(mask)
-    head = load_relaxed(queue + 8 * Q_CQ_HEAD, DEVICE)
+    head = load_relaxed(queue + 8 * at.Q_CQ_HEAD, DEVICE)
     # one small read over the bus tells whether more are worth it
     anything = 0
     if lane == leader and is_fresh(load_relaxed(entry_of(queue, head, shift) + 8, SYSTEM), head, shift):
@@ -151,9 +128,9 @@ def drain(queue, mask, lane, leader):
             if warp_size() > 1:
                 # many warps wait and would read again at once: that would take the bus from the data
                 backoff(PAUSE)
-            store_release(queue + 8 * Q_CQ_LOCK, 0, DEVICE)
+            store_release(queue + 8 * at.Q_CQ_LOCK, 0, DEVICE)
         return
-    results = field(queue, Q_RESULTS)
+    results = field(queue, at.Q_RESULTS)
     total = 0
     for _ in range(ROUNDS):
         mine = head + below
@@ -170,14 +147,14 @@ def drain(queue, mask, lane, leader):
         asynchronous = False
         cid = word1_cid(word1)
         if taken:
-            state = id_record(queue, cid) + 8 * ID_STATE
+            state = id_record(queue, cid) + 8 * at.ID_STATE
             status = word1_status(word1)
             if results != 0:
                 # before the id is done, and after the phase word was acquired: until then it is an older one's
                 result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
-                store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, result, DEVICE)
-            if compare_exchange(state, TAKEN, DONE | (status << 8), DEVICE) != TAKEN:
-                store_relaxed(id_record(queue, cid) + 8 * ID_STATUS, status, DEVICE)
+                store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, result, DEVICE)
+            if compare_exchange(state, at.TAKEN, at.DONE | (status << 8), DEVICE) != at.TAKEN:
+                store_relaxed(id_record(queue, cid) + 8 * at.ID_STATUS, status, DEVICE)
                 asynchronous = True
         # the last entry knows best how far the controller has fetched
         last = ballot(mask, below == count - 1)
@@ -193,18 +170,18 @@ def drain(queue, mask, lane, leader):
         if count < lanes:
             break
     if lane == leader and total > 0:
-        store_relaxed(queue + 8 * Q_CQ_HEAD, head, DEVICE)
-        store_release(field(queue, Q_CQ_DOORBELL), head & ((1 << shift) - 1), SYSTEM)
-        fetch_add(field(queue, Q_PROGRESS), total, DEVICE)
+        store_relaxed(queue + 8 * at.Q_CQ_HEAD, head, DEVICE)
+        store_release(field(queue, at.Q_CQ_DOORBELL), head & ((1 << shift) - 1), SYSTEM)
+        fetch_add(field(queue, at.Q_PROGRESS), total, DEVICE)
     syncwarp(mask)
     if lane == leader:
-        store_release(queue + 8 * Q_CQ_LOCK, 0, DEVICE)
+        store_release(queue + 8 * at.Q_CQ_LOCK, 0, DEVICE)
 
 
 @device
 def entry_of(queue, position, shift):
     """Return the address of a completion entry (thread)."""
-    return field(queue, Q_CQ) + 16 * (position & ((1 << shift) - 1))
+    return field(queue, at.Q_CQ) + 16 * (position & ((1 << shift) - 1))
 
 
 @device
@@ -217,24 +194,24 @@ def is_fresh(word1, position, shift):
 def _make_ready(queue, mask, waiting, mine, cid, lane, leader):
     """Append ids that nobody waits for to the ready ring (all lanes of `mask`, holding the lock)."""
     # the leader stored it in the round before, and a vote orders nothing: it reads its own store
-    tail = shfl(mask, load_relaxed(queue + 8 * Q_READY_TAIL, DEVICE), leader)
-    count = field(queue, Q_N_IDS)
+    tail = shfl(mask, load_relaxed(queue + 8 * at.Q_READY_TAIL, DEVICE), leader)
+    count = field(queue, at.Q_N_IDS)
     if mine:
         slot = tail + popc(waiting & ((1 << lane) - 1))
-        store_release(field(queue, Q_READY) + 8 * (slot & (count - 1)), cid, DEVICE)
+        store_release(field(queue, at.Q_READY) + 8 * (slot & (count - 1)), cid, DEVICE)
     syncwarp(mask)
     if lane == leader:
-        store_release(queue + 8 * Q_READY_TAIL, tail + popc(waiting), DEVICE)
+        store_release(queue + 8 * at.Q_READY_TAIL, tail + popc(waiting), DEVICE)
 
 
 @device
 def take_ready(queue):
     """Take one completed id that nobody waits for, or return -1 (thread; acquires its status and data)."""
-    head = load_relaxed(queue + 8 * Q_READY_HEAD, DEVICE)
-    while head < load_acquire(queue + 8 * Q_READY_TAIL, DEVICE):
-        slot = field(queue, Q_READY) + 8 * (head & (field(queue, Q_N_IDS) - 1))
+    head = load_relaxed(queue + 8 * at.Q_READY_HEAD, DEVICE)
+    while head < load_acquire(queue + 8 * at.Q_READY_TAIL, DEVICE):
+        slot = field(queue, at.Q_READY) + 8 * (head & (field(queue, at.Q_N_IDS) - 1))
         cid = load_acquire(slot, DEVICE)
-        seen = compare_exchange(queue + 8 * Q_READY_HEAD, head, head + 1, DEVICE)
+        seen = compare_exchange(queue + 8 * at.Q_READY_HEAD, head, head + 1, DEVICE)
         if seen == head:
             return cid
         head = seen
@@ -245,10 +222,10 @@ def take_ready(queue):
 def _raise_turns(queue, fetched, shift):
     """Admit the next lap to every entry that the controller has fetched (the consumer's leader)."""
     mask = (1 << shift) - 1
-    head = load_relaxed(queue + 8 * Q_SQ_HEAD, DEVICE)
+    head = load_relaxed(queue + 8 * at.Q_SQ_HEAD, DEVICE)
     # one fence for all turns: a release each would be a fence each, and everybody waits for this
     fence(DEVICE)
     while (head & mask) != fetched:
-        store_relaxed(field(queue, Q_TURNS) + 8 * (head & mask), (head >> shift) + 1, DEVICE)
+        store_relaxed(field(queue, at.Q_TURNS) + 8 * (head & mask), (head >> shift) + 1, DEVICE)
         head += 1
-    store_relaxed(queue + 8 * Q_SQ_HEAD, head, DEVICE)
+    store_relaxed(queue + 8 * at.Q_SQ_HEAD, head, DEVICE)

@@ -30,26 +30,8 @@ from warpwell.targets import (
     store_release,
 )
 
-from .layout import (
-    FREE,
-    I8,
-    ID_STATE,
-    ID_WORDS,
-    Q_DEPTH_SHIFT,
-    Q_HINT,
-    Q_IDS,
-    Q_IN_USE,
-    Q_MARKS,
-    Q_N_IDS,
-    Q_SQ,
-    Q_SQ_DOORBELL,
-    Q_STAGING,
-    Q_STAGING_BYTES,
-    Q_TAIL,
-    Q_TICKET,
-    Q_TURNS,
-    TAKEN,
-)
+from . import layout as at
+from .layout import I8
 
 TURN_NS = 60 * 10**9
 """Bound of the wait for an entry; see the module's text on why it is not reached."""
@@ -64,13 +46,13 @@ def field(record, index):
 @device
 def id_record(queue, cid):
     """Return the address of an id's record (thread)."""
-    return field(queue, Q_IDS) + cid * (8 * ID_WORDS)
+    return field(queue, at.Q_IDS) + cid * (8 * at.ID_WORDS)
 
 
 @device
 def staging_of(queue, cid):
     """Return the address of the staging buffer that an id owns (thread)."""
-    return field(queue, Q_STAGING) + cid * field(queue, Q_STAGING_BYTES)
+    return field(queue, at.Q_STAGING) + cid * field(queue, at.Q_STAGING_BYTES)
 
 
 @device
@@ -80,28 +62,28 @@ def take_id(queue, reserve):
     `reserve` ids are left for others: a prefetch passes a quarter of them. Acquires what the id's last
     owner did before `release_id`.
     """
-    count = field(queue, Q_N_IDS)
+    count = field(queue, at.Q_N_IDS)
     # looked at first: thousands that add and take back at once would keep the count above what is there
-    if load_relaxed(queue + 8 * Q_IN_USE, DEVICE) >= count - reserve:
+    if load_relaxed(queue + 8 * at.Q_IN_USE, DEVICE) >= count - reserve:
         return -1
-    if fetch_add(queue + 8 * Q_IN_USE, 1, DEVICE) >= count - reserve:
-        fetch_add(queue + 8 * Q_IN_USE, -1, DEVICE)
+    if fetch_add(queue + 8 * at.Q_IN_USE, 1, DEVICE) >= count - reserve:
+        fetch_add(queue + 8 * at.Q_IN_USE, -1, DEVICE)
         return -1
-    start = fetch_add(queue + 8 * Q_HINT, 1, DEVICE)
+    start = fetch_add(queue + 8 * at.Q_HINT, 1, DEVICE)
     for k in range(count):
         cid = (start + k) & (count - 1)
-        state = id_record(queue, cid) + 8 * ID_STATE
-        if load_relaxed(state, DEVICE) == FREE and compare_exchange(state, FREE, TAKEN, DEVICE) == FREE:
+        state = id_record(queue, cid) + 8 * at.ID_STATE
+        if load_relaxed(state, DEVICE) == at.FREE and compare_exchange(state, at.FREE, at.TAKEN, DEVICE) == at.FREE:
             return cid
-    fetch_add(queue + 8 * Q_IN_USE, -1, DEVICE)
+    fetch_add(queue + 8 * at.Q_IN_USE, -1, DEVICE)
     return -1
 
 
 @device
 def release_id(queue, cid):
     """Give an id and its staging buffer back (thread; releases what it did before)."""
-    store_release(id_record(queue, cid) + 8 * ID_STATE, FREE, DEVICE)
-    fetch_add(queue + 8 * Q_IN_USE, -1, DEVICE)
+    store_release(id_record(queue, cid) + 8 * at.ID_STATE, at.FREE, DEVICE)
+    fetch_add(queue + 8 * at.Q_IN_USE, -1, DEVICE)
 
 
 @device
@@ -112,13 +94,13 @@ def submit(queue, word0, prp1, slba, control):
     opcode, id and namespace, `prp1` the data address, `slba` the first block, `control` the block count.
     Returns False, with nothing submitted, only if the ring made no progress for a long time.
     """
-    shift = field(queue, Q_DEPTH_SHIFT)
+    shift = field(queue, at.Q_DEPTH_SHIFT)
     mask = (1 << shift) - 1
     ticket = take_entry(queue, shift)
     if ticket < 0:
         return False
     # the other words mean nothing to a block namespace: each store less is one less on the bus
-    entry = field(queue, Q_SQ) + 64 * (ticket & mask)
+    entry = field(queue, at.Q_SQ) + 64 * (ticket & mask)
     store_relaxed(entry, word0, SYSTEM)
     store_relaxed(entry + 24, prp1, SYSTEM)
     store_relaxed(entry + 40, slba, SYSTEM)
@@ -135,12 +117,12 @@ def submit_entry(queue, word0, word1, prp1, word5, word6, word7):
     `word1` and `word7` hold the key, `word5` the sizes of key and value (see `warpwell.nvme.key_value`); the
     words of mptr and prp2 are those that the ring was made with, zero.
     """
-    shift = field(queue, Q_DEPTH_SHIFT)
+    shift = field(queue, at.Q_DEPTH_SHIFT)
     mask = (1 << shift) - 1
     ticket = take_entry(queue, shift)
     if ticket < 0:
         return False
-    entry = field(queue, Q_SQ) + 64 * (ticket & mask)
+    entry = field(queue, at.Q_SQ) + 64 * (ticket & mask)
     store_relaxed(entry, word0, SYSTEM)
     store_relaxed(entry + 8, word1, SYSTEM)
     store_relaxed(entry + 24, prp1, SYSTEM)
@@ -155,8 +137,8 @@ def submit_entry(queue, word0, word1, prp1, word5, word6, word7):
 @device
 def take_entry(queue, shift):
     """Take the next entry of the ring and wait for its turn; return the ticket, or -1 (thread)."""
-    ticket = fetch_add(queue + 8 * Q_TICKET, 1, DEVICE)
-    turn = field(queue, Q_TURNS) + 8 * (ticket & ((1 << shift) - 1))
+    ticket = fetch_add(queue + 8 * at.Q_TICKET, 1, DEVICE)
+    turn = field(queue, at.Q_TURNS) + 8 * (ticket & ((1 << shift) - 1))
     attempt = 0
     since = 0
     while load_acquire(turn, DEVICE) != ticket >> shift:
@@ -172,14 +154,14 @@ def take_entry(queue, shift):
 @device
 def mark(queue, ticket, mask):
     """Tell movers that the entry of a ticket is written (thread; releases what was written)."""
-    exchange(field(queue, Q_MARKS) + 8 * (ticket & mask), ticket + 1, DEVICE)
+    exchange(field(queue, at.Q_MARKS) + 8 * (ticket & mask), ticket + 1, DEVICE)
 
 
 @device
 def ring(queue, mask):
     """Move the tail over consecutive marks and ring one doorbell for each batch (thread; never waits)."""
-    marks = field(queue, Q_MARKS)
-    tail = load_acquire(queue + 8 * Q_TAIL, DEVICE)
+    marks = field(queue, at.Q_MARKS)
+    tail = load_acquire(queue + 8 * at.Q_TAIL, DEVICE)
     moved = False
     while True:
         place = marks + 8 * (tail & mask)
@@ -191,10 +173,10 @@ def ring(queue, mask):
             # this thread slept for a lap and took a later one's mark: put it back, and move from today's
             # tail, because a mover may have seen the hole meanwhile and left
             exchange(place, found, DEVICE)
-            tail = load_acquire(queue + 8 * Q_TAIL, DEVICE)
+            tail = load_acquire(queue + 8 * at.Q_TAIL, DEVICE)
         elif moved:
-            store_release(field(queue, Q_SQ_DOORBELL), tail & mask, SYSTEM)
-            store_release(queue + 8 * Q_TAIL, tail, DEVICE)
+            store_release(field(queue, at.Q_SQ_DOORBELL), tail & mask, SYSTEM)
+            store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
             moved = False
         else:
             return

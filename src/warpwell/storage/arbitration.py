@@ -8,16 +8,7 @@ thread ports of its own, weights hold only among these.
 
 from __future__ import annotations
 
-from warpwell.queues.layout import (
-    P_COMMANDS,
-    P_CQ_TAIL,
-    P_DEPTH_SHIFT,
-    P_OUTSTANDING,
-    P_SQ,
-    P_SQ_DOORBELL,
-    P_SQ_HEAD,
-    P_WEIGHT,
-)
+from warpwell.queues import layout as at
 from warpwell.queues.submission import field
 from warpwell.targets import (
     SYSTEM,
@@ -117,7 +108,7 @@ def fetch(control, batch):
             left = 0
             port = port_of(control, turn)
             if port != 0:
-                left = load_relaxed(port + 8 * P_WEIGHT, SYSTEM)
+                left = load_relaxed(port + 8 * at.P_WEIGHT, SYSTEM)
     store_relaxed(control + 8 * TURN, turn, SYSTEM)
     store_relaxed(control + 8 * LEFT, left, SYSTEM)
     store_release(lock, 0, SYSTEM)
@@ -127,12 +118,12 @@ def fetch(control, batch):
 @device
 def take(port, index, most, batch):
     """Copy up to `most` commands of a port into `batch` and let their entries be written again."""
-    mask = (1 << field(port, P_DEPTH_SHIFT)) - 1
-    head = load_relaxed(port + 8 * P_SQ_HEAD, SYSTEM)
-    tail = load_acquire(field(port, P_SQ_DOORBELL), SYSTEM)
+    mask = (1 << field(port, at.P_DEPTH_SHIFT)) - 1
+    head = load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM)
+    tail = load_acquire(field(port, at.P_SQ_DOORBELL), SYSTEM)
     count = 0
     while count < most and (head & mask) != tail:
-        entry = field(port, P_SQ) + 64 * (head & mask)
+        entry = field(port, at.P_SQ) + 64 * (head & mask)
         words = batch + count * (8 * COMMAND_WORDS)
         for k in range(COMMAND_WORDS):
             if k != 2 and k != 4:  # mptr and prp2 are not used
@@ -141,10 +132,10 @@ def take(port, index, most, batch):
         head += 1
         count += 1
         # released, because it tells submitters that the entry was read
-        store_release(port + 8 * P_SQ_HEAD, head, SYSTEM)
+        store_release(port + 8 * at.P_SQ_HEAD, head, SYSTEM)
     if count > 0:
-        fetch_add(port + 8 * P_OUTSTANDING, count, SYSTEM)
-        store_relaxed(port + 8 * P_COMMANDS, load_relaxed(port + 8 * P_COMMANDS, SYSTEM) + count, SYSTEM)
+        fetch_add(port + 8 * at.P_OUTSTANDING, count, SYSTEM)
+        store_relaxed(port + 8 * at.P_COMMANDS, load_relaxed(port + 8 * at.P_COMMANDS, SYSTEM) + count, SYSTEM)
     return count
 
 
@@ -155,11 +146,11 @@ def room_in_window(control, ports):
     A drive that loses commands must not lose the window to them: once nothing was completed for a second,
     those under way count no more.
     """
-    under_way = total(control, ports, P_OUTSTANDING)
+    under_way = total(control, ports, at.P_OUTSTANDING)
     off = min(load_relaxed(control + 8 * WRITTEN_OFF, SYSTEM), under_way)
     room = load_relaxed(control + 8 * K_WINDOW, SYSTEM) - (under_way - off)
     if room <= 0:
-        posted = total(control, ports, P_CQ_TAIL)
+        posted = total(control, ports, at.P_CQ_TAIL)
         now = clock_ns()
         if posted != load_relaxed(control + 8 * POSTED, SYSTEM) or load_relaxed(control + 8 * SINCE, SYSTEM) == 0:
             store_relaxed(control + 8 * POSTED, posted, SYSTEM)

@@ -8,7 +8,7 @@ submitted again once values have been taken.
 
 from __future__ import annotations
 
-from warpwell.queues.layout import P_RETURNS, R_COUNT, R_FLAGS, R_NEXT, R_OF, R_PLACE_BYTES, R_PLACES
+from warpwell.queues import layout as at
 from warpwell.queues.submission import field
 from warpwell.targets import SYSTEM, compare_exchange, device, load_acquire, load_relaxed, store_relaxed, store_release
 
@@ -16,16 +16,16 @@ from warpwell.targets import SYSTEM, compare_exchange, device, load_acquire, loa
 @device
 def lend(port, cid):
     """Take a place for a command's value; return its address, 0 where all are taken (any service thread)."""
-    record = field(port, P_RETURNS)
-    count = field(record, R_COUNT)
-    first = load_relaxed(record + 8 * R_NEXT, SYSTEM)
+    record = field(port, at.P_RETURNS)
+    count = field(record, at.R_COUNT)
+    first = load_relaxed(record + 8 * at.R_NEXT, SYSTEM)
     for k in range(count):
         place = (first + k) & (count - 1)
-        flag = field(record, R_FLAGS) + 8 * place
+        flag = field(record, at.R_FLAGS) + 8 * place
         if load_acquire(flag, SYSTEM) == 0 and compare_exchange(flag, 0, 1, SYSTEM) == 0:
-            store_relaxed(record + 8 * R_NEXT, place + 1, SYSTEM)
-            store_relaxed(field(record, R_OF) + 8 * cid, place + 1, SYSTEM)
-            return field(record, R_PLACES) + place * field(record, R_PLACE_BYTES)
+            store_relaxed(record + 8 * at.R_NEXT, place + 1, SYSTEM)
+            store_relaxed(field(record, at.R_OF) + 8 * cid, place + 1, SYSTEM)
+            return field(record, at.R_PLACES) + place * field(record, at.R_PLACE_BYTES)
     return 0
 
 
@@ -36,15 +36,15 @@ def with_place(port, cid, status, result):
     `result` is dw0, and the value's version from bit 32 on. dw1 has the version in bits 31:16, the place in 15:0.
     """
     words = (result & 0xFFFFFFFF) | ((result >> 32) << 48)
-    record = field(port, P_RETURNS)
+    record = field(port, at.P_RETURNS)
     if record == 0:
         return words
-    of = field(record, R_OF) + 8 * cid
+    of = field(record, at.R_OF) + 8 * cid
     place = load_relaxed(of, SYSTEM)
     if place == 0:
         return words
     store_relaxed(of, 0, SYSTEM)
     if status != 0 or result & 0xFFFFFFFF == 0:
-        store_release(field(record, R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
+        store_release(field(record, at.R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
         return words
     return words | (place << 32)

@@ -30,21 +30,7 @@ from warpwell.nvme import (
     word5_value_size,
     word6_nlb,
 )
-from warpwell.queues.layout import (
-    P_BURST,
-    P_COMMANDS,
-    P_CQ,
-    P_CQ_TAIL,
-    P_DEPTH_SHIFT,
-    P_FLIGHTS,
-    P_OUTSTANDING,
-    P_POST_LOCK,
-    P_RETURNS,
-    P_SQ,
-    P_SQ_DOORBELL,
-    P_SQ_HEAD,
-    P_SQID,
-)
+from warpwell.queues import layout as at
 from warpwell.queues.submission import field
 from warpwell.targets import (
     SYSTEM,
@@ -123,16 +109,16 @@ def port_of(control, index):
 @device
 def serve_port(port, index, namespaces):
     """Fetch and start what a port's doorbell announces (one service thread at a time); return the number."""
-    shift = field(port, P_DEPTH_SHIFT)
+    shift = field(port, at.P_DEPTH_SHIFT)
     mask = (1 << shift) - 1
-    head = load_relaxed(port + 8 * P_SQ_HEAD, SYSTEM)
+    head = load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM)
     done = 0
-    tail = load_acquire(field(port, P_SQ_DOORBELL), SYSTEM)
+    tail = load_acquire(field(port, at.P_SQ_DOORBELL), SYSTEM)
     if (head & mask) == tail:
         return 0
-    burst = load_relaxed(port + 8 * P_BURST, SYSTEM)
+    burst = load_relaxed(port + 8 * at.P_BURST, SYSTEM)
     while (head & mask) != tail and done < burst:
-        entry = field(port, P_SQ) + 64 * (head & mask)
+        entry = field(port, at.P_SQ) + 64 * (head & mask)
         word0 = load_relaxed(entry, SYSTEM)
         buffer = load_relaxed(entry + 24, SYSTEM)
         word5 = load_relaxed(entry + 40, SYSTEM)
@@ -146,14 +132,14 @@ def serve_port(port, index, namespaces):
             key1 = load_relaxed(entry + 56, SYSTEM)
         head += 1
         # released, because it tells submitters that the entry was read
-        store_release(port + 8 * P_SQ_HEAD, head, SYSTEM)
-        fetch_add(port + 8 * P_OUTSTANDING, 1, SYSTEM)
+        store_release(port + 8 * at.P_SQ_HEAD, head, SYSTEM)
+        fetch_add(port + 8 * at.P_OUTSTANDING, 1, SYSTEM)
         if keyed:
             execute_key_value(port, index, record, word0, key0, buffer, word5, key1)
         else:
             execute(port, index, record, word0, buffer, word5, word6)
         done += 1
-    store_relaxed(port + 8 * P_COMMANDS, load_relaxed(port + 8 * P_COMMANDS, SYSTEM) + done, SYSTEM)
+    store_relaxed(port + 8 * at.P_COMMANDS, load_relaxed(port + 8 * at.P_COMMANDS, SYSTEM) + done, SYSTEM)
     return done
 
 
@@ -220,7 +206,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
     else:
         cid = word0_cid(word0)
         uses = take_off(port, cid)
-        if buffer == 0 and opcode == KV_RETRIEVE and word5_value_size(word5) > 0 and field(port, P_RETURNS) != 0:
+        if buffer == 0 and opcode == KV_RETRIEVE and word5_value_size(word5) > 0 and field(port, at.P_RETURNS) != 0:
             buffer = lend(port, cid)
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
         # bits 31:16 of cdw11, which the command set reserves: where in the value to begin, in units of 512 bytes
@@ -228,7 +214,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
         tag = (uses << USES_SHIFT) | (index << 16) | cid
         tail = (tag << 32) | word5_value_size(word5)
         answer = INVALID_FIELD
-        if field(port, P_RETURNS) != 0:
+        if field(port, at.P_RETURNS) != 0:
             answer = NAMESPACE_NOT_READY  # no place is free: to be submitted again
         if buffer != 0 or word5_value_size(word5) == 0:
             answer = call_native(function, state, operation, key0, key1, buffer, tail)
@@ -247,7 +233,7 @@ def take_off(port, cid):
 
     A completion that comes twice must not pass for that of the id's next command.
     """
-    flight = load_relaxed(port + 8 * P_FLIGHTS, SYSTEM) + 8 * cid
+    flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
     uses = (load_relaxed(flight, SYSTEM) >> 1) + 1
     store_release(flight, (uses << 1) | 1, SYSTEM)
     return uses & USES
@@ -256,7 +242,7 @@ def take_off(port, cid):
 @device
 def land(port, cid, uses):
     """Note that a key-value command is done; return False where that one is not under way."""
-    flight = load_relaxed(port + 8 * P_FLIGHTS, SYSTEM) + 8 * cid
+    flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
     now = load_acquire(flight, SYSTEM)
     if now & 1 == 0 or (now >> 1) & USES != uses:
         return False
@@ -304,7 +290,7 @@ def finish_key_value(control, record, tag, status):
     result = call_native(function, load_relaxed(record + 8 * NS_STATE, SYSTEM), 1, tag, 0, 0, 0)
     port = port_of(control, (tag >> 16) & (MAX_PORTS - 1))
     cid = tag & 0xFFFF
-    if port == 0 or cid >> field(port, P_DEPTH_SHIFT) != 0 or not land(port, cid, (tag >> USES_SHIFT) & USES):
+    if port == 0 or cid >> field(port, at.P_DEPTH_SHIFT) != 0 or not land(port, cid, (tag >> USES_SHIFT) & USES):
         fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
         return
     count_error(record, status)
@@ -317,21 +303,21 @@ def post(port, cid, status, result):
 
     The ring cannot be full: ids in flight are fewer than its entries.
     """
-    lock = port + 8 * P_POST_LOCK
+    lock = port + 8 * at.P_POST_LOCK
     attempt = 0
     while exchange(lock, 1, SYSTEM) != 0:
         backoff(attempt)
         attempt += 1
-    shift = field(port, P_DEPTH_SHIFT)
+    shift = field(port, at.P_DEPTH_SHIFT)
     mask = (1 << shift) - 1
-    tail = load_relaxed(port + 8 * P_CQ_TAIL, SYSTEM)
-    entry = field(port, P_CQ) + 16 * (tail & mask)
+    tail = load_relaxed(port + 8 * at.P_CQ_TAIL, SYSTEM)
+    entry = field(port, at.P_CQ) + 16 * (tail & mask)
     phase = ((tail >> shift) & 1) ^ 1
-    fetched = load_acquire(port + 8 * P_SQ_HEAD, SYSTEM) & mask
+    fetched = load_acquire(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask
     store_relaxed(entry, completion_word0(with_place(port, cid, status, result)), SYSTEM)
-    store_release(entry + 8, completion_word1(fetched, field(port, P_SQID), cid, phase, status), SYSTEM)
-    store_relaxed(port + 8 * P_CQ_TAIL, tail + 1, SYSTEM)
-    fetch_add(port + 8 * P_OUTSTANDING, -1, SYSTEM)
+    store_release(entry + 8, completion_word1(fetched, field(port, at.P_SQID), cid, phase, status), SYSTEM)
+    store_relaxed(port + 8 * at.P_CQ_TAIL, tail + 1, SYSTEM)
+    fetch_add(port + 8 * at.P_OUTSTANDING, -1, SYSTEM)
     store_release(lock, 0, SYSTEM)
 
 
@@ -369,11 +355,11 @@ def may_park(control, idle, first, stride):
         if port == 0:
             continue
         # the last launch may have rung after the look at the doorbell that found nothing
-        mask = (1 << field(port, P_DEPTH_SHIFT)) - 1
-        tail = load_acquire(field(port, P_SQ_DOORBELL), SYSTEM)
-        if load_relaxed(port + 8 * P_SQ_HEAD, SYSTEM) & mask != tail:
+        mask = (1 << field(port, at.P_DEPTH_SHIFT)) - 1
+        tail = load_acquire(field(port, at.P_SQ_DOORBELL), SYSTEM)
+        if load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask != tail:
             return False
-        if load_relaxed(port + 8 * P_OUTSTANDING, SYSTEM) != 0:
+        if load_relaxed(port + 8 * at.P_OUTSTANDING, SYSTEM) != 0:
             return False
     return True
 

@@ -67,7 +67,7 @@ _REQUESTS = "kv.device.requests"
 _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
 
-_PULL = """        page_shift = field(core, C_PAGE_SHIFT)
+_PULL = """        page_shift = field(core, at.C_PAGE_SHIFT)
         for k in range(pages):
             # frames"""
 _FREED = """            release_id(queue, cid)
@@ -81,9 +81,9 @@ _WORDS = """    store_relaxed(entry, word0, SYSTEM)
 """
 _MARK = """    mark(queue, ticket, mask)
 """
-_BELL = """            store_release(field(queue, Q_SQ_DOORBELL), tail & mask, SYSTEM)
+_BELL = """            store_release(field(queue, at.Q_SQ_DOORBELL), tail & mask, SYSTEM)
 """
-_TAIL = """            store_release(queue + 8 * Q_TAIL, tail, DEVICE)
+_TAIL = """            store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
 """
 _PHASE = """        word1 = load_acquire(entry_of(queue, mine, shift) + 8, SYSTEM)
 """
@@ -92,7 +92,7 @@ _RESULT = """                result = load_relaxed(entry_of(queue, mine, shift),
 _KEEP = """            if results != 0:
                 # before the id is done, and after the phase word was acquired: until then it is an older one's
                 result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
-                store_relaxed(id_record(queue, cid) + 8 * ID_RESULT, result, DEVICE)
+                store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, result, DEVICE)
 """
 _KEYS = """        if keyed:
             key0 = load_relaxed(entry + 8, SYSTEM)
@@ -100,7 +100,7 @@ _KEYS = """        if keyed:
 """
 _READ = """        head += 1
         # released, because it tells submitters that the entry was read
-        store_release(port + 8 * P_SQ_HEAD, head, SYSTEM)
+        store_release(port + 8 * at.P_SQ_HEAD, head, SYSTEM)
 """
 _COPIES = """            cache = field(core, K_CACHE)
 """
