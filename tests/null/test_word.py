@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import warpwell as ww
 from warpwell.cache import word as w
-from warpwell.cache.core import hashed
+from warpwell.cache.lookup import hashed
 from warpwell.targets import has_cuda
 
 WORDS = st.one_of(

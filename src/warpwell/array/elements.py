@@ -15,8 +15,9 @@ import numpy as np
 from .. import errors
 from ..cache import access as slow
 from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
-from ..cache.core import count, hashed, latch
+from ..cache.latch import latch
 from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_NSID
+from ..cache.lookup import count, hashed
 from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
 from ..queues.submission import field
 from ..targets import (

@@ -30,7 +30,8 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .core import count, failed_before, latch, word_address
+from .latch import failed_before, latch
+from .lookup import count, word_address
 from .paging import pin_page, prefetch_page, unpin
 from .pins import hold_page, let_page_go
 from .transfer import frame_address

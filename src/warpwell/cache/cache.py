@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +20,41 @@ from ..storage.controller import Controller, service_threads
 from ..storage.medium import Medium
 from ..targets import Block, closing, default_device, memory_for
 from ..targets.fault import LaunchFlag, plain_flag
+from ..targets.uninterrupted import interruptible
 from . import layout as at
-from .latch import error_of
-from .launches import CacheLaunch, Launches
-from .plan import Plan, Space
-from .process import OpeningProcess
+from . import maintenance
+from .launches import CacheLaunch, Launches, error_of
+from .partition import PageSpace, Partition
 from .sizes import parse_page_size, parse_size
 from .statistics import Statistics
-from .upkeep import Upkeep
 
+_SWEEPS = 8
+"""Rounds of a prefetch without any page coming, after which no frame is to be had."""
 MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
 
 
-class Cache(Upkeep):
+class OpeningProcess:
+    """The process that opened something, whose threads a process that is forked from it does not have."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is another process, forked from it."""
+        return self.pid != os.getpid()
+
+    def require(self, name: str) -> None:
+        """Raise `ForkError` in a process that was forked from it."""
+        if self.forked:
+            raise errors.ForkError(
+                f"{name} was opened in process {self.pid} and this is {os.getpid()}, forked from it: open it again "
+                f"here (multiprocessing: use the spawn method, or open it in the worker)"
+            )
+
+
+class Cache:
     """A page cache that arrays share.
 
     Parameters
@@ -103,7 +126,7 @@ class Cache(Upkeep):
         self.controller = Controller(
             self.pairs, threads=self._threads, spin=on_gpu, interpreted=self.device == "interp"
         )
-        self._spaces: dict[int, Space] = {}
+        self._spaces: dict[int, PageSpace] = {}
         self.launches = Launches(self.memory)
         self._views: CacheLaunch | None = None
         self.moves = 0
@@ -155,7 +178,7 @@ class Cache(Upkeep):
                 raise self._silence("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
             pages = -(-medium.nbytes // self.page_size)
-            self._spaces[nsid] = Space(name, nsid, pages, medium.nbytes, share, host, writable)
+            self._spaces[nsid] = PageSpace(name, nsid, pages, medium.nbytes, share, host, writable)
             try:
                 self._lay_out()
             except BaseException:
@@ -192,33 +215,33 @@ class Cache(Upkeep):
         del self._spaces[nsid]
         self.controller.detach(nsid)
 
-    def space(self, nsid: int) -> Space:
+    def space(self, nsid: int) -> PageSpace:
         """Return an array's part."""
         return self._spaces[nsid]
 
     def _lay_out(self) -> None:
         """Allocate table, owners and frames for the arrays that are there, all empty."""
         self.moves += 1
-        plan = Plan(list(self._spaces.values()), budget=self.cache_bytes, page_size=self.page_size)
+        parts = Partition(list(self._spaces.values()), budget=self.cache_bytes, page_size=self.page_size)
         self._core = None  # freed before the new block is taken: a cache may fill the device
-        block = self.memory.allocate(plan.nbytes)
-        words = plan.records(block.address)
+        block = self.memory.allocate(parts.nbytes)
+        words = parts.records(block.address)
         words[at.C_QUEUES] = self.pairs.records
         words[at.C_N_QUEUES] = self.pairs.count
         words[at.C_MERGE] = self.merge
         words[at.C_STATS] = self._stats.address
         words[at.C_TIMEOUT] = int(self.timeout * 1e9)
         block.write(0, words)
-        records = words[at.CORE_WORDS : at.CORE_WORDS + at.SPACE_WORDS * len(plan.spaces)]
+        records = words[at.CORE_WORDS : at.CORE_WORDS + at.SPACE_WORDS * len(parts.spaces)]
         self.launches.lay_out(records.reshape(-1, at.SPACE_WORDS))
         self._views = None
         self._core = block
         self._words = words
-        self.hashed = plan.hashed
-        self.frames = plan.frames
-        self.table_bytes = plan.table_bytes
-        self._pools = plan.pools
-        self._order = [space.nsid for space in plan.spaces]
+        self.hashed = parts.hashed
+        self.frames = parts.frames
+        self.table_bytes = parts.table_bytes
+        self._pools = parts.pools
+        self._order = [space.nsid for space in parts.spaces]
 
     # -- what views are made of -----------------------------------------------------------------------------
 
@@ -349,7 +372,171 @@ class Cache(Upkeep):
         if launch is not None:
             launch.abort()
 
+    # -- maintenance: each method runs kernels until what is asked for is done, or cannot be --------------------
+
+    def flush(self, nsid: int | None = None) -> None:
+        """Write dirty pages back (of one array, or all) and make them durable."""
+        with self._lock:
+            self.require_open()
+            # looked at before the flush is a launch itself; none begins meanwhile, for the lock is held
+            alone = self._in_flight == 0
+            for space in [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]:
+                words = (space.base, space.base + space.pages, int(alone))
+                self._until_none(
+                    maintenance.flush_frames, self.frames, space.nsid, words, f"flushing {space.name!r}"
+                )
+                if not space.host:
+                    self.controller.medium(space.nsid).sync()
+
+    def evict(self, nsid: int, first: int, end: int) -> None:
+        """Write back and evict pages [first, end) of an array; pinned pages are an error."""
+        with self._held():
+            space = self._spaces[nsid]
+            what = f"evicting pages of {space.name!r}"
+            self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), what)
+
+    def prefetch(self, nsid: int, first: int, end: int) -> None:
+        """Start to bring pages [first, end) in, as many as the array's frames hold.
+
+        Commands are few: what exceeds them is asked for as earlier ones are done, and only the last are waited for by
+        nobody. Pages that find no frame, because others are pinned, are dropped.
+        """
+        with self._held():
+            space = self._spaces[nsid]
+            end = min(end, first + self.pool_frames(nsid))
+            some = end - first if space.host else max(8, self._queues * self._depth // 4)
+            for start in range(first, end, some):
+                n = min(some, end - start)
+                page = space.base + start
+                if self._prefetch(n, nsid, page):
+                    dropped = self._stats.address + 8 * at.N_PREFETCH_DROPPED
+                    self.run(maintenance.prefetch_pages, n, nsid, page, dropped)
+            self.settle()
+
+    def _prefetch(self, n: int, nsid: int, page: int) -> int:
+        """Start to bring pages [page, page + n) in; return how many found no frame."""
+        least, since = n + 1, time.monotonic()
+        idle = 0
+        while left := self.run(maintenance.prefetch_pages, n, nsid, page, counts=True):
+            now = time.monotonic()
+            if left < least:
+                least, since, idle = left, now, 0
+            idle += not self.pairs.in_use()  # then nothing that comes brings an id or a frame
+            if idle > _SWEEPS or now - since > self.timeout:
+                break
+            self.settle()
+        return left
+
+    def hold(self, nsid: int, first: int, end: int) -> int:
+        """Bring pages [first, end) in, wait, and hold them for the host, which has none yet; return how many it got."""
+        with self._held():
+            base = self._spaces[nsid].base
+            return self.run(maintenance.hold_pages, end - first, nsid, base + first, counts=True)
+
+    def unpin(self, nsid: int, first: int, end: int) -> int:
+        """Give the host's pin of each page in [first, end) back; return how many had one."""
+        with self._held():
+            base = self._spaces[nsid].base
+            width = 32 if self.device == "cuda" else 1
+            warps = -(-(end - first) // width)
+            return self.run(maintenance.unpin_pages, warps, nsid, base + first, base + end, counts=True)
+
+    def _drop(self, nsid: int) -> None:
+        """Take the frames of an array that is closed back, with what could not be written and pins that were left."""
+        space = self._spaces[nsid]
+        with contextlib.suppress(errors.KernelError):  # some other launch's: nobody asks for these pages any more
+            words = (space.base, space.base + space.pages)
+            self._until_none(maintenance.drop_frames, self.frames, nsid, words, f"dropping pages of {space.name!r}")
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Keep frames and table where they are: another thread may open or close an array meanwhile."""
+        with self._lock:
+            self.require_open()
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
+    def settle(self) -> None:
+        """Publish prefetched pages whose data has come, and release what late completions held."""
+        self.run(maintenance.settle_queues, self.pairs.count, None)
+
+    def _until_none(self, kernel: Any, threads: int, nsid: int, words: tuple[int, ...], what: str) -> None:
+        """Run a kernel until it counts nothing left, a bounded number of times."""
+        left = 0
+        attempts = 0
+        deadline = None
+        while attempts < 64:
+            left = self.run(kernel, threads, nsid, *words, counts=True)
+            if left == 0:
+                return
+            deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
+            if not self.pairs.in_use():
+                attempts += 1
+                continue
+            # prefetched pages, and pages of commands that were given up, may be among them
+            if time.monotonic() > deadline:
+                raise self._silence(what)
+            self.settle()
+            time.sleep(1e-3)
+        raise errors.PinError(f"{what}: {left} pages are pinned or in use; unpin them first")
+
+    def run(self, kernel: Any, threads: int, nsid: int | None, *words: int, counts: bool = False) -> int:
+        """Run a maintenance kernel: `threads` warps of work; return what it counted.
+
+        The kernel takes core, space, `words` and, with `counts`, the address of the word to count in.
+        """
+        if threads <= 0:
+            return 0
+        width = 32 if self.device == "cuda" else 1
+        flag = LaunchFlag(self.device)
+        with interruptible(lambda: None):  # the launch stops; what surrounds it is done whole
+            self.begin(flag, nsid)
+            try:
+                launch = self.launches.take(flag)
+                if counts:
+                    launch.reset()
+                space = launch.space(0 if nsid is None else self.index_of(nsid))
+                counter = (launch.count_address,) if counts else ()
+                kernel[threads * width](
+                    self.core, space, *words, *counter, device=self.device,
+                    services=self.controller.services(), aborts=(self,), flag=flag,
+                )  # fmt: skip
+                return launch.counted() if counts else 0
+            finally:
+                self.end(flag)
+
+    def _drain(self) -> bool:
+        """Wait until no command is in flight; return False where the medium does not answer in time.
+
+        Commands name frames: whatever lays the frames out anew comes after.
+        """
+        deadline = None
+        while self._core is not None and self.pairs.in_use():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            self.settle()
+            deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
+            time.sleep(1e-3)
+        return True
+
+    def _silence(self, what: str) -> errors.StallError:
+        return errors.StallError(
+            f"{what}: {self.pairs.in_use()} commands had no answer for {self.timeout:g} s: the medium does not answer",
+            seconds=self.timeout,
+        )
+
     # -- state ----------------------------------------------------------------------------------------------
+
+    @property
+    def core(self) -> int:
+        """Address of the core record."""
+        if self._core is None:
+            raise errors.ClosedError("the cache is closed: open the array again")
+        return self._core.address
 
     @property
     def closed(self) -> bool:

@@ -20,7 +20,8 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .core import count, latch, owner_address, queue_of, space_of, word_address
+from .latch import latch
+from .lookup import count, owner_address, queue_of, space_of, word_address
 from .stash import take_free
 from .transfer import copy, frame_address, host_page, leave_writeback, start, unwritten, wait
 from .word import (

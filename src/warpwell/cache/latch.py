@@ -1,66 +1,86 @@
-"""The exception for the first error that device code met in a launch."""
+"""Latch: the first error of a launch, for the host to raise, and the watchdog that ends waits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from warpwell.queues.layout import Q_PROGRESS
+from warpwell.queues.submission import field
+from warpwell.targets import (
+    DEVICE,
+    SYSTEM,
+    clock_ns,
+    compare_exchange,
+    device,
+    interrupted,
+    load_relaxed,
+    store_relaxed,
+    store_release,
+)
 
-from .. import errors
-from ..nvme import describe
 from . import layout as at
 
-if TYPE_CHECKING:
-    from .plan import Space
+LOOK_NS = 10**6
+"""Time between two looks at the latch in host memory."""
 
-BLOCK = 512
-"""Bytes of a logical block."""
 
-def error_of(
-    latched: tuple[int, int, int, int], spaces: Mapping[int, Space], *, page_size: int, timeout: float
-) -> Exception:
-    """Return the exception for what was latched; it names array, page and block, and the next step."""
-    kind, nsid, page, value = latched
-    space = spaces.get(nsid)
-    name = space.name if space else "an array that was closed"
-    local = page - space.base if space else page
-    lba = local * (page_size // BLOCK)
-    where = f"array {name!r}, page {local} (LBA {lba})"
-    if kind == at.INDEX_ERROR:
-        return errors.IndexRangeError(
-            f"a kernel used index {value} of array {name!r} in a dimension of size {page}: compare the index "
-            "with the size first (negative indices do not wrap in kernels)",
-            array=name,
-            index=value,
-            size=page,
-        )
-    if kind == at.READ_ONLY:
-        return errors.ReadOnlyError(f'a kernel wrote to array {name!r}, which is read-only: open it with mode="r+"')
-    if kind == at.READ_ERROR:
-        return errors.MediumError(
-            f"reading {where} failed: {describe(value)} (status {value:#06x}); check the drive or file",
-            array=name,
-            lba=lba,
-            page=local,
-            status=value,
-        )
-    if kind == at.WRITE_ERROR:
-        return errors.MediumError(
-            f"writing {where} failed: {describe(value)} (status {value:#06x}); the page stays in the cache: make "
-            "room or mend the drive, then call flush()",
-            array=name,
-            lba=lba,
-            page=local,
-            status=value,
-        )
-    if kind == at.NOT_PINNED:
-        return errors.PinError(
-            f"a kernel gave back page {local} of array {name!r}, which no kernel holds: call unpin once for each pin "
-            "that returned True (what the host pinned, the host gives back)",
-            page=local,
-        )
-    return errors.StallError(
-        f"no completion for {timeout:g} s while waiting for {where}: the medium does not answer (or every frame is "
-        "pinned); command ids stay quarantined until it does",
-        array=name,
-        seconds=timeout,
-    )
+@device
+def latch(space, kind, array, page, value):
+    """Keep the first error of the launch that `space` belongs to, for the host (thread); later ones are dropped.
+
+    The race is decided in device memory: host memory is stored to and never read-modified-written by a
+    GPU, because many buses have no atomics. The kind is stored last, with release order.
+    """
+    launch = field(space, at.S_LAUNCH)
+    if compare_exchange(launch + 8 * at.R_FAILED, 0, 1, DEVICE) == 0:
+        store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
+        record = field(launch, at.R_LATCH)
+        store_relaxed(record + 8 * at.L_ARRAY, array, SYSTEM)
+        store_relaxed(record + 8 * at.L_PAGE, page, SYSTEM)
+        store_relaxed(record + 8 * at.L_VALUE, value, SYSTEM)
+        store_release(record + 8 * at.L_KIND, kind, SYSTEM)
+        store_release(load_relaxed(record + 8 * at.L_FLAG, SYSTEM), 1, SYSTEM)
+
+
+@device
+def failed_before(space):
+    """Tell whether the launch latched an error or saw the host's abort (thread; looks at device memory only)."""
+    return load_relaxed(field(space, at.S_LAUNCH) + 8 * at.R_FAILED, DEVICE) != 0 or interrupted() != 0
+
+
+@device
+def latched(space):
+    """Return the kind of the launch's latched error or ABORTED, CLEAR where there is none (thread).
+
+    Of all that ask, one a millisecond looks at host memory: reads over the bus by everybody who waits take
+    it from the data (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
+    """
+    if interrupted() != 0:
+        return at.ABORTED
+    launch = field(space, at.S_LAUNCH)
+    due = load_relaxed(launch + 8 * at.R_LOOK, DEVICE)
+    now = clock_ns()
+    if now >= due and compare_exchange(launch + 8 * at.R_LOOK, due, now + LOOK_NS, DEVICE) == due:
+        kind = load_relaxed(field(launch, at.R_LATCH) + 8 * at.L_KIND, SYSTEM)
+        if kind != at.CLEAR:
+            # for all who look at device memory alone: an abort ends what misses, and not only what waits
+            store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
+            store_relaxed(launch + 8 * at.R_FAILED, 1, DEVICE)
+    return load_relaxed(launch + 8 * at.R_KIND, DEVICE)
+
+
+@device
+def gave_up(space):
+    """Tell whether waiting is over for the launch: the host aborted it, or one of its waiters saw a stall (thread)."""
+    kind = latched(space)
+    return kind == at.ABORTED or kind == at.STALLED
+
+
+@device
+def progress(core):
+    """Return the completions drained from all queues (thread; changes while anything progresses)."""
+    return load_relaxed(field(field(core, at.C_QUEUES), Q_PROGRESS), DEVICE)
+
+
+@device
+def expired(core, since):
+    """Tell whether `since` (from `clock_ns`) is longer ago than the time-out (thread)."""
+    return clock_ns() - since > field(core, at.C_TIMEOUT)

@@ -6,6 +6,9 @@ share the cache; pages are numbered through all of them. *Pool records* split th
 
 from __future__ import annotations
 
+BLOCK = 512
+"""Bytes of a logical block."""
+
 # -- core record ---------------------------------------------------------------------------------------------
 C_PAGE_SHIFT = 0
 C_TABLE = 1

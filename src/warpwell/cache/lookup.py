@@ -1,27 +1,16 @@
-"""Small device functions that every part of the cache uses: fields, words, the latch, the watchdog."""
+"""Lookup: where the word, queue, owner and array of a page lie, and the statistics counters."""
 
 from __future__ import annotations
 
-from warpwell.queues.layout import I8, Q_PROGRESS, Q_WORDS
+from warpwell.queues.layout import I8, Q_WORDS
 from warpwell.queues.submission import field
 from warpwell.targets import (
-    DEVICE,
-    SYSTEM,
-    clock_ns,
-    compare_exchange,
     device,
     fetch_add_as,
-    interrupted,
-    load_relaxed,
     rem,
-    store_relaxed,
-    store_release,
 )
 
 from . import layout as at
-
-LOOK_NS = 10**6
-"""Time between two looks at the latch in host memory."""
 
 
 @device
@@ -87,67 +76,3 @@ def owner_address(core, frame):
 def count(core, counter, n):
     """Add to a statistics counter (thread; relaxed)."""
     fetch_add_as(field(core, at.C_STATS) + 8 * counter, n, I8)
-
-
-@device
-def latch(space, kind, array, page, value):
-    """Keep the first error of the launch that `space` belongs to, for the host (thread); later ones are dropped.
-
-    The race is decided in device memory: host memory is stored to and never read-modified-written by a
-    GPU, because many buses have no atomics. The kind is stored last, with release order.
-    """
-    launch = field(space, at.S_LAUNCH)
-    if compare_exchange(launch + 8 * at.R_FAILED, 0, 1, DEVICE) == 0:
-        store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
-        record = field(launch, at.R_LATCH)
-        store_relaxed(record + 8 * at.L_ARRAY, array, SYSTEM)
-        store_relaxed(record + 8 * at.L_PAGE, page, SYSTEM)
-        store_relaxed(record + 8 * at.L_VALUE, value, SYSTEM)
-        store_release(record + 8 * at.L_KIND, kind, SYSTEM)
-        store_release(load_relaxed(record + 8 * at.L_FLAG, SYSTEM), 1, SYSTEM)
-
-
-@device
-def failed_before(space):
-    """Tell whether the launch latched an error or saw the host's abort (thread; looks at device memory only)."""
-    return load_relaxed(field(space, at.S_LAUNCH) + 8 * at.R_FAILED, DEVICE) != 0 or interrupted() != 0
-
-
-@device
-def latched(space):
-    """Return the kind of the launch's latched error or ABORTED, CLEAR where there is none (thread).
-
-    Of all that ask, one a millisecond looks at host memory: reads over the bus by everybody who waits take
-    it from the data (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
-    """
-    if interrupted() != 0:
-        return at.ABORTED
-    launch = field(space, at.S_LAUNCH)
-    due = load_relaxed(launch + 8 * at.R_LOOK, DEVICE)
-    now = clock_ns()
-    if now >= due and compare_exchange(launch + 8 * at.R_LOOK, due, now + LOOK_NS, DEVICE) == due:
-        kind = load_relaxed(field(launch, at.R_LATCH) + 8 * at.L_KIND, SYSTEM)
-        if kind != at.CLEAR:
-            # for all who look at device memory alone: an abort ends what misses, and not only what waits
-            store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
-            store_relaxed(launch + 8 * at.R_FAILED, 1, DEVICE)
-    return load_relaxed(launch + 8 * at.R_KIND, DEVICE)
-
-
-@device
-def gave_up(space):
-    """Tell whether waiting is over for the launch: the host aborted it, or one of its waiters saw a stall (thread)."""
-    kind = latched(space)
-    return kind == at.ABORTED or kind == at.STALLED
-
-
-@device
-def progress(core):
-    """Return the completions drained from all queues (thread; changes while anything progresses)."""
-    return load_relaxed(field(field(core, at.C_QUEUES), Q_PROGRESS), DEVICE)
-
-
-@device
-def expired(core, since):
-    """Tell whether `since` (from `clock_ns`) is longer ago than the time-out (thread)."""
-    return clock_ns() - since > field(core, at.C_TIMEOUT)

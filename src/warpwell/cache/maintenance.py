@@ -24,8 +24,8 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .core import word_address
 from .frames import clean, pool_of
+from .lookup import word_address
 from .paging import evict_page, prefetch_page
 from .pins import hold_page, let_page_go
 from .stash import give_back

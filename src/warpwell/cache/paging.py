@@ -29,8 +29,9 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .core import count, expired, failed_before, latch, latched, owner_address, progress, queue_of, word_address
 from .frames import clean, find_frame, pool_of, spare_frame, win_page
+from .latch import expired, failed_before, latch, latched, progress
+from .lookup import count, owner_address, queue_of, word_address
 from .stash import give_back
 from .transfer import abandon, fill, host_page, publish, serve, start, wait
 from .word import (
@@ -227,16 +228,22 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
             release_id(queue, cid)
         return frame
     if lane == leader:
-        for k in range(pages):
-            abandon(core, page + k, load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE))
-        release_id(queue, cid)
-        if pages == 1:
-            latch(space, at.READ_ERROR, field(space, at.S_NSID), page, status)
-        else:
-            count(core, at.N_RETRIES, 1)
+        _read_failed(core, space, page, pages, queue, cid, status)
     if pages > 1:
         return FAILED
     return RETRY
+
+
+@device
+def _read_failed(core, space, page, pages, queue, cid, status):
+    """Give back what a failed command held; latch the error of a single page (the leader)."""
+    for k in range(pages):
+        abandon(core, page + k, load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE))
+    release_id(queue, cid)
+    if pages == 1:
+        latch(space, at.READ_ERROR, field(space, at.S_NSID), page, status)
+    else:
+        count(core, at.N_RETRIES, 1)
 
 
 @device

@@ -1,4 +1,4 @@
-"""Plan: how a cache's memory is split into core records, page table, owner words and frames."""
+"""Partition: how a cache's memory is split into core records, page table, owner words and frames."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SMALL_TABLE = 64 * 1024
 
 
 @dataclass
-class Space:
-    """An array's part of a cache.
+class PageSpace:
+    """An array's part of a cache: its page numbers, its share of the frames, where its data is.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Space:
     pool: int = 0
 
 
-class Plan:
+class Partition:
     """Sizes and offsets of a cache for the arrays that it has; sets `base` and `pool` of their spaces.
 
     Attributes
@@ -60,7 +60,7 @@ class Plan:
         First frame and number of frames of each share.
     """
 
-    def __init__(self, spaces: Sequence[Space], *, budget: int, page_size: int) -> None:
+    def __init__(self, spaces: Sequence[PageSpace], *, budget: int, page_size: int) -> None:
         self.spaces = list(spaces)
         self.page_size = page_size
         base = 0
@@ -124,7 +124,7 @@ def ring_words(frames: int) -> int:
     return min(1 << max(0, frames - 1).bit_length(), at.RING_MAX)
 
 
-def split(spaces: Sequence[Space], frames: int) -> list[tuple[int, int]]:
+def split(spaces: Sequence[PageSpace], frames: int) -> list[tuple[int, int]]:
     """Split frames into the arrays' own pools and the common rest; sets `pool` of the spaces.
 
     Raises

@@ -22,8 +22,8 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .core import owner_address, word_address
 from .frames import pool_of
+from .lookup import owner_address, word_address
 from .paging import pin_page, unpin
 from .word import READABLE, frame_of, state_of
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from .. import errors
-from .latch import BLOCK
+from .layout import BLOCK
 
 _UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12,
           "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}  # fmt: skip

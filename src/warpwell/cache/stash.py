@@ -22,7 +22,7 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .core import owner_address
+from .lookup import owner_address
 
 
 @device

@@ -27,7 +27,8 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .core import count, expired, gave_up, latch, nsid_of, owner_address, progress, word_address
+from .latch import expired, gave_up, latch, progress
+from .lookup import count, nsid_of, owner_address, word_address
 from .stash import give_back
 from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 

@@ -1,4 +1,12 @@
-"""Submission and completion rings that device threads and a controller share."""
+"""Submission and completion rings that device threads and a controller share.
+
+Files, in the order in which a command meets them:
+
+- submission.py  take a command id, put a command in the ring, ring the doorbell
+- completion.py  drain the ring, hand each completion to its waiter, give up waiting
+- layout.py      the words of queue, id and port records
+- pair.py        `QueuePairs`, which owns the memory of rings, ids and staging (host)
+"""
 
 from .pair import QueuePairs
 

@@ -21,8 +21,8 @@ from warpwell.array.array import Array
 from warpwell.array.header import Header
 from warpwell.cache import Cache
 from warpwell.cache import layout as at
-from warpwell.cache.core import hashed, word_address
 from warpwell.cache.frames import clean
+from warpwell.cache.lookup import hashed, word_address
 from warpwell.cache.maintenance import flush_frames
 from warpwell.cache.paging import evict_page
 from warpwell.cache.transfer import serve

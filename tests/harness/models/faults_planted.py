@@ -73,7 +73,7 @@ _PULL = """        page_shift = field(core, at.C_PAGE_SHIFT)
 _FREED = """            release_id(queue, cid)
         return frame
     if lane == leader:
-        for k"""
+        _read_failed("""
 _WORDS = """    store_relaxed(entry, word0, SYSTEM)
     store_relaxed(entry + 24, prp1, SYSTEM)
     store_relaxed(entry + 40, slba, SYSTEM)
