@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
     from .cache import Cache, Statistics
-    from .pool.device import broadcast
-    from .pool.devices import current_device, devices
-    from .pool.front import empty, empty_like, to_device, zeros
+    from .pool.devices import broadcast, current_device, devices, empty, empty_like, to_device, zeros
     from .pool.pinned import pinned_empty
     from .targets import backoff, clock_ns, default_device, failed, grid, lane_id, warp_size
     from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
@@ -83,9 +81,7 @@ _FROM = {
     "array": "Array DeviceArray atomic_add",
     "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics",
-    "pool.device": "broadcast",
-    "pool.devices": "current_device devices",
-    "pool.front": "empty empty_like to_device zeros",
+    "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",
     "pool.pinned": "pinned_empty",
     "targets": "backoff clock_ns default_device failed grid lane_id warp_size",
     "targets.block": "barrier block_index block_threads shared_array thread_index",

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.pool.agent import answers, code, parts
+from warpwell.pool.agent import code
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.copy import program
 from warpwell.pool.devices import Devices
 from warpwell.testing.pool_agents import pool_of
 from warpwell.testing.until import until
@@ -101,7 +102,7 @@ def test_arrays_may_change_when_the_call_returns(devices: Devices, monkeypatch: 
     array = NUMBERS.copy()
     result = devices[0].call(same, array)
     array[:] = 0
-    monkeypatch.setattr(parts, "PRIVATE", 1000)  # and those that are sent from where they are
+    monkeypatch.setattr(program, "PRIVATE_ARGUMENT", 1000)  # and those that are sent from where they are
     other = NUMBERS.copy()
     later = devices[0].call(same, other)
     other[:] = 0
@@ -156,16 +157,16 @@ def test_no_room_for_an_argument_or_a_result(devices: Devices, monkeypatch: pyte
     def small(*args: Any, **options: Any) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(parts.np, "empty", small)
+    monkeypatch.setattr(np, "empty", small)
     result = devices[0].call(same, NUMBERS)
     with pytest.raises(errors.RemoteError, match="no room"):
         result.get(30)
-    monkeypatch.setattr(parts.np, "empty", empty)
+    monkeypatch.setattr(np, "empty", empty)
     devices[0].synchronize(30)  # that was all of it
-    monkeypatch.setattr(answers.np, "empty", small)
+    monkeypatch.setattr(np, "empty", small)
     with pytest.raises(MemoryError):
         devices[0].call(np.ones, ITEMS).get(30)
-    monkeypatch.setattr(answers.np, "empty", empty)
+    monkeypatch.setattr(np, "empty", empty)
     assert devices[0].call(np.ones, ITEMS).get(30).sum() == ITEMS
 
 

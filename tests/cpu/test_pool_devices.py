@@ -154,7 +154,7 @@ def test_opposite_copies_by_two_threads_do_not_wait_for_each_other(devices: Devi
     c, d = (devices[1].full(100_000, float(k)) for k in range(2, 4))
     failures: list[BaseException] = []
 
-    def copy(destination: ww.pool.buffer.Buffer, source: ww.pool.buffer.Buffer) -> None:
+    def copy(destination: ww.pool.device.Buffer, source: ww.pool.device.Buffer) -> None:
         try:
             for _ in range(50):
                 destination.copy_from(source)

@@ -20,13 +20,12 @@ from tests.harness.pool_programs import run
 
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
-from warpwell.pool.agent.protocol import Op
+from warpwell.pool.agent.protocol import Op, new_id
 from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.copy import neighbour
-from warpwell.pool.copy.copying import _may_write
+from warpwell.pool.copy.direct import SharedMemory
 from warpwell.pool.copy.neighbour import HostInside
-from warpwell.pool.copy.sharing import Sharing
-from warpwell.pool.ids import new_id
+from warpwell.pool.copy.program import _may_write
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import Pool, pool_of
 from warpwell.testing.until import until
@@ -109,8 +108,8 @@ def test_data_are_sent_where_memory_cannot_be_reached(
         monkeypatch.setattr(CpuRuntime, "neighbour", no)
     else:
         monkeypatch.setattr(HostInside, "open", no)
-    offer, offered = Sharing.offer, []
-    monkeypatch.setattr(Sharing, "offer", lambda *given: offered.append(offer(*given)) or offered[-1])
+    offer, offered = SharedMemory.offer, []
+    monkeypatch.setattr(SharedMemory, "offer", lambda *given: offered.append(offer(*given)) or offered[-1])
     stream = devices[leader].stream()
     a, b = devices[0].to_device(np.arange(100_000)), devices[1].zeros(100_000, np.int64)
     for device in devices:
@@ -323,9 +322,9 @@ def test_a_sender_that_fails_writes_no_more_when_it_says_so(monkeypatch: pytest.
 
 def test_who_may_write() -> None:
     def device(**about: Any) -> Any:
-        connection = SimpleNamespace(transport=SimpleNamespace(lends=about.pop("lends", True)))
+        transport = SimpleNamespace(lends=about.pop("lends", True))
         transfers = SimpleNamespace(direct=about.pop("direct", True))
-        return SimpleNamespace(**{"host": "a", "target": "cuda", **about}, connection=connection, transfers=transfers)
+        return SimpleNamespace(**{"host": "a", "target": "cuda", **about}, transport=transport, transfers=transfers)
 
     assert _may_write(device(), device())
     others: list[dict[str, Any]] = [{"host": "b"}, {"target": "cpu"}, {"direct": False}, {"lends": False}]

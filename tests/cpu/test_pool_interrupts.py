@@ -17,10 +17,10 @@ import pytest
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.protocol import Op
-from warpwell.pool.agent.reply import Reply
 from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.devices import Devices
 from warpwell.pool.pinned import pinned_empty
+from warpwell.pool.reply import Reply
 from warpwell.testing.pool_agents import pool_of
 
 
@@ -188,7 +188,7 @@ def test_streams_that_begin_and_end_while_their_device_is_synchronized(agents: t
         sys.setswitchinterval(interval)
         thread.join(30)
     device.synchronize(30)
-    assert list(agent._lanes) == [0]
+    assert list(agent.lanes) == [0]
 
 
 def test_a_method_of_an_object_that_was_freed_is_answered(devices: Devices) -> None:

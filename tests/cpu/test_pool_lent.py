@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from warpwell.pool.agent.agent import Agent
-from warpwell.pool.copy import lent
-from warpwell.pool.copy.lent import Mapping
+from warpwell.pool.copy import program
+from warpwell.pool.copy.lent import MappedArray
 from warpwell.pool.devices import Devices
 from warpwell.pool.pinned import memory_of, pinned_empty
 from warpwell.testing.emulated_device import EmulatedDevice
@@ -27,7 +27,7 @@ def agents() -> Iterator[tuple[Devices, list[Agent]]]:
 
 
 def mappings(agent: Agent) -> int:
-    return sum(isinstance(thing, Mapping) for thing in list(agent.handles.values()))
+    return sum(isinstance(thing, MappedArray) for thing in list(agent.handles.values()))
 
 
 def test_nothing_is_sent(agents: tuple[Devices, list[Agent]]) -> None:
@@ -73,7 +73,7 @@ def test_what_cannot_be_mapped_is_sent(agents: tuple[Devices, list[Agent]], monk
 
 def test_another_host_is_sent_to(agents: tuple[Devices, list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     devices, (first, _) = agents
-    monkeypatch.setattr(lent.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(program.socket, "gethostname", lambda: "elsewhere")
     source = pinned_empty(MANY)
     source[:] = 3
     assert (devices[0].to_device(source).copy_to_host() == 3).all()

@@ -14,11 +14,11 @@ import pytest
 
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent, start
-from warpwell.pool.agent.caller import Caller
 from warpwell.pool.agent.protocol import Op, pack
-from warpwell.pool.agent.reply import Reply
+from warpwell.pool.caller import Caller
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
+from warpwell.pool.reply import Reply
 from warpwell.pool.transport.local_transport import LocalTransport, local_transports
 from warpwell.testing.emulated_device import EmulatedDevice
 

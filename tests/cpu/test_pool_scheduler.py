@@ -15,9 +15,8 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.pool.device import Device
+from warpwell.pool.device import Device, Stream
 from warpwell.pool.devices import Devices
-from warpwell.pool.stream import Stream
 from warpwell.remote import PoolHandle, PoolScheduler
 from warpwell.remote.scheduler_agent import AgentScheduler
 from warpwell.remote.scheduler_member import Member, Unit

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.pool.agent.memory import Memory, View
+from warpwell.pool.agent.memory import BufferView, DeviceMemory
 from warpwell.pool.agent.protocol import Op
 from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.agent.state import Half
 from warpwell.pool.copy import neighbour
-from warpwell.pool.copy.copies import Half
+from warpwell.pool.copy.direct import SharedMemory
 from warpwell.pool.copy.neighbour import HostInside, HostOutside
-from warpwell.pool.copy.sharing import Sharing
 from warpwell.testing.until import until
 
 
@@ -40,7 +40,7 @@ watches = pytest.mark.skipif(not can_watch(), reason="the kernel has no pidfd_op
 
 
 class _Agent:
-    """What `Sharing` needs of an agent, without one."""
+    """What `SharedMemory` needs of an agent, without one."""
 
     stopped = False
 
@@ -55,6 +55,9 @@ class _Agent:
     def later(self, call: Callable[[], None]) -> None:
         call()
 
+    def copies_with(self, peer: int) -> list[Half]:
+        return [half for half in self.halves.values() if half.peer == peer]
+
     def helper(self) -> Any:
         class Helper:
             def put(self, *given: Any) -> None:
@@ -63,9 +66,9 @@ class _Agent:
         return Helper()
 
 
-def sharing_of(agent: Any) -> Sharing:
+def sharing_of(agent: Any) -> SharedMemory:
     """Return the memory that a stand-in of an agent shares."""
-    return Sharing(agent)
+    return SharedMemory(agent)
 
 
 @watches
@@ -74,9 +77,9 @@ def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> N
     sharing = sharing_of(agent)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
     try:
-        memory = Memory(agent.runtime, 100)
-        assert sharing.offer(17, View(memory, 0, np.dtype("u1"), (100,)), 2, process.pid)[3] == 0
-        other = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
+        memory = DeviceMemory(agent.runtime, 100)
+        assert sharing.offer(17, BufferView(memory, 0, np.dtype("u1"), (100,)), 2, process.pid)[3] == 0
+        other = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
         sharing.offer(19, other, 3, os.getpid())
         del memory
         process.send_signal(signal.SIGSTOP)
@@ -94,8 +97,8 @@ def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> N
 def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)
-    memory = Memory(agent.runtime, 100)
-    view = View(memory, 0, np.dtype("u1"), (100,))
+    memory = DeviceMemory(agent.runtime, 100)
+    view = BufferView(memory, 0, np.dtype("u1"), (100,))
     for copy, peer in ((1, 2), (3, 4)):
         _, number, _, _ = sharing.offer(copy, view, peer, os.getpid())
         sharing.answered(copy)
@@ -113,7 +116,7 @@ def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
 def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)
-    view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
+    view = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert sharing.offer(1, view, 2, process.pid) is not None
         sharing.answered(1)
@@ -132,7 +135,7 @@ def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy(
 def test_blocks_that_only_a_lost_sender_has_open_are_freed_when_its_process_has_ended() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)
-    view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
+    view = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         sharing.offer(1, view, 2, process.pid)
         sharing.answered(1)
@@ -150,7 +153,7 @@ def test_blocks_that_only_a_lost_sender_has_open_are_freed_when_its_process_has_
 def test_descriptors_of_lost_processes_are_closed() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)
-    view = View(Memory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
+    view = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         sharing.offer(1, view, 2, process.pid)
         process.kill()

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from tests.harness.pool_programs import double, run
 
 from warpwell import errors
-from warpwell.pool.copy.copies import give_up
-from warpwell.pool.copy.plan import BUFFERS, CHUNK, LARGE, Plan, Tuning
+from warpwell.pool.copy.pipelined import give_up
+from warpwell.pool.copy.plan import BUFFERS, CHUNK, LARGE, CopyPlan, Tuning
 from warpwell.pool.devices import Devices
-from warpwell.pool.transport.bulk import DONE, Transfer
-from warpwell.pool.transport.region import Region
+from warpwell.pool.transport.bulk import DONE, Region, Transfer
 from warpwell.testing.emulated_device import EmulatedDevice
 from warpwell.testing.pool_agents import pool_of
 
@@ -57,12 +56,12 @@ def test_every_plan_moves_every_byte(
 
 
 def test_plans() -> None:
-    assert Tuning().plan(64 << 20) == Tuning().plan(LARGE) == Plan(CHUNK, BUFFERS)
-    assert Tuning().plan(1) == Plan(4096, 0)
-    assert Tuning().plan(LARGE - 1) == Plan(LARGE - 1, 0), "small ones go in one piece"
-    assert Tuning(chunk=1 << 20).plan(1 << 20) == Plan(1 << 20, 0), "one chunk goes as without a pipeline"
-    assert Tuning(chunk=1 << 20).plan(2 << 20) == Plan(1 << 20, BUFFERS)
-    assert Tuning(pipelined=False).plan(64 << 20) == Plan(CHUNK, 0)
+    assert Tuning().plan(64 << 20) == Tuning().plan(LARGE) == CopyPlan(CHUNK, BUFFERS)
+    assert Tuning().plan(1) == CopyPlan(4096, 0)
+    assert Tuning().plan(LARGE - 1) == CopyPlan(LARGE - 1, 0), "small ones go in one piece"
+    assert Tuning(chunk=1 << 20).plan(1 << 20) == CopyPlan(1 << 20, 0), "one chunk goes as without a pipeline"
+    assert Tuning(chunk=1 << 20).plan(2 << 20) == CopyPlan(1 << 20, BUFFERS)
+    assert Tuning(pipelined=False).plan(64 << 20) == CopyPlan(CHUNK, 0)
     for options, name in (({"chunk": 100}, "chunk"), ({"buffers": 0}, "buffers"), ({"chunk": 1 << 40}, "chunk")):
         with pytest.raises(errors.ArgumentError, match=name):
             Tuning(**options)  # type: ignore[arg-type]
@@ -71,7 +70,7 @@ def test_plans() -> None:
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_POOL_CHUNK", "65536")
     monkeypatch.setenv("WARPWELL_POOL_PIPELINE", "0")
-    assert Tuning.from_environment().plan(1 << 20) == Plan(65536, 0)
+    assert Tuning.from_environment().plan(1 << 20) == CopyPlan(65536, 0)
     monkeypatch.setenv("WARPWELL_POOL_BUFFERS", "many")
     with pytest.raises(errors.ArgumentError, match="WARPWELL_POOL_BUFFERS"):
         Tuning.from_environment()

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError, PoolVersionError
-from warpwell.pool.options import silence_from_environment
 from warpwell.pool.transport import mpi_loop
 from warpwell.pool.transport.bulk import CANCELLED, Transfer
 from warpwell.pool.transport.handshake import Hello
 from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
 from warpwell.pool.transport.mpi_progress import Progress, compiled_loop
+from warpwell.pool.transport.mpi_transport import silence_from_environment
 from warpwell.pool.transport.signal import FUTEX, Signal
 from warpwell.pool.transport.tags import Tags
 from warpwell.pool.transport.transport import Region

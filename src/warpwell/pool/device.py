@@ -1,37 +1,460 @@
-"""`Device`: one device of the pool, on this machine or another."""
+"""`Device`, `Buffer`, `Stream` and `Event`: what a program sees of one device of the pool, on this machine or another.
+
+The four stand together because each names the others.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .. import errors, registry
 from ..errors.options import checked_dtype, checked_integer, checked_shape, checked_timeout
 from ..targets.kernel import Launch, is_argument
 from ..targets.source.cuda_source import CudaSource
-from .agent.caller import Caller, Connection
+from ..targets.uninterrupted import uninterrupted
 from .agent.code import Code, dumps
-from .agent.parts import Arguments
-from .agent.protocol import Op, pack_arguments, pack_dtype
-from .agent.reply import Reply
-from .buffer import Buffer
-from .copy import copying
+from .agent.protocol import Op, new_id, pack_arguments, pack_dtype
+from .caller import AgentConnection, Caller
+from .channel import Channel
 from .copy.plan import Tuning
-from .event import Event
+from .copy.program import Arguments, between_agents, download, in_order, upload
 from .host_arrays import HostArrays
-from .ids import new_id
-from .result import Result
-from .stream import Stream
+from .reply import Reply
+from .result import CallResult
 
-T = TypeVar("T")
 Shape: TypeAlias = int | tuple[int, ...]
 
 _thread = threading.local()
+
+
+class Event:
+    """A point in a stream of a device, for which streams of every device and the application can wait.
+
+    Parameters
+    ----------
+    device : Device
+    timing : bool
+        Whether ``later - earlier`` is asked for.
+
+    Attributes
+    ----------
+    recorded : bool
+        Whether it stands for a point yet.
+    """
+
+    def __init__(self, device: Device, timing: bool = True) -> None:
+        self._handle = 0
+        self.device = device
+        self.timing = timing
+        self.recorded = False
+        self._channel: Channel | None = None
+        self._freed = device.connection.finalizer
+        self._handle = new_id()
+
+    @property
+    def handle(self) -> int:
+        """The number by which its agent knows it."""
+        return self._handle
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Let it stand for the point behind everything that a stream of its device was given."""
+        stream = self.device.default_stream if stream is None else stream
+        if getattr(stream, "device", self.device) is not self.device:
+            raise errors.ArgumentError(
+                f"the event is of device {self.device.index}, and the stream of device {stream.device.index}"
+            )
+        self._channel = self.device.channel(stream)
+        self.device.connection.post(self._channel, Op.RECORD, self._handle, self.timing)
+        self.recorded = True
+
+    @property
+    def done(self) -> bool:
+        """Whether the stream has come so far; true for an event that was not recorded."""
+        if not self.recorded:
+            return True
+        return bool(self._ask(Op.REACHED, self._handle).get(self._what))
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Wait until the stream has come so far; raises as `Stream.synchronize`."""
+        timeout = checked_timeout(timeout)
+        if self.recorded:
+            reply = self._ask(Op.UNTIL, self._handle)
+            reply.wait(self._what, timeout)
+            assert self._channel is not None
+            self._channel.raise_kept()
+            reply.get(self._what)
+
+    def elapsed(self, earlier: Event) -> float:
+        """Return the seconds between `earlier` and this event of the same device; waits for both."""
+        if _checked_event(earlier).device is not self.device:
+            raise errors.ArgumentError("the clocks of two devices differ: ask for events of one", name="earlier")
+        if not (self.recorded and earlier.recorded and self.timing and earlier.timing):
+            raise errors.ArgumentError("both events must have been recorded, and made with timing=True")
+        return float(self._ask(Op.ELAPSED, self._handle, earlier._handle).get(self._what))
+
+    def __sub__(self, earlier: Event) -> float:
+        """Return the milliseconds since `earlier`."""
+        return 1e3 * self.elapsed(earlier) if isinstance(earlier, Event) else NotImplemented
+
+    @property
+    def _what(self) -> str:
+        return f"an event of {self.device.connection.label}"
+
+    def _ask(self, op: Op, *operands: int) -> Reply:
+        return self.device.connection.ask(None, op, *operands, Reply)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an event stays with its device")
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", 0)
+        if handle:
+            self._freed(handle)
+
+
+def _checked_event(thing: Any, wanted: str = "an event") -> Event:
+    """Return an event; raise `ArgumentError` for anything else."""
+    if not isinstance(thing, Event):
+        raise errors.ArgumentError(f"{thing!r:.60}: give {wanted} of a device", name="event")
+    return thing
+
+
+class Stream:
+    """Calls of a stream run in their order; those of different streams in any. ``device.stream()`` makes one.
+
+    It is passed where a stream is taken: ``kernel[n, stream](...)``, ``buffer.copy_to_host(stream=stream)``. The
+    default stream of a device waits for no other, nor they for it.
+
+    Attributes
+    ----------
+    device : Device
+    priority : int
+        0 is the least.
+    """
+
+    def __init__(self, device: Device, priority: int = 0, *, channel: Channel | None = None) -> None:
+        self.device = device
+        self.priority = priority
+        self._default = channel is not None
+        self._ended = device.connection.stream_finalizer
+        self._channel: Channel | None = channel
+        if channel is None:
+            channel = Channel(new_id())
+            with uninterrupted(), device.connection.lock:  # who synchronizes the device finds a stream its agent knows
+                device.connection.tell(Op.STREAM, priority, stream=channel.number)
+                device.connection.channels[channel.number] = self._channel = channel
+
+    @property
+    def channel(self) -> Channel:
+        """The application's end of it."""
+        if self._channel is None:
+            raise errors.ClosedError("the stream was closed")
+        return self._channel
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Wait until everything that the stream was given is done.
+
+        Raises
+        ------
+        RemoteError
+            One of the calls failed since the last time; the first one's is raised, the others are in its notes.
+        DeviceLostError
+            The device is gone.
+        StallError
+            It was not done after `timeout` seconds.
+        """
+        connection = self.device.connection
+        what = f"a stream of {connection.label}"
+        timeout = checked_timeout(timeout)
+        reply = connection.ask(self.channel, Op.SYNCHRONIZE, Reply)
+        reply.wait(what, timeout)
+        self.channel.raise_kept()
+        reply.get(what)
+
+    def record(self, event: Event | None = None) -> Event:
+        """Record an event behind everything that the stream was given, and return it.
+
+        Parameters
+        ----------
+        event : Event, optional
+            Of this device; a new one otherwise.
+        """
+        event = Event(self.device) if event is None else _checked_event(event)
+        event.record(self)
+        return event
+
+    def wait(self, other: Event | Stream) -> None:
+        """Let later calls wait for an event, or for all that another stream was given, of any device.
+
+        An event that was never recorded is waited for by nobody. One that is recorded again later stands for the point
+        that it stood for at this call.
+        """
+        event = other.record() if isinstance(other, Stream) else _checked_event(other, "an event, or a stream")
+        if not event.recorded:
+            return
+        to, origin = self.device, event.device
+        if to is origin:
+            to.connection.post(self.channel, Op.WAIT, event.handle)
+        elif to.caller is not origin.caller:
+            event.synchronize()  # two pools know nothing of each other
+        else:
+            channel = self.channel
+            if channel.full:
+                to.connection.wait_for_room(channel)
+            number = new_id()
+            one, two = in_order(to.connection, origin.connection)
+            with one.lock, two.lock:
+                to.connection.check()
+                origin.connection.tell(Op.NOTIFY, event.handle, number, to.connection.rank)
+                to.connection.post_locked(channel, Op.AWAIT, number, origin.connection.rank)
+
+    def close(self) -> None:
+        """End the stream behind what it was given. Its failures are raised by the default stream from now on."""
+        if self._default or self._channel is None:
+            return
+        if self.device.connection.lost is None:
+            self.device.connection.end_stream(self._channel.number)
+        self._channel = None
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        number = "closed" if self._channel is None else self._channel.number
+        return f"<Stream {number} of device {self.device.index}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream stays with its device")
+
+    def __del__(self) -> None:
+        channel = getattr(self, "_channel", None)
+        if channel is not None and not self._default:
+            self._ended(channel.number)
+
+
+class Buffer:
+    """An array on a device, C-ordered. Devices make them: ``device.to_device``, ``empty``, ``zeros``, ``full``.
+
+    It is passed to kernels as an array is. ``buffer[a:b]`` and ``buffer[i]`` are views, which share its memory; the
+    memory lasts as long as one of them, and until what was asked of it is done.
+
+    Attributes
+    ----------
+    device : Device
+    shape : tuple of int
+    dtype : numpy.dtype
+    size, nbytes, ndim : int
+    """
+
+    def __init__(self, device: Device, handle: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._handle = 0  # until all is well: __del__ sees what was begun
+        self.device = device
+        self.shape = shape
+        self.dtype = dtype
+        self.ndim = len(shape)
+        self.size = int(np.prod(shape, dtype=np.int64))
+        self.nbytes = self.size * dtype.itemsize
+        self._root = handle
+        self._offset = 0
+        self._freed = device.connection.finalizer
+        self._handle = handle
+
+    @property
+    def handle(self) -> int:
+        """The number by which its agent knows it.
+
+        Raises
+        ------
+        ClosedError
+            It was freed.
+        """
+        if not self._handle:
+            raise errors.ClosedError("the buffer was freed")
+        return self._handle
+
+    @property
+    def warpwell_place(self) -> Device:
+        """Where launches with it run."""
+        return self.device
+
+    def copy_to_host(self, out: NDArray[Any] | None = None, stream: Stream | None = None) -> NDArray[Any]:
+        """Return its contents, behind everything that the stream was given before.
+
+        Parameters
+        ----------
+        out : ndarray, optional
+            Where to put them: of the same shape and dtype, contiguous or not.
+        stream : Stream, optional
+            Of its device; the default one's otherwise.
+
+        Raises
+        ------
+        RemoteError
+            An earlier call of the stream failed, or this one did.
+        DeviceLostError
+            The device is gone.
+        ArgumentError
+            `out` does not fit.
+        """
+        if out is None:
+            out = np.empty(self.shape, self.dtype)
+        elif not isinstance(out, np.ndarray) or out.shape != self.shape or out.dtype != self.dtype:
+            raise errors.ArgumentError(
+                f"out is {_kind(out)}, and the buffer {self.dtype} {self.shape}: they must be alike", name="out"
+            )
+        elif not out.flags.writeable:
+            raise errors.ArgumentError("out is read-only", name="out")
+        download(self.device.connection, self.device.channel(stream), self.handle, out)
+        return out
+
+    def copy_from(self, source: ArrayLike | Buffer, stream: Stream | None = None) -> None:
+        """Set its contents: from an array, which may change as soon as this returns, or from a buffer of any device.
+
+        Parameters
+        ----------
+        source : array-like or Buffer
+            Of the same shape and dtype.
+        stream : Stream, optional
+        """
+        if isinstance(source, Buffer):
+            _copy_between(self, source, stream)
+            return
+        array = np.asarray(source)
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise errors.ArgumentError(
+                f"the source is {_kind(array)}, and the buffer {self.dtype} {self.shape}: they must be alike",
+                name="source",
+            )
+        upload(self.device.connection, self.device.channel(stream), self.handle, array)
+
+    def fill(self, value: Any, stream: Stream | None = None) -> None:
+        """Set every item."""
+        try:
+            item = b"" if value is None else np.array(value).astype(self.dtype).tobytes()
+        except (TypeError, ValueError):  # a text for numbers
+            item = b""
+        if len(item) != self.dtype.itemsize or np.ndim(value):
+            raise errors.ArgumentError(f"{value!r:.60} is not one item of {self.dtype}", name="value")
+        self.device.connection.post(self.device.channel(stream), Op.FILL, self.handle, item)
+
+    def free(self) -> None:
+        """Give the memory back, behind what was asked of it. The buffer cannot be used again; views of it can."""
+        if self._handle and self.device.connection.lost is None:
+            self.device.connection.tell(Op.FREE, self._handle)
+        self._handle = 0  # behind it: after Ctrl-C the finalizer frees it, and twice does no harm
+
+    def __getitem__(self, index: Any) -> Buffer:
+        if not self.ndim:
+            raise IndexError("a buffer of no dimensions has no items")
+        row = self.nbytes // self.shape[0] if self.shape[0] else 0
+        if isinstance(index, int | np.integer) and not isinstance(index, bool):
+            first = int(index) + (self.shape[0] if index < 0 else 0)
+            if not 0 <= first < self.shape[0]:
+                raise IndexError(f"index {index} of {self.shape[0]}")
+            shape = self.shape[1:]
+        elif isinstance(index, slice) and index.step in (None, 1):
+            first, last, _ = index.indices(self.shape[0])
+            shape = (max(0, last - first), *self.shape[1:])
+        else:
+            raise errors.ArgumentError(f"a view [{index!r:.40}] of a buffer: give an integer, or a slice of step 1")
+        view = Buffer(self.device, new_id(), shape, self.dtype)
+        view._root, view._offset = self._root, self._offset + first * row
+        self.device.connection.tell(Op.VIEW, view.handle, self.handle, first * row, pack_dtype(self.dtype), shape, None)
+        return view
+
+    def part(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:
+        """Return another array in this buffer's memory, for kernels; only of contiguous ones bytes can be copied."""
+        view = Buffer(self.device, new_id(), shape, dtype)
+        view._root, view._offset = self._root, self._offset + offset
+        self.device.connection.tell(Op.VIEW, view.handle, self.handle, offset, pack_dtype(dtype), shape, strides)
+        return view
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        view = self[index]
+        if np.ndim(value) or isinstance(value, Buffer):
+            view.copy_from(value if isinstance(value, Buffer) else np.asarray(value, self.dtype))
+        else:
+            view.fill(value)
+
+    def overlaps(self, other: Buffer) -> bool:
+        """Tell whether it shares bytes with another."""
+        return (
+            self._root == other._root
+            and self._offset < other._offset + other.nbytes
+            and other._offset < self._offset + self.nbytes
+        )
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("a buffer of no dimensions has no length")
+        return self.shape[0]
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a buffer is on a device: an array of it is a copy")
+        host = self.copy_to_host()
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        state = "" if self._handle else ", freed"
+        return f"<Buffer {self.dtype} {self.shape} on device {self.device.index}{state}>"
+
+    def __reduce__(self) -> NoReturn:  # a copy of this object would free what both stand for
+        raise TypeError("a buffer stays on its device: use copy_to_host, or Device.copy to a new one")
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", 0)
+        if handle:
+            self._freed(handle)
+
+
+def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
+    """Copy a buffer to another, of any device, and do not wait for it.
+
+    The copy has its place in the order of `stream`, which is of either device. Without a stream it is in the default
+    streams of both.
+    """
+    if destination.shape != source.shape or destination.dtype != source.dtype:
+        raise errors.ArgumentError(
+            f"the source is {source.dtype} {source.shape}, and the destination {destination.dtype} "
+            f"{destination.shape}: they must be alike",
+            name="source",
+        )
+    to, origin = destination.device, source.device
+    if stream is not None and stream.device not in (to, origin):
+        raise errors.ArgumentError(f"the stream is of device {stream.device.index}: use one of the buffers' devices")
+    if to is origin:
+        if destination.overlaps(source) and destination.nbytes:
+            raise errors.ArgumentError("the source overlaps the destination: copy it elsewhere first", name="source")
+        to.connection.post(to.channel(stream), Op.COPY, destination.handle, source.handle, nbytes=source.nbytes)
+    elif to.caller is not origin.caller:
+        # two pools know nothing of each other: through the application
+        host = source.copy_to_host(stream=stream if stream and stream.device is origin else None)
+        destination.copy_from(host, stream if stream and stream.device is to else None)
+    elif destination.handle and source.handle and source.nbytes:
+        leading = origin if stream is not None and stream.device is origin else to
+        following = to if leading is origin else origin
+        between_agents(
+            (origin.connection, source.handle), (to.connection, destination.handle), source.nbytes,
+            leading.connection, leading.channel(stream), following.default_stream.channel if stream is None else None,
+        )  # fmt: skip
+    elif stream is None:  # no data will hold either stream back until the other is there
+        ends = to.default_stream.record(), origin.default_stream.record()
+        to.default_stream.wait(ends[1])
+        origin.default_stream.wait(ends[0])
+
+
+def _kind(thing: Any) -> str:
+    return f"{thing.dtype} {thing.shape}" if isinstance(thing, np.ndarray) else f"a {type(thing).__name__}"
 
 
 class Device:
@@ -56,11 +479,9 @@ class Device:
         What carries its calls.
     info : dict
         Everything that its agent told at the start.
-    transfers : Tuning
-        How copies to it and from it are cut; another one may be set at any time.
     """
 
-    def __init__(self, caller: Caller, connection: Connection, index: int, info: dict[str, Any]) -> None:
+    def __init__(self, caller: Caller, connection: AgentConnection, index: int, info: dict[str, Any]) -> None:
         self.caller = caller
         self.connection = connection
         self.index = index
@@ -75,8 +496,8 @@ class Device:
         self.compute_capability: tuple[int, int] | None = None if capability is None else (capability[0], capability[1])
         self.link = caller.transport.name
         self.peers: tuple[Device, ...] = ()
-        self.transfers = Tuning.from_environment()
         connection.index = index
+        connection.host, connection.target, connection.process = self.host, self.target, self.process
         connection.label = f"device {index} ({self.target} on {self.host})"
         self.default_stream = Stream(self, channel=connection.channels[0])
 
@@ -151,13 +572,15 @@ class Device:
         # a list: an interrupt that comes while Python closes a generator is lost
         host = HostArrays(self, stream, args) if any([isinstance(a, np.ndarray) for a in args]) else None
         self.connection.ensure(code)
-        packed = pack_arguments(args if host is None else host.values(args), self._handle_of)
+        packed = pack_arguments(args if host is None else host.values(args), self.handle_of)
         self.connection.post(channel, Op.LAUNCH, code.key, launch.subscript(), packed)
         if host is not None:
             host.bring_back()
             host.free()
 
-    def call(self, function: Callable[..., Any], *args: Any, stream: Stream | None = None, **options: Any) -> Result:
+    def call(
+        self, function: Callable[..., Any], *args: Any, stream: Stream | None = None, **options: Any
+    ) -> CallResult:
         """Call a Python function on the device's agent; do not wait for it.
 
         Buffers among the arguments arrive as NumPy arrays ("cpu"), or as CuPy's, or numba-cuda's where there is no
@@ -165,16 +588,16 @@ class Device:
 
         Returns
         -------
-        Result
+        CallResult
             Whose ``get()`` waits. Arrays in it are copies.
         """
         channel = self.channel(stream)
         code = Code.of(function)
         self.connection.ensure(code)
-        with Arguments(self, channel) as arguments:
+        with Arguments(self.connection, channel, self.handle_of) as arguments:
             data, handles = arguments.pack((args, options))
             reply = self.connection.ask(channel, Op.CALL, code.key, Reply, handles, data, cost=len(data), keep=True)
-        return Result(reply, channel, f"{code.name!r} on {self.connection.label}")
+        return CallResult(reply, channel, f"{code.name!r} on {self.connection.label}")
 
     def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Any:
         """Make an object that stays on the agent, and return what stands for it here.
@@ -196,7 +619,7 @@ class Device:
         known = registry.is_registered("stand-in", service)
         stand_in = registry.load(registry.path_of("stand-in", service if known else "any"))
         try:
-            with Arguments(self, channel) as arguments:
+            with Arguments(self.connection, channel, self.handle_of) as arguments:
                 data, handles = arguments.pack((args, options))
                 self.connection.post(channel, Op.CREATE, handle, path, handles, data, cost=len(data))
             return stand_in(self, handle, path)
@@ -251,7 +674,16 @@ class Device:
         for reply in replies:
             reply.get(what)
 
-    def channel(self, stream: Stream | None) -> Any:
+    @property
+    def transfers(self) -> Tuning:
+        """How copies to it and from it are cut; another one may be set at any time."""
+        return self.connection.transfers
+
+    @transfers.setter
+    def transfers(self, tuning: Tuning) -> None:
+        self.connection.transfers = tuning
+
+    def channel(self, stream: Stream | None) -> Channel:
         """Return the application's end of a stream of this device; None stands for the default one."""
         if stream is None:
             return self.default_stream.channel
@@ -282,7 +714,14 @@ class Device:
         """Return calls so far by kind: how many, bytes that went with them, seconds that the application waited."""
         return {name: (int(n), int(b), w) for name, (n, b, w) in sorted(self.connection.counts.items())}
 
-    def _handle_of(self, value: Any) -> int | None:
+    def handle_of(self, value: Any) -> int | None:
+        """Return the handle of an object that is on this device, None for anything else.
+
+        Raises
+        ------
+        ArgumentError
+            It is on another device, or was opened in this process.
+        """
         place = getattr(value, "warpwell_place", None)
         if place is None:
             if is_argument(value):
@@ -314,44 +753,6 @@ def entered() -> Device | None:
     return stack[-1] if stack else None
 
 
-def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any, **options: Any) -> list[T]:
-    """Call ``function(device, *args, **options)`` with each device as the current one; return what it returned.
-
-    Calls that it makes run on all devices at the same time, since they do not wait. `Result` objects among what
-    it returns are waited for at the end. All devices get the call, and what some of them raised is raised then: the
-    first failure, the others as its notes.
-
-    Examples
-    --------
-    >>> import warpwell as ww
-    >>> sums = ww.broadcast(ww.devices(), lambda device: device.call(sum, [1, 2, 3]))
-    """
-    made: list[Any] = []
-    failures: list[tuple[Device, Exception]] = []
-    given = [] if isinstance(devices, Device) else list(devices)
-    if isinstance(devices, Device) or not all(isinstance(device, Device) for device in given):
-        raise errors.ArgumentError(f"{devices!r:.60}: give devices, such as ww.devices() or a lease", name="devices")
-    for device in given:
-        try:
-            with device:
-                made.append(function(device, *args, **options))
-        except Exception as error:  # the others are to have the call
-            made.append(None)
-            failures.append((device, error))
-    for place, value in enumerate(made):
-        if isinstance(value, Result):
-            try:
-                made[place] = value.get()
-            except Exception as error:
-                failures.append((given[place], error))
-    if failures:
-        first = failures[0][1]
-        for device, other in failures[1:]:
-            first.add_note(f"and on device {device.index}: {type(other).__name__}: {other}")
-        raise first
-    return made
-
-
 def _path(path: Any) -> Any:
     """Return a path as the agent's process, which may run in another folder, finds it."""
     return os.path.abspath(path) if isinstance(path, str | os.PathLike) else path
@@ -362,6 +763,3 @@ def _stack() -> list[Device]:
     if stack is None:
         stack = _thread.stack = []
     return stack
-
-
-__all__ = ["Device", "broadcast", "copying", "entered"]

@@ -1,4 +1,9 @@
-"""`Devices`: all devices of a pool, as a sequence."""
+"""`Devices`: all devices of a pool, as a sequence; which of them is the current one, and where launches run.
+
+A launch runs where its stream is, else where its arguments are: buffers on their device, arrays that this process has
+opened in this process. Where they say nothing (NumPy arrays, numbers), it runs on `current_device`; a program of
+one process that entered no device runs it itself.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +12,30 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from .. import errors
-from ..targets.kernel import has_cuda
-from . import placement
+from ..targets.kernel import has_cuda, is_argument, set_place
+from ..targets.struct import DeviceStruct
 from .agent.agent import Agent, start
-from .agent.caller import Caller
 from .agent.protocol import Op
-from .agent.reply import Reply
 from .agent.runtime import CpuRuntime, Runtime
-from .device import Device, entered
-from .group import Group
-from .lease import Lease, Leases
+from .caller import Caller
+from .device import Buffer, Device, Stream, entered
+from .lease import DeviceGroup, Lease, Leases
+from .reply import Reply
+from .result import CallResult
 from .transport.local_transport import local_transports
 from .transport.transport import Transport
 
+T = TypeVar("T")
 
-class Devices(Group):
+
+class Devices(DeviceGroup):
     """The devices of a pool.
 
     Parameters
@@ -70,7 +80,7 @@ class Devices(Group):
             raise
         for device in self._devices:
             device.peers = tuple(d for d in self._devices if d is not device)
-        placement.install(_first_of_pool)
+        set_place(place)  # launches ask it from now on
 
     def _start(self, targets: Sequence[str]) -> Transport:
         own, *others = local_transports(1 + len(targets))
@@ -233,6 +243,115 @@ def chosen_device() -> Device | None:
 
 def _first_of_pool() -> Device | None:
     return _devices[0] if _devices is not None and not _own and len(_devices) else None
+
+
+# -- what runs and lies on the current device ---------------------------------------------------------------------
+
+
+def place(launch: Any, args: Sequence[Any], device: str | None) -> bool:
+    """Run a launch on a device of the pool if it belongs there.
+
+    Parameters
+    ----------
+    launch : Launch
+    args : sequence
+    device : str or None
+        What the launch was told with ``device=``.
+
+    Returns
+    -------
+    bool
+        Whether it did; otherwise the launch is a local one.
+    """
+    stream = launch.stream if isinstance(launch.stream, Stream) else None
+    chosen: Device | None = None if stream is None else stream.device
+    if chosen is None:
+        for value in args:
+            chosen = getattr(value, "warpwell_place", None)
+            if chosen is not None:
+                break
+    if chosen is not None and device is not None:
+        raise errors.ArgumentError(
+            f"device={device!r} for a launch with buffers or a stream of device {chosen.index} of the pool: leave it "
+            f"out",
+            name="device",
+        )
+    if chosen is None and device is None and not any(_is_here(value) for value in args):
+        chosen = chosen_device()
+    if chosen is None:
+        return False
+    chosen.launch(launch, *args, stream=stream)
+    return True
+
+
+def _is_here(value: Any) -> bool:
+    """Tell whether an argument is of this process: opened in it, or in the memory of a GPU that it uses itself."""
+    return is_argument(value) or isinstance(value, DeviceStruct) or hasattr(value, "__cuda_array_interface__")
+
+
+def to_device(array: ArrayLike) -> Buffer:
+    """Return a copy of an array on the current device; see `Device.to_device`."""
+    return current_device().to_device(array)
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> Buffer:
+    """Return a buffer on the current device whose items are not set."""
+    return current_device().empty(shape, dtype)
+
+
+def zeros(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> Buffer:
+    """Return a buffer of zeros on the current device."""
+    return current_device().zeros(shape, dtype)
+
+
+def empty_like(other: Any) -> Buffer:
+    """Return a buffer of the shape and dtype of an array or buffer: on the buffer's device, else on the current one."""
+    if not hasattr(other, "shape") or not hasattr(other, "dtype"):
+        raise errors.ArgumentError(f"{other!r:.60} has no shape and dtype: give an array or a buffer", name="other")
+    place = getattr(other, "warpwell_place", None) or current_device()
+    buffer: Buffer = place.empty(other.shape, other.dtype)
+    return buffer
+
+
+def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any, **options: Any) -> list[T]:
+    """Call ``function(device, *args, **options)`` with each device as the current one; return what it returned.
+
+    Calls that it makes run on all devices at the same time, since they do not wait. `CallResult` objects among what
+    it returns are waited for at the end. All devices get the call, and what some of them raised is raised then: the
+    first failure, the others as its notes.
+
+    Examples
+    --------
+    >>> import warpwell as ww
+    >>> sums = ww.broadcast(ww.devices(), lambda device: device.call(sum, [1, 2, 3]))
+    """
+    made: list[Any] = []
+    failures: list[tuple[Device, Exception]] = []
+    given = [] if isinstance(devices, Device) else list(devices)
+    if isinstance(devices, Device) or not all(isinstance(device, Device) for device in given):
+        raise errors.ArgumentError(f"{devices!r:.60}: give devices, such as ww.devices() or a lease", name="devices")
+    for device in given:
+        try:
+            with device:
+                made.append(function(device, *args, **options))
+        except Exception as error:  # the others are to have the call
+            made.append(None)
+            failures.append((device, error))
+    for place, value in enumerate(made):
+        if isinstance(value, CallResult):
+            try:
+                made[place] = value.get()
+            except Exception as error:
+                failures.append((given[place], error))
+    if failures:
+        first = failures[0][1]
+        for device, other in failures[1:]:
+            first.add_note(f"and on device {device.index}: {type(other).__name__}: {other}")
+        raise first
+    return made
+
+
+# -- local devices ---------------------------------------------------------------------------------------------------
 
 
 def runtime_for(target: str) -> Runtime:

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..targets.overlaps import Span, together
 
-if TYPE_CHECKING:
-    from .buffer import Buffer
-    from .device import Device
-    from .stream import Stream
+
+class HostBuffer(Protocol):
+    """What is needed of a `Buffer`."""
+
+    def copy_from(self, source: Any, stream: Any = None) -> None:
+        """Set its contents."""
+
+    def copy_to_host(self, out: Any = None, stream: Any = None) -> NDArray[Any]:
+        """Return its contents."""
+
+    def part(self, offset: int, dtype: Any, shape: Any, strides: Any) -> HostBuffer:
+        """Return another array in its memory."""
+
+    def free(self) -> None:
+        """Give its memory back."""
+
+    def __getitem__(self, index: Any) -> HostBuffer: ...
+
+
+class HostDevice(Protocol):
+    """What is needed of a `Device`."""
+
+    def empty(self, shape: Any, dtype: Any = ..., stream: Any = None) -> HostBuffer:
+        """Return a buffer whose items are not set."""
+
+    def to_device(self, array: Any, stream: Any = None) -> HostBuffer:
+        """Return a copy of an array."""
 
 
 class HostArrays:
@@ -27,11 +50,11 @@ class HostArrays:
         Of launches; what is no array stays as it is.
     """
 
-    def __init__(self, device: Device, stream: Stream | None, args: Sequence[Any]) -> None:
+    def __init__(self, device: HostDevice, stream: Any, args: Sequence[Any]) -> None:
         self._stream = stream
         self._arrays = {id(a): a for a in args if isinstance(a, np.ndarray)}
-        self._buffers: dict[int, Buffer] = {}
-        self._spans: list[tuple[Span, Buffer]] = []
+        self._buffers: dict[int, HostBuffer] = {}
+        self._spans: list[tuple[Span, HostBuffer]] = []
         for group in together(list(self._arrays.values())):
             span = Span(group)
             whole = device.empty(span.pad + span.bytes.size, np.uint8, stream)

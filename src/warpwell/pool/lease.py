@@ -1,20 +1,50 @@
-"""`Lease`: devices that nobody else of this program has leased, for a while."""
+"""`Lease`: devices that nobody else of this program has leased, for a while; `DeviceGroup`: devices in a row."""
 
 from __future__ import annotations
 
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import overload
 
 from .. import errors
 from ..errors.options import checked_integer, checked_timeout
 from .device import Device
-from .group import Group
 from .transport.milestone import LOOK, limit
 
 
-class Lease(Group):
+class DeviceGroup(Sequence[Device]):
+    """Devices that are counted, indexed and waited for together.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = devices
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Wait for all of them."""
+        for device in self._devices:
+            device.synchronize(timeout)
+
+    @overload
+    def __getitem__(self, index: int) -> Device: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Device]: ...
+    def __getitem__(self, index: int | slice) -> Device | Sequence[Device]:
+        return self._devices[index]
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self._devices)
+
+
+class Lease(DeviceGroup):
     """Devices for one user; ``devices.lease(2)`` makes one. A context manager, which gives them back.
 
     It goes wherever `Devices` goes: ``ww.broadcast``, ``Scheduler(devices=...)``. Leases are an agreement of the

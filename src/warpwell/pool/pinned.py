@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors.options import checked_dtype, checked_shape
 from ..targets.gpu.memory import pin
 from ..targets.kernel import has_cuda
-from .ids import new_id
+from .agent.protocol import new_id
 
 
 class Pinned:

@@ -1,4 +1,4 @@
-"""`Result`: what a function that was called on a device returns."""
+"""`CallResult`: what a function that was called on a device returns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 from ..errors.options import checked_timeout
 from .agent import code
-from .agent.answers import Answer
-from .agent.channel import Channel
-from .agent.reply import Reply
+from .channel import Channel
+from .reply import Answer, Reply
 
 
-class Result:
+class CallResult:
     """The result of `Device.call`, or of a method of a remote object, which may not be there yet.
 
     It is there when everything is done that the function left in its stream. A failure is raised by `get`, or by the

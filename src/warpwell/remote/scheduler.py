@@ -15,8 +15,7 @@ import numpy as np
 from .. import errors
 from ..pool.agent.code import Code
 from ..pool.agent.protocol import pack_arguments
-from ..pool.buffer import Buffer
-from ..pool.device import Device
+from ..pool.device import Buffer, Device
 from ..scheduler.events import Log
 from ..scheduler.handle import Handle
 from ..scheduler.policy import Policy, Rates
@@ -168,7 +167,7 @@ class PoolScheduler(Scheduler):
             for value in args:
                 if isinstance(value, np.ndarray) and value.dtype.hasobject:
                     raise errors.DTypeError(f"{value.dtype} holds Python objects, which live in one process only")
-            pack_arguments([a for a in args if not isinstance(a, np.ndarray)], device._handle_of)
+            pack_arguments([a for a in args if not isinstance(a, np.ndarray)], device.handle_of)
         return member
 
     def _check(self, task: Task, members: Sequence[Member]) -> None:

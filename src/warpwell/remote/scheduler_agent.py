@@ -67,7 +67,7 @@ class AgentScheduler:
 
     def _task(self, key: str, name: str, data: bytes | None, subscript: Any, args: Any, options: Any) -> Task:
         if data is not None:
-            self._kernels[key] = code.Loaded(name, data).value
+            self._kernels[key] = code.LoadedCode(name, data).value
         return self._scheduler.task(self._kernels[key][subscript], *args, **options)
 
     def ended(self, number: int) -> Future[tuple[str, float]]:

@@ -16,7 +16,7 @@ from .. import errors
 from ..pool.agent.code import Code
 from ..pool.device import Device
 from ..pool.host_arrays import HostArrays
-from ..pool.result import Result
+from ..pool.result import CallResult
 from ..scheduler.task import Task
 from ..scheduler.tenants import Tenants
 from ..targets.source.cuda_source import CudaSource
@@ -101,7 +101,7 @@ class Reports(Protocol):
         """Return the handles of a unit that are to be sent now."""
         ...
 
-    def ended(self, unit: Unit, handle: PoolHandle, attempt: int, result: Result) -> None:
+    def ended(self, unit: Unit, handle: PoolHandle, attempt: int, result: CallResult) -> None:
         """Take the end of a task."""
         ...
 
@@ -263,7 +263,7 @@ class Member:
         for array, values in come:
             np.copyto(array, values)
 
-    def result(self, result: Result) -> tuple[str, float]:
+    def result(self, result: CallResult) -> tuple[str, float]:
         """Return how a task ended; raise what it raised, or `DeviceLostError`."""
         try:
             told, seconds = result.get()

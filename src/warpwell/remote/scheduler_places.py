@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from .. import errors
-from ..pool.result import Result
+from ..pool.result import CallResult
 from ..scheduler.task import State, Task
 from ..targets import closing
 from .scheduler_handle import PoolHandle
@@ -208,7 +208,7 @@ class Places:
                 self._leave(unit)
             return left
 
-    def ended(self, unit: Unit, handle: PoolHandle, attempt: int, result: Result) -> None:
+    def ended(self, unit: Unit, handle: PoolHandle, attempt: int, result: CallResult) -> None:
         """Take the end of a task (in its device's thread)."""
         member = unit.member
         if member is None or unit.attempt != attempt or handle not in self._open:

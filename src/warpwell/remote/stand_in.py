@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import errors
-from ..pool.agent.parts import Arguments
 from ..pool.agent.protocol import Op
-from ..pool.agent.reply import Reply
-from ..pool.device import Device
-from ..pool.result import Result
-from ..pool.stream import Stream
+from ..pool.copy.program import Arguments
+from ..pool.device import Device, Stream
+from ..pool.reply import Reply
+from ..pool.result import CallResult
 
 Self = TypeVar("Self", bound="RemoteResource")
 P = ParamSpec("P")
@@ -49,9 +48,9 @@ class Remote:
         """The device on which launches with this argument run."""
         return self.device
 
-    def call(self, method: str, *args: Any, stream: Stream | None = None, **options: Any) -> Result:
+    def call(self, method: str, *args: Any, stream: Stream | None = None, **options: Any) -> CallResult:
         """Call a method without waiting; buffers among the arguments arrive as arrays."""
-        with Arguments(self.device, self.device.channel(stream)) as arguments:
+        with Arguments(self.device.connection, self.device.channel(stream), self.device.handle_of) as arguments:
             data, handles = arguments.pack((args, options))
             return self._ask(method, handles, data, stream)
 
@@ -65,12 +64,12 @@ class Remote:
             self.device.connection.tell(Op.FREE, self._handle)
         self._handle = 0  # behind it, as for buffers
 
-    def _ask(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> Result:
+    def _ask(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> CallResult:
         connection, channel = self.device.connection, self.device.channel(stream)
         reply = connection.ask(
             channel, Op.METHOD, self.handle, name, Reply, handles, data, cost=len(data), keep=True
         )
-        return Result(reply, channel, f"{name!r} of {self.path!r} on {connection.label}")
+        return CallResult(reply, channel, f"{name!r} of {self.path!r} on {connection.label}")
 
     def __repr__(self) -> str:
         return f"<Remote {self.path} on device {self.device.index}>"

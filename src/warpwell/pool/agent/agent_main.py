@@ -36,7 +36,7 @@ def main() -> int:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
         transport = connect(lifeline)
         agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
-        # by the outbox: the lifeline's thread has entered no device
+        # as a deferred call: the lifeline's thread has entered no device
         lifeline.on("ask", lambda said: agent.later(lambda: lifeline.tell(reply=said["ask"], info=agent.info())))
         lifeline.tell(ready=True)
         agent.run()

@@ -77,7 +77,7 @@ class Code:
         return made
 
 
-class Loaded:
+class LoadedCode:
     """Code on an agent. It is made when a lane first needs it, so that slow imports hold up nobody else."""
 
     def __init__(self, name: str, data: bytes) -> None:

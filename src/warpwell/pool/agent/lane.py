@@ -1,17 +1,38 @@
-"""`Lane`: the thread of one stream on an agent, which runs the stream's calls in order."""
+"""`Lane`: an agent's thread of one stream; `DeferredCalls`: its thread for answers that wait for no lane."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .memory import GivenUpError, SkippedError
 from .protocol import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_CALLS, Op
+from .runtime import Runtime
+from .timed_queue import TimedQueue
 
-if TYPE_CHECKING:
-    from .agent import Agent
+_SHORTEST, _LONGEST = 20e-6, 1e-3
+"""Seconds between two looks at marks."""
+
+
+class LaneOwner(Protocol):
+    """What lanes and deferred calls need of their agent."""
+
+    runtime: Runtime
+    stopped: bool
+    idle: list[Lane]
+
+    def tell(self, op: Op, *operands: Any, to: int | None = None) -> None:
+        """Send a message."""
+
+    def failed(self, stream: int, sequence: int, call: Any, reply: int, error: BaseException) -> None:
+        """Tell the application of a call that failed."""
+
+    def refuse(self, reply: int, call: Any, error: BaseException, *, earlier: bool = False) -> None:
+        """Answer a request with a failure."""
 
 
 class Lane:
@@ -19,13 +40,13 @@ class Lane:
 
     Parameters
     ----------
-    agent : Agent
+    agent : LaneOwner
     number : int
         The stream's; -1 for a helper, whose calls nobody counts.
     priority : int
     """
 
-    def __init__(self, agent: Agent, number: int, priority: int = 0) -> None:
+    def __init__(self, agent: LaneOwner, number: int, priority: int = 0) -> None:
         self.number = number
         self.priority = priority
         self.calls = 0
@@ -108,3 +129,64 @@ class Lane:
         if sequence - self._told >= ACKNOWLEDGE_CALLS or self._bytes >= ACKNOWLEDGE_BYTES:
             self._told, self._bytes = sequence, 0
             self._agent.tell(Op.DONE, self.number, sequence)
+
+
+class DeferredCalls:
+    """Makes the calls that it is given, in order, each as soon as the device has reached its mark if it has one.
+
+    Marks are polled in turn, and none blocks the others: one may be reached only after another was answered.
+    """
+
+    def __init__(self, agent: LaneOwner) -> None:
+        self._agent = agent
+        self._queue: TimedQueue[Any] = TimedQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.RLock()  # finalizers put, too
+
+    def put(self, call: Callable[[], None], mark: Any = None) -> None:
+        """Have `call` called, after `mark` if there is one."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="warpwell deferred calls", daemon=True)
+                    self._thread.start()
+        self._queue.put((call, mark))
+
+    def end(self) -> None:
+        """End the thread."""
+        self._queue.put(None)
+
+    def _work(self) -> None:
+        self._agent.runtime.enter()
+        marks: list[tuple[Callable[[], None], Any]] = []
+        nap = _SHORTEST
+        while True:
+            with contextlib.suppress(queue.Empty):
+                item = self._queue.get(timeout=nap if marks else None)
+                if item is None:
+                    return
+                marks.append(item)
+                nap = _SHORTEST
+            waiting = []
+            for call, mark in marks:
+                if self._agent.stopped:
+                    continue  # nobody is there to be told
+                if mark is None or self._reached(mark):
+                    self._call(call)
+                else:
+                    waiting.append((call, mark))
+            nap = _SHORTEST if len(waiting) < len(marks) else min(2 * nap, _LONGEST)
+            marks = waiting
+
+    @staticmethod
+    def _call(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # others wait for what comes after it
+            traceback.print_exc()
+
+    def _reached(self, mark: Any) -> bool:
+        try:
+            return self._agent.runtime.reached(mark)
+        except Exception:  # a device that failed comes to nothing: its lanes tell
+            return True

@@ -1,4 +1,4 @@
-"""`Memory`: a piece of a device's memory on its agent, and `View`, what a buffer is there."""
+"""`DeviceMemory`: a piece of a device's memory, on its agent; `BufferView`: what a buffer is there."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Shared(NamedTuple):
     unused: Callable[[Shared, Any], None]
 
 
-class Memory:
-    """Memory that is allocated when it is first used, in the order of some stream.
+class DeviceMemory:
+    """DeviceMemory that is allocated when it is first used, in the order of some stream.
 
     Calls that wait in lanes refer to it, so freeing a buffer takes effect when they are over and not before.
 
@@ -63,7 +63,7 @@ class Memory:
     Attributes
     ----------
     shared : Shared, optional
-        Once other agents write to it (`Sharing`).
+        Once other agents write to it (`SharedMemory`).
     """
 
     def __init__(self, runtime: Runtime, nbytes: int) -> None:
@@ -101,12 +101,12 @@ class Memory:
         return self.block
 
 
-class View:
+class BufferView:
     """A part of a memory as an array.
 
     Parameters
     ----------
-    memory : Memory
+    memory : DeviceMemory
     offset : int
         Bytes.
     dtype : numpy.dtype
@@ -116,7 +116,7 @@ class View:
     """
 
     def __init__(
-        self, memory: Memory, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+        self, memory: DeviceMemory, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
         strides: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         self._strides = strides

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import marshal
 import pickle
 import traceback
@@ -93,6 +94,13 @@ class Op(enum.IntEnum):
     RELEASE = 103  # block: nobody has it any more
     RELEASED = 104  # block: it is closed
 
+
+_ids = itertools.count(1)
+
+
+def new_id() -> int:
+    """Return a number for a buffer, a stream, an event or a request, which no other has in this process."""
+    return next(_ids)
 
 
 def pack(*message: Any) -> bytes:

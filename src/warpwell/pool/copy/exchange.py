@@ -9,30 +9,30 @@ devices of one host, the sender writes them where they belong::
     <--  FILLED                 <--  FILLED
 
 A sender that cannot reach the receiver's memory says BULK instead, and both go the other way. Every offer is answered:
-by FILLED, BULK, or LEFT where the copy failed; until then the receiver keeps the memory (`Sharing`), and a copy that
-was given up holds up the receiver's stream, or old data would come over what a later call writes there.
+by FILLED, BULK, or LEFT where the copy failed; until then the receiver keeps the memory (`SharedMemory`), and a copy
+that was given up holds up the receiver's stream, or old data would overwrite what a later call writes there.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import errors
-from ..agent.memory import GivenUpError, SkippedError, View
+from ..agent.handlers import handles
+from ..agent.lane import Lane
+from ..agent.memory import BufferView, GivenUpError, SkippedError
 from ..agent.protocol import Op, pack_failure
+from ..agent.state import AgentState, Half
 from ..transport.milestone import limit
-from .copies import Half
-
-if TYPE_CHECKING:
-    from ..agent.agent import Agent
-    from ..agent.lane import Lane
+from .pipelined import copy_in, copy_out
 
 FORGOTTEN = 4096
 """Failed halves of which it is remembered that the leading half may still say GO."""
 
 
-def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
+@handles(Op.LEAD)
+def lead(agent: AgentState, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
          plan: Any, process: int) -> None:  # fmt: skip
     """Copy to or from another agent, in the order of a stream of this one."""
     view = agent.view(handle)
@@ -70,7 +70,8 @@ def lead(agent: Agent, stream: int, sequence: int, handle: int, number: int, out
     agent.lane(stream).put(sequence, "copy between devices", 0, 0, run)
 
 
-def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
+@handles(Op.FOLLOW)
+def follow(agent: AgentState, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
            plan: Any, process: int) -> None:  # fmt: skip
     """Copy from or to another agent, when that one says so. What fails is told to it, and it tells the application."""
     view = agent.view(handle)
@@ -102,14 +103,16 @@ def follow(agent: Agent, stream: int, sequence: int, handle: int, number: int, o
         half.go.when_set(lambda _: agent.helper().put(sequence, "copy between devices", 0, 0, run))
 
 
-def _offer(agent: Agent, half: Half, number: int, view: View, process: int) -> Any:
+def _offer(agent: AgentState, half: Half, number: int, view: BufferView, process: int) -> Any:
     """Return what the sender needs to write to a view, if it may."""
     offer = agent.sharing.offer(number, view, half.peer, process)
     half.offered = offer is not None
     return offer
 
 
-def _directly(agent: Agent, lane: Lane, view: View, half: Half, number: int, outgoing: bool, offer: Any) -> bool:
+def _directly(
+    agent: AgentState, lane: Lane, view: BufferView, half: Half, number: int, outgoing: bool, offer: Any
+) -> bool:
     """Have the data written where they belong; return False where they have to go in bulk."""
     if offer is None:
         return False
@@ -135,14 +138,14 @@ def _directly(agent: Agent, lane: Lane, view: View, half: Half, number: int, out
     return True
 
 
-def _in_bulk(agent: Agent, lane: Lane, view: View, half: Half, outgoing: bool, tag: int, plan: Any) -> None:
-    way = agent.copy_out if outgoing else agent.copy_in
+def _in_bulk(agent: AgentState, lane: Lane, view: BufferView, half: Half, outgoing: bool, tag: int, plan: Any) -> None:
+    way = copy_out if outgoing else copy_in
     agent.move(way, lane, view, half.peer, tag, plan, half.started)
     if lane.number < 0:
         agent.runtime.synchronize(lane.stream)  # no stream of this device will
 
 
-def _failed(agent: Agent, half: Half, number: int, error: BaseException, gone: bool, *, leaves: bool) -> None:
+def _failed(agent: AgentState, half: Half, number: int, error: BaseException, gone: bool, *, leaves: bool) -> None:
     """Tell the other side of a failure that it does not know, and that this one writes no more.
 
     A receiver that was told of one waits until the sender has said that, too.
@@ -150,10 +153,10 @@ def _failed(agent: Agent, half: Half, number: int, error: BaseException, gone: b
     if half.offered and half.failure is not None:
         with contextlib.suppress(Exception):  # of one that is lost, or stands still, nothing is said
             half.silent.wait(f"rank {half.peer} to end a copy", agent.alive(half.peer))
-    if not half.heard:  # before it is forgotten, or a GO that comes now would make another half, which nobody ends
-        agent.over[number] = None
-        while len(agent.over) > FORGOTTEN:
-            agent.over.popitem(last=False)
+    if not half.told_to_go:  # before it is forgotten, or a GO that comes now would make another half, which nobody ends
+        agent.failed_halves[number] = None
+        while len(agent.failed_halves) > FORGOTTEN:
+            agent.failed_halves.popitem(last=False)
     agent.halves.pop(number, None)
     if half.failure is None:
         cause = error.cause if isinstance(error, SkippedError) else error
@@ -162,40 +165,93 @@ def _failed(agent: Agent, half: Half, number: int, error: BaseException, gone: b
         agent.tell(Op.LEFT, number, to=half.peer)
 
 
-def heard(agent: Agent, peer: int, op: int, number: int, *operands: Any) -> None:
-    """Take what another agent says of a copy, in the main loop: it waits for nothing."""
-    if op in (Op.FILLED, Op.BULK, Op.LEFT):
-        agent.sharing.answered(number)
-    if op == Op.BULK and operands[0]:
-        agent.sharing.refused(peer)
+@handles(Op.GO)
+def go(agent: AgentState, peer: int, number: int, failure: Any, offer: Any) -> None:
+    """Let this side begin: the leading one has, or has failed."""
+    if number not in agent.halves and agent.failed_halves.pop(number, False) is None:
+        _refuse(agent, peer, number, offer)
+        return
+    half = agent.half(number, peer)  # it may come before the application's message
+    half.told_to_go = True
+    if failure is None:
+        half.go.set(offer)
+    else:
+        _fail(half, peer, failure)
+
+
+@handles(Op.END)
+def end(agent: AgentState, peer: int, number: int, failure: Any, _offer: Any = None) -> None:
+    """Note that the receiver has the data, or that the other side has failed."""
     half = agent.halves.get(number)
-    if half is not None and op in (Op.FILLED, Op.BULK, Op.LEFT):
-        half.silent.set()
-    if op == Op.GO:
-        if half is None and agent.over.pop(number, False) is None:
-            _refuse(agent, peer, number, operands[1])
-            return
-        half = agent.half(number, peer)  # it may come before the application's message
-        half.heard = True
     if half is None:
-        if op == Op.ROOM:
-            _refuse(agent, peer, number, operands[0])
-    elif op in (Op.GO, Op.END) and operands[0] is not None:
-        said = str(operands[0][0])
-        kind = GivenUpError if said.startswith(GivenUpError.__name__) else errors.PoolError
-        half.fail(kind(f"rank {peer}: {said}"))
-    elif op == Op.LEFT:  # where the sender alone was told to give the copy up, it says no more than this
-        half.fail(GivenUpError(f"rank {peer} has given the copy up"))
-    elif op == Op.GO:
-        half.go.set(operands[1])
-    elif op == Op.END:
+        return
+    if failure is None:
         half.end.set()
-    elif op == Op.ROOM:
-        half.room.set(operands[0])
-    elif op in (Op.FILLED, Op.BULK):
-        half.answer.set(op == Op.FILLED)
+    else:
+        _fail(half, peer, failure)
 
 
-def _refuse(agent: Agent, peer: int, number: int, offer: Any) -> None:
+@handles(Op.ROOM)
+def room(agent: AgentState, peer: int, number: int, offer: Any) -> None:
+    """Take the offer of a following receiver."""
+    half = agent.halves.get(number)
+    if half is None:
+        _refuse(agent, peer, number, offer)
+    else:
+        half.room.set(offer)
+
+
+@handles(Op.FILLED)
+def filled(agent: AgentState, peer: int, number: int) -> None:
+    """Note that the data are where they belong."""
+    if (half := _answered(agent, number)) is not None:
+        half.answer.set(True)
+
+
+@handles(Op.BULK)
+def bulk(agent: AgentState, peer: int, number: int, for_ever: bool) -> None:
+    """Receive the data as bulk data: the sender cannot write to the memory that was offered."""
+    half = _answered(agent, number)
+    if for_ever:
+        agent.sharing.refused(peer)
+    if half is not None:
+        half.answer.set(False)
+
+
+@handles(Op.LEFT)
+def left(agent: AgentState, peer: int, number: int) -> None:
+    """Give a copy up: where its sender alone was told to, it says no more than this."""
+    if (half := _answered(agent, number)) is not None:
+        half.fail(GivenUpError(f"rank {peer} has given the copy up"))
+
+
+@handles(Op.RELEASE)
+def release(agent: AgentState, peer: int, number: int) -> None:
+    """Close a block of another agent's memory, which is to be freed."""
+    agent.sharing.release(peer, number)
+
+
+@handles(Op.RELEASED)
+def released(agent: AgentState, peer: int, number: int) -> None:
+    """Note that another agent has closed a block."""
+    agent.sharing.released(peer, number)
+
+
+def _answered(agent: AgentState, number: int) -> Half | None:
+    """Note that the sender of a copy writes no more; return this side of the copy."""
+    agent.sharing.answered(number)
+    half = agent.halves.get(number)
+    if half is not None:
+        half.silent.set()
+    return half
+
+
+def _fail(half: Half, peer: int, failure: Any) -> None:
+    said = str(failure[0])
+    kind = GivenUpError if said.startswith(GivenUpError.__name__) else errors.PoolError
+    half.fail(kind(f"rank {peer}: {said}"))
+
+
+def _refuse(agent: AgentState, peer: int, number: int, offer: Any) -> None:
     if offer is not None:
         agent.later(lambda: agent.tell(Op.LEFT, number, to=peer))

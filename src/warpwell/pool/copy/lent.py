@@ -1,4 +1,4 @@
-"""Pinned arrays that an agent on the same host reads and writes itself, so that nothing is sent.
+"""Pinned arrays of the application that an agent on the same host reads and writes itself, so that nothing is sent.
 
 The memory of `pinned_empty` is a file without a name. Where agent and application are processes of one user on one
 host, the agent maps it too, page-locks it for its GPU, and the copy engine goes straight to the application's array.
@@ -8,56 +8,19 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..agent.handlers import handles
+from ..agent.lane import Lane
 from ..agent.protocol import Op, pack_failure
-from ..agent.reply import Reply
-from ..pinned import Pinned, memory_of
-from .copies import Half
-
-if TYPE_CHECKING:
-    from ..agent.agent import Agent
-    from ..agent.lane import Lane
-    from ..device import Device
+from ..agent.state import AgentState, Half
 
 
-# -- the application's side --------------------------------------------------------------------------------------
-
-
-def lent_to(device: Device, array: NDArray[Any]) -> tuple[int, int] | None:
-    """Return the number of an array's memory and the offset in it, where the agent of a device can reach it itself.
-
-    The first time, the agent is asked to map it.
-    """
-    memory = memory_of(array)
-    if memory is None or not array.flags.c_contiguous or not device.connection.transport.lends:
-        return None
-    connection = device.connection
-    known = memory.reached.get(connection)
-    if known is None:
-        known = device.host == socket.gethostname() and _share(device, memory)
-        memory.reached[connection] = known
-    return (memory.number, int(array.ctypes.data) - memory.address) if known else None
-
-
-def _share(device: Device, memory: Pinned) -> bool:
-    reply = device.connection.ask(None, Op.SHARE, Reply, memory.number, memory.path, len(memory.memory))
-    try:
-        reply.get(f"{device.connection.label} to map an array of the application")
-    except errors.RemoteError:
-        return False  # another user, or another host by the same name: it is sent, as all other arrays are
-    return True
-
-
-# -- the agent's side --------------------------------------------------------------------------------------------
-
-
-class Mapping:
+class MappedArray:
     """Memory of the application in this process.
 
     Parameters
@@ -86,12 +49,13 @@ class Mapping:
             self._unlock()
 
 
-def share(agent: Agent, _s: int, _q: int, reply: int, number: int, path: str, nbytes: int) -> None:
+@handles(Op.SHARE)
+def share(agent: AgentState, _s: int, _q: int, reply: int, number: int, path: str, nbytes: int) -> None:
     """Map an array of the application."""
 
     def run(lane: Lane) -> None:
         try:
-            mapping = Mapping(path, nbytes)
+            mapping = MappedArray(path, nbytes)
             mapping.lock(agent.runtime)
         except Exception as error:
             agent.tell(Op.REFUSED, reply, "mapping of an array", pack_failure(error), False)
@@ -102,7 +66,8 @@ def share(agent: Agent, _s: int, _q: int, reply: int, number: int, path: str, nb
     agent.helper().put(0, "mapping of an array", 0, 0, run)
 
 
-def write_lent(agent: Agent, stream: int, sequence: int, handle: int, number: int, offset: int) -> None:
+@handles(Op.WRITE_LENT)
+def write_lent(agent: AgentState, stream: int, sequence: int, handle: int, number: int, offset: int) -> None:
     """Copy from an array of the application, which is lent until the stream is there."""
     view, mapping = agent.view(handle), agent.handles.get(number)
 
@@ -116,7 +81,8 @@ def write_lent(agent: Agent, stream: int, sequence: int, handle: int, number: in
     agent.lane(stream).put(sequence, "copy from the host", 0, 0, run)
 
 
-def read_lent(agent: Agent, stream: int, sequence: int, handle: int, reply: int, number: int, offset: int) -> None:
+@handles(Op.READ_LENT)
+def read_lent(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, number: int, offset: int) -> None:
     """Copy to an array of the application."""
     view, mapping = agent.view(handle), agent.handles.get(number)
     half = agent.bulk[reply] = Half(agent.application)
@@ -133,7 +99,7 @@ def read_lent(agent: Agent, stream: int, sequence: int, handle: int, reply: int,
     agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
 
 
-def _part(mapping: Mapping | None, offset: int, nbytes: int) -> NDArray[np.uint8]:
+def _part(mapping: MappedArray | None, offset: int, nbytes: int) -> NDArray[np.uint8]:
     if mapping is None:
         raise errors.PoolError("the application's array is not mapped here any more")
     return mapping.bytes[offset : offset + nbytes]

@@ -1,4 +1,4 @@
-"""`Plan`: in which pieces a copy goes; `Tuning`: what a device's plans are made of."""
+"""`CopyPlan`: in which pieces a copy goes; `Tuning`: what a device's plans are made of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ... import errors
 from ...errors.options import checked_integer
-from ..transport.region import MAX_CHUNK
+from ..transport.bulk import MAX_CHUNK
 
 CHUNK = 2 << 20
 """Bytes of a chunk: bandwidth has saturated there (benchmarks/pool_transfer.py)."""
@@ -22,7 +22,7 @@ BUFFERS = 4
 """Staging buffers of a copy: one is received, one is copied on, and two even out what takes longer now and then."""
 
 
-class Plan(NamedTuple):
+class CopyPlan(NamedTuple):
     """How a copy goes.
 
     Attributes
@@ -74,7 +74,7 @@ class Tuning:
                     ) from None
         return cls(numbers["CHUNK"], numbers["BUFFERS"] or 0, bool(numbers["PIPELINE"]), bool(numbers["DIRECT"]))
 
-    def plan(self, nbytes: int) -> Plan:
+    def plan(self, nbytes: int) -> CopyPlan:
         """Return the plan of a copy of so many bytes.
 
         One that is so small that it has one chunk goes as without a pipeline.
@@ -83,4 +83,4 @@ class Tuning:
         if chunk is None:
             chunk = CHUNK if nbytes >= LARGE else max(nbytes, LEAST)
         single = nbytes <= chunk
-        return Plan(chunk, 0 if single or not self.pipelined else self.buffers)
+        return CopyPlan(chunk, 0 if single or not self.pipelined else self.buffers)

@@ -15,8 +15,7 @@ import numpy as np
 from ...errors import ArgumentError, ClosedError
 from ...targets.compiler.machine_code import machine_code
 from . import emulated_loop as loop
-from .bulk import CANCELLED, Transfer
-from .region import Region
+from .bulk import CANCELLED, Region, Transfer
 from .signal import FUTEX, Signal, short_naps
 from .transport import Bytes, Transport
 

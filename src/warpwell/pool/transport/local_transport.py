@@ -8,9 +8,8 @@ import time
 from collections import deque
 
 from ...errors import ClosedError, StallError
-from .bulk import CANCELLED, RUNNING, Transfer
+from .bulk import CANCELLED, RUNNING, Region, Transfer
 from .peers import CLOSED, PeerTransport
-from .region import Region
 from .transport import OVERHEAD, SEND_TIMEOUT, WINDOW, Bytes
 
 _CLOSED = "it closed its transport"

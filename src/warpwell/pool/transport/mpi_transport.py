@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import AgentError, ArgumentError, ClosedError, PoolVersionError, StallError
-from ..options import silence_from_environment
 from ..several import several
-from .bulk import Transfer
+from .bulk import Region, Transfer
 from .handshake import NBYTES, Hello
 from .mpi_progress import GOODBYE_SAID, Progress, compiled_loop
 from .peers import CLOSED, PeerTransport
-from .region import Region
 from .transport import OVERHEAD, SEND_TIMEOUT, TAGS, WINDOW, Bytes
 
 _HELLO = 2
+
+SILENCE = 3.0
+"""Seconds after which a process that says nothing is lost: with everything else, less than 5."""
 
 
 class MpiTransport(PeerTransport):
@@ -156,6 +157,26 @@ class MpiTransport(PeerTransport):
     def _lose(self, peer: int, reason: str) -> None:
         if self._losses.add(peer, reason):
             self._losses.tell(peer)
+
+
+def silence_from_environment() -> float:
+    """Return the seconds in ``WARPWELL_POOL_TIMEOUT``, or the default.
+
+    Raises
+    ------
+    ArgumentError
+        It is no number, or not a positive one.
+    """
+    text = os.environ.get("WARPWELL_POOL_TIMEOUT", "")
+    try:
+        seconds = float(text) if text else SILENCE
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise ArgumentError(
+            f"WARPWELL_POOL_TIMEOUT is {text!r}: give seconds, more than 0", name="WARPWELL_POOL_TIMEOUT"
+        )
+    return seconds
 
 
 def _close_forgotten(reference: weakref.ref[MpiTransport]) -> None:

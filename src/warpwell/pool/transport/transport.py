@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .bulk import Transfer
-from .region import DEFAULT_CHUNK, Region
+from .bulk import DEFAULT_CHUNK, Region, Transfer
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """What a message may be made of (any contiguous buffer will do)."""

@@ -1,7 +1,8 @@
-"""`Caller`: the application's side: numbers and sends calls, bounds what is under way, keeps what failed."""
+"""`Caller` and `AgentConnection`: the program's side of calls: number and send them, bound what is under way."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -9,27 +10,41 @@ import weakref
 from collections import deque
 from typing import Any, NoReturn
 
-from ... import errors
-from ...targets.uninterrupted import uninterrupted
-from ..transport.tags import Tags
-from ..transport.transport import Transfer, Transport
-from .answers import answered
+from .. import errors
+from ..targets.uninterrupted import uninterrupted
+from .agent.code import Code
+from .agent.protocol import Op, pack, unpack, unpack_failure
 from .channel import Channel
-from .code import Code
-from .protocol import Op, pack, unpack, unpack_failure
-from .reply import Reply
+from .copy.plan import Tuning
+from .reply import Answer, Reply
+from .transport.bulk import Transfer
+from .transport.tags import Tags
+from .transport.transport import Transport
 
 _LOOK, _LATEST = 0.05, 1.0
 """Seconds between looks at who was lost; and until requests to them fail where messages never pause."""
 
 
-class Connection:
+class AgentConnection:
     """The application's end of one agent.
 
     Parameters
     ----------
     caller : Caller
     rank : int
+
+    Attributes
+    ----------
+    index : int
+        The device's place among the application's devices; the rank until that is known.
+    label : str
+        What the device is called in messages.
+    host, target, process : str, str, int
+        What the agent has told of itself; unset until then.
+    transfers : Tuning
+        How copies to and from the device are cut.
+    lost, forked : str or None
+        Why the agent is gone; and that it is the parent process's.
     """
 
     def __init__(self, caller: Caller, rank: int) -> None:
@@ -47,14 +62,22 @@ class Connection:
         self._codes: dict[str, int] = {}
         self._sent: weakref.WeakSet[Code] = weakref.WeakSet()
         self.counts: dict[str, list[float]] = {}
-        self._caller = caller
+        self.caller = caller
+        self.transfers = Tuning.from_environment()
+        self.host = self.target = ""
+        self.process = 0
 
     def check(self) -> None:
-        """Raise `DeviceLostError` where the agent is gone, `ForkError` where it is the parent's."""
+        """Raise `DeviceLostError` if the agent is gone, `ForkError` if it is the parent process's."""
+        if self.lost is not None:
+            self.gone(self.lost)
+
+    def gone(self, reason: str) -> NoReturn:
+        """Note that the agent is gone, and raise what `check` raises; an earlier reason stays."""
+        self.lost = self.lost or reason
         if self.forked is not None:
             raise errors.ForkError(self.forked)
-        if self.lost is not None:
-            raise errors.DeviceLostError(f"{self.label} is gone: {self.lost}", device=self.index)
+        raise errors.DeviceLostError(f"{self.label} is gone: {self.lost}", device=self.index) from None
 
     def post(self, channel: Channel, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0) -> int:
         """Send a call, and do not wait for it.
@@ -80,7 +103,7 @@ class Connection:
     def wait_for_room(self, channel: Channel) -> None:
         """Wait until not too much of a stream is under way."""
         begun = time.perf_counter()
-        channel.wait_for_room(self)
+        channel.wait_for_room(self.check, self.label)
         entry = self.counts.setdefault("ROOM", [0, 0, 0.0])
         entry[0] += 1
         entry[2] += time.perf_counter() - begun
@@ -125,17 +148,17 @@ class Connection:
         reply.transfer = transfer
         number = reply.number
         sent = [number if operand is Reply else operand for operand in operands]
-        self._caller.replies[number] = (self.rank, reply)
+        self.caller.replies[number] = (self.rank, reply)
         try:
             if channel is None:
                 self.tell(op, *sent)
             else:
                 self.post(channel, op, *sent, cost=cost, nbytes=nbytes)
         except BaseException:
-            self._caller.replies.pop(number, None)
+            self.caller.replies.pop(number, None)
             raise
         if self.lost is not None:  # just now: nobody else would answer
-            self._caller.fail(self.rank)
+            self.caller.fail(self.rank)
         reply.counted = self.counts[op.name]
         return reply
 
@@ -149,7 +172,7 @@ class Connection:
                     self.tell(Op.CODE, code.key, code.name, code.data)
                 self._codes[code.key] = self._codes.get(code.key, 0) + 1
                 self._sent.add(code)
-                weakref.finalize(code, self._caller.freed.put, (self, Op.CODE_END, code.key)).atexit = False
+                weakref.finalize(code, self.caller.freed.put, (self, Op.CODE_END, code.key)).atexit = False
 
     def drop(self, key: str) -> None:
         """Note that a kernel or function is gone; the last one of its content is dropped on the agent."""
@@ -165,7 +188,7 @@ class Connection:
         if channel is None:
             return
         reply = Reply()
-        self._caller.replies[reply.number] = (self.rank, reply)
+        self.caller.replies[reply.number] = (self.rank, reply)
         with uninterrupted(), self.lock:
             self.post_locked(channel, Op.SYNCHRONIZE, reply.number)
             self.channels.pop(number, None)
@@ -176,11 +199,11 @@ class Connection:
 
     def finalizer(self, handle: int, op: Op = Op.FREE) -> None:
         """Have an object freed, from a finalizer, which must not wait for anything, nor look for what a module had."""
-        self._caller.freed.put((self, op, handle))
+        self.caller.freed.put((self, op, handle))
 
     def stream_finalizer(self, number: int, op: Op = Op.STREAM_END) -> None:
         """Have a stream ended, from a finalizer."""
-        self._caller.freed.put((self, op, number))
+        self.caller.freed.put((self, op, number))
 
     def _send(self, message: bytes) -> None:
         """Send, for who holds the lock. It is reentrant, but a message in the middle of another is none."""
@@ -189,7 +212,7 @@ class Connection:
             self._sending = True
             self.transport.send(self.rank, message)
         except (errors.DeviceLostError, errors.ClosedError) as error:
-            self._gone(error)
+            self.gone(str(error))
         finally:
             self._sending = False
 
@@ -200,10 +223,6 @@ class Connection:
                 f"a signal handler called {self.label} in the middle of another call: let it note the signal, and call "
                 f"from the program"
             )
-
-    def _gone(self, error: Exception) -> NoReturn:
-        self.lost = self.lost or str(error)
-        raise errors.DeviceLostError(f"{self.label} is gone: {self.lost}", device=self.index) from None
 
     def _count(self, op: Op, nbytes: int) -> None:
         entry = self.counts.get(op.name)
@@ -225,7 +244,7 @@ class Caller:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.replies: dict[int, tuple[int, Reply]] = {}
-        self.connections = {rank: Connection(self, rank) for rank in transport.peers}
+        self.connections = {rank: AgentConnection(self, rank) for rank in transport.peers}
         # a put from a finalizer, which may interrupt anything, is all that a SimpleQueue is made for
         self.freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed = False
@@ -291,13 +310,13 @@ class Caller:
         for rank, _ in self._gone:
             self.fail(rank)
 
-    def _take(self, connection: Connection, op: int, number: int, *operands: Any) -> None:
+    def _take(self, connection: AgentConnection, op: int, number: int, *operands: Any) -> None:
         if op == Op.REPLY:
             found = self.replies.pop(number, None)
             if found is not None:
                 found[1].come(operands[0], None)
         elif op == Op.ANSWER:
-            value, error = answered(connection, number, *operands)
+            value, error = self._answer(connection, number, *operands)
             found = self.replies.pop(number, None)
             if found is not None:
                 found[1].come(value, error)
@@ -316,6 +335,17 @@ class Caller:
                 if found[1].channel is not None and not earlier:
                     found[1].channel.keep(error)
                 found[1].come(None, error)
+
+    def _answer(
+        self, connection: AgentConnection, number: int, *operands: Any
+    ) -> tuple[Answer | None, BaseException | None]:
+        """Begin to receive the arrays of a result, which is done in any case: the agent waits for that."""
+        try:
+            return Answer(self.transport, connection.rank, connection.gone, *operands), None
+        except BaseException as error:  # no room here, or the agent is gone
+            with contextlib.suppress(Exception):
+                connection.finalizer(number, Op.CANCEL)
+            return None, error
 
     def _free(self) -> None:
         while True:

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ... import errors, registry
-from ..copy.copies import Half
+from ..copy.pipelined import copy_in, copy_out
 from ..transport.milestone import Milestone
 from . import code as codes
-from .answers import answer
-from .memory import Memory, Missing, SkippedError, View
-from .parts import Part, taken
+from .arguments import ArrivingArray, answer, taken
+from .handlers import handles
+from .lane import Lane
+from .memory import BufferView, DeviceMemory, Missing, SkippedError
 from .protocol import Op, pack_failure, unpack_arguments, unpack_dtype
-
-if TYPE_CHECKING:
-    from .agent import Agent
-    from .lane import Lane
+from .state import AgentState, Half
 
 
-def allocate(agent: Agent, stream: int, sequence: int, handle: int, nbytes: int, dtype: Any, shape: Any) -> None:
+@handles(Op.ALLOCATE)
+def allocate(agent: AgentState, stream: int, sequence: int, handle: int, nbytes: int, dtype: Any, shape: Any) -> None:
     """Make a buffer."""
-    view = View(Memory(agent.runtime, nbytes), 0, unpack_dtype(dtype), shape)
+    view = BufferView(DeviceMemory(agent.runtime, nbytes), 0, unpack_dtype(dtype), shape)
     agent.handles[handle] = view
     agent.lane(stream).put(sequence, "allocation", 0, 0, lambda lane: view.memory.allocate())
 
 
-def fill(agent: Agent, stream: int, sequence: int, handle: int, item: bytes) -> None:
+@handles(Op.FILL)
+def fill(agent: AgentState, stream: int, sequence: int, handle: int, item: bytes) -> None:
     """Fill a buffer with an item."""
     view = agent.view(handle)
 
@@ -44,7 +44,8 @@ def fill(agent: Agent, stream: int, sequence: int, handle: int, item: bytes) -> 
     agent.lane(stream).put(sequence, "fill", 0, 0, run)
 
 
-def write(agent: Agent, stream: int, sequence: int, handle: int, data: bytes) -> None:
+@handles(Op.WRITE)
+def write(agent: AgentState, stream: int, sequence: int, handle: int, data: bytes) -> None:
     """Copy bytes that came with the call to a buffer."""
     view = agent.view(handle)
 
@@ -54,14 +55,16 @@ def write(agent: Agent, stream: int, sequence: int, handle: int, data: bytes) ->
     agent.lane(stream).put(sequence, "copy from the host", 0, len(data), run)
 
 
-def write_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
+@handles(Op.WRITE_BULK)
+def write_bulk(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy bulk data of the application to a buffer."""
     view = agent.view(handle)
-    run = _bulk(agent, view, agent.copy_in, reply, tag, plan)
+    run = _bulk(agent, view, copy_in, reply, tag, plan)
     agent.lane(stream).put(sequence, "copy from the host", reply, view.nbytes, run)
 
 
-def read(agent: Agent, stream: int, sequence: int, handle: int, reply: int) -> None:
+@handles(Op.READ)
+def read(agent: AgentState, stream: int, sequence: int, handle: int, reply: int) -> None:
     """Copy a small buffer to the application."""
     view = agent.view(handle)
 
@@ -73,13 +76,16 @@ def read(agent: Agent, stream: int, sequence: int, handle: int, reply: int) -> N
     agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
 
 
-def read_bulk(agent: Agent, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
+@handles(Op.READ_BULK)
+def read_bulk(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy a buffer to the application as bulk data."""
-    run = _bulk(agent, agent.view(handle), agent.copy_out, reply, tag, plan)
+    run = _bulk(agent, agent.view(handle), copy_out, reply, tag, plan)
     agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
 
 
-def _bulk(agent: Agent, view: Any, way: Callable[..., None], reply: int, tag: int, plan: Any) -> Callable[..., None]:
+def _bulk(
+    agent: AgentState, view: Any, way: Callable[..., None], reply: int, tag: int, plan: Any
+) -> Callable[..., None]:
     """Return what a lane runs: until then, and meanwhile, the application may give the copy up."""
     half = agent.bulk[reply] = Half(agent.application)
 
@@ -97,7 +103,8 @@ def _bulk(agent: Agent, view: Any, way: Callable[..., None], reply: int, tag: in
     return run
 
 
-def copy(agent: Agent, stream: int, sequence: int, destination: int, source: int) -> None:
+@handles(Op.COPY)
+def copy(agent: AgentState, stream: int, sequence: int, destination: int, source: int) -> None:
     """Copy between buffers of this device."""
     to, origin = agent.view(destination), agent.view(source)
 
@@ -108,20 +115,21 @@ def copy(agent: Agent, stream: int, sequence: int, destination: int, source: int
     agent.lane(stream).put(sequence, "copy", 0, 0, run)
 
 
-def launch(agent: Agent, stream: int, sequence: int, key: str, configuration: Any, packed: Any) -> None:
+@handles(Op.LAUNCH)
+def launch(agent: AgentState, stream: int, sequence: int, key: str, configuration: Any, packed: Any) -> None:
     """Run a kernel."""
     loaded = agent.codes[key]
     arguments = unpack_arguments(packed, agent.view)
 
     def run(lane: Lane) -> None:
-        native = lane.stream
         values = [_value(agent, lane, v, kernel=True) for v in arguments]
-        agent.runtime.launch(native, loaded.launch(configuration), values)
+        agent.runtime.launch(lane.stream, loaded.launch(configuration), values)
 
     agent.lane(stream).put(sequence, loaded, 0, 0, run)
 
 
-def call(agent: Agent, stream: int, sequence: int, key: str, reply: int, handles: Any, data: bytes) -> None:
+@handles(Op.CALL)
+def call(agent: AgentState, stream: int, sequence: int, key: str, reply: int, handles: Any, data: bytes) -> None:
     """Call a Python function."""
     loaded = agent.codes[key]
     objects = taken(agent, handles)
@@ -134,7 +142,7 @@ def call(agent: Agent, stream: int, sequence: int, key: str, reply: int, handles
     agent.lane(stream).put(sequence, f"call of {loaded.name!r}", reply, len(data), run)
 
 
-def _answer_behind(agent: Agent, lane: Lane, reply: int, result: Any) -> None:
+def _answer_behind(agent: AgentState, lane: Lane, reply: int, result: Any) -> None:
     """Give a result, when what its function left in the stream is done: whoever has it relies on that."""
     tell = answer(agent, reply, result)
     if agent.runtime.synchronous:
@@ -143,14 +151,14 @@ def _answer_behind(agent: Agent, lane: Lane, reply: int, result: Any) -> None:
         agent.later(tell, agent.runtime.mark(lane.stream, False))
 
 
-class Held:
+class ServiceObject:
     """An object of a service, which exists once its lane has made it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.made = Milestone()
 
-    def value(self, agent: Agent) -> Any:
+    def value(self, agent: AgentState) -> Any:
         """Wait for the object, and return it."""
         try:
             return self.made.wait(f"{self.path} to be made", agent.alive())
@@ -158,9 +166,10 @@ class Held:
             raise SkippedError(error) from None
 
 
-def create(agent: Agent, stream: int, sequence: int, handle: int, path: str, handles: Any, data: bytes) -> None:
+@handles(Op.CREATE)
+def create(agent: AgentState, stream: int, sequence: int, handle: int, path: str, handles: Any, data: bytes) -> None:
     """Make an object that stays on the agent."""
-    held = agent.handles[handle] = Held(path)
+    held = agent.handles[handle] = ServiceObject(path)
     objects = taken(agent, handles)
 
     def run(lane: Lane) -> None:
@@ -174,7 +183,8 @@ def create(agent: Agent, stream: int, sequence: int, handle: int, path: str, han
     agent.lane(stream).put(sequence, f"making of {path!r}", 0, len(data), run)
 
 
-def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, reply: int, handles: Any,
+@handles(Op.METHOD)
+def method(agent: AgentState, stream: int, sequence: int, handle: int, name: str, reply: int, handles: Any,
            data: bytes) -> None:  # fmt: skip
     """Call a method of such an object, or read an attribute (a name that begins with a dot).
 
@@ -195,11 +205,11 @@ def method(agent: Agent, stream: int, sequence: int, handle: int, name: str, rep
         else:
             _answer_behind(agent, lane, reply, result)
 
-    called = f"{name!r} of {held.path!r}" if isinstance(held, Held) else repr(name)
+    called = f"{name!r} of {held.path!r}" if isinstance(held, ServiceObject) else repr(name)
     agent.lane(stream).put(sequence, called, reply, len(data), run)
 
 
-def _answer(agent: Agent, reply: int, called: str, result: Future[Any]) -> None:
+def _answer(agent: AgentState, reply: int, called: str, result: Future[Any]) -> None:
     """Answer with what a method has promised; its lane has gone on meanwhile."""
     try:
         answer(agent, reply, result.result())()
@@ -207,17 +217,18 @@ def _answer(agent: Agent, reply: int, called: str, result: Future[Any]) -> None:
         agent.refuse(reply, called, error)
 
 
-def _values(agent: Agent, lane: Lane, objects: list[Any]) -> list[Any]:
+def _values(agent: AgentState, lane: Lane, objects: list[Any]) -> list[Any]:
     return [_value(agent, lane, thing) for thing in objects]
 
 
-def _value(agent: Agent, lane: Lane, thing: Any, *, kernel: bool = False) -> Any:
-    if isinstance(thing, View):
+def _value(agent: AgentState, lane: Lane, thing: Any, *, kernel: bool = False) -> Any:
+    if isinstance(thing, BufferView):
         return (thing.argument if kernel else thing.operand)(agent.runtime, lane.stream)
-    return thing.value(agent) if isinstance(thing, Held | Missing | Part) else thing
+    return thing.value(agent) if isinstance(thing, ServiceObject | Missing | ArrivingArray) else thing
 
 
-def set_global(agent: Agent, stream: int, sequence: int, key: str, name: str, handles: Any, data: bytes) -> None:
+@handles(Op.GLOBAL)
+def set_global(agent: AgentState, stream: int, sequence: int, key: str, name: str, handles: Any, data: bytes) -> None:
     """Set a global variable of a kernel."""
     loaded = agent.codes[key]
     agent.lane(stream).put(
@@ -229,7 +240,8 @@ def set_global(agent: Agent, stream: int, sequence: int, key: str, name: str, ha
 # -- events ------------------------------------------------------------------------------------------------------
 
 
-def record(agent: Agent, stream: int, sequence: int, event: int, timing: bool) -> None:
+@handles(Op.RECORD)
+def record(agent: AgentState, stream: int, sequence: int, event: int, timing: bool) -> None:
     """Record an event. From now on it stands for this point, and not for one before."""
     milestone = agent.events[event] = Milestone()
 
@@ -243,7 +255,8 @@ def record(agent: Agent, stream: int, sequence: int, event: int, timing: bool) -
     agent.lane(stream).put(sequence, "event", 0, 0, run)
 
 
-def wait(agent: Agent, stream: int, sequence: int, event: int) -> None:
+@handles(Op.WAIT)
+def wait(agent: AgentState, stream: int, sequence: int, event: int) -> None:
     """Wait for an event of this device, as it was last recorded."""
     milestone = agent.events.get(event)
 
@@ -255,7 +268,8 @@ def wait(agent: Agent, stream: int, sequence: int, event: int) -> None:
     agent.lane(stream).put(sequence, "wait for an event", 0, 0, run)
 
 
-def await_(agent: Agent, stream: int, sequence: int, number: int, peer: int) -> None:
+@handles(Op.AWAIT)
+def await_signal(agent: AgentState, stream: int, sequence: int, number: int, peer: int) -> None:
     """Wait for an event of another agent, which sends a signal."""
     signal = agent.signal(number)
 
@@ -268,7 +282,8 @@ def await_(agent: Agent, stream: int, sequence: int, number: int, peer: int) -> 
     agent.lane(stream).put(sequence, "wait for an event of another device", 0, 0, run)
 
 
-def synchronize(agent: Agent, stream: int, sequence: int, reply: int) -> None:
+@handles(Op.SYNCHRONIZE)
+def synchronize(agent: AgentState, stream: int, sequence: int, reply: int) -> None:
     """Answer when all calls of the stream so far are over."""
 
     def run(lane: Lane) -> None:
@@ -278,7 +293,8 @@ def synchronize(agent: Agent, stream: int, sequence: int, reply: int) -> None:
     agent.lane(stream).put(sequence, "synchronization", reply, 0, run)
 
 
-def notify(agent: Agent, stream: int, sequence: int, event: int, number: int, peer: int) -> None:
+@handles(Op.NOTIFY)
+def notify(agent: AgentState, stream: int, sequence: int, event: int, number: int, peer: int) -> None:
     """Send another agent a signal when an event is reached."""
 
     def tell(failure: BaseException | None) -> None:
@@ -287,7 +303,18 @@ def notify(agent: Agent, stream: int, sequence: int, event: int, number: int, pe
     _when(agent, event, tell)
 
 
-def reached(agent: Agent, stream: int, sequence: int, event: int, reply: int) -> None:
+@handles(Op.SIGNAL)
+def signal(agent: AgentState, peer: int, number: int, failure: Any) -> None:
+    """Note that an event of another agent is reached, or has failed."""
+    reached = agent.signal(number)
+    if failure is None:
+        reached.set()
+    else:
+        reached.fail(errors.PoolError(f"rank {peer}: {failure[0]}"))
+
+
+@handles(Op.REACHED)
+def reached(agent: AgentState, stream: int, sequence: int, event: int, reply: int) -> None:
     """Answer whether an event is reached; one that was never recorded is."""
     milestone = agent.events.get(event)
 
@@ -300,12 +327,14 @@ def reached(agent: Agent, stream: int, sequence: int, event: int, reply: int) ->
     agent.later(answer)
 
 
-def until(agent: Agent, stream: int, sequence: int, event: int, reply: int) -> None:
+@handles(Op.UNTIL)
+def until(agent: AgentState, stream: int, sequence: int, event: int, reply: int) -> None:
     """Answer when an event is reached."""
     _when(agent, event, lambda failure: agent.tell(Op.REPLY, reply, None))
 
 
-def elapsed(agent: Agent, stream: int, sequence: int, event: int, earlier: int, reply: int) -> None:
+@handles(Op.ELAPSED)
+def elapsed(agent: AgentState, stream: int, sequence: int, event: int, earlier: int, reply: int) -> None:
     """Answer with the seconds between two events, when both are reached."""
     last, first = agent.events.get(event), agent.events.get(earlier)
 
@@ -321,11 +350,11 @@ def elapsed(agent: Agent, stream: int, sequence: int, event: int, earlier: int, 
     _when(agent, earlier, lambda failure: _when_milestone(agent, last, answer) if failure is None else answer(failure))
 
 
-def _when(agent: Agent, event: int, call: Any) -> None:
+def _when(agent: AgentState, event: int, call: Any) -> None:
     _when_milestone(agent, agent.events.get(event), call)
 
 
-def _when_milestone(agent: Agent, milestone: Milestone | None, call: Any) -> None:
+def _when_milestone(agent: AgentState, milestone: Milestone | None, call: Any) -> None:
     if milestone is None:
         agent.later(lambda: call(None))
     else:

@@ -1,4 +1,4 @@
-"""`Reply`: what an agent will answer to a request."""
+"""`Reply`: what an agent will answer to a request; `Answer`: a result whose large arrays travel as bulk data."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
-from ... import errors
-from ..ids import new_id
-from ..transport.milestone import limit
-from ..transport.transport import Transfer
+import numpy as np
 
-if TYPE_CHECKING:
-    from .channel import Channel
+from .. import errors
+from .agent.code import loads
+from .agent.large_arrays import shaped
+from .agent.protocol import new_id
+from .channel import Channel
+from .transport.bulk import Region, Transfer
+from .transport.milestone import limit
+from .transport.transport import Transport
 
 
 class Reply:
@@ -87,3 +90,55 @@ class Reply:
         if self.error is not None:
             raise self.error
         return self.value
+
+
+class Answer:
+    """A result with large arrays, which are on their way.
+
+    Parameters
+    ----------
+    transport : Transport
+    rank : int
+        The agent's.
+    gone : callable
+        ``gone(reason)`` notes that the agent is gone, and raises.
+    data : bytes
+        The result without the arrays.
+    numbers : sequence of int
+        Which array stands at each place of the result.
+    about : sequence
+        Of each array: tag, chunk, and what `shaped` needs.
+
+    Raises
+    ------
+    MemoryError
+        There is no room for the arrays.
+    DeviceLostError
+    """
+
+    def __init__(
+        self, transport: Transport, rank: int, gone: Callable[[str], NoReturn], data: bytes, numbers: Any, about: Any
+    ) -> None:
+        self._data, self._numbers = data, numbers
+        self._gone = gone
+        memories = [np.empty(nbytes, np.uint8) for _, _, nbytes, *_ in about]
+        self._arrays = [shaped(memory, *shape) for memory, (_, _, _, *shape) in zip(memories, about, strict=True)]
+        self._transfers: list[Transfer] = [
+            transport.get(rank, tag, Region.over(memory, chunk=chunk))
+            for memory, (tag, chunk, *_) in zip(memories, about, strict=True)
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether the arrays are there, or will never be."""
+        return all(transfer.status for transfer in self._transfers)
+
+    def get(self, timeout: float | None) -> Any:
+        """Wait for the arrays, and return the result."""
+        end = time.monotonic() + limit(timeout)
+        for transfer in self._transfers:
+            try:
+                transfer.wait(transfer.chunks, max(0.0, end - time.monotonic()))
+            except errors.DeviceLostError:
+                self._gone(transfer.reason)
+        return loads(self._data, [self._arrays[k] for k in self._numbers])

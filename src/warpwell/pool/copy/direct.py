@@ -1,4 +1,4 @@
-"""`Sharing`: the memory of an agent that other agents of its host write to, and theirs that it writes to.
+"""`SharedMemory`: an agent's memory that other agents of its host write to, and theirs that it writes to.
 
 A block is offered with each copy. The sender opens it when it first sees it, keeps it open, and closes it when the
 receiver says that nobody has it any more; then the receiver frees it. ::
@@ -23,21 +23,32 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ... import errors
-from ..agent.memory import Memory, Shared, View
+from ..agent.lane import Lane, LaneOwner
+from ..agent.memory import BufferView, DeviceMemory, Shared
 from ..agent.protocol import Op
-
-if TYPE_CHECKING:
-    from ..agent.agent import Agent
-    from ..agent.lane import Lane
-    from .neighbour import Neighbour
+from .neighbour import Neighbour
 
 _numbers = itertools.count(1)
 
 
-class _Peer:
+class MemoryOwner(LaneOwner, Protocol):
+    """What shared memory needs of its agent."""
+
+    def helper(self) -> Lane:
+        """Return a lane for one call that belongs to no stream."""
+
+    def later(self, call: Callable[[], None], mark: Any = None) -> None:
+        """Make a deferred call."""
+
+    def copies_with(self, peer: int) -> Sequence[object]:
+        """Return the copies with another agent that are under way."""
+
+
+class _OpenedPeer:
     """An agent to whose memory this one writes."""
 
     def __init__(self, neighbour: Neighbour) -> None:
@@ -45,32 +56,32 @@ class _Peer:
         self.opened: dict[int, Any] = {}
 
 
-class Sharing:
+class SharedMemory:
     """What an agent shares.
 
     Parameters
     ----------
-    agent : Agent
+    agent : MemoryOwner
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: MemoryOwner) -> None:
         self._agent = agent
         self._lock = threading.RLock()  # the main loop takes it, and must not wait for memory that is being opened
         self._opening = threading.Lock()
-        self._held: dict[int, tuple[int, Memory]] = {}
+        self._held: dict[int, tuple[int, DeviceMemory]] = {}
         self._ending: dict[int, tuple[Any, set[int]]] = {}
         self._processes: dict[int, int | None] = {}
         self._lost: set[int] = set()
         self._dead: set[int] = set()
         self._refused: set[int] = set()
-        self._peers: dict[int, _Peer | str] = {}
+        self._peers: dict[int, _OpenedPeer | str] = {}
         self._closing: collections.deque[tuple[int, int]] = collections.deque()
         self._closes = False
         self._closing_lock = threading.Lock()
 
     # -- the receiver's side ---------------------------------------------------------------------------------------
 
-    def offer(self, copy: int, view: View, peer: int, process: int) -> Any:
+    def offer(self, copy: int, view: BufferView, peer: int, process: int) -> Any:
         """Return what the sender of a copy needs to write to a view; None where it cannot, or is lost.
 
         The memory is kept until the sender has said how the copy ended: `answered`.
@@ -78,7 +89,7 @@ class Sharing:
         Parameters
         ----------
         copy : int
-        view : View
+        view : BufferView
         peer : int
             Rank of the sender,
         process : int
@@ -144,7 +155,7 @@ class Sharing:
             return
         if self._processes.get(peer) is not None:
             self._agent.helper().put(0, "wait for the end of an agent", 0, 0, lambda _: self._wait_for_end(peer))
-        if isinstance(self._peers.get(peer), _Peer):
+        if isinstance(self._peers.get(peer), _OpenedPeer):
             self._agent.helper().put(0, "end of a lost agent's blocks", 0, 0, lambda _: self._close_all(peer))
 
     def _wait_for_end(self, peer: int) -> None:
@@ -173,7 +184,7 @@ class Sharing:
             known = self._peers.get(peer)
             if known is None:
                 try:
-                    known = _Peer(self._agent.runtime.neighbour(way))
+                    known = _OpenedPeer(self._agent.runtime.neighbour(way))
                 except Exception as error:
                     known = str(error)  # not the error: what is raised again and again keeps all who raised it
                 self._peers[peer] = known
@@ -213,18 +224,18 @@ class Sharing:
     def _close_one(self, peer: int, number: int) -> None:
         with self._opening:
             known = self._peers.get(peer)
-            opened = known.opened.pop(number, None) if isinstance(known, _Peer) else None
-            if isinstance(known, _Peer) and opened is not None:
+            opened = known.opened.pop(number, None) if isinstance(known, _OpenedPeer) else None
+            if isinstance(known, _OpenedPeer) and opened is not None:
                 known.neighbour.close(opened)
 
     def _close_all(self, peer: int) -> None:
         """Close what was opened of a lost agent, once no copy uses it: each ends when its lane comes to it."""
-        while any(half.peer == peer for half in list(self._agent.halves.values())):
+        while self._agent.copies_with(peer):
             if self._agent.stopped:
                 return
             time.sleep(0.1)
         known = self._peers[peer]
-        for number in list(known.opened) if isinstance(known, _Peer) else ():
+        for number in list(known.opened) if isinstance(known, _OpenedPeer) else ():
             with contextlib.suppress(Exception):
                 self._close_one(peer, number)
 
@@ -232,7 +243,7 @@ class Sharing:
 
     def count(self) -> dict[str, int]:
         """Return how many blocks are held for copies, wait for senders to close them, and are open here."""
-        opened = [p.opened for p in list(self._peers.values()) if isinstance(p, _Peer)]
+        opened = [p.opened for p in list(self._peers.values()) if isinstance(p, _OpenedPeer)]
         return {"held": len(self._held), "ending": len(self._ending), "open": sum(map(len, opened))}
 
 

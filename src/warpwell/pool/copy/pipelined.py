@@ -1,4 +1,4 @@
-"""`copy_in` and `copy_out`: bulk data between a transport and device memory, in a pipeline.
+"""`copy_in` and `copy_out`: bulk data between a transport and device memory, as an agent moves them.
 
 While one chunk is received into a staging buffer, the one before is copied on to the device, and the other way round:
 stages 1 and 2, and 4 and 5, of the source's five (section 4). With stages of equal rate, the time of many chunks comes
@@ -6,33 +6,58 @@ near that of one stage. ::
 
     link      | 0 | 1 | 2 | 3 | 4 |
     device        | 0 | 1 | 2 | 3 | 4 |        buffers 0 1 2 3 0 ...
+
+A plan without buffers goes the plain way: all of the data into staging memory, then all of it on. Where device memory
+is host memory, nothing is staged.
 """
 
 from __future__ import annotations
 
 import collections
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ... import errors
+from ..transport.bulk import LOST, Region, Transfer
 from ..transport.milestone import limit
-from ..transport.region import Region
 from ..transport.transport import Transport
-from . import copies
-from .copies import Started
-from .plan import Plan
+
+Started = Callable[[Transfer], None]
+"""Called with each transfer that was begun, so that somebody else can cancel it."""
 
 
 def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, plan: tuple[int, int], block: Any,
             to: int, nbytes: int, started: Started) -> None:  # fmt: skip
-    """Receive bulk data into device memory; see `copies.copy_in`. `plan` is a `Plan`'s two numbers."""
+    """Receive bulk data into device memory; return when later work of the stream finds it there.
+
+    Parameters
+    ----------
+    transport, runtime, stream
+    peer, tag : int
+    plan : CopyPlan
+        Its two numbers, the same as the other side's.
+    block : object
+        The runtime's block, held until the transfer is over.
+    to : int
+        Address in it.
+    nbytes : int
+    started : callable
+    """
     chunk, buffers = plan
-    staging = runtime.staging(buffers * chunk) if buffers else None
+    staging = runtime.staging(buffers * chunk or nbytes)
     if staging is None:
-        copies.copy_in(transport, runtime, stream, peer, tag, chunk, block, to, nbytes, started)
+        run(transport.get(peer, tag, Region(to, nbytes, chunk, None, block)), started)
         return
-    transfer = transport.get(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, buffers, staging))
+    memory = Region(int(staging.ctypes.data), nbytes, chunk, buffers or None, staging)
+    transfer = transport.get(peer, tag, memory)
+    if not buffers:
+        run(transfer, started, runtime)
+        runtime.write(stream, to, staging[:nbytes], lent=True)
+        runtime.synchronize(stream)  # the staging memory is used again
+        return
     started(transfer)
     marks: collections.deque[Any] = collections.deque()
     free = 0
@@ -49,7 +74,7 @@ def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int
                 free += 1
             transfer.allow(min(transfer.chunks, free + buffers))
     except BaseException:
-        copies.give_up(transfer, runtime)
+        give_up(transfer, runtime)
         raise
     finally:
         runtime.synchronize(stream)  # the staging memory is used again
@@ -57,13 +82,19 @@ def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int
 
 def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, plan: tuple[int, int], block: Any,
              source: int, nbytes: int, started: Started) -> None:  # fmt: skip
-    """Send device memory, as earlier work of the stream leaves it; see `copies.copy_out`."""
+    """Send device memory, as earlier work of the stream leaves it; return when it may change again."""
     chunk, buffers = plan
-    staging = runtime.staging(buffers * chunk) if buffers else None
+    staging = runtime.staging(buffers * chunk or nbytes)
     if staging is None:
-        copies.copy_out(transport, runtime, stream, peer, tag, chunk, block, source, nbytes, started)
+        runtime.synchronize(stream)
+        run(transport.put(peer, tag, Region(source, nbytes, chunk, None, block)), started)
         return
-    transfer = transport.put(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, buffers, staging))
+    memory = Region(int(staging.ctypes.data), nbytes, chunk, buffers or None, staging)
+    if not buffers:
+        runtime.read(stream, np.asarray(staging[:nbytes]), source)
+        run(transport.put(peer, tag, memory), started, runtime)
+        return
+    transfer = transport.put(peer, tag, memory)
     started(transfer)
     marks: collections.deque[Any] = collections.deque()
     filled = 0
@@ -85,14 +116,35 @@ def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: in
             transfer.allow(filled)
         transfer.wait(transfer.chunks, limit())
     except BaseException:
-        copies.give_up(transfer, runtime)
+        give_up(transfer, runtime)
         runtime.synchronize(stream)
         raise
+
+
+def run(transfer: Transfer, started: Started, runtime: Any = None) -> None:
+    """Wait for a transfer; see `give_up` for `runtime`."""
+    started(transfer)
+    try:
+        transfer.wait(transfer.chunks, limit())
+    except BaseException:
+        give_up(transfer, runtime)
+        raise
+
+
+def give_up(transfer: Transfer, runtime: Any = None) -> None:
+    """Cancel a transfer, and wait a little for the chunks that are on their way: they still use the memory.
+
+    With `runtime`, that memory is the thread's staging memory, which is not used again if this takes long.
+    """
+    transfer.cancel()
+    # of a peer that is gone nothing comes any more: MPI either lets go at once, or keeps the memory for ever
+    end = time.monotonic() + (0.05 if transfer.status == LOST else 1.0)
+    while not transfer.done and time.monotonic() < end:
+        time.sleep(1e-3)
+    if runtime is not None and not transfer.done:
+        runtime.drop_staging()
 
 
 def _reach(runtime: Any, mark: Any) -> None:
     if not runtime.reach(mark, limit()):
         raise errors.StallError(f"the device did not come to the end of a copy in {limit():g} s", seconds=limit())
-
-
-__all__ = ["Plan", "copy_in", "copy_out"]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from ... import errors
-from ..transport.milestone import LOOK, limit
-from .protocol import WINDOW_BYTES, WINDOW_CALLS
-
-if TYPE_CHECKING:
-    from .caller import Connection
+from .. import errors
+from .agent.protocol import WINDOW_BYTES, WINDOW_CALLS
+from .transport.milestone import LOOK, limit
 
 KEPT = 16
 """Failures of a stream that are kept for the next synchronization; later ones are counted."""
@@ -67,18 +64,17 @@ class Channel:
                 self._bytes -= self._costs.popleft()[1]
             self._changed.notify_all()
 
-    def wait_for_room(self, connection: Connection) -> None:
-        """Wait until not too much is under way."""
+    def wait_for_room(self, check: Callable[[], None], whom: str) -> None:
+        """Wait until `whom` has run enough of the calls that are under way; ``check()`` raises once it never will."""
         bound = limit()
         end = time.monotonic() + bound
         with self._lock:
             while self.full:
                 self._changed.wait(LOOK)
-                connection.check()
+                check()
                 if time.monotonic() > end:
                     raise errors.StallError(
-                        f"waited {bound:g} s for {connection.label} to run some of "
-                        f"{self.sequence - self._done} calls",
+                        f"waited {bound:g} s for {whom} to run some of {self.sequence - self._done} calls",
                         seconds=bound,
                     )
 

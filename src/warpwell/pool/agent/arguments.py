@@ -1,0 +1,91 @@
+"""Large arrays among the arguments and results of calls, as an agent receives and sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..copy.pipelined import run
+from ..copy.plan import CHUNK
+from ..transport.bulk import Region
+from .code import dumps
+from .handlers import handles
+from .lane import Lane
+from .large_arrays import flat, is_large, shaped
+from .protocol import Op
+from .state import AgentState, Half
+
+
+class ArrivingArray:
+    """An array that has arrived, or will have, when the call that it belongs to runs."""
+
+    def __init__(self) -> None:
+        self.array: Any = None
+        self.failure: BaseException | None = None
+
+    def value(self, agent: AgentState) -> Any:
+        """Return the array, or raise why there is none."""
+        if self.failure is not None:
+            raise self.failure
+        return self.array
+
+
+@handles(Op.ARGUMENT)
+def argument(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any,
+             about: Any) -> None:  # fmt: skip
+    """Receive an array that a later call of the stream takes."""
+    arriving = agent.handles[handle] = ArrivingArray()
+    half = agent.bulk[reply] = Half(agent.application)
+    nbytes, *shape = about
+
+    def receive(lane: Lane) -> None:
+        try:
+            half.check()
+            memory = np.empty(nbytes, np.uint8)
+            run(agent.transport.get(agent.application, tag, Region.over(memory, chunk=plan[0])), half.started)
+            arriving.array = shaped(memory, *shape)
+        except BaseException as error:
+            arriving.failure = half.failure or error
+            raise arriving.failure from None
+        finally:
+            agent.bulk.pop(reply, None)
+        agent.tell(Op.REPLY, reply, None)
+
+    agent.lane(stream).put(sequence, "copy of an argument", reply, nbytes, receive)
+
+
+def taken(agent: AgentState, handles: Any) -> list[Any]:
+    """Return what the handles of a call stand for. Arrays that came for it are its own from now on."""
+    found = [agent.view(handle) for handle in handles]
+    for handle, thing in zip(handles, found, strict=True):
+        if isinstance(thing, ArrivingArray):
+            agent.handles.pop(handle, None)
+    return found
+
+
+def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
+    """Begin to send a result; return what tells the application that it is there."""
+    parts: dict[int, tuple[int, NDArray[Any]]] = {}
+
+    def number_of(thing: Any) -> int | None:
+        return parts.setdefault(id(thing), (len(parts), thing))[0] if is_large(thing) else None
+
+    data, numbers = dumps(result, number_of)
+    if not parts:
+        return lambda: agent.tell(Op.REPLY, reply, data)
+    about, transfers = [], []
+    for _, array in parts.values():
+        whole, shape = flat(array)
+        if np.may_share_memory(whole, array):
+            whole = whole.copy()  # later calls may change the array while it is sent
+        tag = agent.tags.new(agent.transport.rank, agent.application)
+        chunk = min(CHUNK, whole.nbytes)
+        transfers.append(agent.transport.put(agent.application, tag, Region.over(whole, chunk=chunk)))
+        agent.tags.begun(agent.transport.rank, agent.application, transfers[-1])
+        about.append((tag, chunk, *shape))
+    agent.answers = {n: ts for n, ts in agent.answers.items() if not all(t.done for t in ts)}
+    agent.answers[reply] = transfers
+    return lambda: agent.tell(Op.ANSWER, reply, data, numbers, about)
