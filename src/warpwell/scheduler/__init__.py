@@ -1,4 +1,26 @@
-"""Scheduler: kernels that arrive at any time share one device. See ``docs/scheduler.md``."""
+"""Scheduler: kernels that arrive at any time share one device. See ``docs/scheduler.md``.
+
+In the order in which a task meets them::
+
+    scheduler.py    Scheduler: what users submit to; makes a Task of a launch and its arguments
+    task.py         Task, Profile, Request, Job, Placement, State: the records of a launch and of its place
+    handle.py       Handle: the future that `submit` returns; TaskFuture, its base
+    predict/        what a kernel takes alone, its class, and how fast kernels run together
+    dispatcher.py   Dispatcher: the thread that alone touches a Core; Watchdog: finds tasks that are stuck
+    core.py         Core: arrivals, ends, and carrying out what a policy decides; no clock, no threads
+    waiting.py      Waiting: what waits, in the buckets of a policy
+    tenants.py      Tenant, Tenants: weights, quotas, and the use that each tenant is charged for
+    admission.py    Admission: which tasks may have device memory now
+    policy.py       Policy, and the decisions it may take: Launch, Preempt, Resize, Hold
+    policies/       the policies that schedulers run
+    decision.py     the source's rule: what a preemption costs, and when it pays
+    residency.py    which blocks of kernels find room on the device together
+    executor.py     Executor, Capacity, Machine, Ended, Stopped: what runs tasks, for all of the above
+    executors/      the executors of a GPU and of a CPU: launch, preempt, claim blocks, end
+    events.py       Event, Log: what was seen and decided
+    report/         a log as sentences, figures, a timeline, and metrics
+    service/        one device for several processes: client, service, owner
+"""
 
 from .core import Core
 from .decision import SourceModel

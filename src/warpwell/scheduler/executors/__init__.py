@@ -1,4 +1,6 @@
-"""Executors of real devices: what runs tasks as blocks that workers claim.
+"""Executors of real devices: what runs tasks as blocks that workers claim (the claim itself is in targets/blocks).
+
+In the order in which a launch meets them::
 
 block_executor.py   BlockExecutor, BlockRun, Phase: what both executors share
 threads.py          Threads: daemon threads that are started as needed

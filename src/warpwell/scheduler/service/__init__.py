@@ -1,1 +1,17 @@
-"""One device for several processes."""
+"""One device for several processes: clients connect to a service, whose owner process alone touches the device.
+
+In the order in which a submission meets them::
+
+    client.py          connect, Client: packs launches, and receives their ends; ServiceHandle, ServiceArray, Packer
+    references.py      how a kernel is named; which kernels are allowed; how the owner imports them
+    protocol.py        ServiceConnection, ServiceMessage: framed messages on a Unix socket, and the bounds of their size
+    wire.py            checks of launches and options that came from a peer; errors and profiles as plain data
+    address.py         where the socket lies, who may write there, and the lock of the place
+    service.py         Service: accepts connections, and decides which tenant a user is
+    session.py         Session: one client, its tasks, and its answers
+    broker.py          Broker: handlers of what clients and the owner say; who is owed what
+    holdings.py        Holdings: bytes that a tenant has here, and whether it may have more
+    ledger.py          Ledger: requests that have not ended, device arrays, and what runs again when the owner dies
+    owner_process.py   OwnerProcess: starts the owner, notices its death, starts it again; SendQueue
+    owner.py           Owner: the process that imports kernels and runs the Scheduler
+"""
