@@ -20,7 +20,6 @@ from warpwell.scheduler.predict.history import KEPT, LARGEST, WEIGHT, History, d
 from warpwell.scheduler.predict.identity import default_size, footprint, size_class
 from warpwell.scheduler.predict.peaks import machine_for
 from warpwell.scheduler.predict.predictor import Predictor
-from warpwell.scheduler.predict.rates import Pair
 from warpwell.scheduler.predict.sample import Sample, kind_of, sized
 from warpwell.scheduler.task import Kind, Task
 from warpwell.study.workloads import make
@@ -138,13 +137,9 @@ def test_history_averages_and_survives_a_file(tmp_path):
     later.seconds *= 2
     merged = history.record(later)
     assert merged.seconds == pytest.approx(truth("kernel0", 512).seconds * (1 + WEIGHT)) and merged.times == 2
-    history.record_pair(Pair("a", "b", (0.9, 0.5)))
-    assert history.record_pair(Pair("a", "b", (0.5, 0.7))).rates == pytest.approx((0.8, 0.55))
-    history.record_pair(Pair("b", "a", (0.1, 0.2)))  # the other order of residency
     history.save()
     again = History.load("Some GPU", tmp_path / "h.json")
-    assert again.samples == history.samples and again.pairs == history.pairs
-    assert [p.rates for p in again.matrix().pairs] == [pytest.approx((0.8, 0.55)), (0.1, 0.2)]
+    assert again.samples == history.samples
     assert [p.name for p in tmp_path.iterdir()] == ["h.json"]
 
 
@@ -168,8 +163,7 @@ def test_a_history_that_is_not_there_is_empty(tmp_path, monkeypatch):
      '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {"n": NaN}, "warps": 1}]}',
      '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 0}]}',
      '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 1, "seconds": 1'
-     + 400 * "0" + "}]}",
-     '{"format": "warpwell-history/2", "device": "d", "pairs": [{"first": "a"}]}'],
+     + 400 * "0" + "}]}"],
 )  # fmt: skip
 def test_damaged_histories_are_refused_and_stop_nothing(tmp_path, text):
     (tmp_path / "h.json").write_text(text)
@@ -213,10 +207,9 @@ def test_a_history_is_bounded(tmp_path):
     history = History("d", tmp_path / "h.json")
     for number in range(KEPT + 10):
         history.record(Sample(f"k@{number}", {"n": 1.0}, 1, seconds=1.0))
-        history.record_pair(Pair(f"{number}", "b", (0.9, 0.5)))
     history.save()
     again = History.load("d", tmp_path / "h.json")
-    assert len(history) == len(again) == len(again.pairs) == KEPT
+    assert len(history) == len(again) == KEPT
     assert again.samples[-1].kernel == f"k@{KEPT + 9}"
     assert again.path.stat().st_size < LARGEST
 

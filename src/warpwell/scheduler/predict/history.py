@@ -1,4 +1,4 @@
-"""History: what kernels took alone and together, as measured, kept in a file of the user's cache folder."""
+"""History: what kernels took alone, as measured, kept in a file of the user's cache folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from ... import errors
 from .identity import lasts
-from .rates import Matrix, Pair, RateModel
 from .sample import MEASURED, Sample
 
 FORMAT = "warpwell-history/2"
@@ -24,7 +23,7 @@ WEIGHT = 0.25
 SOONER = 0.75
 """Weight of a time that is shorter: what disturbs a kernel, as its first run is, makes it slower."""
 KEPT = 4096
-"""Samples, and pairs, that are kept at most; the oldest go first."""
+"""Samples that are kept at most; the oldest go first."""
 LARGEST = 64 << 20
 """Bytes of a file that is read."""
 
@@ -64,7 +63,6 @@ class History:
         self.device = device
         self.path = Path(path) if path is not None else default_path(device)
         self._samples: dict[tuple[str, str], Sample] = {}
-        self._pairs: dict[tuple[str, str, tuple[float, float], float | None], Pair] = {}
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -73,11 +71,6 @@ class History:
     def samples(self) -> list[Sample]:
         """All kernels and sizes that were measured, longest unseen first."""
         return list(self._samples.values())
-
-    @property
-    def pairs(self) -> list[Pair]:
-        """All pairs that were measured."""
-        return list(self._pairs.values())
 
     def record(self, sample: Sample) -> Sample:
         """Add a measurement of a kernel alone; return the average that it is now part of."""
@@ -97,26 +90,10 @@ class History:
         """Return what was measured of the same kernel and size."""
         return self._samples.get(sample.key)
 
-    def record_pair(self, pair: Pair) -> Pair:
-        """Add the rates of two kernels that ran together; return the average."""
-        key = pair.first, pair.second, pair.shares, pair.partition
-        old = self._pairs.pop(key, None)
-        if old is not None:
-            first, second = (_average(a, b) for a, b in zip(old.rates, pair.rates, strict=True))
-            pair = replace(pair, rates=(first, second))
-        self._pairs[key] = pair
-        while len(self._pairs) > KEPT:
-            del self._pairs[next(iter(self._pairs))]
-        return pair
-
-    def matrix(self, otherwise: RateModel | None = None) -> Matrix:
-        """Return the measured pairs as rates for a scheduler; other pairs have the rates of `otherwise`."""
-        return Matrix(self.pairs, otherwise, device=self.device)
-
     def snapshot(self) -> History:
         """Return a copy, to be saved while this one goes on."""
         copy = History(self.device, self.path)
-        copy._samples, copy._pairs = dict(self._samples), dict(self._pairs)
+        copy._samples = dict(self._samples)
         return copy
 
     def extend(self, samples: Iterable[Sample]) -> None:
@@ -135,11 +112,9 @@ class History:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         there = History.usable(self.device, self.path)
         samples = {**there._samples, **self._samples}
-        pairs = {**there._pairs, **self._pairs}
         content = {
             "format": FORMAT, "device": self.device,
             "samples": [s.as_json() for s in list(samples.values())[-KEPT:] if lasts(s.kernel)],
-            "pairs": [p.__dict__ for p in list(pairs.values())[-KEPT:]],
         }  # fmt: skip
         prefix = f".{self.path.name}."
         for part in self.path.parent.glob(f"{prefix}*"):
@@ -184,14 +159,11 @@ class History:
                 f"{history.path} is of {content.get('device')!r}, not of {device!r}: give each device its own file",
                 path=history.path,
             )
-        for number, entry in enumerate(_list(content, "samples", history.path)):
+        samples = content.get("samples", [])
+        if not isinstance(samples, list):
+            raise errors.FormatError(_damaged(history.path, "samples is no list"), path=history.path)
+        for number, entry in enumerate(samples):
             history.record(Sample.from_json(entry, f"{history.path}: sample {number}"))
-        for number, entry in enumerate(_list(content, "pairs", history.path)):
-            try:
-                rates, shares = tuple(entry["rates"]), tuple(entry["shares"])
-                history.record_pair(Pair(entry["first"], entry["second"], rates, shares, entry["partition"]))
-            except (TypeError, KeyError, ValueError) as error:
-                raise errors.FormatError(_damaged(history.path, f"pair {number}"), path=history.path) from error
         return history
 
     @classmethod
@@ -211,10 +183,3 @@ def _average(old: float | None, new: float | None, weight: float = WEIGHT) -> An
 
 def _damaged(path: Path, what: str) -> str:
     return f"{path} is no history of a scheduler ({what}): delete it, or give another file"
-
-
-def _list(content: dict[str, Any], name: str, path: Path) -> list[Any]:
-    found = content.get(name, [])
-    if not isinstance(found, list):
-        raise errors.FormatError(_damaged(path, f"{name} is no list"), path=path)
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ... import errors
@@ -134,7 +135,9 @@ class Learner:
             found = self._known.get(key)
             if found is None:
                 sample = analyzer.sample_of(key, launch, footprint(task.arguments))
-                sample = analyzer.history.find(sample) or sample
+                measured = analyzer.history.find(sample)
+                if measured is not None:
+                    sample = replace(measured, moving=sample.moving)  # older files do not have it
                 found = self._known[key] = Known(sample, analyzer.profile(launch, sample))
                 if len(self._known) > KERNELS:
                     del self._known[next(iter(self._known))]
