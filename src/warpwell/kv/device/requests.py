@@ -105,12 +105,16 @@ def queue_at(core, number):
 
 @device
 def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
-    """Submit the command of an id that the thread holds (thread); False where the ring is stuck."""
+    """Submit the command of an id that the thread holds (thread); return False where the ring is stuck.
+
+    It is for the bytes of the value from `offset` to `nbytes`, or for as many of them as one command carries.
+    """
     nsid = field(core, K_NSID)
     shards = field(core, K_SHARDS)
     if shards > 1:
         nsid += shard_of(key0, key1, length, shards)
-    word5 = key_value_word5(nbytes, length, 0) | ((offset >> CHUNK_UNIT) << 48)
+    count = min(nbytes - offset, field(core, K_CHUNK))
+    word5 = key_value_word5(count, length, 0) | ((offset >> CHUNK_UNIT) << 48)
     buffer = staging_of(queue, cid)
     if opcode == KV_RETRIEVE and field(core, K_RETURNS) != 0:
         buffer = 0
@@ -128,7 +132,7 @@ def start(core, queue, opcode, key0, key1, length, nbytes):
     cid = take_id(queue, field(core, K_RESERVE))
     if cid < 0:
         return -1
-    if not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes, field(core, K_CHUNK)), 0):
+    if not begin(core, queue, cid, opcode, key0, key1, length, nbytes, 0):
         release_id(queue, cid)
         return -1
     return cid
@@ -188,8 +192,7 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
         ``status | size << 16``; status 0 is success, `TIMED_OUT` where waiting is over: for this lane's command
         alone (`PATIENCE`), or for everybody (`stopped`). The lane acquired the value; it holds no id any more.
 
-    Values come into the device cache, where there is one, on their way: what a kernel's memory has by then may be
-    another thread's.
+    Values come into the device cache, where there is one, on their way: a kernel's memory may be written by others.
     """
     answer = 0
     offset = 0
@@ -198,150 +201,253 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
     since = clock_ns()
     own = since
     seen = 0
-    chunk = field(core, K_CHUNK)
-    progress = field(queue, Q_PROGRESS)
-    returns = field(core, K_RETURNS)
     refused = False
     while True:
-        fresh = False
         seeking = ballot(mask, want and cid < 0)
         if seeking != 0:
-            # as many lanes as there are free ids: what all add and take back would hide those from everybody
-            free = 0
-            if lane == leader:
-                free = field(queue, Q_N_IDS) - load_relaxed(queue + 8 * Q_IN_USE, DEVICE)
-            free = shfl(mask, free, leader)
+            free = free_ids(queue, mask, lane, leader)
             if free > 0:
                 own = 0
-            if want and cid < 0 and popc(seeking & ((1 << lane) - 1)) < free:
-                cid = take_id(queue, 0)
-                fresh = cid >= 0
-        sending = ballot(mask, fresh and opcode == KV_STORE)
-        if sending != 0:
-            buffer = 0
-            if fresh:
-                buffer = staging_of(queue, cid)
-            copy_each(sending, buffer, at, nbytes, mask, lane)
-            syncwarp(mask)
-        if fresh and not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes, chunk), 0):
-            release_id(queue, cid)
-            cid = -1
+            cid = submit_some(core, queue, seeking, free, opcode, cid, key0, key1, length, at, nbytes, mask, lane)
         if ballot(mask, want) == 0:
             return answer
         status = -1
         if want and cid >= 0:
             status = poll(queue, cid)
-        if status == NO_PLACE and returns != 0 and opcode == KV_RETRIEVE:
+        if status == NO_PLACE and field(core, K_RETURNS) != 0 and opcode == KV_RETRIEVE:
             # all places are taken: the same command once more, when somebody has taken a value
-            store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
-            if begin(core, queue, cid, opcode, key0, key1, length, min(nbytes - offset, chunk), offset):
+            if begin_again(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
                 status = -1
             refused = True
-        arrived = ballot(mask, status >= 0)
-        if arrived != 0:
-            syncwarp(mask)
-            size = 0
-            source = 0
-            if status >= 0:
-                size = result_of(queue, cid)
-                source = staging_of(queue, cid)
-                if returns != 0 and opcode == KV_RETRIEVE:
-                    source = place_of(queue, cid)
-            piece = 0
-            if status == 0 and opcode != KV_STORE:
-                piece = max(0, min(chunk, min(size, nbytes) - offset))
-            stale = status == 0 and offset > 0 and version_of(queue, cid) != word_of(queue, cid, ID_VERSION)
-            if stale:
-                piece = 0
-            more = piece > 0 and offset + piece < min(size, nbytes)
-            if more and offset == 0:
-                store_relaxed(id_record(queue, cid) + 8 * ID_VERSION, version_of(queue, cid), DEVICE)
-            cache = field(core, K_CACHE)
-            way = 0
-            if cache != 0 and opcode == KV_RETRIEVE:
-                if status >= 0 and offset > 0:
-                    way = word_of(queue, cid, ID_WAY)
-                elif status == 0:
-                    if size <= nbytes:
-                        way = claim(cache, key0, key1, length, size)
-                    if more:
-                        store_relaxed(id_record(queue, cid) + 8 * ID_WAY, way, DEVICE)
-                filling = ballot(mask, way != 0 and piece > 0)
-                if filling != 0:
-                    to = 0
-                    if way != 0:
-                        to = bytes_of(cache, way) + offset
-                    # a reader that sees one of the new bytes sees the odd version as well: each lane learns of it
-                    # and then fences
-                    syncwarp(mask)
-                    fence(DEVICE)
-                    copy_each(filling, to, source, piece, mask, lane)
-                    syncwarp(mask)
-                    if way != 0:
-                        source = to  # so that it passes the bus once
-            copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
-            syncwarp(mask)
+        if ballot(mask, status >= 0) != 0:
+            size, piece, stale, more, way = pull_pieces(
+                core, queue, opcode, status, cid, key0, key1, length, at, nbytes, offset, mask, lane
+            )
             if status >= 0:
                 give_place(queue, cid)
                 refused = False
-                offset += piece
-                if stale or (status > 0 and offset > 0):
-                    # what came before is no part of what is there now
-                    wipe(at, offset)
-                    if way != 0:
-                        abandon(way)
-                    way = 0
-                    offset = 0
                 if stale and restarts == RESTARTS:
                     stale = False
                     status = CHANGED
-                if stale or more:
-                    if stale:
-                        restarts += 1
-                    store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
-                    if not begin(core, queue, cid, opcode, key0, key1, length, min(nbytes - offset, chunk), offset):
-                        if way != 0:
-                            abandon(way)
-                        release_id(queue, cid)
-                        answer = TIMED_OUT
-                        want = False
-                        cid = -1
-                else:
-                    if way != 0:
-                        publish(way, key0, key1, length, size)
-                    release_id(queue, cid)
-                    answer = status | (size << 16)
-                    want = False
-                    cid = -1
+                restarts += stale
+                offset += piece
+                cid, offset, answer = after_piece(
+                    core, queue, cid, opcode, status, key0, key1, length, at, nbytes, offset, size, way, stale, more
+                )
+                want = cid >= 0
             own = 0
             attempt = 0
             continue
         serve(queue, mask, lane, leader)
         over = 0
-        # an answer that refuses is no progress: the places may be held by tickets that nobody takes
         unanswered = ballot(mask, refused)
         if lane == leader and attempt & 15 == 15:
-            now = load_relaxed(progress, DEVICE)
-            if now != seen and unanswered == 0:
-                seen = now
-                since = clock_ns()
-            if own == 0:
-                own = since
-            if stopped(core, since):
-                over = EVERYBODY
-            elif since - own > PATIENCE * field(core, K_TIMEOUT):
-                over = WHO_ASKED
-                own = 0
+            over, seen, since, own = whose_wait_is_over(core, queue, unanswered, seen, since, own)
         over = shfl(mask, over, leader)
-        if want and (over == EVERYBODY or (over == WHO_ASKED and cid >= 0)):
-            way = 0
-            if offset > 0 and field(core, K_CACHE) != 0:
-                way = word_of(queue, cid, ID_WAY)
-            if cid < 0 or orphan(queue, cid, ORPHAN) < 0:
-                if way != 0:
-                    abandon(way)
-                answer = TIMED_OUT
-                want = False
-                cid = -1
+        if want and (over == EVERYBODY or (over == WHO_ASKED and cid >= 0)) and give_up(core, queue, cid, offset):
+            answer = TIMED_OUT
+            want = False
+            cid = -1
         backoff(attempt)
         attempt += 1
+
+
+# -- steps of `execute` -----------------------------------------------------------------------------------------
+
+
+@device
+def free_ids(queue, mask, lane, leader):
+    """Return how many ids of a queue are free, as the leader sees it (all lanes of `mask`)."""
+    free = 0
+    if lane == leader:
+        free = field(queue, Q_N_IDS) - load_relaxed(queue + 8 * Q_IN_USE, DEVICE)
+    return shfl(mask, free, leader)
+
+
+@device
+def submit_some(core, queue, seeking, free, opcode, cid, key0, key1, length, at, nbytes, mask, lane):
+    """Take an id for as many of the lanes `seeking` as there are free ones, and submit its command (all of `mask`).
+
+    Return the lane's id, or -1. If all lanes tried, what they add and take back would hide free ids from others.
+    """
+    bit = 1 << lane
+    fresh = False
+    if seeking & bit != 0 and popc(seeking & (bit - 1)) < free:
+        cid = take_id(queue, 0)
+        fresh = cid >= 0
+    sending = ballot(mask, fresh and opcode == KV_STORE)
+    if sending != 0:
+        buffer = 0
+        if fresh:
+            buffer = staging_of(queue, cid)
+        copy_each(sending, buffer, at, nbytes, mask, lane)
+        syncwarp(mask)
+    if fresh and not begin(core, queue, cid, opcode, key0, key1, length, nbytes, 0):
+        release_id(queue, cid)
+        return -1
+    return cid
+
+
+@device
+def begin_again(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
+    """Submit the command of an id once more, for the piece at `offset` (thread); False where the ring is stuck."""
+    store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
+    return begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset)
+
+
+@device
+def source_of(core, queue, opcode, status, cid):
+    """Return where a lane's value has come to, 0 where none has (thread)."""
+    if status < 0:
+        return 0
+    if opcode == KV_RETRIEVE and field(core, K_RETURNS) != 0:
+        return place_of(queue, cid)
+    return staging_of(queue, cid)
+
+
+@device
+def piece_of(core, queue, opcode, status, cid, nbytes, offset):
+    """Look at what has come for a lane (thread).
+
+    Returns
+    -------
+    size : int
+        Bytes of the whole value.
+    piece : int
+        Bytes that came, from byte `offset` of the value on.
+    stale : bool
+        They are of another version of the value than the first piece was.
+    more : bool
+        Another piece is wanted.
+    """
+    size = 0
+    piece = 0
+    if status >= 0:
+        size = result_of(queue, cid)
+    if status == 0 and opcode != KV_STORE:
+        piece = max(0, min(field(core, K_CHUNK), min(size, nbytes) - offset))
+    stale = status == 0 and offset > 0 and version_of(queue, cid) != word_of(queue, cid, ID_VERSION)
+    if stale:
+        piece = 0
+    more = piece > 0 and offset + piece < min(size, nbytes)
+    if more and offset == 0:
+        store_relaxed(id_record(queue, cid) + 8 * ID_VERSION, version_of(queue, cid), DEVICE)
+    return size, piece, stale, more
+
+
+@device
+def way_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset, more):
+    """Return the way of the device cache that takes a lane's value, 0 where none does (thread)."""
+    if status >= 0 and offset > 0:
+        return word_of(queue, cid, ID_WAY)
+    way = 0
+    if status == 0:
+        if size <= nbytes:
+            way = claim(cache, key0, key1, length, size)
+        if more:
+            store_relaxed(id_record(queue, cid) + 8 * ID_WAY, way, DEVICE)
+    return way
+
+
+@device
+def fill_ways(cache, way, offset, source, piece, mask, lane):
+    """Copy pieces into the device cache; return where a lane's piece is to be read from (all lanes of `mask`)."""
+    filling = ballot(mask, way != 0 and piece > 0)
+    if filling == 0:
+        return source
+    to = 0
+    if way != 0:
+        to = bytes_of(cache, way) + offset
+    # a reader that sees one of the new bytes sees the odd version as well: each lane learns of it and then fences
+    syncwarp(mask)
+    fence(DEVICE)
+    copy_each(filling, to, source, piece, mask, lane)
+    syncwarp(mask)
+    if way != 0:
+        return to  # so that it passes the bus once
+    return source
+
+
+@device
+def pull_pieces(core, queue, opcode, status, cid, key0, key1, length, at, nbytes, offset, mask, lane):
+    """Copy what has come for each lane, to the device cache and to where it is wanted (all lanes of `mask`).
+
+    Return size, piece, stale and more (see `piece_of`), and the way of the device cache that the value goes to, or 0.
+    """
+    syncwarp(mask)
+    size, piece, stale, more = piece_of(core, queue, opcode, status, cid, nbytes, offset)
+    source = source_of(core, queue, opcode, status, cid)
+    cache = field(core, K_CACHE)
+    way = 0
+    if cache != 0 and opcode == KV_RETRIEVE:
+        way = way_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset, more)
+        source = fill_ways(cache, way, offset, source, piece, mask, lane)
+    copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
+    syncwarp(mask)
+    return size, piece, stale, more, way
+
+
+@device
+def after_piece(core, queue, cid, opcode, status, key0, key1, length, at, nbytes, offset, size, way, stale, more):
+    """Ask for the next piece, begin the value once more where it is `stale`, or end the command (thread).
+
+    Returns
+    -------
+    cid : int
+        The id of the command, -1 where it is over.
+    offset : int
+        Where the next piece begins.
+    answer : int
+        See `execute`.
+    """
+    if stale or (status > 0 and offset > 0):
+        # what came before is no part of what is there now
+        wipe(at, offset)
+        if way != 0:
+            abandon(way)
+        way = 0
+        offset = 0
+    if stale or more:
+        if begin_again(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
+            return cid, offset, 0
+        if way != 0:
+            abandon(way)
+        release_id(queue, cid)
+        return -1, offset, TIMED_OUT
+    if way != 0:
+        publish(way, key0, key1, length, size)
+    release_id(queue, cid)
+    return -1, offset, status | (size << 16)
+
+
+@device
+def whose_wait_is_over(core, queue, unanswered, seen, since, own):
+    """Return `EVERYBODY`, `WHO_ASKED` or 0, and what to give to the next call (the leader of a group).
+
+    `seen` is the number of completions at the time `since`; `own` is when the lanes' commands were begun (0: now). An
+    answer that refuses (`unanswered`) is no progress: the places may be held by tickets that nobody takes.
+    """
+    now = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
+    if now != seen and unanswered == 0:
+        seen = now
+        since = clock_ns()
+    if own == 0:
+        own = since
+    if stopped(core, since):
+        return EVERYBODY, seen, since, own
+    if since - own > PATIENCE * field(core, K_TIMEOUT):
+        return WHO_ASKED, seen, since, 0
+    return 0, seen, since, own
+
+
+@device
+def give_up(core, queue, cid, offset):
+    """Leave a command to who drains the queue; return False where its completion came just now (thread)."""
+    way = 0
+    if offset > 0 and field(core, K_CACHE) != 0:
+        way = word_of(queue, cid, ID_WAY)
+    if cid >= 0 and orphan(queue, cid, ORPHAN) >= 0:
+        return False
+    if way != 0:
+        abandon(way)
+    return True
