@@ -1,9 +1,11 @@
 """Key-value commands as a controller gives them to a store, those that the interpreter serves included."""
 
+import ctypes
 import itertools
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,10 +13,15 @@ import pytest
 import warpwell as ww
 from warpwell.kv.index.serve import PENDING, kv_complete, kv_start
 from warpwell.kv.keys import as_key
-from warpwell.kv.log.checksum import call
 from warpwell.nvme import FLUSH, KV_DELETE, KV_EXIST, KV_LIST, KV_RETRIEVE, KV_STORE, READ, key_words
+from warpwell.targets import NativeFunction
 
 ABSENT, BAD_KEY, BAD_SIZE, UNRECOVERED, EXISTS, FULL = 0x87, 0x86, 0x85, 0x88, 0x89, 0x81
+
+
+def call(function: NativeFunction) -> Callable[..., int]:
+    """Return a native function as the controller's C code calls it."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(function.address)
 
 
 class Device:

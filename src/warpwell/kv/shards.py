@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from ..storage.medium import NativeMedium
 from ..targets import device, i64, store_weak_as
 from .index.index import words_of
-from .index.layout import UINT8, compiled
+from .index.layout import UINT8
 from .index.slots import hash_of, key_at
 from .keys import Keys, as_key
 from .log.compaction import CompactionReport
 from .log.log import Log
 from .log.verify import VerifyReport
+from .native import compiled
 from .shard import Progress, Shard
 from .shard_folders import verify_all
 

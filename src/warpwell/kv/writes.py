@@ -30,7 +30,7 @@ from ..nvme import (
 from ..storage.medium import NativeMedium
 from ..targets import memory_for
 from ..targets.memory import view_of
-from .index.layout import S_RING, StoreState, compiled, publish
+from .index.layout import S_RING, StoreState, publish
 from .index.serve import (
     CLOSING,
     E_BUFFER,
@@ -53,6 +53,7 @@ from .index.serve import (
     wait_for_requests,
 )
 from .keys import INT_KEY, Keys, from_bytes, in_byte_order, with_prefix
+from .native import compiled
 
 _NAMES = {KV_STORE: "store", KV_DELETE: "delete", KV_LIST: "list", FLUSH: "flush"}
 _ATTEMPTS = 400

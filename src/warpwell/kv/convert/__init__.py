@@ -1,1 +1,10 @@
-"""Records from other formats, and to them."""
+"""Records from other formats, and to them.
+
+importers.py        the table of formats; opens a source, and loads it into a store
+sources.py          what a source gives: batches of records, keys made of names
+import_folder.py    a folder of files
+import_npz.py       a ``.npz`` file
+import_lmdb.py      an LMDB environment
+import_datasets.py  a data set of Hugging Face's ``datasets``
+exporters.py        a store as a ``.npz`` file or a folder
+"""

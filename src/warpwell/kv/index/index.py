@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...targets.memory import private_memory
 from ..keys import Keys
 from ..log.format import INTEGER
+from ..native import compiled
 from .layout import (
     LENGTH_SHIFT,
     S_TABLE,
@@ -22,7 +23,6 @@ from .layout import (
     TABLE_HEADER,
     TOMBSTONE,
     StoreState,
-    compiled,
     publish,
 )
 from .slots import lookup_many, move_many, put, put_many, rehash

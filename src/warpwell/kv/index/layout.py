@@ -11,13 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ...targets import SYSTEM, device, fetch_add, load_acquire, store_release
-from ...targets.device import seam_for
 from ...targets.memory import private_block
+from ..native import compiled
 
 # -- state block, in 64-bit words ------------------------------------------------------------------------------
 S_TABLE = 0
@@ -205,20 +204,3 @@ class StoreState:
             "bytes": int(lines[C_BYTES]),
             "errors": int(lines[C_ERRORS]),
         }
-
-
-_compiled: dict[Any, Any] = {}
-
-
-def compiled(function: Any) -> Any:
-    """Return the compiled form of device code of any number of words (made or loaded once a process).
-
-    It runs without the interpreter lock.
-    """
-    found = _compiled.get(function)
-    if found is None:
-        from ...targets.compiler.compiled import dispatcher  # imports the compiler: not before it is needed
-
-        seam_for("cpu")
-        found = _compiled[function] = dispatcher(function)
-    return found

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ... import errors
 from ...targets.memory import private_memory, view_of
 from ..keys import Keys, as_key
+from ..native import compiled
 from .fetch import (
     BAD_CRC,
     FAILED,
@@ -41,7 +42,6 @@ from .layout import (
     SEGMENT_SHIFT,
     SIZE_MASK,
     StoreState,
-    compiled,
     publish,
 )
 from .mapped_file import MappedFile, map_file

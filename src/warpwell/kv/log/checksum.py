@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...targets import NativeFunction, load_weak_as, native, pread, store_weak_as
 from ...targets import crc32c as crc32c_at
+from ...targets import load_weak_as, pread, store_weak_as
+from ..native import compiled
 
 I8 = np.dtype(np.int64)
 U4 = np.dtype(np.uint32)
@@ -40,8 +38,12 @@ _ORDERED = 2
 _CHUNK = 1 << 20
 
 
-@native
-def crc_many(addresses: int, lengths: int, out: int, count: int, unused: int, unused2: int) -> int:
+def crc_one(address: int, nbytes: int, seed: int) -> int:
+    """Return the CRC of memory."""
+    return crc32c_at(address, nbytes, seed)
+
+
+def crc_many(addresses: int, lengths: int, out: int, count: int) -> int:
     """Store the CRC of each buffer as a word."""
     for k in range(count):
         found = crc32c_at(load_weak_as(addresses + 8 * k, I8), load_weak_as(lengths + 8 * k, I8), 0)
@@ -49,8 +51,7 @@ def crc_many(addresses: int, lengths: int, out: int, count: int, unused: int, un
     return 0
 
 
-@native
-def seal(records: int, count: int, chain: int, unused: int, unused2: int, unused3: int) -> int:
+def seal(records: int, count: int, chain: int) -> int:
     """Chain and checksum records; return the last checksum."""
     for k in range(count):
         at = records + _RECORD * k
@@ -60,8 +61,7 @@ def seal(records: int, count: int, chain: int, unused: int, unused2: int, unused
     return chain
 
 
-@native
-def scan(state: int, records: int, count: int, unused: int, unused2: int, unused3: int) -> int:
+def scan(state: int, records: int, count: int) -> int:
     """Return how many records from the first on continue the chain; see the words of a scan."""
     seq = load_weak_as(state + 8 * SCAN_SEQ, I8)
     chain = load_weak_as(state + 8 * SCAN_CHAIN, I8)
@@ -99,8 +99,7 @@ def scan(state: int, records: int, count: int, unused: int, unused2: int, unused
     return good
 
 
-@native
-def find_later(records: int, count: int, salt: int, seq: int, unused: int, unused2: int) -> int:
+def find_later(records: int, count: int, salt: int, seq: int) -> int:
     """Return the index of a sound record whose group was begun when the record `seq` was durable already, or -1."""
     for k in range(count):
         at = records + _RECORD * k
@@ -113,8 +112,7 @@ def find_later(records: int, count: int, salt: int, seq: int, unused: int, unuse
     return -1
 
 
-@native
-def check_values(fd: int, entries: int, count: int, buffer: int, out: int, unused: int) -> int:
+def check_values(fd: int, entries: int, count: int, buffer: int, out: int) -> int:
     """Read values (offset, second location word) of a file and store 0, 1 (damaged or cut) or -errno for each.
 
     Returns how many are not 0; `buffer` has `_CHUNK` bytes.
@@ -147,29 +145,29 @@ def check_values(fd: int, entries: int, count: int, buffer: int, out: int, unuse
 def crc32c(data: Any, seed: int = 0) -> int:
     """Return the CRC-32C of a C-contiguous buffer; `seed` is the CRC of what comes before it."""
     view = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    return int(crc_one(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
+    return int(compiled(crc_one)(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
 
 
 def crc32c_many(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the CRC-32C of each of many buffers, int64 [N]."""
     out = np.empty(len(addresses), np.int64)
-    call(crc_many)(addresses.ctypes.data, lengths.ctypes.data, out.ctypes.data, len(addresses), 0, 0)
+    compiled(crc_many)(addresses.ctypes.data, lengths.ctypes.data, out.ctypes.data, len(addresses))
     return out
 
 
 def seal_records(records: NDArray[Any], chain: int) -> int:
     """Fill `previous` and `crc` of records that continue after `chain`; return the last `crc`."""
-    return int(call(seal)(records.ctypes.data, len(records), chain, 0, 0, 0))
+    return int(compiled(seal)(records.ctypes.data, len(records), chain))
 
 
 def scan_records(state: NDArray[np.int64], records: NDArray[Any]) -> int:
     """Return how many records continue the chain that `state` describes, and carry it on."""
-    return int(call(scan)(state.ctypes.data, records.ctypes.data, len(records), 0, 0, 0))
+    return int(compiled(scan)(state.ctypes.data, records.ctypes.data, len(records)))
 
 
 def later_record(records: NDArray[Any], salt: int, seq: int) -> int:
     """Return the index of a record that proves that the record `seq` had been durable, or -1."""
-    return int(call(find_later)(records.ctypes.data, len(records), salt, seq, 0, 0))
+    return int(compiled(find_later)(records.ctypes.data, len(records), salt, seq))
 
 
 def check_file(fd: int, offsets: NDArray[np.int64], loc1: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -177,21 +175,5 @@ def check_file(fd: int, offsets: NDArray[np.int64], loc1: NDArray[np.int64]) -> 
     out = np.zeros(len(offsets), np.int64)
     entries = np.column_stack([offsets, loc1]).astype(np.int64)
     buffer = np.empty(_CHUNK, np.uint8)
-    call(check_values)(fd, entries.ctypes.data, len(entries), buffer.ctypes.data, out.ctypes.data, 0)
+    compiled(check_values)(fd, entries.ctypes.data, len(entries), buffer.ctypes.data, out.ctypes.data)
     return out
-
-
-@native
-def _crc(address: int, nbytes: int, seed: int, unused: int, unused2: int, unused3: int) -> int:
-    return crc32c_at(address, nbytes, seed)
-
-
-def crc_one(address: int, nbytes: int, seed: int) -> int:
-    """Return the CRC-32C of memory."""
-    return int(call(_crc)(address, nbytes, seed, 0, 0, 0))
-
-
-@functools.cache
-def call(function: NativeFunction) -> Callable[..., int]:
-    """Return a native function as one that Python calls, without the interpreter lock."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(function.address)
