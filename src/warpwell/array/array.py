@@ -9,12 +9,11 @@ from typing import Any
 
 from .. import errors
 from ..cache import Cache, Statistics
-from ..storage.medium import Medium
 from ..targets.device import seam_for
 from ..targets.fault import LaunchFlag, plain_flag
 from . import bulk
 from .attachment import Attachment, hand_over
-from .header import Header, check_extents
+from .header import check_extents
 from .on_storage import OnStorage
 from .view import ArrayView, ViewStatic
 
@@ -41,36 +40,21 @@ class Array(OnStorage):
         The cache it uses ("host" and "device" tiers: only its latch).
     """
 
-    def __init__(
-        self,
-        medium: Medium,
-        header: Header,
-        *,
-        cache: Cache,
-        owns_cache: bool,
-        tier: str,
-        writable: bool,
-        name: str,
-        share: float | None = None,
-        read_once: bool = False,
-        on_close: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, part: Attachment, *, read_once: bool = False) -> None:
+        header = part.header
         self.shape = header.shape
         self.dtype = header.dtype
-        self.tier = tier
-        self.writable = writable
-        self.name = name
-        self.cache = cache
-        self.device = cache.device
+        self.tier = part.tier
+        self.writable = part.writable
+        self.name = part.name
+        self.cache = part.cache
+        self.device = part.cache.device
+        self.medium = part.medium
         self.read_once = read_once
-        self.medium = medium
         self._strides = _c_strides(header.shape, header.dtype.itemsize)
         self._origin = header.origin
         self._base: Array | None = None
-        self._part = Attachment(
-            medium, header, cache=cache, owns_cache=owns_cache, tier=tier, writable=writable, name=name, share=share,
-            on_close=on_close or (lambda: None),
-        )  # fmt: skip
+        self._part = part
         self._nsid = self._part.nsid
         self._finalizer = weakref.finalize(self, hand_over, self._part)
         self._finalizer.atexit = False  # what is open then is closed by the end of the program itself
@@ -133,7 +117,7 @@ class Array(OnStorage):
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> ArrayView:
         """Return what device code receives (see `warpwell.targets.KernelArgument`)."""
-        cached = self.tier in ("storage", "host-cached")
+        cached = self._part.cached
         constants = self.cache.constants(self._nsid, flag)
         itemsize = self.dtype.itemsize
         unit = itemsize // 2 if self.dtype.kind == "c" else itemsize
@@ -164,22 +148,22 @@ class Array(OnStorage):
         return _Active(self)
 
     def launch_begins(self, flag: LaunchFlag) -> None:
-        """See `warpwell.targets.KernelArgument`."""
+        """Count a launch that begins; refused where the array is closed (`warpwell.targets.KernelArgument`)."""
         with self._part.launch(self.writable):
             self.cache.begin(flag, self._nsid)
 
     def launch_ended(self, flag: LaunchFlag) -> None:
-        """See `warpwell.targets.KernelArgument`."""
+        """Count a launch no more; raise what its device code latched."""
         self._part.launch_ended()
         self.cache.end(flag)
 
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """See `warpwell.targets.KernelArgument`."""
+        """Count a launch that goes on in a stream until `done` returns True."""
         self._part.launch_continues(done)
         self.cache.continues(flag, done)
 
     def abort(self, flag: LaunchFlag) -> None:
-        """See `warpwell.targets.KernelArgument`."""
+        """Make every wait of a launch's device code end soon."""
         self.cache.abort(flag)
 
     def interp_services(self) -> list[Callable[[], int]]:
@@ -207,9 +191,7 @@ class Array(OnStorage):
         first, end, _ = slice(start, stop).indices(rows)
         if end < first:
             raise errors.ArgumentError(f"rows {start} to {stop} of {rows} of array {self.name!r}: the end is first")
-        if end == first:
-            return 0, 0
-        if 0 in self.shape:
+        if end == first or 0 in self.shape:
             return 0, 0
         # of a field the last row ends where its last item does, not where the next row's would begin
         row = self._strides[0] if self._strides else 0
@@ -236,51 +218,12 @@ class Array(OnStorage):
         """
         first, end = self._residency(start, stop)
         if end > first:
-            with self._part.in_use():
-                self._pin(first, end)
-
-    def _pin(self, first: int, end: int) -> None:
-        if self.cache.hashed:
-            raise errors.PinError(
-                f"array {self.name!r} is too large for its cache to pin pages: enlarge cache or page_size"
-            )
-        pins = self._part.pins
-        with pins.lock:
-            fresh = pins.fresh(first, end)
-            number = sum(b - a for a, b in fresh)
-            room = self.cache.pool_frames(self._nsid) - 1 - self.cache.pinned(self._nsid)
-            if number > room:
-                raise errors.PinError(
-                    f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit beside one free "
-                    "frame; pin less, enlarge the cache or the array's share"
-                )
-            try:
-                done = sum(self.cache.hold(self._nsid, a, b) for a, b in fresh)
-                if done != number:
-                    raise errors.PinError(f"{number - done} pages of array {self.name!r} could not be brought in")
-            except BaseException:
-                for a, b in fresh:
-                    self.cache.unpin(self._nsid, a, b)
-                raise
-            pins.add(first, end)
+            self._part.pin(first, end)
 
     def unpin(self, start: int | None = None, stop: int | None = None) -> None:
         """Give back what `pin` with the same rows holds; rows that are not pinned are an error."""
         first, end = self._residency(start, stop)
-        with self._part.in_use():
-            self._unpin(first, end)
-
-    def _unpin(self, first: int, end: int) -> None:
-        pins = self._part.pins
-        with pins.lock:
-            missing = next((page for page in range(first, end) if page not in pins), None)
-            if missing is not None:
-                raise errors.PinError(
-                    f"page {missing} of array {self.name!r} is not pinned: give back what pin() holds",
-                    array=self.name, page=missing,
-                )  # fmt: skip
-            for a, b in pins.remove(first, end):
-                self.cache.unpin(self._nsid, a, b)
+        self._part.unpin(first, end)
 
     def evict(self, start: int | None = None, stop: int | None = None) -> None:
         """Write rows [start, stop) back where dirty and drop their pages from the cache."""
@@ -291,9 +234,7 @@ class Array(OnStorage):
 
     def _residency(self, start: int | None, stop: int | None) -> tuple[int, int]:
         self._require_open()
-        if self.tier not in ("storage", "host-cached"):
-            return 0, 0
-        return self._pages(start, stop)
+        return self._pages(start, stop) if self._part.cached else (0, 0)
 
     # -- life -----------------------------------------------------------------------------------------------
 

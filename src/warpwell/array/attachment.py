@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .. import errors
 from ..cache import Cache
 from ..storage.medium import Medium
+from ..storage.ram import RamMedium
 from ..targets import Block, closing
 from .header import Header
-from .host_pins import HostPins
-from .nothing import Nothing
-from .resident import Resident
+from .in_memory import InMemory
 
 
 class Attachment:
@@ -30,16 +29,20 @@ class Attachment:
     cache : Cache
     owns_cache : bool
         Close the cache with the array.
-    tier : str
+    tier : {"storage", "host-cached", "host", "device"}
     writable : bool
     name : str
-    share : float or None
-    on_close : callable
+        For messages.
+    share : float, optional
+        Fraction of the cache's frames for this array alone.
+    on_close : callable, optional
         Called last.
 
     Attributes
     ----------
     nsid : int
+    cached : bool
+        The data is behind the cache, not all of it in memory that kernels read directly.
     block : Block or None
         The data, in the tiers that hold all of it in memory.
     pins : HostPins
@@ -59,19 +62,21 @@ class Attachment:
         tier: str,
         writable: bool,
         name: str,
-        share: float | None,
-        on_close: Callable[[], None],
+        share: float | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.cache = cache
         self.medium = medium
+        self.header = header
+        self.tier = tier
+        self.writable = writable
         self.name = name
         self.pins = HostPins()
         self.closed = False
         self.viewed = False
         self._owns_cache = owns_cache
-        self._writable = writable
         self._on_close = on_close
-        self._cached = tier in ("storage", "host-cached")
+        self.cached = tier in ("storage", "host-cached")
         self._turn = threading.RLock()  # of flush and close: one at a time; taken before the cache's lock
         self._ending = False
         self._closing = False
@@ -79,16 +84,17 @@ class Attachment:
         self._streams: list[Callable[[], bool]] = []
         self._begun = 0
         self._compared = 0
-        self._resident = None if tier == "storage" else Resident(
+        self._resident = None if tier == "storage" else InMemory(
             medium, cache.memory, tier=tier, page_size=cache.page_size, start=header.origin,
             end=header.origin + header.nbytes, writable=writable,
         )  # fmt: skip
         self.block: Block | None = self._resident.block if self._resident else None
         host = self.block.address if self.block else 0
-        if self._cached:
+        if self.cached:
             self.nsid = cache.attach(medium, name=name, share=share, host=host, writable=writable)
         else:
-            self.nsid = cache.attach(Nothing(medium), name=name, host=host)
+            # a namespace without pages, for launches and their errors
+            self.nsid = cache.attach(RamMedium(0, writable=False), name=name, host=host)
         closing.ready()
         if writable:
             closing.keep(self, f"array {name!r}")
@@ -135,7 +141,7 @@ class Attachment:
 
     def flush(self) -> None:
         """Write what was changed to storage and make it durable; see `Array.flush`."""
-        if not self._writable:
+        if not self.writable:
             return
         with self._turn:
             with self.cache.lock:
@@ -144,7 +150,7 @@ class Attachment:
             stale = self.viewed or self._compared != self._begun
             self._compared = -1  # unless all of this succeeds
             try:
-                if self._cached and not self.cache.closed:
+                if self.cached and not self.cache.closed:
                     self.cache.flush(self.nsid)
             finally:
                 if self._resident is not None and stale:
@@ -192,12 +198,13 @@ class Attachment:
                         self.cache.detach(self.nsid)
             finally:
                 try:
-                    if self._resident is not None and self._writable and not written:
+                    if self._resident is not None and self.writable and not written:
                         self._resident.write_back()
                 finally:
                     self.closed = True
                     self.medium.close()
-                    self._on_close()
+                    if self._on_close is not None:
+                        self._on_close()
         if left:
             raise left[0]
 
@@ -218,6 +225,45 @@ class Attachment:
                     )
             time.sleep(1e-3)
 
+    # -- pages that the host holds --------------------------------------------------------------------------
+
+    def pin(self, first: int, end: int) -> None:
+        """Bring pages [first, end) in and hold them; see `Array.pin`."""
+        if self.cache.hashed:
+            raise errors.PinError(
+                f"array {self.name!r} is too large for its cache to pin pages: enlarge cache or page_size"
+            )
+        with self.in_use(), self.pins.lock:
+            fresh = self.pins.fresh(first, end)
+            number = sum(b - a for a, b in fresh)
+            room = self.cache.pool_frames(self.nsid) - 1 - self.cache.pinned(self.nsid)
+            if number > room:
+                raise errors.PinError(
+                    f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit beside one free "
+                    "frame; pin less, enlarge the cache or the array's share"
+                )
+            try:
+                done = sum(self.cache.hold(self.nsid, a, b) for a, b in fresh)
+                if done != number:
+                    raise errors.PinError(f"{number - done} pages of array {self.name!r} could not be brought in")
+            except BaseException:
+                for a, b in fresh:
+                    self.cache.unpin(self.nsid, a, b)
+                raise
+            self.pins.add(first, end)
+
+    def unpin(self, first: int, end: int) -> None:
+        """Give back what `pin` with the same pages holds."""
+        with self.in_use(), self.pins.lock:
+            missing = next((page for page in range(first, end) if page not in self.pins), None)
+            if missing is not None:
+                raise errors.PinError(
+                    f"page {missing} of array {self.name!r} is not pinned: give back what pin() holds",
+                    array=self.name, page=missing,
+                )  # fmt: skip
+            for a, b in self.pins.remove(first, end):
+                self.cache.unpin(self.nsid, a, b)
+
     def _let_go(self) -> None:
         """Give the host's pins back, which would hold the others' frames where they are for good."""
         with self.pins.lock:
@@ -229,7 +275,7 @@ class Attachment:
         try:
             self.close()
         except Exception as error:
-            if self._writable:
+            if self.writable:
                 closing.say(f"array {self.name!r}, which was dropped,", error)
 
     def finish(self) -> None:
@@ -262,3 +308,56 @@ def hand_over(part: Attachment) -> None:
     """Have the array of `part`, which was dropped, closed (a finalizer: it takes no lock)."""
     if not part.closed and not part.forked:
         closing.hand_over(part.drop)
+
+
+class HostPins:
+    """Counts of pages; of a page that is counted at all the cache has one pin.
+
+    Attributes
+    ----------
+    lock : threading.RLock
+        Held by whoever looks at the counts and changes the cache's pins accordingly; taken before the cache's lock.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._counts: dict[int, int] = {}
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._counts
+
+    def fresh(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return the pages of [first, end) that are not counted yet, as ranges."""
+        return _ranges(page for page in range(first, end) if page not in self._counts)
+
+    def add(self, first: int, end: int) -> None:
+        """Count each page of [first, end) once more."""
+        for page in range(first, end):
+            self._counts[page] = self._counts.get(page, 0) + 1
+
+    def remove(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Count each page of [first, end) once less; return those that are not counted any more, as ranges."""
+        gone = []
+        for page in range(first, end):
+            self._counts[page] -= 1
+            if not self._counts[page]:
+                del self._counts[page]
+                gone.append(page)
+        return _ranges(gone)
+
+    def clear(self) -> list[tuple[int, int]]:
+        """Count nothing any more; return what was counted, as ranges."""
+        pages = sorted(self._counts)
+        self._counts.clear()
+        return _ranges(pages)
+
+
+def _ranges(pages: Iterable[int]) -> list[tuple[int, int]]:
+    """Join ascending pages to ranges [first, end)."""
+    out: list[tuple[int, int]] = []
+    for page in pages:
+        if out and out[-1][1] == page:
+            out[-1] = out[-1][0], page + 1
+        else:
+            out.append((page, page + 1))
+    return out

@@ -1,4 +1,4 @@
-"""`Resident`: the bytes of a file in host or device memory, and which of them storage does not have yet."""
+"""`InMemory`: the bytes of a file in host or device memory, and which of them storage does not have yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIGEST = 16
 """Bytes of a digest: the chance that a change is overlooked is 2^-128."""
 
 
-class Resident:
+class InMemory:
     """All of a file in memory (tiers "host-cached", "host" and "device").
 
     Kernels write to this memory with nothing in between, so what they changed is found by comparing: a digest is kept

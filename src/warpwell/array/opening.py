@@ -19,6 +19,7 @@ from ..storage.file import FileMedium
 from ..storage.medium import Medium
 from ..targets import closing, default_device, has_cuda
 from .array import TIERS, Array
+from .attachment import Attachment
 from .header import Header, check_dtype, check_extents, is_npy, read_npy
 
 _writers: dict[tuple[int, int], list[str]] = {}
@@ -55,8 +56,7 @@ def open_array(
     mode : {"r", "r+"}
         Read-only, or writable.
     dtype, shape, offset : optional
-        Layout of a raw file: the items, their shape (by default one dimension of all there are), and the
-        byte of the first.
+        Layout of a raw file: its items, their shape (by default one dimension), the byte of the first item.
     device : {"cuda", "cpu", "interp"}, optional
         Where kernels use it; by default "cuda" where there is a GPU, else "cpu".
     tier : {"storage", "host-cached", "host", "device"}
@@ -88,54 +88,20 @@ def open_array(
     MissingFileError, FormatError, DTypeError, ArgumentError, SharingError, DeviceNotFoundError
         With nothing left open.
     """
-    if mode not in ("r", "r+"):
-        raise errors.ArgumentError(f'mode is "r" or "r+", not {mode!r}; new files are made by create()')
-    if tier not in TIERS:
-        raise errors.ArgumentError(f"tier {tier!r} is unknown: choose one of {', '.join(TIERS)}")
-    chosen = device or (cache.device if isinstance(cache, Cache) else default_device())
-    require_device(chosen)
-    if isinstance(cache, Cache) and cache.device != chosen:
-        raise errors.ArgumentError(f"the cache is on {cache.device!r}, the array is asked for on {chosen!r}")
-    if isinstance(cache, Cache):
-        own_stats = "full" if cache.full else "basic"
-        for option, given, there in (
-            ("page_size", None if page_size is None else parse_size(page_size, "page_size"), cache.page_size),
-            ("stats", stats, own_stats),
-            ("timeout", timeout, cache.timeout),
-            *((name, value, None) for name, value in options.items()),
-        ):
-            if given is not None and given != there:
-                raise errors.ArgumentError(f"{option}={given!r} belongs to the shared Cache: give it to that one")
-    unknown = sorted(set(options) - {"queues", "depth", "threads", "merge"})
-    if unknown:
-        raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")
-    writable = mode == "r+"
+    given = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
+    chosen = _checked_device(mode, tier, device, cache, given)
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
+    writable = mode == "r+"
     medium, header, label, release = _medium(path, writable, dtype, shape, offset, name)
     own: Cache | None = None
     try:
         if not isinstance(cache, Cache):
-            small = tier in ("host", "device")
-            if small:
-                options = {"queues": 1, "depth": 4, "threads": 1, **options}
-            elif options.get("queues") is None:
-                # a small array needs no more than it has pages for: their rings and staging are pinned memory
-                page = 4096 if page_size is None else parse_page_size(page_size)
-                options = {**options, "queues": default_queues(chosen, -(-medium.nbytes // page))}
-            chosen_ones = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
-            own = Cache(cache, device=chosen, **{k: v for k, v in chosen_ones.items() if v is not None})
-        return Array(
-            medium,
-            header,
-            cache=own or cache,  # type: ignore[arg-type]
-            owns_cache=own is not None,
-            tier=tier,
-            writable=writable,
-            name=label,
-            share=share,
-            read_once=read_once,
-            on_close=release,
-        )
+            cache = own = _own_cache(cache, chosen, tier, medium.nbytes, given)
+        part = Attachment(
+            medium, header, cache=cache, owns_cache=own is not None, tier=tier, writable=writable, name=label,
+            share=share, on_close=release,
+        )  # fmt: skip
+        return Array(part, read_once=read_once)
     except BaseException:
         if own is not None:
             own.close()
@@ -143,6 +109,42 @@ def open_array(
             medium.close()
         release()
         raise
+
+
+def _checked_device(
+    mode: str, tier: str, device: str | None, cache: int | str | Cache, given: dict[str, Any]
+) -> str:
+    """Check the options of an array; return the device that it is for."""
+    if mode not in ("r", "r+"):
+        raise errors.ArgumentError(f'mode is "r" or "r+", not {mode!r}; new files are made by create()')
+    if tier not in TIERS:
+        raise errors.ArgumentError(f"tier {tier!r} is unknown: choose one of {', '.join(TIERS)}")
+    chosen = device or (cache.device if isinstance(cache, Cache) else default_device())
+    require_device(chosen)
+    if isinstance(cache, Cache):
+        if cache.device != chosen:
+            raise errors.ArgumentError(f"the cache is on {cache.device!r}, the array is asked for on {chosen!r}")
+        has = {"page_size": cache.page_size, "stats": "full" if cache.full else "basic", "timeout": cache.timeout}
+        for option, value in given.items():
+            if option == "page_size" and value is not None:
+                value = parse_size(value, "page_size")
+            if value is not None and value != has.get(option):
+                raise errors.ArgumentError(f"{option}={value!r} belongs to the shared Cache: give it to that one")
+    unknown = sorted(given.keys() - {"page_size", "stats", "timeout", "queues", "depth", "threads", "merge"})
+    if unknown:
+        raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")
+    return chosen
+
+
+def _own_cache(nbytes: int | str, device: str, tier: str, file_bytes: int, given: dict[str, Any]) -> Cache:
+    """Return a cache for one array, with as many queues as it can use."""
+    if tier in ("host", "device"):
+        given = {"queues": 1, "depth": 4, "threads": 1, **given}
+    elif given.get("queues") is None:
+        # a small array needs no more than it has pages for: their rings and staging are pinned memory
+        page = 4096 if given["page_size"] is None else parse_page_size(given["page_size"])
+        given = {**given, "queues": default_queues(device, -(-file_bytes // page))}
+    return Cache(nbytes, device=device, **{k: v for k, v in given.items() if v is not None})
 
 
 def create(

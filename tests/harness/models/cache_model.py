@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from warpwell.array import atomic_add
 from warpwell.array.array import Array
+from warpwell.array.attachment import Attachment
 from warpwell.array.header import Header
 from warpwell.cache import Cache
 from warpwell.cache import layout as at
@@ -97,9 +98,9 @@ class CacheModel:
             items = [base_value(page, k) for k in range(ITEMS)]
             self.medium.block(page)[:] = np.array(items, np.int64).tobytes()
         header = Header(np.dtype(np.int64), (total * ITEMS,), 0)
-        self.array = Array(
+        self.array = Array(Attachment(
             self.medium, header, cache=self.cache, owns_cache=False, tier="storage", writable=True, name="model"
-        )
+        ))
         self.flag = LaunchFlag("interp")
         self.view = self.array.kernel_struct()
         self.frames = self.cache.frames
