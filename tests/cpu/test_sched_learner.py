@@ -20,7 +20,6 @@ from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import KEPT
 from warpwell.scheduler.executor import Capacity, Ended, Executor, Machine
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
-from warpwell.scheduler.predict.analyzer import Analyzer
 from warpwell.scheduler.predict.history import History
 from warpwell.scheduler.predict.identity import identity, lasts
 from warpwell.scheduler.predict.learner import ALWAYS, KERNELS, RARELY, Learner
@@ -151,7 +150,7 @@ def test_a_learner_without_a_scheduler_says_so():
 
 def learner():
     predictor = Predictor(trees=False, sizes=8, kernels=4)
-    return Learner(Analyzer(History("d", "unused"), predictor, machine=Machine(bandwidth=1e9)))
+    return Learner(History("d", "unused"), predictor, machine=Machine(bandwidth=1e9))
 
 
 def task_of(learner, n=1000, **options):
@@ -202,7 +201,7 @@ def test_a_learner_is_bounded():
     for number in range(KERNELS + 50):
         learns.learn(task_of(learns, size={"n": number + 1}), 1e-3)
     assert len(learns._known) <= KERNELS
-    assert len(learns._analyzer.predictor) == 8
+    assert len(learns.predictor) == 8
 
 
 class Hand(Executor):
@@ -348,7 +347,7 @@ def test_a_measurement_of_an_older_file_gets_the_bytes_of_its_arrays():
     first.learn(task, 10e-6)
     old = task.known.sample
     old.moving = 0.0  # as a file has it that was written before the bytes were kept
-    second._analyzer.history.record(old)
+    second.history.record(old)
     again = task_of(second)
     assert again.profile.source == "measured"
     second.learn(again, 10e-6)

@@ -10,6 +10,9 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.scheduler.executor import Machine
+from warpwell.scheduler.predict.learner import Learner
+from warpwell.scheduler.task import Task
 from warpwell.targets.gpu.prepared import pack
 
 
@@ -261,15 +264,11 @@ def test_an_array_on_storage_is_refused() -> None:
         source("")[1, 32].cut((OnStorage(), 1))
 
 
-def test_an_analyzer_knows_its_shape() -> None:
-    from warpwell.scheduler.predict.analyzer import Analyzer
-
-    analyzer = Analyzer()
-    launch = source("")[(8, 2), 256]
-    profile = analyzer.analyze(launch, (np.zeros(1, np.float32), 4096))
+def test_a_learner_knows_its_shape() -> None:
+    task = Task("k", 16, launch=source("")[(8, 2), 256], arguments=(np.zeros(1, np.float32), 4096))
+    profile = Learner(machine=Machine())(task)
     assert profile.threads == 256 and profile.registers == 32 * 4 * 256
-    sample = analyzer.sample(launch, (np.zeros(1, np.float32), 4096))
-    assert sample.warps == 8 * 2 * 8
+    assert task.known.sample.warps == 8 * 2 * 8
 
 
 class There:

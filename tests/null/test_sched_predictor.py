@@ -1,4 +1,4 @@
-"""Predictor, history and analyzer, on kernels whose truth is a formula."""
+"""Predictor, history and learner, on kernels whose truth is a formula."""
 
 import json
 import math
@@ -15,9 +15,9 @@ from warpwell import errors, kernel
 from warpwell.scheduler.events import Event
 from warpwell.scheduler.executor import Machine
 from warpwell.scheduler.predict import predictor as predicting
-from warpwell.scheduler.predict.analyzer import Analyzer
 from warpwell.scheduler.predict.history import KEPT, LARGEST, WEIGHT, History, default_path
 from warpwell.scheduler.predict.identity import default_size, footprint, size_class
+from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.peaks import machine_for
 from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.sample import Sample, kind_of, sized
@@ -237,7 +237,7 @@ def test_averages_lie_among_what_was_measured(times):
     assert sample.times == len(times)
 
 
-# -- analyzer -----------------------------------------------------------------------------------------------
+# -- profiles -----------------------------------------------------------------------------------------------
 
 
 @kernel
@@ -245,45 +245,49 @@ def scale(x, factor):
     x[0] = factor
 
 
-def analyzer():
-    return Analyzer(History("d", "unused"), machine=Machine(bandwidth=1e9))
+def learner():
+    return Learner(History("d", "unused"), machine=Machine(bandwidth=1e9))
 
 
 X = np.zeros(32000, np.float32)
 
 
+def task_of(learns, n=32000, size=None, factor=3):
+    task = Task("scale", 8, launch=scale[n], arguments=(X, factor), size=size or {})
+    task.profile = learns(task)
+    return task
+
+
 def test_nothing_known_is_a_cold_and_careful_answer():
-    profile = analyzer().analyze(scale[32000], (X, 3))
+    profile = task_of(learner()).profile
     assert (profile.source, profile.kind, profile.seconds) == ("cold", None, None)
     assert (profile.miss_rate, profile.need) == (1.0, 1.0)
     assert profile.registers == 32 * 4 * 256 and profile.resident == 8 * 132
 
 
 def test_the_time_of_one_run_tells_the_class_and_the_shares():
-    quick, slow = analyzer(), analyzer()
-    quick.observe(scale[32000], (X, 3), seconds=X.nbytes / 1e9 / 0.8)
-    slow.observe(scale[32000], (X, 3), seconds=X.nbytes / 1e9 / 0.2)
-    profile, busy = quick.analyze(scale[32000], (X, 3)), slow.analyze(scale[32000], (X, 3))
+    quick, slow = learner(), learner()
+    quick.learn(task_of(quick), X.nbytes / 1e9 / 0.8)
+    slow.learn(task_of(slow), X.nbytes / 1e9 / 0.2)
+    profile, busy = task_of(quick).profile, task_of(slow).profile
     assert profile.source == "measured" and profile.kind is Kind.MEMORY and profile.bandwidth == pytest.approx(0.8)
     assert busy.kind is Kind.COMPUTE and busy.compute == pytest.approx(0.8)
     assert profile.need == pytest.approx(125 / 132), "its blocks leave some processors free"
 
 
 def test_what_was_measured_comes_before_what_is_predicted():
-    learning = analyzer()
+    learns = learner()
     for n, seconds in ((1000, 1e-3), (2000, 2e-3), (4000, 4e-3)):
-        learning.observe(scale[n], (X, n), {"n": n}, seconds=seconds)
-    exact = learning.analyze(scale[2000], (X, 2000), {"n": 2000})
+        learns.learn(task_of(learns, n, {"n": n}, n), seconds)
+    exact = task_of(learns, 2000, {"n": 2000}, 2000).profile
     assert exact.source == "measured" and exact.seconds == pytest.approx(2e-3)
-    between = learning.analyze(scale[3000], (X, 3000), {"n": 3000})
+    between = task_of(learns, 3000, {"n": 3000}, 3000).profile
     assert between.source == "predicted" and 2e-3 < between.seconds < 4e-3
-    with pytest.raises(errors.ArgumentError):
-        learning.observe(scale[2000], (X, 2000), {"n": 2000}, seconds=0.0)
 
 
 def test_a_task_gets_a_profile_and_a_log_teaches():
-    learning = analyzer()
-    tasks = {k: Task("scale", 8, launch=scale[2000], arguments=(X, 3), size={"n": 2000 + k}) for k in range(4)}
+    learns = learner()
+    tasks = {k: task_of(learns, 2000, {"n": 2000 + k}) for k in range(4)}
     events = [
         Event(0.0, "launch", 0, "scale"), Event(0.5, "end", 0, "scale", why={"ran": 0.5, "alone": 0.25}),
         Event(1.0, "launch", 1, "scale"), Event(1.1, "launch", 2, "scale"), Event(1.6, "end", 1, "scale"),
@@ -291,10 +295,10 @@ def test_a_task_gets_a_profile_and_a_log_teaches():
     ]  # fmt: skip
     assert alone_times(events) == [(0, 0.25)]  # the kernel's own time, not the log's
     for number, seconds in alone_times(events):
-        learning.observe(tasks[number].launch, tasks[number].arguments, tasks[number].size, seconds=seconds)
-    assert learning(tasks[0]).seconds == 0.25
+        learns.learn(tasks[number], seconds)
+    assert learns(tasks[0]).seconds == 0.25
     given_profile = Task("other", 1).profile
-    assert learning(Task("other", 1, given_profile)) is given_profile
+    assert learns(Task("other", 1, given_profile)) is given_profile
 
 
 def test_features_and_footprint_of_a_launch():
@@ -309,8 +313,9 @@ def test_features_and_footprint_of_a_launch():
 
 def test_a_workload_is_a_request_with_profiles():
     app = make("atax", 40)
-    learning = analyzer()
-    request = app.request(lambda step: learning.analyze(*step), arrival=2.0, tenant="t")
+    learns = learner()
+    request = app.request(lambda step: learns(Task(step.name, 1, launch=step.launch, arguments=step.arguments)),
+                          arrival=2.0, tenant="t")  # fmt: skip
     assert [t.name for t in request.tasks] == ["atax_rows", "atax_fold", "atax_columns", "atax_total"]
     assert request.arrival == 2.0 and {t.profile.source for t in request.tasks} == {"cold"}
     assert all(t.blocks >= 1 and t.memory == app.memory and t.size == {"n": 40} for t in request.tasks)

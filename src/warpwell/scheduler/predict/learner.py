@@ -1,4 +1,4 @@
-"""`Learner`: what a scheduler analyzes tasks with: it says what they are like, and learns from those that ran alone."""
+"""`Learner`: says what tasks will take alone and what bounds them, and learns from those that ran alone."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import errors
+from ...targets import Launch
+from ..executor import Capacity, Machine
 from ..task import Profile, Task
-
-if TYPE_CHECKING:
-    from ..executor import Capacity, Machine
-    from .analyzer import Analyzer
-    from .sample import Sample
+from .history import History
+from .identity import default_size, footprint, identity
+from .predictor import Prediction, Predictor
+from .sample import MEASURED, Sample, kind_of, sized
 
 KERNELS = 1024
 """Kernels and sizes that are known at the same time; those that were asked for first are forgotten first."""
@@ -27,6 +28,8 @@ _SIZES, _KERNELS = 8, 256
 """What predictions are made from: more would take longer than a submission may."""
 _SAME = 0.1
 """Part by which a time may differ before the profile changes: policies remember what they have worked out of it."""
+
+_REGISTER_UNIT = 8
 
 
 class Known:
@@ -58,25 +61,51 @@ class Known:
 class Learner:
     """Profiles for tasks that come without one; the times of those that ran alone make the next ones better.
 
+    What it says comes from, in this order: the same kernel and size measured before (``source`` of the profile is
+    "measured"); the kernel at other sizes ("predicted"); nothing ("cold"). A cold profile is the conservative one: no
+    class, so that the kernel runs alone first and is measured; no time, so that nothing is preempted for it or because
+    of it; every access a miss; the whole device needed.
+
     Any thread may ask it; the scheduler's thread teaches it.
 
     Parameters
     ----------
-    analyzer : Analyzer, optional
-        By default one of the scheduler's device, with its peaks. A kernel is known once it has run alone.
+    history : History, optional
+        What was measured; an empty one by default.
+    predictor : Predictor, optional
+        By default one that learns from the history, without trees: they take longer to grow than a launch may wait.
+    capacity : Capacity, optional
+        By default the scheduler's device's.
+    machine : Machine, optional
+        The device's peaks: a kernel's class is told by how near to them it went through its arrays. By default those
+        of the scheduler's device.
     saves : bool
-        Whether that analyzer begins with what was measured on this device before, in other processes, and `save` writes
-        what it has learnt (`warpwell.scheduler.predict.history`). A file that is damaged, or cannot be read, is none.
+        Whether it begins with what was measured on this device before, in other processes, and `save` writes what it
+        has learnt (`warpwell.scheduler.predict.history`). A file that is damaged, or cannot be read, is none.
     """
 
-    def __init__(self, analyzer: Analyzer | None = None, *, saves: bool = False) -> None:
-        self._analyzer = analyzer
+    def __init__(
+        self,
+        history: History | None = None,
+        predictor: Predictor | None = None,
+        *,
+        capacity: Capacity | None = None,
+        machine: Machine | None = None,
+        saves: bool = False,
+    ) -> None:
+        self.history = history if history is not None else History()
+        self.predictor = predictor if predictor is not None else self._make_predictor()
+        self._capacity = capacity or Capacity()
+        self._machine = machine
+        self._find_machine: Callable[[], Machine | None] | None = None
         self._saves = saves
-        self._make: Callable[[], Analyzer] | None = None
         self._lock = threading.Lock()
         self._known: dict[tuple[Any, ...], Known] = {}
         self._learnt = 0
         self._saved = 0
+
+    def _make_predictor(self) -> Predictor:
+        return Predictor(self.history.samples, trees=False, sizes=_SIZES, kernels=_KERNELS)
 
     def meets(self, capacity: Capacity, machine: Callable[[], Machine | None]) -> None:
         """Learn where a scheduler runs, which says so before it asks; the first one counts.
@@ -87,66 +116,68 @@ class Learner:
         machine : callable
             Returns the peaks (`Executor.machine`); called when a profile is first asked for.
         """
-        saves = self._saves
+        if self._machine is None and self._find_machine is None:
+            self._capacity, self._find_machine = capacity, machine
 
-        def make() -> Analyzer:
-            from .analyzer import Analyzer
-            from .history import History
-            from .predictor import Predictor
-
-            its = machine()
-            history = History.usable(its.name) if saves and its is not None else History()
-            # forests take longer to grow than a launch may wait
-            predictor = Predictor(history.samples, trees=False, sizes=_SIZES, kernels=_KERNELS)
-            return Analyzer(history, predictor, capacity=capacity, machine=its)
-
-        if self._make is None:
-            self._make = make
-
-    def _analyzer_here(self) -> Analyzer:
-        found = self._analyzer
-        if found is None:
+    def _require_machine(self) -> Machine:
+        """Return the device's peaks; the first time, find them and what was measured on the device before."""
+        if self._machine is None:
             with self._lock:
-                if self._analyzer is None:
-                    if self._make is None:
-                        raise errors.ArgumentError("this learner has no analyzer: give it to a scheduler first")
-                    self._analyzer = self._make()
-                found = self._analyzer
-        return found
+                if self._machine is None:
+                    if self._find_machine is None:
+                        raise errors.ArgumentError("this learner has no device: give it to a scheduler first")
+                    found = self._find_machine()
+                    if self._saves and found is not None:
+                        self.history = History.usable(found.name)
+                        self.predictor = self._make_predictor()
+                    self._machine = found or Machine()
+        return self._machine
 
     def __call__(self, task: Task) -> Profile:
-        """Return what is believed of a task."""
+        """Return what is believed of a task; of one without a launch, what its profile says."""
         launch = task.launch
         if launch is None:
             return task.profile
-        analyzer = self._analyzer_here()
-        key = analyzer.key(launch, task.arguments, task.size)
+        machine = self._require_machine()
+        size = sized(task.size) if task.size else default_size(launch, task.arguments)
+        key = identity(launch, task.arguments), *size.items()
         known = self._known.get(key)
         if known is None:
-            known = self._meet(analyzer, task, key)
+            known = self._meet(task, key, size, footprint(task.arguments) / machine.bandwidth)
         task.known = known
         return known.profile
 
-    def _meet(self, analyzer: Analyzer, task: Task, key: tuple[Any, ...]) -> Known:
-        from .identity import footprint
-
-        launch = task.launch
+    def _meet(self, task: Task, key: tuple[Any, ...], size: dict[str, float], moving: float) -> Known:
+        blocks, threads = task.launch.configuration()
+        warps = max(1, math.prod(blocks) * -(-math.prod(threads) // 32))
         with self._lock:
             found = self._known.get(key)
             if found is None:
-                sample = analyzer.sample_of(key, launch, footprint(task.arguments))
-                measured = analyzer.history.find(sample)
+                sample = Sample(key[0], size, warps, moving)
+                measured = self.history.find(sample)
                 if measured is not None:
-                    sample = replace(measured, moving=sample.moving)  # older files do not have it
-                found = self._known[key] = Known(sample, analyzer.profile(launch, sample))
+                    sample = replace(measured, moving=moving)  # older files do not have it
+                found = self._known[key] = Known(sample, self._profile(task.launch, sample))
                 if len(self._known) > KERNELS:
                     del self._known[next(iter(self._known))]
         return found
 
+    def _profile(self, launch: Launch, sample: Sample) -> Profile:
+        """Return what is believed of a launch; `sample` is what was measured of it, perhaps nothing."""
+        source, figures = "predicted", _figures(self.predictor.predict(sample))
+        if sample.seconds is not None:
+            source, figures = "measured", {**figures, **_figures(sample)}
+        room = self._room(launch)
+        if not figures:
+            return Profile(kind=None, source="cold", **{**room, "miss_rate": 1.0, "need": 1.0})
+        bandwidth, compute = figures.get("bandwidth"), figures.get("compute")
+        kind = None if bandwidth is None or compute is None else kind_of(bandwidth, compute)
+        return Profile(kind=kind, source=source, **{**room, "miss_rate": 1.0, **figures})
+
     def learn(self, task: Task, seconds: float) -> bool:
         """Learn what a task took alone; return whether those like it that wait are to be seen with other eyes."""
-        known, analyzer = task.known, self._analyzer
-        if known is None or analyzer is None or not (math.isfinite(seconds) and seconds > 0):
+        known = task.known
+        if known is None or not (math.isfinite(seconds) and seconds > 0):
             return False
         wanted = known.wants
         known.launched()
@@ -154,19 +185,43 @@ class Learner:
             return False
         with self._lock:
             first = known.sample.seconds is None
-            known.sample = analyzer.took(known.sample, seconds)
+            known.sample = self._average(known.sample, seconds)
             self._learnt += 1
             if first:
                 # of its other sizes, those that nobody has measured can be predicted from now on
                 kernel = known.sample.kernel
                 for key in [k for k, k_ in self._known.items() if k[0] == kernel and k_.sample.seconds is None]:
                     del self._known[key]
-            new = analyzer.measured(known.profile, task.launch, known.sample)
-            old, known.profile = known.profile, new
+            old, launch = known.profile, task.launch
+            kind = known.sample.kind or old.kind
+            new = replace(old, kind=kind, source="measured", **{**self._room(launch), **_figures(known.sample)})
+            known.profile = new
             alike = old.seconds is not None and new.seconds is not None and abs(new.seconds / old.seconds - 1) <= _SAME
             if alike and (old.kind, old.source, old.registers) == (new.kind, new.source, new.registers):
                 known.profile = old
             return known.profile is not old
+
+    def _average(self, sample: Sample, seconds: float) -> Sample:
+        """Take in what a launch took alone; return the average that it is part of.
+
+        It is taken to have moved each of its arrays once: what that leaves of its time is computing.
+        """
+        moved = min(1.0, sample.moving / seconds)
+        took = replace(sample, seconds=seconds, times=1, bandwidth=moved, compute=1.0 - moved)
+        known = self.history.record(took)
+        self.predictor.add(known)
+        return known
+
+    def _room(self, launch: Launch) -> dict[str, Any]:
+        """Return what the launch itself tells of its profile: the room that its blocks take."""
+        blocks, shape = launch.configuration()
+        threads = math.prod(shape)
+        registers = -(-registers_of(launch) // _REGISTER_UNIT) * _REGISTER_UNIT * 4 * threads
+        capacity = self._capacity
+        each = min(capacity.registers // registers, capacity.threads // threads, capacity.blocks)
+        need = min(1.0, math.prod(blocks) / capacity.processors)
+        resident = max(1, each) * capacity.processors
+        return {"registers": registers, "threads": threads, "resident": resident, "need": need}
 
     def save(self) -> None:
         """Save what was learnt since the last time, if anything was.
@@ -178,8 +233,23 @@ class Learner:
         """
         with self._lock:
             learnt = self._learnt
-            if not self._saves or self._analyzer is None or learnt == self._saved:
+            if not self._saves or learnt == self._saved:
                 return
-            content = self._analyzer.history.snapshot()
+            content = self.history.snapshot()
         content.save()
         self._saved = learnt
+
+
+def _figures(of: Sample | Prediction) -> dict[str, float]:
+    return {name: float(value) for name in MEASURED if (value := getattr(of, name)) is not None}
+
+
+def registers_of(launch: Launch) -> int:
+    """Return the registers a thread: of the compiled kernel where it was compiled for a GPU, else its upper bound."""
+    from ...targets.compiler.run_cuda import MAX_REGISTERS  # deferred: a scheduler may start without a compiler
+
+    for key, dispatcher in launch.kernel.compiled.items():
+        if isinstance(key, tuple) and key[:1] == ("cuda",):
+            for overload in getattr(dispatcher, "overloads", {}).values():
+                return int(overload.regs_per_thread)
+    return launch.kernel.max_registers or MAX_REGISTERS
