@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.syntax import Syntax
-from rich.table import Table
 
 from ..cache import Statistics
 from ..cache.sizes import format_size
-from ..errors import ArgumentError, MissingFileError, WarpwellError
+from ..errors import ArgumentError, WarpwellError
 from ..errors.general import extra
 from ..graph import Graph, LoadedGraph, bfs, connected_components, generate
 from .graph.run import describe, open_graph
 from .interrupt import scratch
-from .output import Output
+from .output import Output, new_file
 
 _CODE = '''\
 import numpy as np
@@ -42,7 +41,9 @@ with ww.open(path, cache=cache, device=device) as edges:  # nothing is loaded
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo."""
     output = Output(arguments.json)
-    picture = _picture_path(arguments.out)
+    picture = new_file(arguments.out, "--out")
+    if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ArgumentError(f"--out {picture}: give a name that ends in .png, .svg or .pdf")
     missing = [name for name in ("scipy", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:
         raise ArgumentError(f"the demo needs {' and '.join(missing)}: install {extra('demo')}")
@@ -87,15 +88,6 @@ def _say(output: Output, text: str) -> None:
         output.screen.print(text)
 
 
-def _picture_path(name: str) -> Path:
-    path = Path(name)
-    if not path.parent.is_dir():
-        raise MissingFileError(f"--out {name}: the folder {path.parent} does not exist: make it first", path=name)
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ArgumentError(f"--out {name}: give a name that ends in .png, .svg or .pdf")
-    return path
-
-
 def _run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
     values = describe(loaded, seconds, stats)
     del values["graph"]  # a temporary folder
@@ -127,12 +119,8 @@ def _run_code(graph: Graph, cache: str, device: str) -> NDArray[np.int64]:
 
 def _print(output: Output, runs: dict[str, dict[str, Any]]) -> None:
     first = runs["bfs"]
-    table = Table(title=f"{first['medium'].split()[0]} -> cache of {format_size(first['cache_bytes'])}, pages of "
-                  f"{first['page_size']} B -> kernels on {first['device']}, tier {first['tier']}",
-                  title_justify="left")  # fmt: skip
-    table.add_column("")
-    for name in ("breadth-first search", "components"):
-        table.add_column(name, justify="right")
+    title = (f"{first['medium'].split()[0]} -> cache of {format_size(first['cache_bytes'])}, pages of "
+             f"{first['page_size']} B -> kernels on {first['device']}, tier {first['tier']}")  # fmt: skip
     rows = {
         "found": lambda r: f"{r['reached']:,} reached, depth {r['depth']}" if "depth" in r else f"{r['components']:,}",
         "time": lambda r: f"{r['seconds']:.2f} s",
@@ -145,9 +133,8 @@ def _print(output: Output, runs: dict[str, dict[str, Any]]) -> None:
         "misses": lambda r: _number(r["misses"], ","),
         "evictions": lambda r: _number(r["evictions"], ","),
     }
-    for name, cell in rows.items():
-        table.add_row(name, *(cell(runs[key]) for key in ("bfs", "cc")))
-    output.screen.print(table)
+    output.table(title, ("", "breadth-first search", "components"),
+                 [(name, cell(runs["bfs"]), cell(runs["cc"])) for name, cell in rows.items()])  # fmt: skip
 
 
 def _size(nbytes: int | None) -> str:

@@ -7,14 +7,17 @@ import datetime
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..cache.sizes import format_size
+from ..errors import ArgumentError, MissingFileError
 
 _COMPILE_NOTICE_SECONDS = 1.0
 _STAGES = {"read": "reading", "generate": "generating", "write": "writing", "compile": "compiling",
@@ -55,9 +58,27 @@ class Output:
             table.add_row(key.replace("_", " "), readable(key, value))
         self.screen.print(table)
 
-    def wide(self, table: Table, least: int) -> None:
-        """Print a table in at least so many columns: in a file, or a narrow terminal, figures would be cut."""
-        _console(width=max(self.screen.width, least)).print(table)
+    def table(
+        self, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()
+    ) -> None:
+        """Print a table as wide as its figures need: in a file, or a narrow terminal, they would be cut.
+
+        Parameters
+        ----------
+        title : str
+        heads : sequence of str
+            Heads of the columns.
+        rows : iterable of sequences of str
+        left : sequence of str
+            Heads of the columns of text, which start at the left, beside the first column; figures end at the right.
+        """
+        table = Table(title=title, title_justify="left")
+        for head in heads:
+            table.add_column(head, justify="left" if head in (heads[0], *left) else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        natural = Measurement.get(self.screen, self.screen.options.update(max_width=1000), table).maximum
+        _console(width=max(self.screen.width, natural)).print(table)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Report]:
@@ -102,6 +123,30 @@ class Output:
 
     def _announce(self) -> None:
         self.notes.print("compiling kernels for this machine; they are kept for the next time ...")
+
+
+def new_file(name: str, option: str) -> Path:
+    """Return the path of a file to write, checked before any work is done.
+
+    Parameters
+    ----------
+    name : str
+    option : str
+        The option that named it, for messages.
+
+    Raises
+    ------
+    ArgumentError
+        It is a folder.
+    MissingFileError
+        Its folder does not exist.
+    """
+    path = Path(name)
+    if not path.parent.is_dir():
+        raise MissingFileError(f"{option} {name}: the folder {path.parent} does not exist: make it first", path=name)
+    if path.is_dir():
+        raise ArgumentError(f"{option} {name} is a folder: give the name of a file")
+    return path
 
 
 def _console(**options: Any) -> Console:

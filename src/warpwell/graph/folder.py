@@ -2,25 +2,22 @@
 
 import contextlib
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from warpwell.errors import ArgumentError, MissingFileError
 from warpwell.graph.npy import storage_full
+from warpwell.replacing import replacing
 
 unfinished: set[Path] = set()
-"""Temporary folders of this process, for who ends it without raising in the threads that write them."""
+"""Temporary folders of this process, to be removed if it is ended without an exception in the threads that write."""
 
 
 @contextlib.contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Give a temporary folder that becomes `path` if the block ends well, and is removed if it does not.
+    """Yield a temporary folder that becomes `path` if the block ends well, and is removed if it raises.
 
-    The temporary folder lies beside `path`, under a name that starts with a dot and ends in ``.part``. An
-    exception of any kind, Ctrl-C included, removes it. Only the end of the whole process (a lost machine,
-    ``kill -9``) can leave it behind; even then nothing lies at `path`.
+    See `replacing`; what is written is made durable as well.
 
     Parameters
     ----------
@@ -49,31 +46,17 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise MissingFileError(
             f"{path.parent}: no such folder to write {path.name} into. Create it first.", path=path.parent
         )
-    token = f"{os.getpid()}-{secrets.token_hex(4)}"
-    part = path.with_name(f".{path.name}.{token}.part")
-    unfinished.add(part)
-    try:
-        with storage_full(part):
-            part.mkdir()
-            yield part
-            _sync(part)
-        _refuse(path, overwrite)  # somebody else may have been faster
-        old = path.with_name(f".{path.name}.{token}.old")
-        if path.exists():
-            path.rename(old)
+    with replacing(path) as part:
+        unfinished.add(part)
         try:
-            part.rename(path)
-        except BaseException:
-            if old.exists():
-                old.rename(path)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-        _sync(path.parent)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    finally:
-        unfinished.discard(part)
+            with storage_full(part):
+                part.mkdir()
+                yield part
+                _sync(part)
+            _refuse(path, overwrite)  # somebody else may have been faster
+        finally:
+            unfinished.discard(part)
+    _sync(path.parent)
 
 
 def _refuse(path: Path, overwrite: bool) -> None:

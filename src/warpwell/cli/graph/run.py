@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
-import secrets
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...cache import Statistics
-from ...errors import ArgumentError, MissingFileError
+from ...errors import ArgumentError
 from ...graph import Graph, LoadedGraph, bfs, connected_components
 from ...graph.components import require_undirected
 from ...graph.npy import storage_full
 from ...graph.search import require_vertex
-from ..output import Output
+from ...replacing import replacing
+from ..output import Output, new_file
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,7 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
         require_vertex(arguments.source, graph.vertices)
     else:
         require_undirected(graph)
-    target = None if arguments.out is None else _target(arguments.out)
+    name = arguments.out
+    if name is not None and not name.endswith(".npy"):
+        raise ArgumentError(f"--out {name}: results are written as NumPy arrays: give a name that ends in .npy")
+    target = None if name is None else new_file(name, "--out")
     with output.progress() as report, open_graph(graph, arguments) as loaded:
         found: dict[str, Any]
         if arguments.command == "bfs":
@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
             found = {"components": components.components}
         values = {"command": arguments.command, **found, **describe(loaded, seconds, stats)}
     if target is not None:
-        _save(target, vertex_data)
+        with storage_full(target), replacing(target) as part, part.open("wb") as file:
+            np.save(file, vertex_data)
         values["out"] = str(target)
     output.result(f"{arguments.command} of {graph.path}", values)
     return 0
@@ -80,29 +81,3 @@ def describe(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str
         "bytes_wanted": stats.bytes_wanted if cached else None,
         "io_amplification": stats.io_amplification if cached else None,
     }
-
-
-def _target(name: str) -> Path:
-    """Return where results go, checked before any work is done."""
-    path = Path(name)
-    if path.suffix != ".npy":
-        raise ArgumentError(f"--out {name}: results are written as NumPy arrays: give a name that ends in .npy")
-    if not path.parent.is_dir():
-        raise MissingFileError(f"--out {name}: the folder {path.parent} does not exist: make it first", path=name)
-    if path.is_dir():
-        raise ArgumentError(f"--out {name} is a folder: give the name of a file")
-    return path
-
-
-def _save(path: Path, values: NDArray[Any]) -> None:
-    """Write an array such that `path` is whole or not there."""
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        with storage_full(path):
-            with part.open("wb") as file:
-                np.save(file, values)
-            part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from ... import kv
 from ...errors import ArgumentError, SchemaError
@@ -151,9 +150,5 @@ def _print(output: Output, values: dict[str, Any], result: YcsbResult) -> None:
     shown = {k: v for k, v in values.items() if k not in ("command", "latencies", "workload", "store")}
     output.result(f"{values['workload']} on {values['store']}", shown)
     unit = "call" if values["batch"] == 1 else f"call of up to {values['batch']}"
-    table = Table(title=f"microseconds a {unit}", title_justify="left")
-    for name in ("", "count", "p50", "p99"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, taken in result.latencies.items():
-        table.add_row(name, f"{taken.count:,}", f"{taken.p50:.1f}", f"{taken.p99:.1f}")
-    output.screen.print(table)
+    rows = [(name, f"{t.count:,}", f"{t.p50:.1f}", f"{t.p99:.1f}") for name, t in result.latencies.items()]
+    output.table(f"microseconds a {unit}", ("", "count", "p50", "p99"), rows)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
-import shutil
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from ... import kv
 from ...cache.sizes import format_size
 from ...errors import ArgumentError, MissingFileError
 from ...kv.convert.exporters import to_folder, to_npz
+from ...replacing import replacing
 from ..output import Output
 
 
@@ -25,21 +24,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise MissingFileError(f"{out}: the folder {out.parent} does not exist: make it first", path=out)
     if os.path.lexists(out) and not arguments.overwrite:
         raise ArgumentError(f"{out} is there already: take --overwrite to replace it")
-    part = out.with_name(f".{out.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     npz = out.suffix.lower() == ".npz"
     if npz and arguments.names != "auto":
         raise ArgumentError("--names is for files in a folder: leave it out", name="names")
-    try:
-        with kv.open(arguments.store) as store, output.progress() as report:
-            if out.exists() and Path(store.path).resolve().is_relative_to(out.resolve()):
-                raise ArgumentError(f"{out} holds the store itself: name another place")
-            if npz:
-                done = to_npz(store, part, prefix=arguments.prefix, progress=report)
-            else:
-                done = to_folder(store, part, prefix=arguments.prefix, names=arguments.names, progress=report)
-        _replace(part, out)
-    finally:
-        _remove(part)
+    with replacing(out) as part, kv.open(arguments.store) as store, output.progress() as report:
+        if out.exists() and Path(store.path).resolve().is_relative_to(out.resolve()):
+            raise ArgumentError(f"{out} holds the store itself: name another place")
+        if npz:
+            done = to_npz(store, part, prefix=arguments.prefix, progress=report)
+        else:
+            done = to_folder(store, part, prefix=arguments.prefix, names=arguments.names, progress=report)
     output.result(
         str(out),
         {
@@ -55,25 +49,3 @@ def run(arguments: argparse.Namespace) -> int:
         else {"records": done.records, "values": format_size(done.nbytes), "names": done.names},
     )
     return 0
-
-
-def _replace(part: Path, out: Path) -> None:
-    if not (os.path.lexists(out) and (out.is_dir() or part.is_dir())):
-        os.replace(part, out)
-        return
-    old = part.with_suffix(".old")
-    try:
-        os.rename(out, old)
-        os.rename(part, out)
-    finally:
-        if os.path.lexists(out):
-            _remove(old)
-        elif os.path.lexists(old):
-            os.rename(old, out)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

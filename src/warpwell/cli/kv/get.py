@@ -6,21 +6,20 @@ import argparse
 import base64
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ... import kv
-from ...errors import ArgumentError, KeyLengthError, KeyMissingError, MissingFileError
+from ...errors import ArgumentError, KeyLengthError, KeyMissingError
 from ...kv.keys import as_key
-from ..output import Output
+from ..output import Output, new_file
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write a value: raw, or as a table or JSON where it has fields."""
     output = Output(arguments.json)
-    target = None if arguments.out is None else _target(arguments.out)
+    target = None if arguments.out is None else new_file(arguments.out, "--out")
     with kv.open(arguments.store) as store:
         key = _find(store, arguments.key, arguments.type)
         value = store.get(key)
@@ -105,15 +104,6 @@ def _find(store: kv.Store, text: str, kind: str) -> int | bytes:
     if len(raw) <= 16 and number not in store and raw in store:
         return raw
     return number
-
-
-def _target(name: str) -> Path:
-    path = Path(name)
-    if path.is_dir():
-        raise ArgumentError(f"--out {name} is a folder: give the name of a file")
-    if not path.parent.is_dir():
-        raise MissingFileError(f"--out {name}: the folder {path.parent} does not exist: make it first", path=name)
-    return path
 
 
 def _key_values(key: int | bytes) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
 import shutil
 import sys
 import time
@@ -17,6 +16,7 @@ from ...errors import ArgumentError, CorruptionError, SchemaError, StoreVersionE
 from ...kv.convert.importers import LoadReport, Progress, RecordSource, load, open_source
 from ...kv.opening import put_aside
 from ...kv.schema import Schema, as_schema
+from ...replacing import beside
 from ..output import Output
 
 
@@ -70,7 +70,7 @@ def _create(
     if path.is_dir() and any(path.iterdir()):
         with contextlib.suppress(CorruptionError, StoreVersionError):
             kv.open(path, mode="r+").close()  # refuses what is no store, or in use
-        place = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+        place = beside(path)
     was_there = place.is_dir()
     store = kv.create(
         place, schema=schema, durability=arguments.durability, segment_bytes=segment_bytes,

@@ -8,15 +8,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.table import Table
-
 from ...cache.sizes import format_size
 from ...errors import PoolError
 from ...pool.launch.launcher import Launcher
 from ..output import Output
 from .run import options
-
-_WIDTH = 110
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,11 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.result("", {"command": "info", "devices": found, "seconds": seconds})
         return 0
-    table = Table(title=f"Pool (started, asked and ended in {seconds:.1f} s)", title_justify="left")
-    for head in ("device", "host", "target", "name", "memory", "free", "link", "round trip us", "process"):
-        table.add_column(head)
-    for d in found:
-        table.add_row(str(d["device"]), d["host"], d["target"], d["name"], format_size(d["memory_bytes"]),
-                      format_size(d["free_bytes"]), d["link"], f"{d['round_trip_us']:.0f}", str(d["pid"]))  # fmt: skip
-    output.wide(table, _WIDTH)
+    heads = ("device", "host", "target", "name", "memory", "free", "link", "round trip us", "process")
+    output.table(f"Pool (started, asked and ended in {seconds:.1f} s)", heads, [
+        (str(d["device"]), d["host"], d["target"], d["name"], format_size(d["memory_bytes"]),
+         format_size(d["free_bytes"]), d["link"], f"{d['round_trip_us']:.0f}", str(d["pid"])) for d in found
+    ], left=heads)  # fmt: skip
     return 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArgumentError, MissingFileError, PoolError
+from ...replacing import replacing
 from ..output import Output
 from .arguments import NOTEBOOK, placing
 from .run import options
@@ -119,12 +120,10 @@ class KernelSpec:
         }
         made = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
-        temporary = self.path / f".{_FILE}.{os.getpid()}"
         try:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(self.path / _FILE)
+            with replacing(self.path / _FILE) as part:
+                part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError:
-            temporary.unlink(missing_ok=True)
             if made:
                 self.path.rmdir()
             raise

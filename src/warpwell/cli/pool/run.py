@@ -12,6 +12,7 @@ from ...errors import ArgumentError, MissingFileError
 from ...pool.launch.gpus import list_gpus, users
 from ...pool.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
 from ...pool.launch.launcher import Launcher, RunOptions
+from ..output import new_file
 
 LEAST, ELSEWHERE = 16, 256
 """Agents that a host may always have, and those of another host, whose cores are not known."""
@@ -51,24 +52,16 @@ def options(arguments: argparse.Namespace) -> RunOptions:
         print("warpwell: note: this runs as root, which Open MPI advises against", file=sys.stderr)
     trace = getattr(arguments, "trace", None)
     if trace is not None:  # before hours of work
-        _writable(trace)
+        path = new_file(trace, "--trace")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ArgumentError(f"--trace {trace} cannot be written: give another place, or check its permissions",
+                                name="trace")  # fmt: skip
     return RunOptions(
         hosts=_hosts(arguments), target=arguments.target, share_gpu=arguments.share_gpu, ft=not arguments.no_ft,
         tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
         trace=trace, notebook=getattr(arguments, "notebook", False),
         start=arguments.start_timeout, mpiexec=arguments.mpiexec,
     )  # fmt: skip
-
-
-def _writable(trace: str) -> None:
-    folder = os.path.dirname(os.path.abspath(trace))
-    if not os.path.isdir(folder):
-        raise MissingFileError(f"--trace {trace}: the folder {folder} does not exist: make it first", path=trace)
-    if os.path.isdir(trace):
-        raise ArgumentError(f"--trace {trace} is a folder: give the name of a file", name="trace")
-    if not os.access(trace if os.path.exists(trace) else folder, os.W_OK):
-        raise ArgumentError(f"--trace {trace} cannot be written: give another place, or check its permissions",
-                            name="trace")  # fmt: skip
 
 
 def _hosts(arguments: argparse.Namespace) -> list[Host]:

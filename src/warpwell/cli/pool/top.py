@@ -6,15 +6,11 @@ import argparse
 import time
 from typing import Any
 
-from rich.table import Table
-
 from ...cache.sizes import format_size
 from ...errors import ArgumentError, PoolError
 from ...pool.launch.job_files import jobs
 from ...pool.launch.rendezvous import ask_job
 from ..output import Output
-
-_WIDTH = 120
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,23 +40,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(output: Output, job: str, found: list[dict[str, Any]]) -> None:
-    table = Table(title=f"Job {job}", title_justify="left")
-    for head in ("device", "host", "process", "target", "calls", "launches", "sent", "received", "buffers", "held",
-                 "free", "waiting", "doing"):  # fmt: skip
-        table.add_column(head, justify="left" if head in ("host", "target", "doing") else "right")
-    for agent in found:
-        info = agent.get("info")
-        if info is None:
-            table.add_row(str(agent["rank"] - 1), agent["host"], str(agent["pid"]), "-", agent["state"])
-            continue
-        links = info["transport"].values()
-        lanes = info["lanes"].values()
-        table.add_row(
-            str(agent["rank"] - 1), agent["host"], str(agent["pid"]), info["target"],
-            f"{sum(info['calls'].values()):,}", f"{info['calls'].get('LAUNCH', 0):,}",
-            format_size(sum(p["bytes_sent"] for p in links)), format_size(sum(p["bytes_received"] for p in links)),
-            str(info["buffers"]), format_size(info["held"]), format_size(info["free"]),
-            str(sum(lane["waiting"] for lane in lanes)),
-            ", ".join(sorted({lane["doing"] for lane in lanes if lane["doing"]})) or "-",
-        )  # fmt: skip
-    output.wide(table, _WIDTH)
+    heads = ("device", "host", "process", "target", "calls", "launches", "sent", "received", "buffers", "held", "free",
+             "waiting", "doing")  # fmt: skip
+    output.table(f"Job {job}", heads, map(_row, found), left=("host", "target", "doing"))
+
+
+def _row(agent: dict[str, Any]) -> tuple[str, ...]:
+    about = str(agent["rank"] - 1), agent["host"], str(agent["pid"])
+    info = agent.get("info")
+    if info is None:
+        return *about, "-", agent["state"]
+    links = info["transport"].values()
+    lanes = info["lanes"].values()
+    return (
+        *about, info["target"], f"{sum(info['calls'].values()):,}", f"{info['calls'].get('LAUNCH', 0):,}",
+        format_size(sum(p["bytes_sent"] for p in links)), format_size(sum(p["bytes_received"] for p in links)),
+        str(info["buffers"]), format_size(info["held"]), format_size(info["free"]),
+        str(sum(lane["waiting"] for lane in lanes)),
+        ", ".join(sorted({lane["doing"] for lane in lanes if lane["doing"]})) or "-",
+    )  # fmt: skip

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from ...array.opening import require_device
 from ...errors import ArgumentError, MissingFileError, SchedulerError
@@ -36,8 +35,6 @@ _MIXES = {"cpu": "triad:2000000,gemm:256,mvt:1000,nbody:3000", "cuda": "triad,ge
 _ENDS = ("end", "fail", "cancel", "lost")
 _WRONG = 1
 _TIMES = 3
-_WIDTH = 120
-"""Columns of the table at least: figures that are cut say nothing."""
 
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
@@ -294,16 +291,14 @@ def _print(output: Output, values: dict[str, Any], found: dict[str, Metrics]) ->
     for name, seconds in values.get("alone_seconds", {}).items():
         shown[f"{name} alone"] = f"{seconds * 1e3:.3f} ms"
     output.result("Run", shown)
-    table = Table(title="Policies", title_justify="left")
-    table.add_column("policy")
-    heads = ("STP", "ANTT", "fairness", "makespan s", "p99 memory ms", "p99 compute ms", "preempted", "in us (p50)")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ("policy", "STP", "ANTT", "fairness", "makespan s", "p99 memory ms", "p99 compute ms", "preempted",
+             "in us (p50)")  # fmt: skip
+    rows = []
     for name, m in found.items():
         p99 = [f"{m.turnaround[k].p99 * 1e3:.2f}" if k in m.turnaround else "-" for k in ("memory", "compute")]
-        table.add_row(name, *(_figure(v) for v in (m.stp or float("nan"), m.antt, m.fairness, m.makespan)), *p99,
-                      str(m.preemptions), _figure(m.preemption_p50 * 1e6, 0))  # fmt: skip
-    output.wide(table, _WIDTH)
+        figures = (_figure(v) for v in (m.stp or float("nan"), m.antt, m.fairness, m.makespan))
+        rows.append((name, *figures, *p99, str(m.preemptions), _figure(m.preemption_p50 * 1e6, 0)))
+    output.table("Policies", heads, rows)
 
 
 def _figure(value: float, digits: int = 3) -> str:

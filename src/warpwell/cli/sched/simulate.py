@@ -238,9 +238,6 @@ def _forks() -> ForkServerContext:
 
 
 def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any]], seconds: float) -> None:
-    from rich.measure import Measurement
-    from rich.table import Table
-
     shown = {
         "requests": about["requests"], "kernels": about["kernels"], "load": about.get("load"),
         "time compressed": about.get("compressed"), "arrivals": about.get("arrivals"),
@@ -250,20 +247,17 @@ def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any
     }  # fmt: skip
     shown |= {f"imputed: {name}": text for name, text in about["imputed"].items()}
     output.result(str(about["workload"]), {k: v for k, v in shown.items() if v is not None})
-    table = Table(title=f"{len(found)} policies in {seconds:.1f} s", title_justify="left")
     classes = sorted({name for values in found.values() for name in values["turnaround"]})
     levels = sorted({level for values in found.values() for level in values["requests_by_priority"]}, key=int)
-    table.add_column("policy", no_wrap=True)
-    heads = ["STP", "ANTT", "fairness", "Jain"]
+    heads = ["policy", "STP", "ANTT", "fairness", "Jain"]
     heads += [f"p99 {name}\nkernel, ms" for name in classes] + [f"p99 priority {n}\nrequest, ms" for n in levels]
-    for head in [*heads, "preempted", "decision\nus"]:
-        table.add_column(head, justify="right", no_wrap=True)
+    rows = []
     for name, values in found.items():
         cells = [_number(values[key], 3) for key in ("stp", "antt", "fairness", "jain")]
         cells += [_number(values["turnaround"].get(c, {}).get("p99"), 3, 1e3) for c in classes]
         cells += [_number(values["requests_by_priority"].get(n, {}).get("p99"), 1, 1e3) for n in levels]
-        table.add_row(name, *cells, f"{values['preemptions']:,}", _number(values["decision_mean"], 1, 1e6))
-    output.wide(table, Measurement.get(output.screen, output.screen.options.update(max_width=1000), table).maximum)
+        rows.append((name, *cells, f"{values['preemptions']:,}", _number(values["decision_mean"], 1, 1e6)))
+    output.table(f"{len(found)} policies in {seconds:.1f} s", [*heads, "preempted", "decision\nus"], rows)
 
 
 def _number(value: float | None, digits: int, scale: float = 1.0) -> str:

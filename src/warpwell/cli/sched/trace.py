@@ -20,8 +20,6 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the files, and say what the workload is."""
-    from rich.table import Table
-
     from ...study.traces import table as tables
     from ..output import Output
     from .simulate import _finite
@@ -61,14 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     shown = {k: ", ".join(v) if isinstance(v, list) else v for k, v in shown.items()}
     shown |= {f"imputed: {name}": text for name, text in workload.imputed.items()}
     output.result(workload.name, shown)
-    table = Table(title="applications", title_justify="left")
-    for head in ("application", "requests", "kernels", "alone, ms", "memory, ms", "compute, ms", "unknown, ms"):
-        table.add_column(head, justify="left" if head == "application" else "right")
+    heads = ("application", "requests", "kernels", "alone, ms", "memory, ms", "compute, ms", "unknown, ms")
+    rows = []
     for name in sorted(applications):
         its = applications[name]
         times = (its[f"{key}seconds"] * 1e3 for key in ("", "memory_", "compute_", "unknown_"))
-        table.add_row(name, f"{its['requests']:,}", f"{its['kernels']:,}", *(f"{ms:.3f}" for ms in times))
-    output.screen.print(table)
+        rows.append((name, f"{its['requests']:,}", f"{its['kernels']:,}", *(f"{ms:.3f}" for ms in times)))
+    output.table("applications", heads, rows)
     return 0
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
+from ...replacing import replacing
 from .identity import lasts
 from .sample import MEASURED, Sample
 
@@ -116,19 +116,13 @@ class History:
             "format": FORMAT, "device": self.device,
             "samples": [s.as_json() for s in list(samples.values())[-KEPT:] if lasts(s.kernel)],
         }  # fmt: skip
-        prefix = f".{self.path.name}."
-        for part in self.path.parent.glob(f"{prefix}*"):
+        for part in self.path.parent.glob(f".{self.path.name}.*"):
             with contextlib.suppress(OSError):
                 if time.time() - part.stat().st_mtime > _LEFT:
                     part.unlink()
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=prefix)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            os.replace(name, self.path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with replacing(self.path) as part:
+            part.touch(mode=0o600)
+            part.write_text(json.dumps(content), encoding="utf-8")
 
     @classmethod
     def load(cls, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> History:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import bisect
 import math
 import os
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
+from ...replacing import replacing
 from ..events import Event
 
 BUCKETS = (1e-4, 2.5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 2.5, 10.0, 25.0, 100.0)
@@ -190,13 +189,8 @@ class LogMetrics:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a file that is whole at any time, for a collector that reads files."""
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
+    with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _buckets(name: str, labels: Labels, histogram: _Histogram) -> list[str]:

@@ -1,0 +1,65 @@
+"""`replacing`: a file or folder that appears whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def beside(path: str | os.PathLike[str]) -> Path:
+    """Return a hidden name beside `path` that nothing has: it starts with a dot and ends in ``.part``."""
+    path = Path(path)
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a name `beside` a path; what the block writes there takes the place of what the path has.
+
+    If the block raises, Ctrl-C included, what it wrote is removed and the path stays as it was. Only the end of the
+    whole process (``kill -9``) can leave something behind, under the hidden name.
+
+    Parameters
+    ----------
+    path : path-like
+        A file, a folder, or nothing yet. Its parent exists.
+
+    Yields
+    ------
+    Path
+        Where to write the new file or folder.
+    """
+    path, part = Path(path), beside(path)
+    try:
+        yield part
+        if os.path.lexists(path) and (path.is_dir() or part.is_dir()):
+            _exchange(path, part)
+        else:
+            part.replace(path)
+    finally:
+        remove(part)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there; of a link, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _exchange(path: Path, part: Path) -> None:
+    """Put a folder in the place of something, or something in the place of a folder: the system has no call for it."""
+    old = part.with_suffix(".old")
+    try:
+        path.rename(old)
+        part.rename(path)
+    finally:
+        if os.path.lexists(path):
+            remove(old)
+        elif os.path.lexists(old):
+            old.rename(path)
