@@ -31,6 +31,9 @@ RIDGE = 1e-3
 START = 2e-6
 """Seconds from the launch of an empty kernel to its end."""
 
+ISSUED = 0.65
+"""Part of the issue slots that busy kernels fill."""
+
 INTERPOLATION, EXTRAPOLATION, COLD = "interpolation", "extrapolation", "cold"
 
 
@@ -154,7 +157,8 @@ def _measured(sample: Sample, field: str) -> float | None:
 def _prediction(how: str, found: dict[str, float]) -> Prediction:
     seconds = found.get("seconds")
     if seconds is not None:  # nothing is faster than the peaks
-        seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0))
+        issued = ISSUED if "instructions" in found else 1.0  # without counters all that is not moving is issuing
+        seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0) / issued)
     shares = {name: min(1.0, found[field] / seconds) for name, field in (("bandwidth", "move"), ("compute", "issue"))
               if field in found and seconds}  # fmt: skip
     return Prediction(how, found.get("instructions"), seconds, found.get("miss_rate"), **shares)
