@@ -11,7 +11,7 @@ from scipy.sparse import csgraph, csr_matrix
 from warpwell.cache import Cache
 from warpwell.errors import ArgumentError, DeviceNotFoundError, FormatError
 from warpwell.graph import Graph, LoadedGraph, bfs, build, connected_components, convert, generate
-from warpwell.graph.work import PIECE
+from warpwell.graph.work_items import PIECE
 
 CNR = Path(__file__).parents[3] / "shared" / "data" / "cnr-2000.txt.gz"
 Vertices = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ import pytest
 
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.graph import LoadedGraph, bfs, build, components, connected_components, generate, search
-from warpwell.graph.work import PIECE
+from warpwell.graph.work_items import PIECE
 from warpwell.targets.compiler import run_cuda
 
 WORDS = np.zeros(8, np.int64)

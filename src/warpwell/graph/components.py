@@ -31,7 +31,7 @@ from ..targets import (
 from ..targets.arrays import to_device, to_host, zeros
 from .graph import Graph
 from .loaded import LoadedGraph, Progress, borrowed
-from .work import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
+from .work_items import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
 
 SAMPLED_NEIGHBOURS = 2
 """Neighbours of each vertex that are linked before the largest component is guessed."""

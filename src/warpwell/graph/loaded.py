@@ -83,7 +83,7 @@ class LoadedGraph:
             raise
 
     def require_destinations(self, counters: Any) -> None:
-        """Raise where a kernel counted destinations that are no vertices (see `work.BAD`)."""
+        """Raise where a kernel counted destinations that are no vertices (see `work_items.BAD`)."""
         bad = int(to_host(counters)[1])
         if bad:
             raise FormatError(

@@ -30,7 +30,7 @@ from ..targets import (
 from ..targets.arrays import to_device, to_host, zeros
 from .graph import Graph
 from .loaded import LoadedGraph, Progress, borrowed
-from .work import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
+from .work_items import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
 
 LARGE_FRONTIER = 16
 """A frontier of more than one in so many vertices is put into vertex order before it is visited."""
