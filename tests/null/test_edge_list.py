@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError
+from warpwell.graph.convert import open_source
 from warpwell.graph.edge_list import EdgeList
 from warpwell.graph.matrix_market import MatrixMarket
-from warpwell.graph.source import open_source
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 Pairs = list[tuple[int, int]]

@@ -7,7 +7,7 @@ import os
 import pathlib
 import tokenize
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -50,6 +50,37 @@ def is_npy(path: pathlib.Path) -> bool:
         return file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
 
 
+def read_header(
+    file: IO[bytes], name: str, advice: str = "write it with numpy.save"
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read the header of a ``.npy`` file, up to its data; return shape and dtype, which may be any.
+
+    `name` is what messages call the file, `advice` what they say to do if it is none.
+
+    Raises
+    ------
+    FormatError
+        Not a ``.npy`` file, or Fortran order.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if read is None:
+            raise ValueError(f"format version {version} is unknown")
+        shape, fortran, dtype = read(file)
+    except (ValueError, tokenize.TokenError, SyntaxError, MemoryError, RecursionError) as error:
+        # numpy lets what its parsers raise through where a header is no literal at all
+        raise errors.FormatError(f"{name} is not a .npy file ({error}): {advice}", path=name) from None
+    if fortran and len(shape) > 1:
+        raise errors.FormatError(
+            f"{name} is in Fortran order: save numpy.ascontiguousarray(array) instead", path=name
+        )
+    return tuple(int(n) for n in shape), dtype
+
+
 def read_npy(path: pathlib.Path) -> Header:
     """Read and check the header of a ``.npy`` file.
 
@@ -61,28 +92,10 @@ def read_npy(path: pathlib.Path) -> Header:
         A dtype without a fixed size, or big-endian.
     """
     with path.open("rb") as file:
-        try:
-            version = np.lib.format.read_magic(file)
-            read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }.get(version)
-            if read is None:
-                raise ValueError(f"format version {version} is unknown")
-            shape, fortran, dtype = read(file)
-        except (ValueError, tokenize.TokenError, SyntaxError, MemoryError, RecursionError) as error:
-            # numpy lets what its parsers raise through where a header is no literal at all
-            raise errors.FormatError(
-                f"{path} is not a .npy file ({error}): save it with numpy.save, or pass dtype= for a raw file",
-                path=str(path),
-            ) from None
+        shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
         origin = file.tell()
         size = os.fstat(file.fileno()).st_size
-    if fortran and len(shape) > 1:
-        raise errors.FormatError(
-            f"{path} is in Fortran order: save numpy.ascontiguousarray(array) instead", path=str(path)
-        )
-    header = Header(check_dtype(dtype, str(path)), tuple(int(n) for n in shape), origin)
+    header = Header(check_dtype(dtype, str(path)), shape, origin)
     try:
         check_extents(header.shape, header.dtype, str(path))
     except errors.ArgumentError as error:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,9 @@ from warpwell.errors import ArgumentError, FormatError
 from warpwell.graph.edge_list import VERTEX_LIMIT
 from warpwell.graph.external import ExternalSort
 from warpwell.graph.folder import new_folder
-from warpwell.graph.graph import EDGES, FORMAT, FORMAT_VERSION, META, OFFSETS, Graph
+from warpwell.graph.graph import EDGES, FORMAT, FORMAT_VERSION, META, OFFSETS, Graph, Progress
 from warpwell.graph.lines import Edges
 from warpwell.graph.npy import NpyWriter, storage_full
-
-#: Called with a stage, how much of it is done and how much there is in all (0 where not known).
-Progress = Callable[[str, int, int], None]
 
 _LEAST_MEMORY = 1 << 16
 
@@ -99,20 +96,25 @@ def build(
             report("read", sort.added, 0)
         count = _vertices(sort, vertices, source)
         written = _write_rows(sort, folder, count, report)
-        meta = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "vertices": count,
-            "edges": written,
-            "undirected": undirected or symmetric,
-            "source": source,
-        }
-        with storage_full(folder), open(folder / META, "w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _write_meta(folder, Graph(Path(out), count, written, undirected or symmetric, source))
     return Graph.open(out)
+
+
+def _write_meta(folder: Path, graph: Graph) -> None:
+    """Write what is to be known of a graph beside its arrays."""
+    meta = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "vertices": graph.vertices,
+        "edges": graph.edges,
+        "undirected": graph.undirected,
+        "source": graph.source,
+    }
+    with storage_full(folder), open(folder / META, "w", encoding="utf-8") as file:
+        json.dump(meta, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def default_memory_bytes() -> int:

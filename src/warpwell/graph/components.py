@@ -29,8 +29,8 @@ from ..targets import (
     warp_size,
 )
 from ..targets.arrays import to_device, to_host, zeros
-from .graph import Graph
-from .loaded import LoadedGraph, Progress, borrowed
+from .graph import Graph, Progress
+from .loaded import LoadedGraph, borrowed
 from .work_items import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
 
 SAMPLED_NEIGHBOURS = 2
@@ -185,10 +185,7 @@ def connected_components(
         The medium failed.
     """
     report = progress or (lambda stage, done, total: None)
-    if isinstance(graph, str | Path):
-        graph = Graph.open(graph)
-    require_undirected(graph if isinstance(graph, Graph) else graph.graph)
-    with borrowed(graph, options) as loaded:
+    with borrowed(graph, options, require_undirected) as loaded:
         edges, offsets, where = loaded.edges, loaded.offsets, loaded.device
         vertices = loaded.graph.vertices
         parents = to_device(where, np.arange(vertices, dtype=np.int64))

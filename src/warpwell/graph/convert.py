@@ -1,14 +1,52 @@
-"""Files of edges into graphs on disk: ``convert``."""
+"""Files of edges into graphs on disk: ``convert``, and the choice of a reader for a file."""
 
 import contextlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
-from warpwell.graph.build import Progress, build
-from warpwell.graph.graph import Graph
+from warpwell.errors import FormatError
+from warpwell.graph.build import build
+from warpwell.graph.compressed import ByteReader, plain_name
+from warpwell.graph.edge_list import EdgeList
+from warpwell.graph.graph import Graph, Progress
 from warpwell.graph.lines import Edges
-from warpwell.graph.source import EdgeSource, open_source
+from warpwell.graph.matrix_market import MatrixMarket
+from warpwell.graph.sparse_npz import SparseNpz
+
+
+class EdgeSource(Protocol):
+    """A file of edges that can be read once, in bounded memory.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    size : int
+        Bytes of the file on disk.
+    vertices : int or None
+        Vertices of the graph where the file or the user says so; None where only the largest vertex tells.
+    symmetric : bool
+        The file declares that each edge stands for both directions; both are given.
+    weighted : bool
+        The file has a weight or value beside each edge, which readers skip.
+    """
+
+    path: Path
+    size: int
+    vertices: int | None
+    symmetric: bool
+    weighted: bool
+
+    def __iter__(self) -> Iterator[Edges]:
+        """Yield chunks of edges: two int64 arrays of one length, sources and destinations, in file order."""
+
+    def position(self) -> int:
+        """Return how many of the `size` bytes have been read."""
+
+    def close(self) -> None:
+        """Close the file."""
 
 
 def convert(
@@ -75,18 +113,10 @@ def convert(
     >>> graph.vertices, graph.edges  # doctest: +SKIP
     (325557, 3216152)
     """
-
-    def write_only(stage: str, done: int, total: int) -> None:
-        if progress is not None and stage == "write":
-            progress(stage, done, total)
-
     with contextlib.closing(open_source(source, vertices)) as reader:
         if reader.weighted:
-            warnings.warn(
-                f"{reader.path.name} has a weight beside each edge; the graph keeps the edges and drops the weights",
-                UserWarning,
-                stacklevel=2,
-            )
+            text = f"{reader.path.name} has a weight beside each edge; the graph keeps the edges and drops the weights"
+            warnings.warn(text, UserWarning, stacklevel=2)
         return build(
             _reported(reader, progress),
             out,
@@ -95,13 +125,68 @@ def convert(
             symmetric=reader.symmetric,
             source=reader.path.name,
             memory_bytes=memory_bytes,
-            progress=write_only,
+            progress=_writing(progress),
             overwrite=overwrite,
         )
 
 
+def _writing(progress: Progress | None) -> Progress:
+    """Return what reports the stage "write" alone: reading is reported in bytes, by `_reported`."""
+
+    def report(stage: str, done: int, total: int) -> None:
+        if progress is not None and stage == "write":
+            progress(stage, done, total)
+
+    return report
+
+
 def _reported(reader: EdgeSource, progress: Progress | None) -> Iterator[Edges]:
+    """Yield the edges of a file, and report how much of it has been read."""
     for edges in reader:
         yield edges
         if progress is not None:
             progress("read", reader.position(), reader.size)
+
+
+def open_source(path: str | Path, vertices: int | None = None) -> EdgeSource:
+    """Return the reader for a file of edges.
+
+    Parameters
+    ----------
+    path : path-like
+        A SNAP edge list or GAP ``.el`` (`EdgeList`), GAP ``.wel`` (weights are skipped), MatrixMarket
+        ``.mtx`` (`MatrixMarket`), each also compressed with gzip, xz, bzip2 or zstd; or a sparse matrix
+        that SciPy saved as ``.npz`` (`SparseNpz`).
+    vertices : int, optional
+        Vertices of the graph, where the file does not say so or has isolated vertices at its end.
+
+    Returns
+    -------
+    EdgeSource
+        The reader; only the head of the file has been read.
+
+    Raises
+    ------
+    MissingFileError
+        No such file.
+    FormatError
+        Not a file of edges.
+    """
+    path = Path(path)
+    if path.is_dir() and (path / "graph.json").exists():
+        raise FormatError(
+            f"{path} is already a graph. Open it with Graph.open, or give the edges it came from.",
+            path=path,
+        )
+    name = plain_name(path)
+    with ByteReader(path) as reader:
+        head = reader.read(1 << 9)
+    if name.endswith(".tar") or head[257:262] == b"ustar":
+        raise FormatError(
+            f"{path} is an archive. Unpack it (tar xf {path}) and give the file of edges inside.", path=path
+        )
+    if head.startswith(b"PK\x03\x04"):
+        return SparseNpz(path, vertices)
+    if name.endswith(".mtx") or head[:14].lower() == b"%%matrixmarket":
+        return MatrixMarket(path, vertices)
+    return EdgeList(path, vertices, weighted=name.endswith(".wel"))

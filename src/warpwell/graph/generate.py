@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from warpwell.errors import ArgumentError
-from warpwell.graph.build import Progress, build
-from warpwell.graph.graph import Graph
+from warpwell.graph.build import build
+from warpwell.graph.graph import Graph, Progress
 from warpwell.graph.lines import Edges
 
 #: Kinds of graphs: Kronecker (R-MAT) and uniformly random.

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from warpwell.errors import FormatError, MissingFileError
-from warpwell.graph.npy import read_header
+from warpwell.graph.npy import read_number_header
 
 FORMAT = "warpwell graph"
 FORMAT_VERSION = 1
 META, OFFSETS, EDGES = "graph.json", "offsets.npy", "edges.npy"
-_AGAIN = "Make the graph again with `warpwell graph convert`."
+#: Called with a stage, how much of it is done and how much there is in all (0 where not known).
+Progress = Callable[[str, int, int], None]
+AGAIN = "Make the graph again with `warpwell graph convert`."
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Graph:
         if offsets != [0, graph.edges]:
             raise FormatError(
                 f"{graph.offsets_path}: first and last offset are {offsets[0]} and {offsets[1]}, not 0 "
-                f"and {graph.edges}. {_AGAIN}",
+                f"and {graph.edges}. {AGAIN}",
                 path=graph.offsets_path,
             )
         _check_file(graph.edges_path, graph.edges, ())
@@ -112,13 +115,13 @@ class Graph:
 def _read_meta(path: Path) -> dict[str, Any]:
     file = path / META
     if not file.is_file():
-        raise FormatError(f"{path} has no {META}, so it is not a graph of Warpwell. {_AGAIN}", path=path)
+        raise FormatError(f"{path} has no {META}, so it is not a graph of Warpwell. {AGAIN}", path=path)
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
-        raise FormatError(f"{file} is not valid JSON ({error}). {_AGAIN}", path=file) from error
+        raise FormatError(f"{file} is not valid JSON ({error}). {AGAIN}", path=file) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise FormatError(f"{file} does not describe a graph of Warpwell. {_AGAIN}", path=file)
+        raise FormatError(f"{file} does not describe a graph of Warpwell. {AGAIN}", path=file)
     if meta.get("version") != FORMAT_VERSION:
         raise FormatError(
             f"{file}: version {meta.get('version')!r} of the format; {FORMAT_VERSION} is what this Warpwell "
@@ -128,20 +131,20 @@ def _read_meta(path: Path) -> dict[str, Any]:
     wanted = {"vertices": int, "edges": int, "undirected": bool, "source": str}
     for key, kind in wanted.items():
         if type(meta.get(key)) is not kind or (kind is int and meta[key] < 0):
-            raise FormatError(f"{file}: {key!r} is {meta.get(key)!r}. {_AGAIN}", path=file)
+            raise FormatError(f"{file}: {key!r} is {meta.get(key)!r}. {AGAIN}", path=file)
     return {key: meta[key] for key in wanted}
 
 
 def _check_file(path: Path, length: int, indices: tuple[int, ...]) -> list[int]:
     """Check type and length of a file of int64, and return the items at `indices`."""
     if not path.is_file():
-        raise MissingFileError(f"{path} is missing. {_AGAIN}", path=path)
+        raise MissingFileError(f"{path} is missing. {AGAIN}", path=path)
     with open(path, "rb") as file:
-        shape, dtype = read_header(file, str(path))
+        shape, dtype = read_number_header(file, str(path))
         start = file.tell()
         if dtype != np.dtype("<i8") or shape != (length,):
             raise FormatError(
-                f"{path} holds {dtype} of shape {shape}, not int64 of shape ({length},). {_AGAIN}", path=path
+                f"{path} holds {dtype} of shape {shape}, not int64 of shape ({length},). {AGAIN}", path=path
             )
         size = os.fstat(file.fileno()).st_size
         if size != start + 8 * length:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,9 @@ from ..cache import Cache
 from ..errors import ArgumentError, FormatError
 from ..targets import default_device
 from ..targets.arrays import to_device, to_host
-from .graph import Graph
-
-#: Called with a stage, how much of it is done and how much there is in all (0 where not known).
-Progress = Callable[[str, int, int], None]
+from .graph import AGAIN, Graph
 
 _CHECKED = 1 << 20
-_AGAIN = "Make the graph again with `warpwell graph convert`."
 
 
 class LoadedGraph:
@@ -88,7 +85,7 @@ class LoadedGraph:
         if bad:
             raise FormatError(
                 f"{self.graph.edges_path}: {bad} destinations are outside of 0 to {self.graph.vertices - 1}. "
-                f"{_AGAIN}",
+                f"{AGAIN}",
                 path=self.graph.edges_path,
             )
 
@@ -104,24 +101,21 @@ class LoadedGraph:
         self.close()
 
 
-class borrowed:
-    """Context of a `LoadedGraph`: the caller's, which stays open, or a new one, which is closed."""
-
-    def __init__(self, graph: Graph | LoadedGraph | str | Path, options: dict[str, Any]) -> None:
-        self._own = not isinstance(graph, LoadedGraph)
-        if isinstance(graph, LoadedGraph):
-            if options:
-                raise ArgumentError(f"the graph is loaded already: give {', '.join(options)} to LoadedGraph")
-            self._graph = graph
-        else:
-            self._graph = LoadedGraph(graph, **options)
-
-    def __enter__(self) -> LoadedGraph:
-        return self._graph
-
-    def __exit__(self, *_: object) -> None:
-        if self._own:
-            self._graph.close()
+@contextlib.contextmanager
+def borrowed(
+    graph: Graph | LoadedGraph | str | Path, options: dict[str, Any], check: Callable[[Graph], None]
+) -> Iterator[LoadedGraph]:
+    """Yield a `LoadedGraph`: the caller's, which stays open, or a new one, which is closed; `check` sees it first."""
+    if isinstance(graph, LoadedGraph):
+        check(graph.graph)
+        if options:
+            raise ArgumentError(f"the graph is loaded already: give {', '.join(options)} to LoadedGraph")
+        yield graph
+        return
+    found = graph if isinstance(graph, Graph) else Graph.open(graph)
+    check(found)
+    with LoadedGraph(found, **options) as loaded:
+        yield loaded
 
 
 def _check(offsets: Any, graph: Graph) -> None:
@@ -131,6 +125,6 @@ def _check(offsets: Any, graph: Graph) -> None:
         falls = np.flatnonzero(part[1:] < part[:-1])
         if falls.size:
             raise FormatError(
-                f"{graph.offsets_path}: offset {first + int(falls[0]) + 1} is smaller than the one before. {_AGAIN}",
+                f"{graph.offsets_path}: offset {first + int(falls[0]) + 1} is smaller than the one before. {AGAIN}",
                 path=graph.offsets_path,
             )

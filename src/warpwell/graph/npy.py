@@ -5,11 +5,12 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
+from warpwell.array.header import read_header
 from warpwell.errors import FormatError, StorageFullError
 
 #: Bytes in front of the data. Room for any length, and a multiple of 64 as the format asks.
@@ -95,38 +96,15 @@ def storage_full(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    """Read the header of a ``.npy`` file, up to its data.
-
-    Parameters
-    ----------
-    file : binary file
-        At the start of the header.
-    name : str
-        What messages call it.
-
-    Returns
-    -------
-    shape : tuple of int
-    dtype : numpy.dtype
+def read_number_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Read the header of a ``.npy`` file of numbers, up to its data; return shape and dtype.
 
     Raises
     ------
     FormatError
-        Not a ``.npy`` file, one that ends in its header, or one that holds Python objects.
+        Not a ``.npy`` file, one that ends in its header, Fortran order, or Python objects.
     """
-    try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise ValueError(f"version {version} of the format is not known")
-    except ValueError as error:
-        raise FormatError(f"{name} is not a .npy file ({error}). Write it with numpy.save.") from error
-    if dtype.hasobject or (fortran and len(shape) > 1):
-        raise FormatError(
-            f"{name} holds Python objects or columns first. Write numbers in C order with numpy.save."
-        )
-    return shape, cast("np.dtype[np.generic]", dtype)
+    shape, dtype = read_header(file, name)
+    if dtype.hasobject:
+        raise FormatError(f"{name} holds Python objects. Write numbers in C order with numpy.save.")
+    return shape, dtype

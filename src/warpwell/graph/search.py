@@ -28,8 +28,8 @@ from ..targets import (
     warp_size,
 )
 from ..targets.arrays import to_device, to_host, zeros
-from .graph import Graph
-from .loaded import LoadedGraph, Progress, borrowed
+from .graph import Graph, Progress
+from .loaded import LoadedGraph, borrowed
 from .work_items import BAD, ITEMS, N_COUNTERS, PIECE, append, most_items, start_of, vertex_of
 
 LARGE_FRONTIER = 16
@@ -160,10 +160,7 @@ def bfs(
     (325557, 37)
     """
     report = progress or (lambda stage, done, total: None)
-    if isinstance(graph, str | Path):
-        graph = Graph.open(graph)
-    require_vertex(source, (graph if isinstance(graph, Graph) else graph.graph).vertices)
-    with borrowed(graph, options) as loaded:
+    with borrowed(graph, options, lambda found: require_vertex(source, found.vertices)) as loaded:
         edges, offsets, where = loaded.edges, loaded.offsets, loaded.device
         vertices = loaded.graph.vertices
         levels = to_device(where, np.full(vertices, -1, np.int64))
@@ -178,17 +175,7 @@ def bfs(
         report("compile", 1, 1)
 
         before, started = edges.stats, time.perf_counter()
-        begin, end, level = 0, int(to_host(counters)[ITEMS]), 0
-        # the work list is never reused: each vertex enters it once, so levels are consecutive parts of it
-        while begin < end:
-            level += 1
-            report("search", level, 0)
-            _advance[(end - begin) * loaded.warp](edges, offsets, levels, items, begin, end, level, counters)
-            begin, end = end, int(to_host(counters)[ITEMS])
-            if (end - begin) * LARGE_FRONTIER > vertices:
-                # in vertex order, so that a page is read once for all the vertices whose edges it holds
-                _rewind[1](counters, begin, device=where)
-                _collect[vertices](offsets, levels, level, items, counters, device=where)
+        _search(loaded, levels, items, counters, report)
         seconds = time.perf_counter() - started
         loaded.require_destinations(counters)
         found = to_host(levels)
@@ -200,6 +187,22 @@ def bfs(
             seconds=seconds,
             stats=edges.stats - before,
         )
+
+
+def _search(loaded: LoadedGraph, levels: Any, items: Any, counters: Any, report: Progress) -> None:
+    """Visit level after level, until one has no items."""
+    edges, offsets, where, vertices = loaded.edges, loaded.offsets, loaded.device, loaded.graph.vertices
+    begin, end, level = 0, int(to_host(counters)[ITEMS]), 0
+    # the work list is never reused: each vertex enters it once, so levels are consecutive parts of it
+    while begin < end:
+        level += 1
+        report("search", level, 0)
+        _advance[(end - begin) * loaded.warp](edges, offsets, levels, items, begin, end, level, counters)
+        begin, end = end, int(to_host(counters)[ITEMS])
+        if (end - begin) * LARGE_FRONTIER > vertices:
+            # in vertex order, so that a page is read once for all the vertices whose edges it holds
+            _rewind[1](counters, begin, device=where)
+            _collect[vertices](offsets, levels, level, items, counters, device=where)
 
 
 def require_vertex(source: int, vertices: int) -> None:

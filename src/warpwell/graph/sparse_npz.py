@@ -13,7 +13,7 @@ import numpy.typing as npt
 from warpwell.errors import FormatError, MissingFileError
 from warpwell.graph.edge_list import VERTEX_LIMIT, matrix_vertices
 from warpwell.graph.lines import Edges
-from warpwell.graph.npy import read_header
+from warpwell.graph.npy import read_number_header
 
 _CHUNK = 1 << 17
 
@@ -143,7 +143,7 @@ class SparseNpz:
             file = archive.open(f"{name}.npy")
         except KeyError:
             raise self._misfit() from None
-        shape, dtype = read_header(file, f"{self.path}:{name}.npy")
+        shape, dtype = read_number_header(file, f"{self.path}:{name}.npy")
         return file, shape, dtype
 
     def _array(self, archive: zipfile.ZipFile, name: str) -> npt.NDArray[np.generic]:
