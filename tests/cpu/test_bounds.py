@@ -13,7 +13,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors, storage
 from warpwell.targets import bounds
-from warpwell.targets.compiler.cache_key import cache_key
+from warpwell.targets.compiler.code_cache import cache_key
 from warpwell.targets.kernel import Kernel, Launch
 
 DEVICES = ["cpu", "interp"]
@@ -208,10 +208,10 @@ def test_an_array_on_storage_still_tells_its_own(tmp_path: Path) -> None:
 
 
 def test_compiled_code_is_kept_apart_from_that_without_checks() -> None:
-    twin = bounds._twin(double, 2)
+    twin = double.twin(2)
     keys = {cache_key(double.function), cache_key(twin.function)}
     assert len(keys) == 2 and None not in keys
-    assert not bounds.checking(twin) and twin is bounds._twin(double, 2)
+    assert not bounds.checking(twin) and twin is double.twin(2)
     unchecked[1](np.ones(1), np.zeros(1), device="cpu")
     double[1](np.ones(1), np.zeros(1), device="cpu")
     counts = [_llvm(k).count("cmpxchg") for k in (unchecked, twin)]
@@ -234,7 +234,7 @@ def test_blocks_and_options_stay() -> None:
     k = ww.kernel(double.function, max_registers=40, check=True)
     again = pickle.loads(pickle.dumps(double.__reduce__()[1][1:]))
     assert again == (None, None, True)
-    assert bounds._twin(k, 2).max_registers == 40
+    assert k.twin(2).max_registers == 40
     assert isinstance(k[3], Launch)
 
 

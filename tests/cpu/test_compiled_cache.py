@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from warpwell.targets.compiler.cache_key import cache_key
+from warpwell.targets.compiler.code_cache import cache_key
 
 SOURCE = "import warpwell as ww\n@ww.device\ndef twice(v):\n    return {} * v\n"
 

@@ -10,8 +10,8 @@ import warpwell as ww
 from warpwell import storage
 from warpwell.cache.access import access
 from warpwell.targets.compiler.compiled import compile_native
+from warpwell.targets.compiler.hooks import seam_for
 from warpwell.targets.compiler.run_cpu import THREADS
-from warpwell.targets.device import seam_for
 
 PAGE = 512
 ITEMS = 40 * PAGE // 8

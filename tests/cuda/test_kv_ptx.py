@@ -10,7 +10,8 @@ from tests.harness.key_value_load import keep_all_busy, retrieve_checked
 from warpwell.kv.device import batch, kernel_view
 from warpwell.kv.device.kernel_view import KernelStore
 from warpwell.targets.compiler import run_cuda
-from warpwell.targets.device import linked_functions, seam_for
+from warpwell.targets.compiler.hooks import seam_for
+from warpwell.targets.device import linked_functions
 
 pytestmark = pytest.mark.ptx
 

@@ -11,9 +11,9 @@ import warpwell as ww
 from warpwell.array import bulk
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.cache import maintenance
-from warpwell.targets import bounds
 from warpwell.targets.compiler import run_cuda
-from warpwell.targets.device import linked_functions, seam_for
+from warpwell.targets.compiler.hooks import seam_for
+from warpwell.targets.device import linked_functions
 
 pytestmark = pytest.mark.ptx
 
@@ -163,7 +163,7 @@ def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
     kernel = ww.kernel(touch, block=block)
     arguments = (np.zeros((3, 4), np.int64), WORD, np.zeros(3, [("a", "<i8"), ("b", "<i8")]), OUT)
     plain = run_cuda.ptx(kernel, arguments)
-    checked = run_cuda.ptx(bounds._twin(kernel, 4), (*arguments, WORD))
+    checked = run_cuda.ptx(kernel.twin(4), (*arguments, WORD))
     assert "cas" not in plain and "checked" not in plain
     assert checked.count("atom.acq_rel.gpu.global.cas.b64") >= 4
 

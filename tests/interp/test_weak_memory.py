@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from warpwell.targets.interp.interpreter import Interpreter, InterpStallError, current, i64, launch, native_handle
-from warpwell.targets.interp.threads import Scheduler
+from warpwell.targets import ffs, popc
+from warpwell.targets.interp.interpreter import Interpreter, current, i64, launch, native_handle
+from warpwell.targets.interp.threads import Interleaver, InterpStallError
 
 SYSTEM = 2
 SEEDS = 400
@@ -635,7 +636,7 @@ def test_scopes_and_warps() -> None:
         run.run()
     assert (run.lane_id(), run.warp_size(), run.activemask(), run.shfl(1, 7, 0)) == (0, 1, 1, 7)
     assert run.ballot(1, True) == 1 and run.ballot(1, False) == 0 and run.any_sync(1, True)
-    assert run.popc(-1) == 64 and run.ffs(0) == 0 and run.ffs(-(2**63)) == 64
-    assert i64(2**63) == -(2**63) and run.i64(2**64 + 5) == 5
+    assert popc(-1) == 64 and ffs(0) == 0 and ffs(-(2**63)) == 64
+    assert i64(2**63) == -(2**63) and i64(2**64 + 5) == 5
     with pytest.raises(ValueError, match="switch_probability"):
-        Scheduler(0, switch_probability=0.0)
+        Interleaver(0, switch_probability=0.0)

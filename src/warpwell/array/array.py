@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import errors
 from ..cache import Cache, Statistics
-from ..targets.device import seam_for
+from ..targets.compiler.hooks import seam_for
 from ..targets.fault import LaunchFlag, plain_flag
 from . import bulk
 from .attachment import Attachment, hand_over

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..storage.medium import Medium
-from ..targets import Block, Memory
+from ..targets import Allocator, Block
 
 _STEP = 16 << 20
 """Bytes that are moved at a time."""
@@ -31,7 +31,7 @@ class InMemory:
     Parameters
     ----------
     medium : Medium
-    memory : Memory
+    memory : Allocator
     tier : {"host-cached", "host", "device"}
     page_size : int
         Bytes of a page, of which the memory is a whole number.
@@ -45,7 +45,7 @@ class InMemory:
     """
 
     def __init__(
-        self, medium: Medium, memory: Memory, *, tier: str, page_size: int, start: int, end: int, writable: bool
+        self, medium: Medium, memory: Allocator, *, tier: str, page_size: int, start: int, end: int, writable: bool
     ) -> None:
         self._medium = medium
         self._page_size = page_size

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import describe
-from ..targets import Block, Memory
+from ..targets import Allocator, Block
 from ..targets.fault import LaunchFlag
 from . import layout as at
 from .partition import PageSpace
@@ -86,10 +86,10 @@ class Launches:
 
     Parameters
     ----------
-    memory : Memory
+    memory : Allocator
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Allocator) -> None:
         self._memory = memory
         self._spaces = np.zeros((0, at.SPACE_WORDS), np.int64)
         self._free: list[CacheLaunch] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors.general import extra
 from ..targets import default_device
-from ..targets.compiler.cache_folder import cache_folder
+from ..targets.compiler.code_cache import cache_folder
 from ..targets.gpu.device import gpus
 from .output import Output
 

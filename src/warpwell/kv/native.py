@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..targets.device import seam_for
+from ..targets.compiler.hooks import seam_for
 
 _compiled: dict[Any, Any] = {}
 

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .. import errors, registry
 from ..errors.options import checked_dtype, checked_integer, checked_shape, checked_timeout
-from ..targets.kernel import Launch, is_argument
+from ..targets.arguments import is_argument
+from ..targets.kernel import Launch
 from ..targets.source.cuda_source import CudaSource
 from ..targets.uninterrupted import uninterrupted
 from .agent.code import Code, dumps

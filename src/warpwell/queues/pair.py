@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import errors
-from ..targets import Block, Memory
+from ..targets import Allocator, Block
 from . import layout as at
 
 LINE = 128
@@ -20,7 +20,7 @@ class QueuePairs:
 
     Parameters
     ----------
-    memory : Memory
+    memory : Allocator
         Allocator of the device whose threads submit.
     count : int
         Queue pairs.
@@ -49,7 +49,7 @@ class QueuePairs:
     """
 
     def __init__(
-        self, memory: Memory, *, count: int, depth: int, staging_bytes: int, results: bool = False,
+        self, memory: Allocator, *, count: int, depth: int, staging_bytes: int, results: bool = False,
         returns: int = 0, place_bytes: int = 0,
     ) -> None:  # fmt: skip
         if count < 1 or depth < 4 or depth & (depth - 1) or depth > 65536:

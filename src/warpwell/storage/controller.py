@@ -18,7 +18,7 @@ from ..nvme import READ, WRITE
 from ..queues import QueuePairs
 from ..queues import layout as at
 from ..targets import Block, memory_for
-from ..targets.device import seam_for
+from ..targets.compiler.hooks import seam_for
 from ..targets.memory import view_of
 from . import arbitration
 from . import serve as native

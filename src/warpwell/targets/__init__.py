@@ -3,6 +3,7 @@
 The only folder that imports a compiler. See ``docs/architecture.md``.
 """
 
+from .arguments import KernelArgument, default_device, device_of
 from .atomics import (
     BLOCK,
     DEVICE,
@@ -24,6 +25,7 @@ from .atomics import (
     div,
     element_address,
     exchange,
+    failed,
     fence,
     fetch_add,
     fetch_add_as,
@@ -54,9 +56,10 @@ from .atomics import (
     warp_size,
 )
 from .device import device, linked, struct_function, struct_method
-from .fault import FAULT_PAGE, failed, fault_page
-from .kernel import Kernel, KernelArgument, Launch, default_device, device_of, has_cuda, kernel
-from .memory import ALIGNMENT, Block, Memory, memory_for
+from .fault import FAULT_PAGE, fault_page
+from .gpu.device import has_cuda
+from .kernel import Kernel, Launch, kernel
+from .memory import ALIGNMENT, Allocator, Block, memory_for
 from .native import NativeFunction, native
 from .struct import DeviceStruct
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from .device import device
+from .interp.checked_numpy import out_of_range
 from .interp.interpreter import current
 
 BLOCK = 0
@@ -201,6 +203,16 @@ def interrupted() -> int:
     return current().interrupted()
 
 
+@device
+def failed() -> bool:
+    """Tell whether an access of this launch to an array has failed, or Ctrl-C ended the launch.
+
+    User loops that ask can stop. A thread calls it. It is one relaxed load of host memory: on a GPU, ask every so many
+    iterations. In a plain Numba kernel it tells of all such kernels of the process.
+    """
+    return load_relaxed(launch_flag(), SYSTEM) != 0 or interrupted() != 0
+
+
 def clock_ns() -> int:
     """Return a monotonic time in nanoseconds (`interp`: logical time)."""
     return current().clock_ns()
@@ -248,10 +260,8 @@ def prefetch(address: int) -> None:
 
 
 def guarded_ranges() -> int:
-    """Return the address of the table of mapped files that are guarded (`bus_error`; `cpu`)."""
-    from .bus_error import TABLE
-
-    return ctypes.addressof(TABLE)
+    """Return the address of the table of mapped files that are guarded (compiled host code; see `bus_error`)."""
+    raise RuntimeError("guarded_ranges is compiled host code")
 
 
 def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
@@ -290,8 +300,6 @@ def element_address(array: Any, index: Any) -> int:
     position = index if isinstance(index, tuple) else (index,)
     for i, extent in zip(position, array.shape, strict=True):
         if not 0 <= i < extent:
-            from .bounds import out_of_range
-
             kernel, name = getattr(array, "said", None) or ("?", "?")
             raise out_of_range(kernel, name, int(i), extent)
     return int(array.ctypes.data + sum(int(i) * s for i, s in zip(position, array.strides, strict=True)))

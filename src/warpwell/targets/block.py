@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .atomics import current, grid
+from .atomics import SYSTEM, current, grid, load_relaxed
+from .device import device
 
 
 def block_index() -> int:
@@ -77,6 +78,12 @@ def set_flag(address: int) -> None:
 def own_flag() -> int:
     """Return the address of the launch's flag in a kernel on a GPU that began with `set_flag` (any thread)."""
     raise RuntimeError("own_flag is compiled launch code")
+
+
+@device
+def launch_failed() -> bool:
+    """What `failed` is in a kernel that Warpwell launches on a GPU (see `virtual.launch_copy`)."""
+    return load_relaxed(own_flag(), SYSTEM) != 0
 
 
 def opaque(value: Any) -> Any:

@@ -117,6 +117,9 @@ def release(address: int) -> None:
 
 def _installed() -> bool:
     """See to it that ours is the handler; others may have come after it."""
+    from .compiler.cpu_bodies import provide_guarded_ranges  # imports the compiler
+
+    provide_guarded_ranges(ctypes.addressof(TABLE))
     handler = on_bus_error.address
     now = _Action()
     if _libc.sigaction(_SIGBUS, None, ctypes.byref(now)) != 0:

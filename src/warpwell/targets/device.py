@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What is registered, in order; a target's seam takes it over when the target is first used, so that
 # importing Warpwell compiles nothing and imports no compiler.
 _registered: list[tuple[str, tuple[Any, ...]]] = []
-_seams: dict[str, Any] = {}
+_seams: list[Any] = []
 _marked: set[int] = set()
 """Identities of the functions among them, which live for ever."""
 
@@ -64,21 +63,16 @@ def struct_function(stub: Callable[..., Any], name: str, other: Callable[..., An
     _register("function", stub, name, other)
 
 
-def seam_for(target: str) -> Any:
-    """Return the compiler hooks of "cpu" or "cuda", with everything registered so far."""
-    if target not in _seams:
-        module = importlib.import_module(f"{__package__}.compiler.{target}_bodies")
-        _seams[target] = module.seam
-        for part in ("block_bodies", "bounds"):
-            importlib.import_module(f"{__package__}.compiler.{target}_{part}")
-        for kind, args in _registered:
-            getattr(module.seam, kind)(*args)
-    return _seams[target]
+def subscribe(seam: Any) -> None:
+    """Hand a target's compiler hooks everything that was registered so far, and will be."""
+    for kind, args in _registered:
+        getattr(seam, kind)(*args)
+    _seams.append(seam)
 
 
 def _register(kind: str, *args: Any) -> None:
     _registered.append((kind, args))
     if kind in ("device", "linked"):
         _marked.add(id(args[0]))
-    for seam in _seams.values():
+    for seam in _seams:
         getattr(seam, kind)(*args)

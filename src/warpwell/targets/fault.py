@@ -1,4 +1,4 @@
-"""`failed`, and the flag of a launch that it asks: whether anything of this launch failed, or Ctrl-C ended it."""
+"""`LaunchFlag`, which `failed` asks: whether anything of this launch failed, or Ctrl-C ended it; and the fault page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .atomics import SYSTEM, interrupted, launch_flag, load_relaxed
-from .block import own_flag
-from .device import device
 from .gpu import memory as gpu_memory
 from .memory import Block, memory_for, view_of
 
@@ -28,22 +25,6 @@ _NBYTES = 4096
 _page: NDArray[np.int64] | None = None
 _lock = threading.Lock()
 _pinned: Any = None
-
-
-@device
-def failed() -> bool:
-    """Tell whether an access of this launch to an array has failed, or Ctrl-C ended the launch.
-
-    User loops that ask can stop. A thread calls it. It is one relaxed load of host memory: on a GPU, ask every so many
-    iterations. In a plain Numba kernel it tells of all such kernels of the process.
-    """
-    return load_relaxed(launch_flag(), SYSTEM) != 0 or interrupted() != 0
-
-
-@device
-def launch_failed() -> bool:
-    """What `failed` is in a kernel that Warpwell launches on a GPU (see `virtual.launch_copy`)."""
-    return load_relaxed(own_flag(), SYSTEM) != 0
 
 
 class LaunchFlag:

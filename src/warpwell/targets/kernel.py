@@ -7,20 +7,18 @@ import math
 import os
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from .. import errors
-from .bounds import checking, for_interp, run_checked
+from .arguments import KernelArgument, device_of, finish, is_argument
+from .blocks.launch import BlockLaunch
+from .bounds import Record, checked, checking, for_interp
 from .device import device as mark_device
 from .fault import LaunchFlag
-from .gpu.device import has_cuda
-from .struct import DeviceStruct
+from .signature import check_arguments, check_launch, configuration, parameters
 from .uninterrupted import Interrupts, interruptible
-
-if TYPE_CHECKING:
-    from .blocks.launch import BlockLaunch
 
 DEVICES = ("cpu", "cuda", "interp")
 
@@ -37,41 +35,6 @@ def set_place(place: Place | None) -> None:
 def placed(launch: Any, args: Sequence[Any], device: str | None) -> bool:
     """Tell whether a launch was run elsewhere."""
     return _place is not None and _place(launch, args, device)
-
-
-@runtime_checkable
-class KernelArgument(Protocol):
-    """What a host object offers to be passed to a kernel (an `Array` does)."""
-
-    device: str
-
-    def kernel_struct(self, flag: LaunchFlag | None = None) -> DeviceStruct:
-        """Return what device code of a launch that has begun receives in its place (its type alone needs none)."""
-
-    def launch_begins(self, flag: LaunchFlag) -> None:
-        """Prepare for a launch, which its flag names (raise what one left that went on in a stream)."""
-
-    def launch_ended(self, flag: LaunchFlag) -> None:
-        """Raise what device code latched during this launch."""
-
-    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """Note that the launch goes on in a stream until `done` says True (in place of `launch_ended`)."""
-
-    def abort(self, flag: LaunchFlag) -> None:
-        """Make every wait of this launch's device code on this object end soon (Ctrl-C; takes no lock)."""
-
-
-def is_argument(value: Any) -> bool:
-    """Tell whether a value is a `KernelArgument`; a question about its class, which is asked of each class once."""
-    cls = type(value)
-    if cls not in _known:
-        # isinstance() of a protocol looks at every member of every object: tens of microseconds a launch
-        _known[cls] = all(callable(getattr(cls, name, None)) for name in _METHODS)
-    return _known[cls]
-
-
-_known: dict[type, bool] = {}
-_METHODS = ("kernel_struct", "launch_begins", "launch_ended", "launch_continues", "abort")
 
 
 class Kernel:
@@ -116,6 +79,19 @@ class Kernel:
 
     def __getitem__(self, configuration: Any) -> Launch:
         return Launch(self, *_parse(configuration))
+
+    def twin(self, count: int) -> Kernel:
+        """Return the kernel that calls this one with `count` checked arguments (see `bounds`)."""
+        if count not in self.twins:
+            name = self.function.__name__
+            names = (parameters(self) + [f"argument{k}" for k in range(count)])[:count]
+            given = ", ".join(f"_checked({name}, _record, {k})" for k, name in enumerate(names))
+            function = self.function
+            scope: dict[str, Any] = {"_function": function, "_checked": checked, "__name__": function.__module__}
+            source = f"def {name}({', '.join([*names, '_record'])}):\n    _function({given})\n"
+            exec(compile(source, function.__code__.co_filename, "exec"), scope)
+            self.twins[count] = Kernel(scope[name], max_registers=self.max_registers, block=self.block, check=None)
+        return self.twins[count]
 
     def __call__(self, *args: Any) -> None:
         """Refuse: a launch needs a number of threads."""
@@ -187,7 +163,7 @@ class Launch:
         if target not in DEVICES:
             raise errors.ArgumentError(f"device {target!r} is unknown: choose one of {', '.join(DEVICES)}")
         if target != "interp" and checking(self.kernel):
-            run_checked(self, args, target, flag or LaunchFlag(target), seed=seed, services=services, aborts=aborts)
+            self._run_checked(args, target, flag or LaunchFlag(target), seed=seed, services=services, aborts=aborts)
             return
         participants = list({id(a): a for a in args if is_argument(a)}.values())
         for argument in participants:
@@ -205,6 +181,28 @@ class Launch:
         with interruptible(stop) as interrupts:
             interrupts.leaves = not aborts
             self._run(args, target, participants, own, interrupts, seed=seed, services=services)
+
+    def _run_checked(self, args: Sequence[Any], target: str, flag: LaunchFlag, **options: Any) -> None:
+        """Run with bounds checks, and wait for it also where the launch was given a stream."""
+        record = Record(target, flag)
+        twin = self.kernel.twin(len(args))
+        failure: BaseException | None = None
+        try:
+            Launch(twin, self.shape, self.stream)(*args, record.address, device=target, flag=flag, **options)
+        except errors.KernelError as error:
+            failure = error
+        except BaseException:
+            _left.append(record)  # Ctrl-C may have left the kernel behind, which notes all the same
+            raise
+        if self.stream is not None:
+            from .compiler.run_cuda import synchronize_stream  # needs the cuda extra
+
+            synchronize_stream(self.stream)
+        found = record.error(self.kernel)
+        if found is not None:
+            raise found from failure  # noted only while nothing else had failed, so it came first
+        if failure is not None:
+            raise failure
 
     def _run(
         self,
@@ -245,16 +243,12 @@ class Launch:
         """Raise where the kernel cannot be launched over this shape, or with so many arguments."""
         key = len(self.shape), len(args)
         if key not in self.kernel.checked:  # its code is looked at once
-            from .signature import check_launch
-
             check_launch(self.kernel, self.shape, len(args))
             if math.prod(self.shape):  # a launch of nothing asks for nothing
                 self.kernel.checked.add(key)
 
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""
-        from .blocks.launch import BlockLaunch
-
         return BlockLaunch(self, args, device)
 
     def subscript(self) -> Any:
@@ -263,9 +257,11 @@ class Launch:
 
     def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return blocks and threads on a GPU, x first."""
-        from .compiler.run_cuda import configuration
-
         return configuration(self.shape, self.kernel.block)
+
+
+_left: list[Record] = []
+"""Records of launches that were left behind."""
 
 
 def _check_options(max_registers: Any, block: Any) -> None:
@@ -310,19 +306,6 @@ def _compile(kernel: Kernel, values: Sequence[Any]) -> None:
     compile_launch(kernel, values)
 
 
-def finish(participants: Sequence[KernelArgument], flag: LaunchFlag) -> None:
-    """Tell every argument that its launch has ended; raise the first failure that one reports."""
-    first: BaseException | None = None
-    for argument in participants:
-        try:
-            argument.launch_ended(flag)
-        except Exception as error:
-            # every array must see the end of the launch; the first failure is the one to report
-            first = first or error
-    if first is not None:
-        raise first
-
-
 def _runner(target: str) -> Callable[..., Callable[[], bool] | None]:
     if target == "cpu":
         from .compiler import run_cpu
@@ -343,8 +326,6 @@ def _run_interp(
     services: Sequence[Callable[[], object]],
 ) -> None:
     from .interp import interpreter as interp
-    from .signature import check_arguments
-
     check_arguments(launch.kernel, values, compiles=False)
     if checking(launch.kernel):
         values = for_interp(launch.kernel, values)
@@ -405,24 +386,6 @@ def kernel(
         _check_options(max_registers, block)  # here: the line is that of the decorator
         return functools.partial(kernel, max_registers=max_registers, block=block, check=check)
     return Kernel(function, max_registers=max_registers, block=block, check=check)
-
-
-def device_of(args: Sequence[Any]) -> str:
-    """Return the device that a launch with these arguments runs on."""
-    for argument in args:
-        if is_argument(argument):
-            return str(argument.device)
-    if any(hasattr(a, "__cuda_array_interface__") for a in args):
-        return "cuda"
-    return default_device()
-
-
-def default_device() -> str:
-    """Return ``WARPWELL_DEVICE`` where it is set, else "cuda" where there is a GPU, else "cpu"."""
-    chosen = os.environ.get("WARPWELL_DEVICE")
-    if chosen:
-        return chosen
-    return "cuda" if has_cuda() else "cpu"
 
 
 def _parse(configuration: Any) -> tuple[tuple[int, ...], Any]:

@@ -38,7 +38,7 @@ def private_block(nbytes: int) -> Block:
     return Block(ctypes.addressof(ctypes.c_char.from_buffer(raw)), nbytes, raw, host=True)
 
 
-class Memory(ABC):
+class Allocator(ABC):
     """Allocator of one device. Blocks are freed when their owner drops them or by `Block.free`."""
 
     device: str
@@ -100,8 +100,8 @@ class Block:
         self._owner = None
 
 
-class HostMemory(Memory):
-    """Memory of the `cpu` and `interp` targets: all of it is host memory.
+class HostMemory(Allocator):
+    """Allocator of the `cpu` and `interp` targets: all of it is host memory.
 
     It is shared with forked children, for the sake of O_DIRECT; see `private_memory`.
     """
@@ -118,7 +118,7 @@ class HostMemory(Memory):
     allocate_shared = allocate
 
 
-class CudaMemory(Memory):
+class CudaMemory(Allocator):
     """Device memory and pinned host memory of the current GPU."""
 
     device = "cuda"
@@ -136,6 +136,6 @@ class CudaMemory(Memory):
         return Block(-(-base // ALIGNMENT) * ALIGNMENT, size, array, host=True)
 
 
-def memory_for(device: str) -> Memory:
+def memory_for(device: str) -> Allocator:
     """Return the allocator of "cpu", "cuda" or "interp"."""
     return CudaMemory() if device == "cuda" else HostMemory(device)

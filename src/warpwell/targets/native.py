@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .device import device, seam_for
-
-_by_address: dict[int, NativeFunction] = {}
+from .device import device
+from .interp.interpreter import native_functions
 
 
 class NativeFunction:
@@ -26,19 +25,15 @@ class NativeFunction:
     def address(self) -> int:
         """The C address (compiles on first use)."""
         if self._compiled is None:
-            seam_for("cpu")
-            from .compiler.compiled import compile_native
+            from .compiler.compiled import compile_native  # imports the compiler
+            from .compiler.hooks import seam_for
 
+            seam_for("cpu")
             self._compiled = compile_native(self.function)
-            _by_address[int(self._compiled.address)] = self
+            native_functions[int(self._compiled.address)] = self.function
         return int(self._compiled.address)
 
 
 def native(function: Callable[..., int]) -> NativeFunction:
     """Make a native function of a plain Python one (a decorator); see `NativeFunction`."""
     return NativeFunction(function)
-
-
-def python_of(address: int) -> Callable[..., int]:
-    """Return the plain Python function behind a native address (the interpreter's way to call it)."""
-    return _by_address[address].function

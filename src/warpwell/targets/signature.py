@@ -1,4 +1,4 @@
-"""What is known of a kernel before it is compiled: its parameters, and the extents that its code asks for."""
+"""What is known of a kernel before it is compiled: its parameters, the extents that its code asks for, its grid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import errors
 from . import atomics
-from .compiler.virtual import is_primitive, said
+from .compiler.bytecode import is_primitive, said
 
 
 def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
@@ -80,6 +80,23 @@ def _asked(value: Any, seen: set[int]) -> Iterator[tuple[int, int | None, str]]:
             called = found
         elif found is not None:
             yield from _asked(found, seen)
+
+
+BLOCK_THREADS = 256
+"""Threads of a block for launches of one dimension."""
+
+
+def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return blocks and threads of a launch, x first; `block` are the threads of a block kernel."""
+    if block is not None:
+        if len(shape) != 1:
+            raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
+        return shape, (block,)
+    if len(shape) == 1:
+        return (-(-shape[0] // BLOCK_THREADS),), (BLOCK_THREADS,)
+    threads = (32, 8) if len(shape) == 2 else (32, 4, 2)
+    extents = shape[::-1]  # the last axis is CUDA's x
+    return tuple(-(-n // t) for n, t in zip(extents, threads, strict=True)), threads
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from ..targets import (
     memory_for,
 )
 from ..targets.compiler.compiled import dispatcher
-from ..targets.device import seam_for
+from ..targets.compiler.hooks import seam_for
 
 BLOCK = 512
 UNANSWERED = -9

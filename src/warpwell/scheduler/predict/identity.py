@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...targets import KernelArgument, Launch
-from ...targets.compiler.cache_key import cache_key
-from ...targets.kernel import is_argument
+from ...targets.arguments import is_argument
+from ...targets.compiler.code_cache import cache_key
 
 STEPS = 4
 """Classes of size to a doubling."""

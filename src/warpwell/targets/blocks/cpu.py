@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import atomics
 from ..compiler.compiled import compile_host
-from ..device import seam_for
+from ..compiler.hooks import seam_for
 from ..fault import FLAG
 
 _DRIVER = """

@@ -22,10 +22,12 @@ from ..block import (
     virtual_grid,
 )
 from ..compiler.compiling import compiling, explained
-from ..compiler.run_cuda import INSIDE, asks_flag, beginning, compiled, configuration, configured, numba_cuda
-from ..device import device, seam_for
+from ..compiler.hooks import seam_for
+from ..compiler.run_cuda import INSIDE, asks_flag, beginning, compiled, configured, numba_cuda
+from ..device import device
 from ..fault import share_fault_page
 from ..gpu.prepared import Prepared
+from ..signature import configuration
 
 _CURSOR, _DONE, _LIVE, _LEFT, _FLOOR, _BEGUN = 16, 24, 32, 40, 48, 56
 
@@ -294,7 +296,7 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
         "LIVE": _LIVE,
         "BEGUN": _BEGUN,
         "ALL_LANES": ALL_LANES,
-        "__name__": "warpwell.targets.compiler.generated",
+        "__name__": "warpwell.targets.compiler.compiled",
     }
     return name, source, scope
 

@@ -11,10 +11,11 @@ import weakref
 from typing import Any
 
 from ... import errors
+from ..arguments import KernelArgument, device_of, finish, is_argument
 from ..compiler.virtual import returns_early, virtual_copy
 from ..fault import LaunchFlag
-from ..kernel import KernelArgument, Launch, device_of, finish, is_argument
 from ..memory import Block, memory_for
+from ..signature import configuration
 
 STOP = 0
 """Word of the control record: not 0 when all workers are to leave at the end of their block."""
@@ -71,14 +72,14 @@ class BlockLaunch:
         The launch is empty, or an argument is on another device.
     """
 
-    def __init__(self, launch: Launch, args: Any, device: str | None = None) -> None:
+    def __init__(self, launch: Any, args: Any, device: str | None = None) -> None:
         self.launch = launch
         self.args = tuple(args)
         self.device = device or device_of(self.args)
         if self.device not in ("cpu", "cuda"):
             raise errors.ArgumentError(f"blocks are claimed on 'cpu' and 'cuda', not on {self.device!r}", name="device")
         self.kernel = launch.kernel
-        self.name = str(launch.kernel.__name__)  # type: ignore[attr-defined]
+        self.name = str(launch.kernel.__name__)
         self.total = math.prod(launch.shape)
         if self.total < 1:
             raise errors.ArgumentError(f"launch of {self.name!r} over {launch.shape} has no blocks")
@@ -124,8 +125,6 @@ class BlockLaunch:
         if self.device == "cpu":
             per = 1 if block is not None else BLOCK_INDICES
             return -(-self.total // per), per
-        from ..compiler.run_cuda import configuration
-
         across, threads = configuration(self.launch.shape, block)
         if math.prod(across) >= 1 << 31:
             raise errors.ArgumentError(f"launch of {self.name!r} over {self.launch.shape} has more than 2^31 blocks")

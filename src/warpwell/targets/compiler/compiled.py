@@ -18,9 +18,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.llvm_bindings import create_pass_builder
 
 from ..uninterrupted import uninterrupted
-from . import generated
-from .cache_folder import cache_folder
-from .cache_key import cache_key
+from .code_cache import cache_folder, cache_key
 
 # a fork waits for compilations of other threads, which would end in the parent alone and keep the lock in the child
 os.register_at_fork(
@@ -35,7 +33,7 @@ def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[.
     `user` is the function whose source decides, besides Warpwell's own, whether cached code is still good;
     None where there is only Warpwell's.
     """
-    namespace = dict(scope, __name__=generated.__name__)
+    namespace = dict(scope, __name__=__name__)
     exec(compile(source, f"<warpwell {name}>", "exec"), namespace)
     return dispatcher(namespace[name], user=user, salt=source)
 
@@ -125,10 +123,10 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
     class Implementation(CompileResultCacheImpl):
         _locator_classes = (Locator,)
 
-    class Cache(FunctionCache):
+    class CodeCache(FunctionCache):
         _impl_class = Implementation
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass  # a folder that cannot be written raises here, not in the middle of a launch
-    return Cache(function)
+    return CodeCache(function)

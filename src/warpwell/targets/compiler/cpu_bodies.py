@@ -7,15 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
 from numba.core.typing import templates
+from numba.np import arrayobj
 
 from .. import atomics as a
-from ..device import linked_functions
+from .. import block
+from ..device import linked_functions, subscribe
 from ..fault import FLAG
-from ..struct import DeviceStruct
+from .checked_arrays import install
 from .checksum import define_checksum
 from .compiled import compile_native
 from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, scalar_of, symbol_of, to_bits
@@ -48,7 +51,6 @@ if _libc.pthread_key_create(ctypes.byref(_tls_key), None) != 0:
     raise OSError("pthread_key_create failed: no thread-local key is left in this process")
 # By symbol, not by value: object code from the on-disk cache finds this process's own key.
 llvm.add_symbol("warpwell_tls_key", ctypes.addressof(_tls_key))
-llvm.add_symbol("warpwell_guarded_ranges", a.guarded_ranges())
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 
@@ -430,6 +432,11 @@ def _prefetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 _define(a.prefetch, types.void, 1, _prefetch)
 
 
+def provide_guarded_ranges(address: int) -> None:
+    """Make known where the table of `bus_error` is, before what asks for it is compiled or loaded."""
+    llvm.add_symbol("warpwell_guarded_ranges", address)
+
+
 def _guarded_ranges(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     name = "warpwell_guarded_ranges"
     table = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, I64, name)
@@ -485,4 +492,29 @@ def link_all() -> None:
     for function in linked_functions():
         seam.link(None, function)
 
-__all__ = ["DeviceStruct", "define_arithmetic", "define_bits", "seam", "set_context"]
+
+# -- blocks, which have one thread --------------------------------------------------------------------------
+
+
+def _index(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.load(_thread_context(builder))
+
+
+_define(block.block_index, types.int64, 0, _index)
+_define(block.thread_index, types.int64, 0, lambda *_: I64(0))
+_define(block.block_threads, types.int64, 0, lambda *_: I64(1))
+_define(block.barrier, types.void, 0, lambda context, *_: context.get_dummy_value())
+
+
+def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:
+    def implementation(shape: Any, dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    return implementation
+
+
+# for this target alone: numba-cuda takes over what has no target
+seam.overload(block.shared_array, target="cpu")(_shared_array)
+
+install(seam, extending, extending.register_model, arrayobj)
+subscribe(seam)

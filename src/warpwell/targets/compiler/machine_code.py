@@ -22,7 +22,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from ..uninterrupted import uninterrupted
-from .cache_folder import cache_folder
+from .code_cache import cache_folder
 
 _SYMBOL = "warpwell_function"
 _DIGEST = 32  # bytes before the object file
@@ -76,8 +76,8 @@ def _kept(function: Callable[..., int], machine: Any) -> bytes:
     with _locked(path.with_suffix(".lock")):
         if (found := _read(path)) is not None:
             return found
-        from ..device import seam_for
         from .compiled import object_file
+        from .hooks import seam_for
 
         with uninterrupted():
             seam_for("cpu")

@@ -17,12 +17,12 @@ from numba.core.errors import NumbaError
 
 from ... import errors
 from .. import atomics
-from ..device import seam_for
 from ..fault import FLAG, LaunchFlag
 from ..signature import check_arguments
 from ..uninterrupted import Interrupts
 from .compiled import compile_host
 from .compiling import compiling, explained
+from .hooks import seam_for
 
 
 def _threads() -> int:

@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ... import errors
-from ..device import seam_for
 from ..fault import LaunchFlag, share_fault_page
 from ..gpu.device import mark, reached
-from ..signature import check_arguments
+from ..signature import BLOCK_THREADS, check_arguments, configuration
 from ..struct import DeviceStruct
 from ..uninterrupted import Interrupts, interruptible
 from .compiling import compiling, explained
+from .hooks import seam_for
 from .virtual import asks, launch_copy
-
-BLOCK_THREADS = 256
-"""Threads of a block for launches of one dimension."""
 
 MAX_REGISTERS = 32
 """Registers a thread at most, unless a kernel says otherwise (``@kernel(max_registers=...)``).
@@ -232,13 +229,13 @@ def without_gpu(cc: tuple[int, int]) -> Iterator[None]:
     """Let numba-cuda compile nested functions for `cc`, where it would ask the GPU that is not there."""
     from numba.cuda import compiler, dispatcher
 
-    class Device:
+    class NoGpu:
         compute_capability = cc
 
     asked = [(module, module.get_current_device) for module in (compiler, dispatcher)]
     try:
         for module, _ in asked:
-            module.get_current_device = lambda: Device
+            module.get_current_device = lambda: NoGpu
         yield
     finally:
         for module, function in asked:
@@ -264,7 +261,7 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
         "function": launch_copy(kernel.function),
         "grid": atomics.grid,
         "set_flag": block.set_flag,
-        "__name__": "warpwell.targets.compiler.generated",
+        "__name__": "warpwell.targets.compiler.compiled",
     }
     exec(compile(source, f"<warpwell {kernel.__name__}>", "exec"), scope)
     return scope[name]
@@ -275,19 +272,6 @@ def beginning(kernel: Any, names: list[str]) -> tuple[list[str], str]:
     if not asks_flag(kernel):
         return names, "pass"
     return names[:-1], f"set_flag({names[-1]})"
-
-
-def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return blocks and threads of a launch, x first; `block` are the threads of a block kernel."""
-    if block is not None:
-        if len(shape) != 1:
-            raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
-        return shape, (block,)
-    if len(shape) == 1:
-        return (-(-shape[0] // BLOCK_THREADS),), (BLOCK_THREADS,)
-    threads = (32, 8) if len(shape) == 2 else (32, 4, 2)
-    extents = shape[::-1]  # the last axis is CUDA's x
-    return tuple(-(-n // t) for n, t in zip(extents, threads, strict=True)), threads
 
 
 def _stream(stream: Any) -> Any:

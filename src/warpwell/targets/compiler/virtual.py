@@ -7,18 +7,15 @@ rewritten, so what the kernel computes is the same bit for bit.
 
 from __future__ import annotations
 
-import dis
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ... import errors
 from .. import atomics, block
 from ..device import device
-from ..fault import failed, launch_failed
-from .cache_key import VERSIONED
-from .code_names import attributes, names_of
+from .bytecode import VERSIONED, attributes, is_bound, is_primitive, names_of, said
 
 _VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
 _OWN = __package__.partition(".")[0]
@@ -34,13 +31,13 @@ def virtual_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     TransformError
         The function names the hardware's grid itself; ``construct`` and ``line`` say where.
     """
-    copy = _Copier({**_VIRTUAL, failed: launch_failed}, refuses=True).copy(function)
+    copy = _Copier({**_VIRTUAL, atomics.failed: block.launch_failed}, refuses=True).copy(function)
     return device(copy) if copy is function else copy
 
 
 def launch_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a device function that asks its own launch whether it `failed`; itself where it does not ask."""
-    copy: Callable[..., Any] = _Copier({failed: launch_failed}, refuses=False).copy(function)
+    copy: Callable[..., Any] = _Copier({atomics.failed: block.launch_failed}, refuses=False).copy(function)
     return copy
 
 
@@ -143,36 +140,10 @@ class _Copier:
         return copies[key]
 
     def _cell(self, cell: Any, names: set[str]) -> Any:
-        if not _bound(cell):
+        if not is_bound(cell):
             return cell
         new = self._inner(cell.cell_contents, names)
         return cell if new is cell.cell_contents else types.CellType(new)
-
-
-def _bound(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - raises where the name has no value yet
-    except ValueError:
-        return False
-    return True
-
-
-def said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
-    """Yield the instructions of a function, each with the object that it names, if any, and the module it is in."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _bound(cell)}}
-    owner: Any = None
-    for instruction in dis.get_instructions(function.__code__):
-        found = None
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if isinstance(owner, types.ModuleType):
-                found = getattr(owner, instruction.argval, None)
-        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"):
-            owner, found = None, reach.get(instruction.argval)
-        else:
-            owner = None
-        yield instruction, found, owner
-        owner = found
 
 
 def _waits(value: Any, seen: set[int]) -> bool:
@@ -184,11 +155,6 @@ def _waits(value: Any, seen: set[int]) -> bool:
         return False
     seen.add(id(value))
     return any(_waits(found, seen) for _, found, _ in said(value))
-
-
-def is_primitive(function: types.FunctionType) -> bool:
-    """Tell whether the body of a function is its target's."""
-    return (function.__module__ or "").startswith("warpwell.targets.")
 
 
 def _refuse_compiled(value: Any) -> None:

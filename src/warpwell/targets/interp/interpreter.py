@@ -1,26 +1,97 @@
-"""The ``interp`` target: device code as plain Python, one seeded interleaving on weak memory for each run.
+"""`Interpreter`: device code as plain Python, one seeded interleaving on weak memory for each run.
 
 Every shared access is a point where the scheduler may run another thread, and a load may return any value
 that coherence and happens-before permit, so a missing fence or recheck fails here where it would hold on most
-hardware.  A failing seed replays exactly.
+hardware.  A failing seed replays exactly. What the primitives mean stands in ``atomics.py``.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from warpwell.targets.interp.accesses import i64
-from warpwell.targets.interp.primitives import Primitives, native_handle
-from warpwell.targets.interp.threads import InterpStallError
+import numpy as np
 
-if TYPE_CHECKING:
-    from ..fault import LaunchFlag
-
-__all__ = ["InterpStallError", "Interpreter", "current", "i64", "launch", "native_handle"]
+from ..checksum import crc32c_of
+from ..fault import LaunchFlag
+from .threads import NS_PER_STEP, Interleaver
+from .weak_memory import ORDERED, RELAXED, WEAK, WeakMemory
 
 _local = threading.local()
+
+M64 = (1 << 64) - 1
+_S63 = 1 << 63
+_NATIVE = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
+
+native_functions: dict[int, Callable[..., int]] = {}
+"""What a native address means here: the plain Python function."""
+
+
+@functools.cache
+def native_handle(function: Callable[..., int]) -> int:
+    """Return a number by which interpreted device code calls a Python function as a native one."""
+    handle = min([0, *native_functions]) - 1
+    native_functions[handle] = function
+    return handle
+
+
+def i64(x: int) -> int:
+    """Wrap an integer to signed 64 bits."""
+    return ((int(x) + _S63) & M64) - _S63
+
+
+class ItemCodec:
+    """Turns the bits of an item into the scalar that device code computes with, and back.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype or type
+        Fixed-size little-endian type of 1, 2, 4 or 8 bytes; another is a TypeError.
+
+    Notes
+    -----
+    Integers and booleans become Python's (device code computes in int64), float64 becomes a Python float, and
+    all others a NumPy scalar, so that float32 arithmetic rounds as it does in compiled code.
+    """
+
+    __slots__ = ("_plain", "dtype", "mask", "sign", "size")
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+        self.size: int = self.dtype.itemsize
+        if self.size not in (1, 2, 4, 8):
+            raise TypeError(
+                f"items of {self.dtype} have {self.size} bytes; device accesses take 1, 2, 4 or 8"
+            )
+        self.mask: int = (1 << 8 * self.size) - 1
+        self.sign = 1 << (8 * self.size - 1) if self.dtype.kind == "i" else 0
+        self._plain = self.dtype.kind in "iu"
+
+    def decode(self, bits: int) -> Any:
+        """Scalar of the unsigned number `bits`."""
+        if self._plain:
+            return (bits ^ self.sign) - self.sign
+        value: Any = np.frombuffer(bits.to_bytes(self.size, "little"), self.dtype)[0]
+        return value.item() if self.dtype.kind == "b" or self.dtype == np.float64 else value
+
+    def encode(self, value: Any) -> int:
+        """Bits of `value`, as an unsigned number; integers wrap."""
+        if self._plain:
+            return int(value) & self.mask
+        with np.errstate(all="ignore"):  # compiled code rounds to infinity without a word
+            data: bytes = np.asarray(value).astype(self.dtype).tobytes()
+        return int.from_bytes(data, "little")
+
+
+@functools.lru_cache(maxsize=256)
+def item_codec(dtype: Any) -> ItemCodec:
+    """The codec of `dtype`."""
+    return ItemCodec(dtype)
 
 
 def current() -> Interpreter:
@@ -37,7 +108,7 @@ def current() -> Interpreter:
     return running
 
 
-class Interpreter(Primitives):
+class Interpreter(Interleaver):
     """Runs device functions as greenlets on weak memory; its methods are the primitives of device code.
 
     Parameters
@@ -45,7 +116,7 @@ class Interpreter(Primitives):
     seed : int
         Decides every choice.
     switch_probability, max_steps
-        As for `Scheduler`.
+        As for `Interleaver`.
     fresh : float, optional
         Probability with which a load takes the newest of several values; left out, the seed selects it.
     coarse_copies : bool
@@ -67,11 +138,13 @@ class Interpreter(Primitives):
         trace: int = 0,
         flag: LaunchFlag | None = None,
     ) -> None:
-        from ..fault import LaunchFlag
-
-        super().__init__(seed, switch_probability, max_steps, fresh, trace)
+        super().__init__(seed, switch_probability=switch_probability, max_steps=max_steps)
+        drawn = self.random.choice((0.9, 0.7, 0.7, 0.4))
+        self.memory = WeakMemory(self.random, drawn if fresh is None else fresh)
         self.coarse_copies = coarse_copies
         self.flag = flag or LaunchFlag("interp")
+        self.shape: tuple[int, ...] = (0,)
+        self._trace: deque[tuple[int, str, str, int, Any]] | None = deque(maxlen=trace) if trace else None
 
     @property
     def trace_hash(self) -> int:
@@ -120,7 +193,7 @@ class Interpreter(Primitives):
             else ""
         )
 
-    # launches
+    # -- launches ----------------------------------------------------------------------------------------------
 
     def launch(
         self,
@@ -168,6 +241,289 @@ class Interpreter(Primitives):
             self.thread.index = index
             self.thread.name = f"{name}[{index}]"
             fn(*args)
+
+    def _log(self, op: str, address: int, value: Any) -> None:
+        if self._trace is not None:
+            self._trace.append((self.steps, self.thread.name, op, address, value))
+
+    # -- 64-bit words ------------------------------------------------------------------------------------------
+
+    def load_relaxed(self, addr: int, scope: int) -> int:
+        return self._load(addr, scope, RELAXED)
+
+    def load_acquire(self, addr: int, scope: int) -> int:
+        return self._load(addr, scope, ORDERED)
+
+    def store_relaxed(self, addr: int, value: int, scope: int) -> None:
+        self._store(addr, value, scope, RELAXED)
+
+    def store_release(self, addr: int, value: int, scope: int) -> None:
+        self._store(addr, value, scope, ORDERED)
+
+    def _load(self, addr: int, scope: int, order: int) -> int:
+        self._check(scope)
+        self.steps += 1
+        if self.steps >= self._next_switch:
+            self._switch()
+        value = self.memory.load(self.thread.view, addr, order)
+        if self._trace is not None:
+            self._log("load" if order == RELAXED else "load acquire", addr, value)
+        return value
+
+    def _store(self, addr: int, value: int, scope: int, order: int) -> None:
+        self._check(scope)
+        self._point()
+        value = i64(value)
+        self.memory.store(self.thread.view, addr, value, order)
+        if self._trace is not None:
+            self._log("store" if order == RELAXED else "store release", addr, value)
+
+    @staticmethod
+    def _check(scope: int) -> None:
+        if scope not in (0, 1, 2):
+            raise ValueError(f"scope is {scope!r}, not BLOCK, DEVICE or SYSTEM (0, 1, 2)")
+
+    def _begin(self, addr: int, scope: int) -> int:
+        self._check(scope)
+        self._point()
+        return self.memory.newest(self.thread.view, addr, ORDERED)
+
+    def _finish(self, op: str, addr: int, old: int, value: int) -> int:
+        # No switch point since _begin: the two are one atomic step.
+        self.memory.store(self.thread.view, addr, i64(value), ORDERED)
+        if self._trace is not None:
+            self._log(op, addr, (old, i64(value)))
+        return old
+
+    def exchange(self, addr: int, value: int, scope: int) -> int:
+        return self._finish("exchange", addr, self._begin(addr, scope), value)
+
+    def compare_exchange(self, addr: int, expected: int, desired: int, scope: int) -> int:
+        old = self._begin(addr, scope)
+        if old == i64(expected):
+            return self._finish("compare_exchange", addr, old, desired)
+        self._log("cas failed", addr, old)
+        return old
+
+    def fetch_add(self, addr: int, v: int, scope: int) -> int:
+        old = self._begin(addr, scope)
+        return self._finish("fetch_add", addr, old, old + int(v))
+
+    def fetch_or(self, addr: int, v: int, scope: int) -> int:
+        old = self._begin(addr, scope)
+        return self._finish("fetch_or", addr, old, old | int(v))
+
+    def fetch_and(self, addr: int, v: int, scope: int) -> int:
+        old = self._begin(addr, scope)
+        return self._finish("fetch_and", addr, old, old & int(v))
+
+    def fence(self, scope: int) -> None:
+        self._check(scope)
+        self._point()
+        self.thread.view.fence()
+
+    # items
+
+    def load_relaxed_as(self, addr: int, dt: Any) -> Any:
+        return self._load_item(addr, dt, RELAXED)
+
+    def load_acquire_as(self, addr: int, dt: Any) -> Any:
+        return self._load_item(addr, dt, ORDERED)
+
+    def load_weak_as(self, addr: int, dt: Any) -> Any:
+        return self._load_item(addr, dt, WEAK)
+
+    def store_relaxed_as(self, addr: int, value: Any, dt: Any) -> None:
+        self._store_item(addr, value, dt, RELAXED)
+
+    def store_weak_as(self, addr: int, value: Any, dt: Any) -> None:
+        self._store_item(addr, value, dt, WEAK)
+
+    def _load_item(self, addr: int, dt: Any, order: int) -> Any:
+        codec = item_codec(dt)
+        if addr & (codec.size - 1):
+            raise ValueError(f"misaligned access: address {addr:#x} of an item of {codec.size} bytes")
+        self._point()
+        word = self.memory.load(self.thread.view, addr & ~7, order)
+        value = codec.decode((word >> 8 * (addr & 7)) & codec.mask)
+        self._log(("load weak", "load", "load acquire")[order], addr, value)
+        return value
+
+    def _store_item(self, addr: int, value: Any, dt: Any, order: int) -> None:
+        codec = item_codec(dt)
+        self._point()
+        self._put(addr, codec.size, codec.encode(value), order)
+        self._log("store" if order else "store weak", addr, value)
+
+    def _put(self, addr: int, size: int, bits: int, order: int) -> None:
+        if size == 8:
+            self.memory.store(self.thread.view, addr, i64(bits), order)
+        else:
+            self.memory.store_part(self.thread.view, int(addr), size, bits, order)
+
+    def fetch_add_as(self, addr: int, value: Any, dt: Any) -> Any:
+        codec = item_codec(dt)
+        if codec.size < 4 or codec.dtype.kind not in "iuf":
+            raise TypeError(f"atomic add on {codec.dtype}: only 4- and 8-byte integers and floats have it")
+        if addr & (codec.size - 1):
+            raise ValueError(f"misaligned access: address {addr:#x} of an item of {codec.size} bytes")
+        self._point()
+        view = self.thread.view
+        word = self.memory.newest(view, addr & ~7, RELAXED)
+        old = codec.decode((word >> 8 * (addr & 7)) & codec.mask)
+        with np.errstate(all="ignore"):
+            bits = codec.encode(old + codec.decode(codec.encode(value)))
+        if codec.size == 8:
+            self.memory.update(view, addr, i64(bits))
+        else:
+            self.memory.store_part(view, int(addr), codec.size, bits, RELAXED)
+        self._log("fetch_add relaxed", addr, (old, value))
+        return old
+
+    def bits_as(self, bits: int, dt: Any) -> Any:
+        codec = item_codec(dt)
+        return codec.decode(int(bits) & codec.mask)
+
+    def as_bits(self, value: Any, dt: Any) -> int:
+        return i64(item_codec(dt).encode(value))
+
+    # -- copies and native calls -------------------------------------------------------------------------------
+
+    def copy_wide(self, dst: int, src: int, stride: int, count: int) -> None:
+        if not 1 <= count <= 4:
+            raise ValueError(f"copy_wide of {count} pieces: 1 to 4")
+        if (dst | src) & 15 or stride & 15:
+            raise ValueError(f"copy_wide from {src:#x} to {dst:#x}, stride {stride}: not multiples of 16")
+        offsets = [k * stride + half for k in range(count) for half in (0, 8)]
+        self._copy_words(dst, src, offsets)
+
+    def _copy_words(self, dst: int, src: int, offsets: Sequence[int]) -> None:
+        memory, fine = self.memory, not self.coarse_copies
+        if not fine:
+            self._point()
+        values = []
+        for offset in offsets:
+            if fine:
+                self._point()
+            values.append(memory.load(self.thread.view, src + offset, RELAXED))
+        for offset, value in zip(offsets, values, strict=True):
+            if fine:
+                self._point()
+            memory.store(self.thread.view, dst + offset, value, RELAXED)
+        self._log(f"copy {8 * len(offsets)} B", dst, f"from {src:#x}")
+
+    def copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
+        if not (dst | src | nbytes) & 7:
+            # Pieces of 64 bytes, as memcpy has them: other threads see a copy half done.
+            for start in range(0, nbytes, 64):
+                self._copy_words(dst + start, src + start, range(0, min(64, nbytes - start), 8))
+        else:
+            self.write_bytes(dst, self.read_bytes(src, nbytes))
+
+    def read_bytes(self, addr: int, nbytes: int) -> bytes:
+        """Read `nbytes` bytes by relaxed loads; also for Python code that serves a run."""
+        out = bytearray()
+        first, end = addr & ~7, addr + nbytes
+        for word in range(first, end, 8):
+            if word == first or not self.coarse_copies:
+                self._point()
+            out += (self.memory.load(self.thread.view, word, RELAXED) & M64).to_bytes(8, "little")
+        return bytes(out[addr - first : end - first])
+
+    def write_bytes(self, addr: int, data: bytes) -> None:
+        """Write `data` by relaxed stores of up to 8 bytes; also for Python code that serves a run."""
+        position, end = addr, addr + len(data)
+        while position < end:
+            size = 8
+            while position % size or position + size > end:
+                size //= 2
+            if position == addr or not self.coarse_copies:
+                self._point()
+            offset = position - addr
+            self._put(position, size, int.from_bytes(data[offset : offset + size], "little"), RELAXED)
+            position += size
+        self._log(f"write {len(data)} B", addr, "")
+
+    def crc32c(self, address: int, nbytes: int, seed: int) -> int:
+        return crc32c_of(self.read_bytes(address, nbytes), seed)
+
+    def pread(self, fd: int, buf: int, n: int, offset: int) -> int:
+        try:
+            data = os.pread(fd, n, offset)
+        except OSError as error:
+            return -(error.errno or 5)
+        self.write_bytes(buf, data)
+        return len(data)
+
+    def pwrite(self, fd: int, buf: int, n: int, offset: int) -> int:
+        data = self.read_bytes(buf, n)
+        try:
+            return os.pwrite(fd, data, offset)
+        except OSError as error:
+            return -(error.errno or 5)
+
+    def call_native(self, address: int, state: int, a: int, b: int, c: int, d: int, e: int) -> int:
+        function = native_functions.get(int(address))
+        if function is None:
+            return int(_NATIVE(int(address))(state, a, b, c, d, e))
+        return i64(function(state, a, b, c, d, e))
+
+    # -- where and when a thread runs; warps of one lane -------------------------------------------------------
+
+    def backoff(self, attempt: int) -> None:
+        self._pause(0 if attempt <= 0 else min(4 << min(int(attempt), 6), 256))
+
+    def clock_ns(self) -> int:
+        self._point()
+        return self.now * NS_PER_STEP
+
+    def interrupted(self) -> int:
+        return int(self.flag.interrupted)
+
+    def grid(self, ndim: int) -> Any:
+        return self._unravel(self.thread.index, ndim)
+
+    def gridsize(self, ndim: int) -> Any:
+        if ndim == 1:
+            total = 1
+            for extent in self.shape:
+                total *= extent
+            return total
+        return (*self.shape, 1, 1)[:ndim]
+
+    def _unravel(self, index: int, ndim: int) -> Any:
+        if ndim == 1:
+            return index
+        if ndim not in (2, 3) or len(self.shape) > ndim:
+            raise ValueError(f"grid({ndim}) in a launch of shape {self.shape}")
+        # C order, as on the other targets: the last coordinate changes fastest.
+        extents = (*self.shape, 1, 1)
+        parts: list[int] = []
+        for extent in extents[ndim - 1 : 0 : -1]:
+            index, part = divmod(index, extent)
+            parts.append(part)
+        return (index, *reversed(parts))
+
+    def lane_id(self) -> int:
+        return 0
+
+    def warp_size(self) -> int:
+        return 1
+
+    def activemask(self) -> int:
+        return 1
+
+    def ballot(self, mask: int, pred: Any) -> int:
+        return 1 if mask & 1 and pred else 0
+
+    def any_sync(self, mask: int, pred: Any) -> bool:
+        return bool(mask & 1 and pred)
+
+    def shfl(self, mask: int, value: int, lane: int) -> int:
+        return value
+
+    def syncwarp(self, mask: int) -> None:
+        return None
 
 
 def launch(

@@ -1,4 +1,4 @@
-"""Seeded scheduler of greenlets: the threads of the ``interp`` target, one runs at a time."""
+"""`Interleaver`: the threads of the ``interp`` target, of which one runs at a time, in an order that a seed decides."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from warpwell.targets.interp.weak_memory import ThreadView
+from .weak_memory import ThreadView
 
 NS_PER_STEP = 1000
-_OWN_NAMES = ("threads.py", "accesses.py", "primitives.py", "interpreter.py", "../atomics.py")
+_OWN_NAMES = ("threads.py", "interpreter.py", "../atomics.py")
 _OWN_FILES = {os.path.normpath(Path(__file__).parent / name) for name in _OWN_NAMES}
 _LONGEST_GAP = 2000
 _LAST_STEPS = 20_000
@@ -56,7 +56,7 @@ def where(frame: FrameType | None) -> str:
     return "not started" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class Scheduler:
+class Interleaver:
     """Threads, logical time, and the choice of who runs next.
 
     Parameters

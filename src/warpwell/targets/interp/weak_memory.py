@@ -27,8 +27,8 @@ _NEVER = 1 << 62
 _PART = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 
 
-class View:
-    """Knowledge that travels with a message: a vector clock; the thread and epoch whose snapshot it is."""
+class Knowledge:
+    """What travels with a message: a vector clock; the thread and epoch whose snapshot it is."""
 
     __slots__ = ("by", "clock", "epoch")
 
@@ -38,12 +38,12 @@ class View:
         self.epoch = epoch
 
 
-class Message:
+class WordValue:
     """One value that a word had."""
 
     __slots__ = ("seen", "stamp", "value", "view")
 
-    def __init__(self, value: int, view: View | None, seen: dict[int, int], stamp: int) -> None:
+    def __init__(self, value: int, view: Knowledge | None, seen: dict[int, int], stamp: int) -> None:
         self.value = value
         self.view = view
         self.seen = seen
@@ -58,7 +58,7 @@ class Location:
     def __init__(self, address: int, number: int) -> None:
         self.cell = ctypes.c_int64.from_address(address)
         self.number = number
-        self.messages = [Message(self.cell.value, None, {}, 0)]
+        self.messages = [WordValue(self.cell.value, None, {}, 0)]
 
 
 class ThreadView:
@@ -70,26 +70,26 @@ class ThreadView:
         self.slot = slot
         self.clock = [0] * threads
         self.clock[slot] = 1
-        self.pending: list[View] = []
-        self.released: View | None = None
+        self.pending: list[Knowledge] = []
+        self.released: Knowledge | None = None
         self.stale = 0
 
-    def snapshot(self) -> View:
+    def snapshot(self) -> Knowledge:
         """Close the thread's epoch and return all that it knows now."""
         clock, slot = self.clock, self.slot
         epoch = clock[slot]
-        view = View(clock.copy(), slot, epoch)
+        view = Knowledge(clock.copy(), slot, epoch)
         clock[slot] = epoch + 1
         return view
 
-    def join(self, view: View) -> None:
+    def join(self, view: Knowledge) -> None:
         """Learn what `view` knows."""
         clock = self.clock
         # Whoever knows the epoch that ended with this snapshot already has all of it.
         if clock[view.by] < view.epoch:
             self.clock = [a if a > b else b for a, b in zip(clock, view.clock, strict=True)]
 
-    def postpone(self, view: View) -> None:
+    def postpone(self, view: Knowledge) -> None:
         """Keep `view` for the next acquire fence."""
         if self.clock[view.by] < view.epoch:
             pending = self.pending
@@ -106,12 +106,12 @@ class ThreadView:
         self.released = self.snapshot()
 
 
-def _joined(views: list[View], slot: int) -> View:
+def _joined(views: list[Knowledge], slot: int) -> Knowledge:
     # No snapshot, so its epoch is one that no thread ever knows: such a view is always joined in full.
-    return View([max(column) for column in zip(*(v.clock for v in views), strict=True)], slot, _NEVER)
+    return Knowledge([max(column) for column in zip(*(v.clock for v in views), strict=True)], slot, _NEVER)
 
 
-def _continued(first: View | None, second: View | None, slot: int) -> View | None:
+def _continued(first: Knowledge | None, second: Knowledge | None, slot: int) -> Knowledge | None:
     if first is None or second is None:
         return first or second
     if first.clock[second.by] >= second.epoch:
@@ -161,7 +161,7 @@ class WeakMemory:
         location = self.locations[address] = Location(address, len(self.locations))
         return location
 
-    def _choose(self, thread: ThreadView, messages: list[Message]) -> Message:
+    def _choose(self, thread: ThreadView, messages: list[WordValue]) -> WordValue:
         # Called where the thread itself has not yet seen the newest message.
         if thread.stale >= STALE_LIMIT or self._random() < self.fresh:
             thread.stale = 0
@@ -251,10 +251,10 @@ class WeakMemory:
         # Only the bytes of the item: their neighbours may belong to somebody else.
         _PART[size].from_address(address).value = bits
 
-    def _append(self, location: Location, value: int, view: View | None, slot: int, epoch: int) -> None:
+    def _append(self, location: Location, value: int, view: Knowledge | None, slot: int, epoch: int) -> None:
         messages = location.messages
         stamp = messages[-1].stamp + 1
-        messages.append(Message(value, view, {slot: epoch}, stamp))
+        messages.append(WordValue(value, view, {slot: epoch}, stamp))
         if len(messages) > KEPT_MESSAGES:
             del messages[0]
         self.stores += 1

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ... import errors
+from ..arguments import is_argument
 from ..blocks.launch import BlockLaunch
 from ..fault import LaunchFlag
 from ..gpu.device import has_cuda
 from ..gpu.memory import address_of
-from ..kernel import Launch, by_name, is_argument, placed
+from ..kernel import Launch, by_name, placed
 from .parameters import converted
 from .text import SourceText
 

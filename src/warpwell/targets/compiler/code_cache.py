@@ -1,21 +1,47 @@
-"""`cache_key`: what tells compiled code of one function from that of all others."""
+"""Compiled code on disk: `cache_folder`, where it is kept, and `cache_key`, which tells one function's from others'."""
 
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import os
+import pathlib
 import sys
 import types
 from collections.abc import Callable
+from importlib import import_module, metadata
 from typing import Any
 
 import numpy as np
 
-from .code_names import attributes, names_of
+from .bytecode import VERSIONED, attributes, is_bound, names_of
 
-VERSIONED = {"warpwell", "numba", "numpy", "llvmlite", *sys.stdlib_module_names}
-"""Packages whose versions are in the name of the cache's folder."""
+
+def cache_folder() -> pathlib.Path:
+    """Return the folder of compiled code for these very sources and versions."""
+    root = os.environ.get("WARPWELL_CACHE_DIR")
+    base = pathlib.Path(root) if root else pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    return base / "warpwell" / _sources_hash()
+
+
+@functools.cache
+def _sources_hash() -> str:
+    digest = hashlib.sha256()
+    package = pathlib.Path(__file__).parents[2]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    for found in (sys.version, *map(_version, ("numba", "llvmlite", "numpy"))):
+        digest.update(found.encode())
+    return digest.hexdigest()[:20]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)  # without importing it
+    except metadata.PackageNotFoundError:  # it was installed in some other way
+        return str(import_module(name).__version__)
 
 
 def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
@@ -108,12 +134,10 @@ class _Content:
 
     def _cells(self, function: types.FunctionType, names: tuple[str, ...]) -> bool:
         for cell in function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:  # it has no value yet: Numba would not compile it either
+            if not is_bound(cell):  # Numba would not compile it either
                 return False
             self.put("cell")
-            if not self.take(value, names):
+            if not self.take(cell.cell_contents, names):
                 return False
         return True
 

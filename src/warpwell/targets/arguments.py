@@ -1,0 +1,77 @@
+"""What host objects offer to be arguments of kernels, and the device that a launch with them runs on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from .fault import LaunchFlag
+from .gpu.device import has_cuda
+from .struct import DeviceStruct
+
+
+@runtime_checkable
+class KernelArgument(Protocol):
+    """What a host object offers to be passed to a kernel (an `Array` does)."""
+
+    device: str
+
+    def kernel_struct(self, flag: LaunchFlag | None = None) -> DeviceStruct:
+        """Return what device code of a launch that has begun receives in its place (its type alone needs none)."""
+
+    def launch_begins(self, flag: LaunchFlag) -> None:
+        """Prepare for a launch, which its flag names (raise what one left that went on in a stream)."""
+
+    def launch_ended(self, flag: LaunchFlag) -> None:
+        """Raise what device code latched during this launch."""
+
+    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
+        """Note that the launch goes on in a stream until `done` says True (in place of `launch_ended`)."""
+
+    def abort(self, flag: LaunchFlag) -> None:
+        """Make every wait of this launch's device code on this object end soon (Ctrl-C; takes no lock)."""
+
+
+def is_argument(value: Any) -> bool:
+    """Tell whether a value is a `KernelArgument`; a question about its class, which is asked of each class once."""
+    cls = type(value)
+    if cls not in _known:
+        # isinstance() of a protocol looks at every member of every object: tens of microseconds a launch
+        _known[cls] = all(callable(getattr(cls, name, None)) for name in _METHODS)
+    return _known[cls]
+
+
+_known: dict[type, bool] = {}
+_METHODS = ("kernel_struct", "launch_begins", "launch_ended", "launch_continues", "abort")
+
+
+def finish(participants: Sequence[KernelArgument], flag: LaunchFlag) -> None:
+    """Tell every argument that its launch has ended; raise the first failure that one reports."""
+    first: BaseException | None = None
+    for argument in participants:
+        try:
+            argument.launch_ended(flag)
+        except Exception as error:
+            # every array must see the end of the launch; the first failure is the one to report
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def device_of(args: Sequence[Any]) -> str:
+    """Return the device that a launch with these arguments runs on."""
+    for argument in args:
+        if is_argument(argument):
+            return str(argument.device)
+    if any(hasattr(a, "__cuda_array_interface__") for a in args):
+        return "cuda"
+    return default_device()
+
+
+def default_device() -> str:
+    """Return ``WARPWELL_DEVICE`` where it is set, else "cuda" where there is a GPU, else "cpu"."""
+    chosen = os.environ.get("WARPWELL_DEVICE")
+    if chosen:
+        return chosen
+    return "cuda" if has_cuda() else "cpu"

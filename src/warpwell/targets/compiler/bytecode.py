@@ -1,0 +1,76 @@
+"""What a function's code says: the names and objects in it; and functions as bytes.
+
+Nothing here imports a compiler.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+VERSIONED = {"warpwell", "numba", "numpy", "llvmlite", *sys.stdlib_module_names}
+"""Packages whose versions are in the name of the cache's folder."""
+
+
+def names_of(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of variables and attributes that code says, that of functions within included, each once."""
+    found = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(names_of(constant)))
+    return tuple(found)
+
+
+def attributes(module: types.ModuleType, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of `names` that a module has, in the order of the alphabet.
+
+    It is asked for them: a module may import them no sooner, as `warpwell` itself does.
+    """
+    there = {*vars(module), *dir(module)}
+    return {name: getattr(module, name, None) for name in sorted(there.intersection(names))}
+
+
+def is_bound(cell: Any) -> bool:
+    """Tell whether a closure's cell has a value."""
+    try:
+        cell.cell_contents  # noqa: B018 - raises where the name has no value yet
+    except ValueError:
+        return False
+    return True
+
+
+def said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
+    """Yield the instructions of a function, each with the object that it names, if any, and the module it is in."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if is_bound(cell)}}
+    owner: Any = None
+    for instruction in dis.get_instructions(function.__code__):
+        found = None
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if isinstance(owner, types.ModuleType):
+                found = getattr(owner, instruction.argval, None)
+        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"):
+            owner, found = None, reach.get(instruction.argval)
+        else:
+            owner = None
+        yield instruction, found, owner
+        owner = found
+
+
+def is_primitive(function: types.FunctionType) -> bool:
+    """Tell whether the body of a function is its target's."""
+    return (function.__module__ or "").startswith("warpwell.targets.")
+
+
+@functools.cache
+def cloudpickle() -> Any:
+    """Return the package of that name, or the one that Numba brings: devices of this process need no extra."""
+    try:
+        import cloudpickle as found
+    except ImportError:
+        from numba import cloudpickle as found
+    return found

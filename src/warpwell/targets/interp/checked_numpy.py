@@ -1,0 +1,44 @@
+"""`CheckedNumPy`: NumPy arrays of a launch with bounds checks, in interpreted device code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ... import errors
+
+
+def out_of_range(kernel: str, name: str, index: int, extent: int) -> errors.IndexRangeError:
+    """Return the exception for an index of an argument."""
+    return errors.IndexRangeError(
+        f"kernel {kernel!r} used index {index} of its argument {name!r} in a dimension of size {extent}: compare the "
+        "index with the size first",
+        array=name, kernel=kernel, index=index, size=extent,
+    )  # fmt: skip
+
+
+class CheckedNumPy(np.ndarray):
+    """An array that says what argument of what kernel was subscripted wrongly; so do its rows."""
+
+    said: tuple[str, str] | None = None
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.said = getattr(other, "said", None)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._try(super().__getitem__, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._try(super().__setitem__, index, value)
+
+    def _try(self, operation: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return operation(*args)
+        except IndexError as error:
+            found = re.search(r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)", str(error))
+            if found is None or self.said is None:
+                raise
+            raise out_of_range(*self.said, int(found[1]), int(found[2])) from None
