@@ -124,7 +124,8 @@ class Predictor:
         if lead is None or not lead.fits(query):
             return Prediction(COLD)
         how = INTERPOLATION if lead.inside(query) else EXTRAPOLATION
-        return _prediction(how, {f: m.predict(query) for f, m in local.items() if m is not None and m.fits(query)})
+        found = {f: m.predict(query) for f, m in local.items() if m is not None and m.fits(query)}
+        return _prediction(how, found, max(ISSUED, *[row.compute or 0.0 for row in self._by_kernel[query.kernel]]))
 
     def _local(self, kernel: str, field: str) -> _Local | None:
         if kernel not in self._by_kernel:
@@ -154,10 +155,10 @@ def _measured(sample: Sample, field: str) -> float | None:
     return None if share is None or sample.seconds is None else max(_LEAST, share * sample.seconds)
 
 
-def _prediction(how: str, found: dict[str, float]) -> Prediction:
+def _prediction(how: str, found: dict[str, float], issued: float) -> Prediction:
+    """Put figures together; the kernel fills at most the part `issued` of the issue slots."""
     seconds = found.get("seconds")
     if seconds is not None:  # nothing is faster than the peaks
-        issued = ISSUED if "instructions" in found else 1.0  # without counters all that is not moving is issuing
         seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0) / issued)
     shares = {name: min(1.0, found[field] / seconds) for name, field in (("bandwidth", "move"), ("compute", "issue"))
               if field in found and seconds}  # fmt: skip
