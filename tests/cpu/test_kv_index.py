@@ -15,9 +15,7 @@ from warpwell import errors
 from warpwell.kv.index import mapped_file
 from warpwell.kv.index.index import Index
 from warpwell.kv.index.layout import (
-    LENGTH_SHIFT,
     S_TABLE,
-    SEGMENT_SHIFT,
     STATE_WORDS,
     StoreState,
     enter,
@@ -30,6 +28,7 @@ from warpwell.kv.index.reader import Reader
 from warpwell.kv.index.slots import lookup, put
 from warpwell.kv.keys import Keys, as_keys
 from warpwell.kv.log.checksum import crc32c
+from warpwell.kv.log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
 from warpwell.targets import backoff, fetch_add, load_acquire, store_relaxed
 from warpwell.targets.interp.interpreter import Interpreter
 
@@ -40,7 +39,7 @@ def locations_of(keys: Keys, serial: int) -> np.ndarray:
     """Made-up locations, in which loc1's upper half repeats the serial number in loc0."""
     lengths = keys.padded()[1].astype(np.int64)
     numbers = serial + np.arange(keys.size)
-    return np.column_stack([1 << SEGMENT_SHIFT | numbers, numbers << 32 | lengths << LENGTH_SHIFT])
+    return np.column_stack([1 << SEGMENT_SHIFT | numbers, numbers << 32 | lengths << KEY_LEN_SHIFT])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "delete", "move"]), st.lists(KEY, max_size=8))))
@@ -137,9 +136,9 @@ def test_lookup_on_weak_memory(first: int) -> None:
 
         def writer() -> None:
             for n in (1, 2, 3):
-                put(table, 5, 0, 8, 1 << 40 | n, n << 32 | 8 << LENGTH_SHIFT)
+                put(table, 5, 0, 8, 1 << 40 | n, n << 32 | 8 << KEY_LEN_SHIFT)
             put(table, 5, 0, 8, -1, 0)
-            put(table, 5, 0, 8, 1 << 40 | 4, 4 << 32 | 8 << LENGTH_SHIFT)
+            put(table, 5, 0, 8, 1 << 40 | 4, 4 << 32 | 8 << KEY_LEN_SHIFT)
 
         def reader() -> None:
             for _ in range(4):
@@ -204,7 +203,7 @@ class Place:
         blob, rows = bytearray(4096), []
         for key, value in values.items():
             blob += bytes(-len(blob) % 64)
-            rows.append((1 << 40 | len(blob) // 64, crc32c(value) << 32 | len(key) << LENGTH_SHIFT | len(value)))
+            rows.append((1 << 40 | len(blob) // 64, crc32c(value) << 32 | len(key) << KEY_LEN_SHIFT | len(value)))
             blob += value
         self.path.write_bytes(bytes(blob))
         places = np.array([[a, b - (b >> 63 << 64)] for a, b in rows], np.int64)
@@ -277,7 +276,7 @@ def test_a_file_that_grows_and_one_that_comes_into_memory(place: Place, monkeypa
     more, at = b"more" * 1000, os.fstat(place.fd).st_size + 4096 - os.fstat(place.fd).st_size % 4096
     os.pwrite(place.fd, more, at)
     crc = crc32c(more)
-    place.index.put_one(b"more", 1 << 40 | at // 64, (crc - (crc >> 31 << 32)) << 32 | 4 << LENGTH_SHIFT | 4000)
+    place.index.put_one(b"more", 1 << 40 | at // 64, (crc - (crc >> 31 << 32)) << 32 | 4 << KEY_LEN_SHIFT | 4000)
     assert place.reader.get(b"more") == more
     if place.reader._mapped:
         # As if the file had not been in the page cache when it was opened.

@@ -13,7 +13,7 @@ from warpwell.errors import ArgumentError, FormatError, KeyLengthError, MissingF
 from warpwell.kv.convert.importers import load, open_source
 from warpwell.kv.convert.sources import BATCH_RECORDS, RecordSource
 from warpwell.kv.keys import as_keys
-from warpwell.kv.schema import MAX_VALUE
+from warpwell.kv.log.format import MAX_VALUE
 
 
 class Collected:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from warpwell import errors
 from warpwell.kv.keys import Keys, as_key, as_keys, from_bytes, in_byte_order, in_order
-from warpwell.kv.schema import MAX_VALUE, Schema
+from warpwell.kv.log.format import MAX_VALUE
+from warpwell.kv.schema import Schema
 
 KEY = st.binary(min_size=1, max_size=16)
 

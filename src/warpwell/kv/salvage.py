@@ -38,6 +38,7 @@ from .log.format import (
     SUPERBLOCK,
     Superblock,
     file_name,
+    in_batches,
     key_len_of,
     marked_len_of,
     offset_of,
@@ -144,9 +145,10 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
                 total, done = sum(map(len, found)), 0
                 whole = not manifest.kinds and all((key_len_of(slots[:, 3]) == 8).all() for slots in found)
                 for place, slots in zip(folders, found, strict=True):
-                    for batch in _batches(slots):
-                        _put(made, place, batch, whole, report)
-                        done += len(batch)
+                    slots = slots[np.argsort(slots[:, 2], kind="stable")]
+                    for some in in_batches(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
+                        _put(made, place, slots[some], whole, report)
+                        done += len(slots[some])
                         if progress is not None:
                             progress(done, total)
         except BaseException:
@@ -233,17 +235,6 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
         slots.append(journal.slots[chosen])
         last = max(last, until)
     return np.concatenate([np.empty((0, SLOT_BYTES // 8), np.int64), *slots]), last
-
-
-def _batches(slots: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    slots = slots[np.argsort(slots[:, 2], kind="stable")]
-    ends = np.cumsum(size_of(slots[:, 3]))
-    start = 0
-    while start < len(slots):
-        before = int(ends[start - 1]) if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, "right")))
-        yield slots[start : min(end, start + _BATCH_RECORDS)]
-        start = min(end, start + _BATCH_RECORDS)
 
 
 def _put(store: Any, folder: str, slots: NDArray[np.int64], whole: bool, report: SalvageReport) -> None:

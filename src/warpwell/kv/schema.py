@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .keys import Keys, shown
-
-MAX_VALUE = 1 << 24
-"""Bytes of the largest value, 16 MiB."""
+from .log.format import MAX_VALUE
 
 ALIGNMENT = 8
 """Bytes; each field starts at a multiple of it, and a record is as long as one."""

@@ -89,6 +89,13 @@ class Shards:
         rows = ((shard, np.flatnonzero(places == k)) for k, shard in enumerate(self.shards))
         return [(shard, some) for shard, some in rows if some.size]
 
+    def _gathered(self, method: Callable[[Shard, Keys], NDArray[Any]], keys: Keys, dtype: type) -> NDArray[Any]:
+        """Call a method of each shard for its keys; return what it says of each key."""
+        out: NDArray[Any] = np.zeros(keys.size, dtype)
+        for shard, rows in self._split(keys):
+            out[rows] = method(shard, keys.take(rows))
+        return out
+
     # -- reads ----------------------------------------------------------------------------------------------
 
     def get(self, key: Any) -> bytes | None:
@@ -126,10 +133,7 @@ class Shards:
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
         """Tell which keys are there."""
-        out = np.zeros(keys.size, np.bool_)
-        for shard, rows in self._split(keys):
-            out[rows] = shard.contains(keys.take(rows))
-        return out
+        return self._gathered(Shard.contains, keys, np.bool_)
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
         """Return all keys and locations, in no order; a location means something within its shard only."""
@@ -142,10 +146,7 @@ class Shards:
 
     def sizes(self, keys: Keys) -> NDArray[np.int64]:
         """Return the bytes of the values of keys, 0 for absent ones."""
-        out = np.zeros(keys.size, np.int64)
-        for shard, rows in self._split(keys):
-            out[rows] = shard.sizes(keys.take(rows))
-        return out
+        return self._gathered(Shard.sizes, keys, np.int64)
 
     # -- changes --------------------------------------------------------------------------------------------
 
@@ -161,10 +162,7 @@ class Shards:
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; tell which were there."""
-        out = np.zeros(keys.size, np.bool_)
-        for shard, rows in self._split(keys):
-            out[rows] = shard.delete(keys.take(rows))
-        return out
+        return self._gathered(Shard.delete, keys, np.bool_)
 
     def commit(self) -> int:
         """Make all changes durable; return the sum of the shards' sequence numbers."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError, KeyLengthError, StorageFullError
 from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
 from ..log.files import full
+from ..log.format import in_batches
 from ..store import Store
 from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, VALUES
 from .importers import Progress
@@ -203,14 +204,8 @@ class _Entries:
 
     def batches(self) -> Iterator[tuple[int, Keys]]:
         """Give keys whose values fit into memory, and how many were given so far."""
-        ends = np.cumsum(self.sizes)
-        start = 0
-        while start < self.keys.size:
-            before = int(ends[start - 1]) if start else 0
-            fitting = int(np.searchsorted(ends, before + BATCH_BYTES, side="right"))
-            end = min(max(start + 1, fitting), start + BATCH_RECORDS)
-            yield min(end, self.keys.size), self.keys.take(np.arange(start, min(end, self.keys.size)))
-            start = end
+        for some in in_batches(self.sizes, BATCH_BYTES, BATCH_RECORDS):
+            yield some.stop, self.keys.take(some)
 
 
 def _read(store: Store, keys: Keys) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import FormatError
-from ..schema import MAX_VALUE
+from ..log.format import MAX_VALUE
 from .sources import Batch, KeyRule, SchemaFields, check_value, in_batches
 
 

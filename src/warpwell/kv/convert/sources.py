@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError, FormatError, KeyLengthError, ValueSizeError
 from ...errors.general import extra
 from ..keys import MAX_KEY
-from ..schema import MAX_VALUE
+from ..log.format import MAX_VALUE
 
 #: What a record's key is: its name in the source, its number there (8 bytes), or BLAKE2b of its name (16 bytes).
 KEY_RULES = ("name", "number", "hash")

@@ -298,13 +298,24 @@ class Engine:
         if (is_stopped or self._aborting == threading.get_ident()) and self.resume():
             return  # Ctrl-C, which is raised
         if count != failures:
-            raise self._failure(status)
+            raise self.error_of(status, f"{self.name}: a record that a kernel named")
 
-    def _failure(self, status: int) -> Exception:
+    def error_of(self, status: int, what: str) -> Exception:
+        """Return the error for a command's status, or what stands in its place; `what` it asked for."""
         if status == at.TIMED_OUT:
-            return self.stalled()
+            return errors.StallError(
+                f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"
+                f" {at.PATIENCE} times as long), or another thread's Ctrl-C ended all waits: its command ids stay"
+                " quarantined until it answers; check the drive",
+                array=self.name,
+                seconds=self.options.timeout,
+            )
         if status == at.CHANGED:
-            return self.changed(f"{self.name}: a value that a kernel asked for")
+            return errors.MediumError(
+                f"{what} was changed between its pieces, {at.RESTARTS} times: read it when nobody writes it, or open"
+                f" the store with larger pieces than {self.chunk} bytes (fewer queues, less depth)",
+                status=status,
+            )
         if status == at.BAD_TICKET:
             return errors.KernelError(
                 f"a kernel took a ticket of {self.name} that was taken before, given up, or never given: take each that"
@@ -317,36 +328,12 @@ class Engine:
                 array=self.name,
             )
         if status == KV_UNRECOVERED_ERROR:
-            return self.damaged(f"{self.name}: a value that a kernel asked for")
-        hint = ': open the store with mode="r+"' if status == NAMESPACE_WRITE_PROTECTED else "; check the drive"
-        return errors.MediumError(
-            f"{self.name}: a command of a kernel failed: {describe(status)} (status {status:#06x}){hint}", status=status
-        )
-
-    def damaged(self, what: str) -> Exception:
-        """Return the error for a value whose CRC is wrong, or that could not be read."""
-        return errors.CorruptionError(
-            f"{what} is damaged or cannot be read: run `warpwell kv verify`, and put the key again from its source",
-            path=self.name,
-        )
-
-    def changed(self, what: str) -> Exception:
-        """Return the error for a value that was another one at each of many attempts to read it in pieces."""
-        return errors.MediumError(
-            f"{what} was changed between its pieces, {at.RESTARTS} times: read it when nobody writes it, or open the"
-            f" store with larger pieces than {self.chunk} bytes (fewer queues, less depth)",
-            status=at.CHANGED,
-        )
-
-    def stalled(self) -> Exception:
-        """Return the error for what was given up."""
-        return errors.StallError(
-            f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"
-            f" {at.PATIENCE} times as long), or another thread's Ctrl-C ended all waits: its command ids stay"
-            " quarantined until it answers; check the drive",
-            array=self.name,
-            seconds=self.options.timeout,
-        )
+            return errors.CorruptionError(
+                f"{what} is damaged or cannot be read: run `warpwell kv verify`, and put the key again from its source",
+                path=self.name,
+            )
+        hint = 'open the store with mode="r+"' if status == NAMESPACE_WRITE_PROTECTED else "check the drive"
+        return errors.MediumError(f"{what}: {describe(status)} (status {status:#06x}); {hint}", status=status)
 
     # -- batches --------------------------------------------------------------------------------------------
 

@@ -11,13 +11,11 @@ import numpy as np
 
 from ... import errors
 from ...array.device_array import DeviceArray
-from ...nvme import KV_UNRECOVERED_ERROR, describe
 from ...targets import Block
 from ..keys import Keys, as_keys
 from ..schema import Schema
 from . import batch as at
 from .engine import Engine
-from .requests import CHANGED, TIMED_OUT
 
 
 class BatchSpace:
@@ -255,15 +253,7 @@ class DeviceFuture:
     def _error(self, row: int, status: int) -> Exception:
         key = "" if self._keys is None else f" of key {self._keys.row(row)!r}"
         where = f"{self._engine.name}, row {row}: the value{key}"
-        if status == KV_UNRECOVERED_ERROR:
-            return self._engine.damaged(where)
-        if status == TIMED_OUT:
-            return self._engine.stalled()
-        if status == CHANGED:
-            return self._engine.changed(where)
-        return errors.MediumError(
-            f"{where} could not be had: {describe(status)} (status {status:#06x}); check the drive", status=status
-        )
+        return self._engine.error_of(status, where)
 
     def _arrays(self) -> tuple[Any, Any]:
         space, n = self._space, self.count

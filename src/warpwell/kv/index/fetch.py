@@ -19,7 +19,6 @@ from warpwell.kv.index.layout import (
     SCRATCHES,
     SEGMENT_ENTRY,
     SEGMENT_HEADER,
-    SEGMENT_SHIFT,
     SIZE_MASK,
     UINT8,
     UNIT_SHIFT,
@@ -28,6 +27,7 @@ from warpwell.kv.index.layout import (
     stripe_of,
 )
 from warpwell.kv.index.slots import look_up_all, lookup
+from warpwell.kv.log.format import SEGMENT_SHIFT
 from warpwell.targets import (
     SYSTEM,
     backoff,

@@ -11,17 +11,15 @@ from numpy.typing import NDArray
 
 from ...targets.memory import private_memory
 from ..keys import Keys
-from ..log.format import INTEGER
+from ..log.format import INTEGER, KEY_LEN_SHIFT, TOMBSTONE
 from ..native import compiled
 from .layout import (
-    LENGTH_SHIFT,
     S_TABLE,
     SLOT,
     T_LIVE,
     T_MASK,
     T_USED,
     TABLE_HEADER,
-    TOMBSTONE,
     StoreState,
     publish,
 )
@@ -115,7 +113,7 @@ class Index:
         """Return all keys and their locations, in no order."""
         slots = self._table.slots
         live = slots[slots[:, 2] > 0]
-        marked = live[:, 3] >> LENGTH_SHIFT
+        marked = live[:, 3] >> KEY_LEN_SHIFT
         keys = Keys(np.ascontiguousarray(live[:, :2]), (marked & 31).astype(np.uint8), marked & INTEGER != 0)
         return keys, np.ascontiguousarray(live[:, 2:])
 

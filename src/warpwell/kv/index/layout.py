@@ -16,6 +16,7 @@ import numpy as np
 
 from ...targets import SYSTEM, device, fetch_add, load_acquire, store_release
 from ...targets.memory import private_block
+from ..log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
 from ..native import compiled
 
 # -- state block, in 64-bit words ------------------------------------------------------------------------------
@@ -66,14 +67,11 @@ G_BASE = 1
 G_MAPPED = 2
 """Bytes that are mapped."""
 
-# -- location --------------------------------------------------------------------------------------------------
+# -- location (see `warpwell.kv.log.format`) -------------------------------------------------------------------
 UNIT_SHIFT = 6
 """Offsets count units of 64 bytes."""
-SEGMENT_SHIFT = 40
 OFFSET_MASK = (1 << SEGMENT_SHIFT) - 1
-LENGTH_SHIFT = 25
-SIZE_MASK = (1 << LENGTH_SHIFT) - 1
-TOMBSTONE = -1
+SIZE_MASK = (1 << KEY_LEN_SHIFT) - 1
 
 # -- scratch buffers: a line with a lock each, then the buffers ------------------------------------------------
 SCRATCHES = 16

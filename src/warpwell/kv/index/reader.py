@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ... import errors
 from ...targets.memory import private_memory, view_of
 from ..keys import Keys, as_key
+from ..log.format import SEGMENT_SHIFT
 from ..native import compiled
 from .fetch import (
     BAD_CRC,
@@ -39,7 +40,6 @@ from .layout import (
     S_SEGMENTS,
     SEGMENT_ENTRY,
     SEGMENT_HEADER,
-    SEGMENT_SHIFT,
     SIZE_MASK,
     StoreState,
     publish,

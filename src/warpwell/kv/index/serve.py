@@ -5,6 +5,7 @@ from __future__ import annotations
 from warpwell.kv.index.fetch import ABSENT, FOUND, count_reads, read_part, read_value
 from warpwell.kv.index.layout import S_RING, S_TABLE, SIZE_MASK, enter, leave
 from warpwell.kv.index.slots import lookup
+from warpwell.kv.log.format import MAX_VALUE
 from warpwell.nvme import (
     FLUSH,
     INVALID_OPCODE,
@@ -33,7 +34,6 @@ from warpwell.targets import (
 )
 
 PENDING = -1
-MAX_VALUE = 1 << 24
 VERSION_MIX = -0x61C8864680B583EB
 
 # -- ring of requests for the interpreter, in words; a line for each group of words that one side writes ---------

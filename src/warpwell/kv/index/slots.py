@@ -10,7 +10,6 @@ from __future__ import annotations
 from warpwell.kv.index.layout import (
     C_GETS,
     INT64,
-    LENGTH_SHIFT,
     S_TABLE,
     SLOT,
     SLOT_KEY0,
@@ -21,12 +20,12 @@ from warpwell.kv.index.layout import (
     T_MASK,
     T_USED,
     TABLE_HEADER,
-    TOMBSTONE,
     UINT8,
     enter,
     leave,
     stripe_of,
 )
+from warpwell.kv.log.format import KEY_LEN_SHIFT, TOMBSTONE
 from warpwell.targets import (
     SYSTEM,
     backoff,
@@ -73,7 +72,7 @@ def lookup(table, key0, key1, length):
         if (
             load_relaxed(slot + SLOT_KEY0, SYSTEM) == key0
             and load_relaxed(slot + SLOT_KEY1, SYSTEM) == key1
-            and (loc1 >> LENGTH_SHIFT) & 31 == length
+            and (loc1 >> KEY_LEN_SHIFT) & 31 == length
         ):
             attempt = 0
             while loc0 == 0 or load_relaxed(slot + SLOT_LOC0, SYSTEM) != loc0:
@@ -99,7 +98,7 @@ def slot_of(table, key0, key1, length):
         if loc1 == 0 or (
             load_relaxed(slot + SLOT_KEY0, SYSTEM) == key0
             and load_relaxed(slot + SLOT_KEY1, SYSTEM) == key1
-            and (loc1 >> LENGTH_SHIFT) & 31 == length
+            and (loc1 >> KEY_LEN_SHIFT) & 31 == length
         ):
             return slot
         at = (at + 1) & mask
@@ -214,7 +213,7 @@ def rehash(table, other):
                 other,
                 load_relaxed(slot + SLOT_KEY0, SYSTEM),
                 load_relaxed(slot + SLOT_KEY1, SYSTEM),
-                (loc1 >> LENGTH_SHIFT) & 31,
+                (loc1 >> KEY_LEN_SHIFT) & 31,
                 loc0,
                 loc1,
             )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .checksum import crc32c_many
 from .files import read_at
-from .format import SUPERBLOCK, crc_of, footprint, marked_len_of, offset_of, segment_of, size_of
+from .format import SUPERBLOCK, crc_of, footprint, in_batches, marked_len_of, offset_of, segment_of, size_of
 from .log import Log
 from .recovery import join, value_damaged
 
@@ -90,7 +90,8 @@ def compact(
     if not victims:
         return CompactionReport((), 0, 0, 0)
     total, done, moved = int(size_of(slots[:, 3]).sum()), 0, 0
-    for batch in _batches(slots):
+    for some in in_batches(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
+        batch = slots[some]
         values = _read(log, batch)
         moved += _move(log, batch, values, lookup, relocate)
         done += int(size_of(batch[:, 3]).sum())
@@ -125,18 +126,6 @@ def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArr
 
 def _size(log: Log, segment: int) -> int:
     return os.fstat(log.segments.fd(segment)).st_size - SUPERBLOCK
-
-
-def _batches(slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    out, start = [], 0
-    ends = np.cumsum(size_of(slots[:, 3]))
-    while start < len(slots):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, "right")))
-        stop = min(stop, start + _BATCH_RECORDS)
-        out.append(slots[start:stop])
-        start = stop
-    return out
 
 
 def _read(log: Log, slots: NDArray[np.int64]) -> list[bytes]:
