@@ -1,1 +1,6 @@
-"""`warpwell graph`."""
+"""The ``warpwell graph`` commands.
+
+arguments.py  the options of all commands
+make.py       ``convert`` and ``generate``: make a graph on disk
+run.py        ``bfs`` and ``cc``: traverse a graph, and report what was read
+"""
