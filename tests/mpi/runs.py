@@ -34,7 +34,8 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "warpwell", *arguments], cwd=cwd or folder, text=True, start_new_session=True,
             stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(SOURCES), "TMPDIR": str(folder), **environ, MARK: self.mark},
+            env={**os.environ, "PYTHONPATH": f"{SOURCES}:{SOURCES.parent}", "TMPDIR": str(folder), **environ,
+                 MARK: self.mark},
         )  # fmt: skip
         self.output = self.errors = ""
 

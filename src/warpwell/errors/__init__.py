@@ -3,49 +3,57 @@
 Each is a `WarpwellError` and also the built-in that a caller would expect::
 
     WarpwellError (Exception)
-    ├── ArgumentError (ValueError)              an option that cannot be: page size, cache size, tier ...
-    │   ├── KeyLengthError                      a key of 0 or more than 16 bytes
-    │   ├── ValueSizeError                      a value over the limit, or that does not fit its records
-    │   ├── QuotaError                          shares of tenants that are more than there is
+    ├── ArgumentError (ValueError)              an argument with a value that is not allowed
+    │   ├── KeyLengthError                      a key of 0 bytes, or of more than 16
+    │   ├── ValueSizeError                      a value that is too large, or of another size
+    │   ├── QuotaError                          shares of tenants that exceed 100 %
     │   └── TransformError                      a kernel that cannot be cut into blocks
-    ├── DTypeError (TypeError)                  a dtype or item type that is not supported
-    │   └── SchemaError                         fields that are not those of a store's schema
-    ├── FormatError (ValueError)                a file that is not what its name or header says
-    │   ├── EdgeListError                       a line of an edge list that does not parse
-    │   ├── CorruptionError                     a store whose bytes are not what was written
+    ├── DTypeError (TypeError)                  a dtype that is not supported
+    │   └── SchemaError                         fields that do not match the schema of a store
+    ├── FormatError (ValueError)                a file whose content contradicts its name or header
+    │   ├── EdgeListError                       a line of an edge list that cannot be parsed
+    │   ├── CorruptionError                     a store whose bytes differ from those written
     │   └── StoreVersionError                   a store in a newer format
     ├── MissingFileError (FileNotFoundError)    a path that does not exist
-    ├── ReadOnlyError (ValueError)              a write to an array that was opened with mode "r"
+    ├── ReadOnlyError (ValueError)              a write to an array opened with mode "r"
     ├── ClosedError (ValueError)                use after close
     ├── SharingError (ValueError)               a second "r+" open of one file
-    │   └── ForkError                           an array, device, store ... used in a process forked from its own
+    │   └── ForkError                           an array, device or store used in a forked process
     ├── KeyMissingError (KeyError)              a key that a store does not have
-    ├── StoreFailedError (OSError)              a store that takes no more writes since one failed
-    ├── DeviceNotFoundError (RuntimeError)      a GPU that is not there
+    ├── StoreFailedError (OSError)              a store that is read-only since a write failed
+    ├── DeviceNotFoundError (RuntimeError)      a device that this machine does not have
     ├── StorageFullError (OSError)              no space left on the medium
-    ├── SchedulerError (RuntimeError)           a task that a scheduler could not carry out
-    │   ├── TaskLostError                       a task whose device or process died, and that cannot run again
-    │   ├── TaskMemoryError (MemoryError)       a task that is larger than the device's memory, or a tenant's part
+    ├── SchedulerError (RuntimeError)           a task that a scheduler could not run
+    │   ├── TaskLostError                       a task that was lost with its device or process
+    │   ├── TaskMemoryError (MemoryError)       a task that needs more memory than there is
     │   └── ServiceError (ConnectionError)      a scheduler service that does not answer
-    │       └── MessageSizeError (ValueError)   a message to it or from it that is larger than it may be
-    ├── PoolError (RuntimeError)                what went wrong between an application and its devices
-    │   ├── DeviceLostError (ConnectionError)   a device whose agent died or does not answer any more
-    │   ├── RemoteError                         what was raised on a device, with its traceback there
+    │       └── MessageSizeError (ValueError)   a message to or from it that is too large
+    ├── PoolError (RuntimeError)                a failure between an application and its devices
+    │   ├── DeviceLostError (ConnectionError)   a device whose agent died or stopped answering
+    │   ├── RemoteError                         an error raised on a device, with its traceback
     │   ├── AgentError                          agents that could not be started
-    │   └── PoolVersionError                    another version at the other end
-    ├── CompileError (TypeError)                a kernel that does not compile with arguments of these types
-    ├── CodeError (TypeError)                   a kernel or function whose code cannot be sent to a device
-    └── KernelError (RuntimeError)              what a kernel latched; raised after its launch
-        ├── IndexRangeError (IndexError)        an index outside of the array
+    │   └── PoolVersionError                    an agent or application of another version
+    ├── CompileError (TypeError)                a kernel that does not compile for its arguments
+    ├── CodeError (TypeError)                   a function whose code cannot be sent to a device
+    └── KernelError (RuntimeError)              an error in a kernel, raised after its launch
+        ├── IndexRangeError (IndexError)        an index outside the array
         ├── MediumError (OSError)               a command that completed with an error status
-        ├── StallError (TimeoutError)           no progress at all for as long as the watchdog waits
-        └── PinError                            pages that cannot be pinned, or pins that nobody has
+        ├── StallError (TimeoutError)           no progress for as long as the watchdog waits
+        └── PinError                            pages that cannot be pinned or unpinned
 
-A call that raises has created nothing. Device code never raises: it latches its first error, every later read
-in that launch returns 0, and Python raises a `KernelError` once the launch is over.
+A call that raises has created nothing. Device code never raises: it keeps (latches) its first error, every later read
+in that launch returns 0, and Python raises a `KernelError` when the launch has ended.
 
-The message says what happened and what to do next; the attributes say the same for programs. An attribute is
-None where its value is not known.
+The message says what happened and what to do next; the attributes say the same to programs. An attribute is None if its
+value is not known.
+
+The classes are in four files, and the checks that raise most of them in a fifth::
+
+    general.py    arguments, files, stores, devices
+    kernel.py     errors that device code latched
+    scheduler.py  tasks that share a device
+    pool.py       the devices of a pool
+    options.py    how options that are numbers are checked
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of arguments, files, stores and media."""
+"""Errors of arguments, files, stores and devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 
 
 def extra(name: str) -> str:
-    """Return what brings optional packages, for messages. Not a command alone: one that works in a checkout only."""
+    """Return how to install an extra of Warpwell, for messages: its name, and the command in a checkout."""
     return f"Warpwell's extra [{name}] (in a checkout: pip install -e '.[{name}]')"
 
 
@@ -27,7 +27,7 @@ class WarpwellError(Exception):
 
 
 class ArgumentError(WarpwellError, ValueError):
-    """An option or argument has a value that cannot be.
+    """An argument has a value that is not allowed.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class KeyLengthError(ArgumentError):
 
 
 class ValueSizeError(ArgumentError):
-    """A value is larger than a store takes, or not as large as all values of its store are.
+    """A value is larger than a store accepts, or differs in size from all values of its store.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class DTypeError(WarpwellError, TypeError):
 
 
 class SchemaError(DTypeError):
-    """A schema cannot be, or what was put has other fields, dtypes or shapes than the store's schema.
+    """A schema is not allowed, or a record has other fields, dtypes or shapes than the schema of its store.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class SchemaError(DTypeError):
 
 
 class FormatError(WarpwellError, ValueError):
-    """A file is not what its name or header says: no ``.npy`` magic, truncated, or of the wrong size.
+    """A file contradicts its name or header: it has no ``.npy`` magic, is truncated, or has the wrong size.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class FormatError(WarpwellError, ValueError):
 
 
 class EdgeListError(FormatError):
-    """A line of an edge list does not parse, or names a vertex that cannot be.
+    """A line of an edge list cannot be parsed, or names a vertex that is not allowed.
 
     Parameters
     ----------
@@ -123,14 +123,14 @@ class EdgeListError(FormatError):
 
 
 class CorruptionError(FormatError):
-    """The bytes of a store are not those that were written; nothing was changed.
+    """The bytes of a store differ from those that were written; nothing was changed.
 
     Parameters
     ----------
     path : str or os.PathLike, optional
         The file.
     offset : int, optional
-        Where in the file, in bytes.
+        Place in the file, in bytes.
     """
 
     def __init__(
@@ -141,14 +141,14 @@ class CorruptionError(FormatError):
 
 
 class StoreVersionError(FormatError):
-    """A store was written in a newer format than this version knows.
+    """A store has a newer format than this version can read.
 
     Parameters
     ----------
     path : str or os.PathLike, optional
         The file.
     version : int, optional
-        The format's number.
+        The number of the format.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class MissingFileError(WarpwellError, FileNotFoundError):
 
 
 class ReadOnlyError(WarpwellError, ValueError):
-    """A write to an array that was opened with mode ``"r"``."""
+    """An array that was opened with mode ``"r"`` was written to."""
 
 
 class ClosedError(WarpwellError, ValueError):
@@ -196,7 +196,10 @@ class SharingError(WarpwellError, ValueError):
 
 
 class ForkError(SharingError):
-    """An array, device, scheduler, or store (for writing or on a device) was used in a process forked from its own."""
+    """An array, device, scheduler or store was used in a process that was forked from its own.
+
+    Of stores, those that are open for writing or on a device.
+    """
 
 
 class KeyMissingError(WarpwellError, KeyError):
@@ -238,12 +241,12 @@ class StoreFailedError(WarpwellError, OSError):
 
 
 class DeviceNotFoundError(WarpwellError, RuntimeError):
-    """A device was asked for that this machine does not have, or whose packages are not installed.
+    """The requested device is not in this machine, or the packages that it needs are not installed.
 
     Parameters
     ----------
     device : str, optional
-        What was asked for, for example ``"cuda"``.
+        The requested device, for example ``"cuda"``.
     """
 
     def __init__(self, message: str, *, device: str | None = None) -> None:
@@ -267,22 +270,22 @@ class StorageFullError(WarpwellError, OSError):
 
 
 class QuotaError(ArgumentError):
-    """Quotas of tenants are over 100 %, or a tenant that no setting names asks for a share."""
+    """The quotas of tenants exceed 100 %, or a tenant without settings submits a task."""
 
 
 class CompileError(WarpwellError, TypeError):
-    """A kernel does not compile with arguments of these types; the compiler's own error, all of it, is the cause."""
+    """A kernel does not compile for arguments of these types; ``__cause__`` is the compiler's own error."""
 
 
 class TransformError(ArgumentError):
-    """A kernel cannot be cut into blocks that are claimed one by one; it can run whole.
+    """A kernel cannot be cut into blocks that are claimed one by one; it can still run whole.
 
     Parameters
     ----------
     construct : str, optional
-        What stands in the way.
+        The part of the kernel that prevents it.
     line : int, optional
-        Where, in the kernel's file.
+        Its line in the kernel's file.
     """
 
     def __init__(

@@ -8,12 +8,12 @@ from .general import WarpwellError
 
 
 class KernelError(WarpwellError, RuntimeError):
-    """A kernel latched an error; results of that launch are not to be used.
+    """A kernel latched an error; the results of its launch are not valid.
 
     Parameters
     ----------
     array : str, optional
-        Name of the array, its path where it has one.
+        Name of the array: its path if it has one.
     kernel : str, optional
         Name of the kernel.
     """
@@ -25,12 +25,12 @@ class KernelError(WarpwellError, RuntimeError):
 
 
 class IndexRangeError(KernelError, IndexError):
-    """A kernel used an index outside of an array.
+    """A kernel used an index outside an array.
 
     Parameters
     ----------
     index : int, optional
-        The index, flattened in C order where the array has several dimensions.
+        The index, flattened in C order if the array has several dimensions.
     size : int, optional
         Number of items of the array.
     """
@@ -59,7 +59,7 @@ class MediumError(KernelError, OSError):
     lba : int, optional
         First logical block of the command.
     status : int, optional
-        NVMe status field without the phase bit; `warpwell.nvme.describe` puts it into words.
+        NVMe status field without the phase bit; `warpwell.nvme.describe` returns its text.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class MediumError(KernelError, OSError):
 
 
 class StallError(KernelError, TimeoutError):
-    """Nothing anywhere made progress for as long as the watchdog waits. ``errno`` is ETIMEDOUT.
+    """Nothing made progress for as long as the watchdog waits. ``errno`` is ETIMEDOUT.
 
     Parameters
     ----------
     seconds : float, optional
-        How long nothing moved.
+        How long there was no progress.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class StallError(KernelError, TimeoutError):
 
 
 class PinError(KernelError):
-    """Pages cannot be pinned, are pinned where they must not be, or are given back by somebody who holds none.
+    """Pages cannot be pinned, are pinned when they must not be, or are unpinned more often than pinned.
 
     Parameters
     ----------

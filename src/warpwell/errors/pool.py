@@ -6,11 +6,11 @@ from .general import WarpwellError
 
 
 class PoolError(WarpwellError, RuntimeError):
-    """Something went wrong between an application and the devices of its pool."""
+    """A failure between an application and the devices of its pool."""
 
 
 class DeviceLostError(PoolError, ConnectionError):
-    """The agent of a device died, or does not answer any more: what was on the device is lost.
+    """The agent of a device died or stopped answering; the data on the device are lost.
 
     Parameters
     ----------
@@ -24,14 +24,14 @@ class DeviceLostError(PoolError, ConnectionError):
 
 
 class RemoteError(PoolError):
-    """A call failed on its device. It is raised by the next synchronization; ``__cause__`` is the failure itself.
+    """A call failed on its device. The next synchronization raises this; ``__cause__`` is the error itself.
 
     Parameters
     ----------
     call : str, optional
         The call that failed, for example ``"launch of 'scale'"``.
     remote_traceback : str, optional
-        As the agent printed it.
+        The traceback on the agent.
     """
 
     def __init__(self, message: str, *, call: str | None = None, remote_traceback: str | None = None) -> None:
@@ -46,7 +46,7 @@ class AgentError(PoolError):
     Parameters
     ----------
     agent : str, optional
-        Which one, and where.
+        The agent and its host.
     """
 
     def __init__(self, message: str, *, agent: str | None = None) -> None:
@@ -55,8 +55,8 @@ class AgentError(PoolError):
 
 
 class PoolVersionError(PoolError):
-    """The other end runs another version of Warpwell, of Python or of the protocol."""
+    """The application and an agent have different versions of Warpwell, Python or the protocol."""
 
 
 class CodeError(WarpwellError, TypeError):
-    """A kernel or function cannot be sent to a device: something that it names cannot be serialized."""
+    """A kernel or function cannot be sent to a device, because it refers to something that cannot be serialized."""

@@ -6,7 +6,7 @@ from .general import WarpwellError
 
 
 class SchedulerError(WarpwellError, RuntimeError):
-    """A scheduler could not carry a task out.
+    """A scheduler could not run a task.
 
     Parameters
     ----------
@@ -20,16 +20,16 @@ class SchedulerError(WarpwellError, RuntimeError):
 
 
 class TaskLostError(SchedulerError):
-    """The device or the process that ran a task died, and its input is gone with it."""
+    """The device or process that ran a task died, and the task's input was lost with it."""
 
 
 class TaskMemoryError(SchedulerError, MemoryError):
-    """A task is larger than the device's memory, or than its tenant's part of it."""
+    """A task needs more memory than the device has, or than its tenant may use."""
 
 
 class ServiceError(SchedulerError, ConnectionError):
-    """A scheduler service does not answer, or refused the call."""
+    """A scheduler service does not answer, or refuses a call."""
 
 
 class MessageSizeError(ServiceError, ValueError):
-    """A message to or from a scheduler service is larger than it may be; the connection goes on."""
+    """A message to or from a scheduler service is too large; the connection stays usable."""

@@ -1,6 +1,6 @@
 """``python -m warpwell.pool.launch.application FILE ...``: runs a program as ``python FILE ...`` would, with a pool.
 
-The program is in a process of its own, which `supervise` has started, so that the launcher learns how it ended.
+`supervise` starts this process, so that the launcher learns how it ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # as Python's own
 
-_status = _INTERRUPTED  # until the program has ended: nothing else ends this process so
+_status = _INTERRUPTED  # until the program has ended: only an interrupt ends the process before that
 
 
 def main(command: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ def main(command: Sequence[str]) -> None:
     lifeline.wait_for_go()
     lifeline.on("signal", lambda said: interrupt(int(said["signal"])))
     lifeline.watch()
-    atexit.register(_finish)  # the first to be registered is the last to be called
+    atexit.register(_finish)  # registered first, it is called last
     try:
         trace = os.environ.get("WARPWELL_POOL_TRACE")
         found = devices.Devices(connecting.connect(lifeline))
@@ -59,12 +59,12 @@ def main(command: Sequence[str]) -> None:
     connecting.forget_launcher()
     atexit.register(_say_goodbye, found, trace)
     sys.unraisablehook = _raise_again
-    lifeline.tell(ready=True)  # from now on there are interrupts
+    lifeline.tell(ready=True)  # from now on the launcher passes interrupts on
     sys.exit(_run(command))
 
 
 def _restore_signals() -> None:
-    """Take back the signals for which MPI has set handlers of its own."""
+    """Restore the default handlers of signals for which MPI has set its own."""
     traced = faulthandler.is_enabled()
     for number in (signal.SIGHUP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV):
         signal.signal(number, signal.SIG_DFL)
@@ -74,7 +74,7 @@ def _restore_signals() -> None:
 
 
 def _run(command: Sequence[str]) -> int:
-    """Run the program; return what its exit status will be."""
+    """Run the program; return its exit status."""
     global _status
     try:
         if command[0] == "-m":
@@ -138,7 +138,7 @@ def _status_of(code: Any) -> int:
 
 
 def _raise_again(unraisable: Any) -> None:
-    """Let an interrupt that came in a finalizer, where Python forgets it, come once more; tell of all else."""
+    """Repeat an interrupt that came in a finalizer, where Python drops it; report all other exceptions as usual."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         interrupt(signal.SIGINT)
     else:
@@ -146,7 +146,7 @@ def _raise_again(unraisable: Any) -> None:
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames of this module and of what it runs programs with."""
+    """Return a traceback without the frames of this module and of `runpy`."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace
@@ -171,7 +171,7 @@ def _write_trace(trace: str, found: devices.Devices) -> None:
 
 
 def write_trace(path: str, devices: Iterable[Device]) -> None:
-    """Write a JSON object with a list of devices, and of each the calls: count, bytes, and seconds waited for.
+    """Write the calls on each device to a JSON file: counts, bytes, and seconds that the program waited.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def write_trace(path: str, devices: Iterable[Device]) -> None:
 
 
 def _finish() -> None:
-    """End the process, after everything else of it has ended: MPI's own end may wait forever."""
+    """End the process, as its last exit handler: MPI's own end might wait forever."""
     status = _status
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -203,7 +203,7 @@ def _finish() -> None:
 
 
 if __name__ == "__main__":
-    # the program gets a `__main__` of its own; what it puts there must not reach this module
+    # the program gets its own `__main__`; its names must not overwrite those of this module
     from warpwell.pool.launch import application
 
     application.main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""``warpwell run -m warpwell.pool.launch.describe FILE``: writes its devices, for ``pool info``."""
+"""``warpwell run -m warpwell.pool.launch.describe FILE``: writes the devices of its pool, for ``pool info``."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import Any
 from ...errors import AgentError
 
 FOLDER = "WARPWELL_GPU_LOCKS"
-"""Variable that names another folder than `HERE`: jobs see each other where it is the same."""
+"""Variable that names another folder than `HERE`; jobs see each other if they have the same folder."""
 
 HERE = "/tmp/warpwell-gpus"
 
@@ -34,7 +34,7 @@ def list_gpus() -> list[str]:
     """Return the UUIDs of the GPUs that may be used, in the driver's order; empty without any.
 
     The driver is asked in a process of its own, because it reads ``CUDA_VISIBLE_DEVICES`` once, when it is first
-    called, and this process will set that later. To be called before there are threads.
+    called, and this process will set that later. Call it before there are threads.
     """
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -56,11 +56,11 @@ def list_gpus() -> list[str]:
 
 
 def visible(own: str, gpus: Sequence[str]) -> str:
-    """Return what an agent's ``CUDA_VISIBLE_DEVICES`` says: its own GPU first, which is ordinal 0, and the others.
+    """Return an agent's ``CUDA_VISIBLE_DEVICES``: its own GPU first, which becomes ordinal 0, and then the others.
 
-    It uses none of those; but only of a GPU that it sees does the driver know the way there, and lets the copy engine
-    write to its memory. To others a kernel copies, which waits until multiprocessors are free (H200, driver 580).
-    A part of a GPU (MIG) stands alone: a process can use no other one.
+    The agent does not compute on the others. But only to a GPU that the process sees can the copy engine write; to
+    others the driver copies with a kernel, which waits until multiprocessors are free (H200, driver 580). A part of a
+    GPU (MIG) stands alone: a process can use only one.
     """
     return own if own.startswith("MIG") else ",".join([own, *(uuid for uuid in gpus if uuid != own)])
 
@@ -68,7 +68,7 @@ def visible(own: str, gpus: Sequence[str]) -> str:
 def assign(
     agents: Sequence[int], gpus: Sequence[str], target: str, share: bool, host: str, taken: Mapping[str, str] = {}
 ) -> dict[int, Mapping[str, Any]]:
-    """Return target and GPU of each agent of a host: GPU 0, 1, .. in the order of their ranks, but for those in use.
+    """Return target and GPU of each agent of a host: GPU 0, 1, .. in the order of ranks, without those in use.
 
     Parameters
     ----------
@@ -78,11 +78,11 @@ def assign(
         UUIDs.
     target : {"auto", "cpu", "cuda"}
     share : bool
-        Several agents may have one GPU, and one that another job has.
+        Several agents may use one GPU, also one that another job uses.
     host : str
         For messages.
     taken : mapping
-        GPUs that other jobs have, and who they are.
+        GPUs that other jobs use, and their users.
 
     Raises
     ------
@@ -130,12 +130,12 @@ class Claim:
     ----------
     uuid : str
     share : bool
-        Others may have it, too. Otherwise this raises where somebody has.
+        Other processes may use it, too. Otherwise this raises if another process uses it.
 
     Raises
     ------
     AgentError
-        Another process has it.
+        Another process uses it.
     """
 
     def __init__(self, uuid: str, share: bool = False) -> None:
@@ -157,14 +157,14 @@ class Claim:
             raise
 
     def free(self) -> None:
-        """Let others have it."""
+        """Release the GPU."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def user_of(uuid: str) -> str | None:
-    """Return who has a GPU for itself or shares it: a process and its user, for people; None where nobody does."""
+    """Return the process that uses a GPU, alone or shared, and its user, as text; None if none does."""
     file = _open(uuid, make=False)
     if file is None:
         return None
@@ -176,20 +176,20 @@ def user_of(uuid: str) -> str | None:
 
 
 def users(gpus: Sequence[str]) -> Mapping[str, str]:
-    """Return who has which GPU. To be called before this process claims one: closing a file drops its own locks."""
+    """Return the users of GPUs. Call it before this process claims one: closing a file drops its own locks."""
     found = {uuid: user_of(uuid) for uuid in gpus}
     return {uuid: user for uuid, user in found.items() if user is not None}
 
 
 def _holder(file: int, byte: int) -> int | None:
-    """Return the process that would keep this one from locking a byte; it may be 0, of another container."""
+    """Return the process that holds the lock of a byte; 0 if it is in another container."""
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     kind, _, _, _, process = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else int(process)
 
 
 def _open(uuid: str, *, make: bool = True) -> int | None:
-    """Open a GPU's file; None where that cannot be, of which stderr is told by whoever would make it."""
+    """Open the file of a GPU; return None if that fails, with a note on stderr if the file was to be made."""
     folder = Path(os.environ.get(FOLDER) or HERE)
     path = folder / uuid
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW

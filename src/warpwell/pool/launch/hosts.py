@@ -11,19 +11,19 @@ from pathlib import Path
 from ...errors import ArgumentError, MissingFileError
 
 _MOST = 1 << 20
-"""Hosts that a list may name: a range with a digit too many should not fill memory."""
+"""Hosts that a list may name, so that a range with a digit too many does not fill memory."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host and the agents that it may have; None where nobody said so."""
+    """A host and the number of agents that it may have; None if it was not given."""
 
     name: str
     agents: int | None = None
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Read ``a:8,b:8`` or ``a,b``; Slurm's ranges (``n[01-03,7]:2``) are taken too.
+    """Read ``a:8,b:8`` or ``a,b``, also with Slurm's ranges (``n[01-03,7]:2``).
 
     Raises
     ------
@@ -45,7 +45,7 @@ def read_hostfile(path: str) -> list[Host]:
     ------
     MissingFileError
     ArgumentError
-        A line is none of either; it is named.
+        A line has neither form; the message names it.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -72,8 +72,8 @@ def read_hostfile(path: str) -> list[Host]:
 def slurm_hosts(environ: Mapping[str, str]) -> list[Host] | None:
     """Return the hosts of a Slurm job and their tasks; None outside of one.
 
-    The tasks are those of ``SLURM_TASKS_PER_NODE``, which Slurm sets wherever it knows them. Where it does not, they
-    are the GPUs of a host, ``SLURM_GPUS_ON_NODE``.
+    The number of tasks is that of ``SLURM_TASKS_PER_NODE``; without it, the number of GPUs of a host,
+    ``SLURM_GPUS_ON_NODE``.
     """
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not nodes:
@@ -115,23 +115,23 @@ def expand(names: str) -> list[str]:
 
 
 def place(hosts: Iterable[Host], agents: int | None) -> list[Host]:
-    """Distribute agents: in the order of the hosts, each filled up; evenly where nobody said how many each has.
+    """Distribute agents: fill the hosts in their order, or spread evenly if no host has a number.
 
     Parameters
     ----------
     hosts : iterable of Host
     agents : int, optional
-        Default: as many as the hosts may have, one where nobody said so.
+        By default as many as the hosts may have; one for a host without a number.
 
     Returns
     -------
     list of Host
-        Those that got agents, each with its number.
+        The hosts that got agents, each with its number.
 
     Raises
     ------
     ArgumentError
-        They may have fewer.
+        The hosts may have fewer.
     """
     listed = list(hosts)
     if agents is None:
@@ -156,7 +156,7 @@ def place(hosts: Iterable[Host], agents: int | None) -> list[Host]:
 
 
 def is_here(name: str) -> bool:
-    """Tell whether a host is the one that asks."""
+    """Return whether a name means this host."""
     mine = socket.gethostname()
     return name in ("localhost", "127.0.0.1", "::1", mine, mine.partition(".")[0]) or (
         mine.partition(".")[0] == name.partition(".")[0] and not name.replace(".", "").isdecimal()
@@ -164,12 +164,12 @@ def is_here(name: str) -> bool:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets."""
+    """Split at commas that are not in brackets."""
     return [entry for entry in re.split(r",(?![^\[]*\])", text.strip()) if entry]
 
 
 def _tasks(text: str) -> list[int]:
-    """Read ``2(x3),1`` as [2, 2, 2, 1]; nothing where it is anything else."""
+    """Read ``2(x3),1`` as [2, 2, 2, 1]; return nothing for any other text."""
     found: list[int] = []
     for part in text.split(",") if text else []:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

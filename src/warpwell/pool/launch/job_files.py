@@ -1,4 +1,4 @@
-"""`JobFiles`: the folders of one job on one host, none of which outlives it."""
+"""`JobFiles`: the folders of one job on one host, which are removed when it ends."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 _PREFIX = "warpwell-pool-"
 _RANDOM = 4
 _OLD = 3600.0
-"""Seconds after which shared memory is removed whose launcher is not seen here: it may be in another container."""
+"""Seconds after which shared memory is removed if its launcher is not seen here: it may be in another container."""
 _LONGEST = 50
 """Characters of the folder for temporary files: paths of sockets have 107 at most."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class JobFiles:
-    """A folder for sockets and MPI's own files, and one in shared memory.
+    """The folder of a job for sockets and MPI's own files, and one in shared memory.
 
     Parameters
     ----------
     job : str
-        Its name, of letters and digits.
+        The name of the job, of letters and digits.
     """
 
     def __init__(self, job: str) -> None:
@@ -38,28 +38,28 @@ class JobFiles:
 
     @classmethod
     def create(cls) -> JobFiles:
-        """Make those of a new job, and remove those of jobs whose launcher was killed."""
+        """Make the folders of a new job, and remove those of jobs whose launcher was killed."""
         _sweep()
         files = cls(f"{os.getpid()}{secrets.token_hex(_RANDOM)}")
         files.folder.mkdir(mode=0o700)
         files._lock = os.open(files.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(files._lock, fcntl.LOCK_EX)  # ends with this process, however that ends
+        fcntl.flock(files._lock, fcntl.LOCK_EX)  # the lock ends with this process, however that ends
         files.use()
         return files
 
     @property
     def socket(self) -> Path:
-        """Where the launcher listens."""
+        """The socket on which the launcher listens."""
         return self.folder / "socket"
 
     def use(self) -> None:
-        """Make the folder in shared memory, which each host has its own of."""
+        """Make the folder in shared memory; each host has its own."""
         if SHARED_MEMORY.is_dir():
             with contextlib.suppress(FileExistsError):
                 self.memory.mkdir(mode=0o700)
 
     def remove(self) -> None:
-        """Remove everything; who has a file mapped still keeps it."""
+        """Remove both folders; a process that has mapped a file keeps its memory."""
         for path in (self.memory, self.folder):
             shutil.rmtree(path, ignore_errors=True)
         if self._lock is not None:
@@ -68,7 +68,7 @@ class JobFiles:
 
 
 def base() -> Path:
-    """Return the folder of all jobs of this user here."""
+    """Return the folder of all jobs of this user on this host."""
     folder = tempfile.gettempdir()
     if len(folder) > _LONGEST:
         folder = "/tmp"
@@ -80,7 +80,7 @@ def base() -> Path:
 
 
 def jobs() -> Iterator[tuple[JobFiles, bool]]:
-    """Yield every job of this user on this host, and whether its launcher lives."""
+    """Yield every job of this user on this host, and whether its launcher is alive."""
     for path in sorted(base().iterdir()):
         try:
             lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)

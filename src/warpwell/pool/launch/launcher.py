@@ -1,4 +1,4 @@
-"""`Launcher`: starts an application and its agents, and ends all of them, in whatever way the application ends."""
+"""`Launcher`: starts an application and its agents, and ends them all, however the application ends."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ START = 30.0
 """Seconds that all processes have to become ready."""
 
 _GRACE = 1.0
-"""Seconds that processes have to end of themselves before they are killed."""
+"""Seconds that processes have to end by themselves before they are killed."""
 _LOST_MPIEXEC = 195
 """Status with which PMIx ends a process whose mpiexec is gone (PMIX_ERR_LOST_CONNECTION, -61, as eight bits)."""
 _COMPILING = 600.0
-"""More that processes have while some compile what moves data, which happens once on a machine."""
+"""Seconds more that processes have while some compile the code that moves data, once on a machine."""
 _TICK = 0.1
 _IMPATIENT, _IN_A_ROW = 2, 3.0
-"""The Ctrl-C that ends an application which does not end by itself, and seconds in which they are counted together."""
+"""The n-th Ctrl-C within so many seconds ends an application that has not ended by itself."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -55,22 +55,22 @@ class RunOptions:
         Each with its number of agents; see `warpwell.pool.launch.hosts.place`.
     target : {"auto", "cpu", "cuda"}
     share_gpu : bool
-        Several agents may have one GPU.
+        Several agents may use one GPU.
     ft : bool
-        Go on when an agent is lost.
+        The job goes on when an agent is lost.
     tcp : bool
-        No shared memory between processes.
+        Use no shared memory between processes.
     bandwidth, latency : float, optional
-        Of an emulated link: MB/s and microseconds.
+        Emulate links of these figures: MB/s and microseconds.
     trace : str, optional
-        File for what was called how often.
+        File for the counts of calls.
     notebook : bool
-        The application is a kernel of Jupyter: interrupts never end it, what agents print is handed to it, and the
-        job ends when Jupyter does.
+        The application is a kernel of Jupyter: interrupts never end it, it shows what agents print, and the job ends
+        when Jupyter does.
     start : float
-        Seconds until everybody must be ready.
+        Seconds in which all processes must become ready.
     mpiexec : str, optional
-        Default: that of this Python's environment, or on PATH.
+        Path of mpiexec; by default that of this Python's environment, or the one on PATH.
     """
 
     hosts: Sequence[Host] = (Host("localhost", 1),)
@@ -87,7 +87,7 @@ class RunOptions:
 
     @property
     def agents(self) -> int:
-        """Return how many agents there are on all hosts."""
+        """The number of agents on all hosts."""
         return sum(host.agents or 1 for host in self.hosts)
 
 
@@ -114,16 +114,16 @@ class Launcher:
         self._looked = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._observers: list[Observer] = []
-        # Jupyter sets the variable for kernels that are to end with it; there may be a wrapper between it and this
+        # Jupyter sets the variable for kernels that must end with it; a wrapper may be between Jupyter and this process
         self._parent = os.getppid() if options.notebook and os.environ.get("JPY_PARENT_PID") else None
 
     def run(self) -> int:
-        """Run until the application has ended and nothing is left of the job; return its exit status.
+        """Run the job until the application has ended and nothing is left of it; return the exit status.
 
         Raises
         ------
         AgentError
-            Not everybody became ready, or the job cannot go on without one that was lost.
+            A process did not become ready, or the job cannot go on without an agent that was lost.
         """
         options = self._options
         if importlib.util.find_spec("mpi4py") is None:
@@ -158,7 +158,7 @@ class Launcher:
         self._process = subprocess.Popen(
             line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             process_group=0,
-            # a launcher that is killed takes mpiexec along, and that the processes which cannot see it
+            # if the launcher is killed, mpiexec ends with it, and so do the processes that cannot see the launcher
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )  # fmt: skip
         assert self._process.stdout is not None and self._process.stderr is not None
@@ -223,14 +223,14 @@ class Launcher:
                 who = self._name(connection.rank) if connection.kind == "agent" else "the application"
                 raise AgentError(f"{who} cannot start: {said['failed']}", agent=who)
         elif "status" in said and int(said["status"]) == _LOST_MPIEXEC:
-            self._fail(_LOST_MPIEXEC)  # the end of mpiexec tells more, and may come after it
+            self._fail(_LOST_MPIEXEC)  # the end of mpiexec says more, and may come later
         elif "status" in said:
             self._status = int(said["status"])
 
     def _gone(self, connection: JobProcess) -> None:
         why = connection.about.get("failed")
         if connection.kind == "supervisor":
-            # nothing else ends it before it has told a status; and mpiexec may have, because an agent was lost
+            # it was killed, or mpiexec has ended it because an agent was lost: else it would have told a status
             self._fail(-signal.SIGKILL, 0.0 if self._ft else _GRACE)
         elif connection.kind == "agent":
             agent = self._name(connection.rank, connection.pid)
@@ -241,12 +241,12 @@ class Launcher:
                 why = "" if self._mpiexec.survives else ": with Open MPI it could"
                 self._fail(AgentError(f"{agent} is lost ({reason}), and this job cannot go on without it{why}",
                                       agent=agent))  # fmt: skip
-            for other in self._ranks():  # MPI may not tell of one that exits, and its silence takes seconds
+            for other in self._ranks():  # MPI may not report an agent that exits, and notices its silence after seconds
                 if other is not connection and other.open:
                     other.tell(lost=connection.rank)
 
     def _fail(self, why: AgentError | int, seconds: float = _GRACE) -> None:
-        """End with this soon, unless the application has ended: its status may still be under way."""
+        """End the job with this soon; not at once, because the status of an ended application may be on its way."""
         if self._doom is None or isinstance(self._doom[1], int):
             self._doom = (time.monotonic() + seconds, why)
 
@@ -286,7 +286,7 @@ class Launcher:
         late = [r for r in self._places if (c := self._here.get(("agent", r))) is None or not c.ready]
         if not late:
             raise AgentError(f"the application was not ready after {self._options.start:g} s")
-        # those that only wait for others are not to blame: for one that is stopped, or for hosts that do not answer
+        # do not blame those that only wait for others: name stopped processes first, then hosts that do not answer
         stopped = [r for r in late if (c := self._here.get(("agent", r))) and c.local and state_of(c.pid) in "Tt"]
         late = stopped or late
         late.sort(key=lambda r: (("agent", r) in self._here, is_here(self._places[r]), r))
@@ -306,7 +306,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Have signals for this process reach the application."""
+        """Pass signals of this process to the application."""
         before = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -322,7 +322,7 @@ class Launcher:
     def _signalled(self, number: int) -> None:
         application = self._here.get(("application", 0))
         if self._options.notebook and number == signal.SIGINT:
-            # ends a cell, as often as somebody likes; while everybody starts there is none
+            # it ends the cell that runs, however often it comes; during the start no cell runs
             if self._phase == "running" and application is not None:
                 application.tell(signal=number)
             return
@@ -336,7 +336,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _janitor(self) -> Iterator[None]:
-        """Have somebody clear up if this process is killed."""
+        """Start the janitor, which clears up if this process is killed."""
         folders = [str(self._files.folder), str(self._files.memory)]
         command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), self._files.job, *folders]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -344,7 +344,7 @@ class Launcher:
         try:
             yield
         finally:
-            self._files.remove()  # so that it has nothing left to do
+            self._files.remove()  # leave the janitor nothing to do
             assert process.stdin is not None
             process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -358,7 +358,7 @@ class Launcher:
         self._rendezvous.events.put((None, {"mpiexec": self._process.returncode}))
 
     def _stop(self) -> None:
-        """Let everybody end, and kill who does not."""
+        """Ask all processes to end, and kill those that do not."""
         self._rendezvous.close()
         for connection in self._here.values():
             connection.tell(end=True)
@@ -399,7 +399,7 @@ class Launcher:
         application = [python, "-I", "-S", str(supervisor), *program]
         agent = [python, "-m", "warpwell.pool.agent.agent_main"]
         hosts = [h for h in self._options.hosts if h.agents]
-        # the application runs here: beside the user's files and terminal
+        # the application runs on this host, beside the user's files and terminal
         here = [Ranks(1, application, socket.gethostname() if away else None)]
         return here + [Ranks(h.agents or 1, agent, h.name if away else None) for h in hosts]
 
