@@ -251,7 +251,7 @@ def test_tenants_and_load(devices: Devices) -> None:
     settings = {"a": {"share": 0.5}, "b": {"memory": 1000.0}}
     with Scheduler(devices=devices, tenants=settings) as scheduler:
         x = np.ones(4)
-        with pytest.raises(errors.QuotaError, match="'c' is in no setting"):
+        with pytest.raises(errors.QuotaError, match="'c' has no setting"):
             scheduler.submit(double[4], x, tenant="c")
         with pytest.raises(errors.TaskMemoryError):
             scheduler.submit(double[1000], np.ones(1000), tenant="b")

@@ -180,10 +180,10 @@ def test_damaged_logs_are_named_by_line(capsys: Capture, tmp_path: Path, line: s
     with path.open("a") as stream:
         stream.write(line + "\n")
     code, _, err = called(capsys, "explain", str(path))
-    assert code == 2 and "line 6 is no event of a log" in err
+    assert code == 2 and "line 6 is not an event of a log" in err
     path.write_bytes(b"\xff\xfe\x00")
     code, _, err = called(capsys, "explain", str(path))
-    assert code == 2 and "is no log" in err
+    assert code == 2 and "is not a log" in err
 
 
 KERNEL = """
@@ -226,7 +226,7 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
             assert 'warpwell_tasks_ended_total{outcome="done",policy="source",tenant="a"} 1' in out
             _, out, _ = called(capsys, "status", "--socket", str(socket), "--log", str(tmp_path / "now.jsonl"))
             assert "owner pid" in out
-            with pytest.raises(ServiceError, match="tenant 'c' is in no setting of this service"):
+            with pytest.raises(ServiceError, match="tenant 'c' has no setting in this service"):
                 connect(socket, tenant="c")
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0

@@ -196,7 +196,7 @@ def test_a_task_that_cannot_be_fails_alone(
         none = client.submit(kernels.double[10], x)
         patch.setattr(references, "reference", lambda _: {**named, "sha256": "0" * 64})
         changed = client.submit(kernels.double[10], x)
-    with pytest.raises(errors.SchedulerError, match="is no kernel"):
+    with pytest.raises(errors.SchedulerError, match="is not a kernel"):
         none.result(BOUND)
     with pytest.raises(errors.SchedulerError, match="it has changed"):
         changed.result(BOUND)
@@ -275,7 +275,7 @@ def test_what_comes_after_a_task_that_cannot_be_does_not_run(owner: Owner, kerne
     owner._submit(request(2, named, [1]))  # sent before the service knew
     owner._submit(request(3, named, [2]))
     told = {m["task"]: m for m in owner._connection.messages if m["type"] == "ended"}  # type: ignore[attr-defined]
-    assert "is no kernel" in told[1]["error"]["message"] and told[2]["cancelled"] and told[3]["cancelled"]
+    assert "is not a kernel" in told[1]["error"]["message"] and told[2]["cancelled"] and told[3]["cancelled"]
 
 
 def test_an_owner_says_what_it_takes_in(owner: Owner, kernels: Any) -> None:

@@ -297,13 +297,13 @@ def test_without_settings_any_tenant_is_welcome(settings) -> None:
         ({"a": {"window": 0}}, "window"),
         ([Tenant("a"), Tenant("a")], "two settings"),
         (3, "tenants is 3: give a dictionary"),
-        ("ab", "tenants has 'a', which is no Tenant: give a dictionary"),
+        ("ab", "tenants has 'a', which is not a Tenant: give a dictionary"),
         ({3: 1}, "named 3: give a string"),
         ({"a": "x"}, "setting of tenant 'a' is 'x': give a dictionary"),
         ({"a": True}, "setting of tenant 'a' is True"),
         ({"a": {"weight": "2"}}, "weight of tenant 'a' is '2': give a number"),
         ({"a": {"share": "0.5"}}, "share of tenant 'a' is '0.5': give a number"),
-        ({"a": Tenant("b")}, "tenant 'a' is that of 'b'"),
+        ({"a": Tenant("b")}, "setting of tenant 'a' names tenant 'b'"),
     ],
 )
 def test_settings_that_cannot_be(settings, message) -> None:
@@ -314,7 +314,7 @@ def test_settings_that_cannot_be(settings, message) -> None:
 def test_a_tenant_that_no_setting_names() -> None:
     core = Core(ScriptedExecutor(), "left-over", tenants={"a": 2.0})
     core.submit(Request("r", [task(tenant="a")]))
-    with pytest.raises(errors.QuotaError, match=r"'z' is in no setting.*one of a"):
+    with pytest.raises(errors.QuotaError, match=r"'z' has no setting.*one of a"):
         core.submit(Request("r", [task(tenant="a"), task(tenant="z")]))
     assert len(core.jobs) == 1
 

@@ -105,11 +105,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "header too large": (raw(b"", announced=(1 << 30, 0)), "at most"),
     "body too large": (raw(b"{}", announced=(2, 1 << 40)), "at most"),
     "body of 2**64 - 1": (raw(b"{}", announced=(2, (1 << 64) - 1)), "at most"),
-    "no JSON": (raw(b"\xff\xfe{"), "no JSON"),
-    "deep JSON": (raw(b"[" * 100_000), "no JSON"),
-    "no object": (raw(b"[1]"), "no object with a type"),
-    "no type": (raw(b'{"version": 1}'), "no object with a type"),
-    "pickle": (raw(b"\x80\x04\x95"), "no JSON"),
+    "no JSON": (raw(b"\xff\xfe{"), "not JSON"),
+    "deep JSON": (raw(b"[" * 100_000), "not JSON"),
+    "no object": (raw(b"[1]"), "not an object with a type"),
+    "no type": (raw(b'{"version": 1}'), "not an object with a type"),
+    "pickle": (raw(b"\x80\x04\x95"), "not JSON"),
     "body without arrays": (raw(layout(), b"12345678"), "does not fit"),
     "array without body": (raw(layout(["<i8", [1]])), "does not fit"),
     "more body than arrays": (raw(layout(["<i8", [1]]), b"1" * 9), "does not fit"),
@@ -313,7 +313,7 @@ def test_what_a_module_imports_is_not_its_own(tmp_path: Path, monkeypatch: pytes
     kernels = references.Kernels(tmp_path)
     try:
         assert kernels.load({"module": "theirs.private", "name": "k", "sha256": ""}) is not None
-        with pytest.raises(errors.SchedulerError, match="is no kernel"):
+        with pytest.raises(errors.SchedulerError, match="is not a kernel"):
             kernels.load({"module": "theirs.public", "name": "k", "sha256": ""})
     finally:
         for name in ("theirs", "theirs.private", "theirs.public"):
@@ -334,7 +334,7 @@ def test_files_of_kernels(tmp_path: Path) -> None:
     assert kernels.load(named) is kernel and "x[0] = 1" in inspect.getsource(kernel.function)
     with pytest.raises(errors.SchedulerError, match="has changed"):
         references.Kernels(spool).load(named)
-    with pytest.raises(errors.SchedulerError, match="is no kernel"):
+    with pytest.raises(errors.SchedulerError, match="is not a kernel"):
         kernels.load({**named, "name": "none"})
     with pytest.raises(errors.SchedulerError, match=r"SystemExit: 3.*__main__"):
         kernels.load({**named, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
@@ -451,7 +451,7 @@ def test_profiles_travel() -> None:
     assert wire.profile_of(json.loads(json.dumps(wire.profile_fields(profile)))) == profile
     assert wire.profile_of(wire.profile_fields(None)) is None
     for wrong in ({"kind": "neither"}, {"seconds": -1.0}, {"miss_rate": 2}, {"unknown": 1}):
-        with pytest.raises(errors.ServiceError, match="the profile of a request is none"):
+        with pytest.raises(errors.ServiceError, match="the profile of a request is not valid"):
             wire.profile_of(wrong)
 
 
@@ -962,7 +962,7 @@ def test_clients_that_say_the_wrong_thing_are_refused_and_others_served(make: Ma
         assert "where 'hello' was due" in talk(service, raw(b'{"type": "submit"}'))
         assert "at most 1048576 + 1048576 are taken" in talk(service, HELLO, raw(b"{}", announced=(2, 1 << 30)))
         assert "does not speak this protocol" in talk(service, b"\0" * 64)
-        assert "no known message" in talk(service, HELLO, raw(b'{"type": "shutdown"}'))
+        assert "an unknown message" in talk(service, HELLO, raw(b'{"type": "shutdown"}'))
         assert "'call' of a message is missing" in talk(service, HELLO, raw(b'{"type": "status"}'))
         assert "stopped in the middle" in talk(service, HELLO, raw(b"{}", announced=(100, 0)))
         assert "did not say 'hello' within 0.5 s" in talk(service)
@@ -1183,28 +1183,28 @@ def test_users_of_a_group_are_tenants_with_kernels_that_were_allowed(
             assert {e.tenant for e in guest.log()} == {"guest"} and "mine" not in guest.metrics()
             assert {e.tenant for e in own.log()} == {"guest", "mine"} and 'tenant="mine"' in own.metrics()
         pretend(monkeypatch, foreign + 1)
-        with pytest.raises(errors.ServiceError, match=f"user {foreign + 1} is no tenant"):
+        with pytest.raises(errors.ServiceError, match=f"user {foreign + 1} is not a tenant"):
             connect(service.path)
 
 
 def test_where_settings_name_tenants_nobody_else_gets_in(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     service = make(tenants={"a": 1, "b": {"weight": 2}})
     for name in ("c", "default", "A"):
-        with pytest.raises(errors.ServiceError, match=f"tenant '{name}' is in no setting .* as one of a, b"):
+        with pytest.raises(errors.ServiceError, match=f"tenant '{name}' has no setting .* as one of a, b"):
             connect(service.path, tenant=name)
     with connect(service.path, tenant="b") as client:
         assert client.submit(double[4], np.zeros(4)).result(20) is None
     with connect(service.path) as looker:  # as `sched status` does: it sees, and submits nothing
         assert looker.status()["clients"] == 1
         for refused in (lambda: looker.submit(double[4], np.zeros(4)), lambda: looker.to_device(np.zeros(4))):
-            with pytest.raises(errors.QuotaError, match="tenant 'default' is in no setting"):
+            with pytest.raises(errors.QuotaError, match="tenant 'default' has no setting"):
                 refused()
     service.close()
     grouped = make(tenants={"a": 1}, group=str(os.getgid()))
     pretend(monkeypatch, 4_000_000)
-    with pytest.raises(errors.ServiceError, match="tenant 'user-4000000' is in no setting"):
+    with pytest.raises(errors.ServiceError, match="tenant 'user-4000000' has no setting"):
         connect(grouped.path)
-    with pytest.raises(errors.ArgumentError, match="users are tenants x, of which tenants= has no setting"):
+    with pytest.raises(errors.ArgumentError, match="users are tenants x, for which tenants= has no setting"):
         make(tenants={"a": 1}, group=str(os.getgid()), users={4_000_000: "x", 4_000_001: "a"})
 
 

@@ -51,7 +51,7 @@ class Admission:
         if job.needs > self.free or (most is not None and account.held + task.memory > most):
             self._crowded.setdefault(job, 0)
             return False
-        # One that others were admitted past too often gets the next memory: nobody new is admitted before it.
+        # A job that too many others were admitted past gets the next memory: no new job is admitted before it.
         for other, passed in self._crowded.items():
             if passed >= self._patience and other is not job and self._stands_in_the_way(job, other):
                 return False
@@ -84,7 +84,7 @@ class Admission:
                 self._crowded[other] += 1
 
     def gone(self, job: Job) -> None:
-        """Take back what a job has that has ended."""
+        """Take back the memory of a job that has ended."""
         if job in self._admitted:
             self._admitted.remove(job)
             self.free += job.needs
@@ -111,7 +111,7 @@ class Admission:
         self._reserve(account, nbytes)
 
     def release(self, tenant: str, nbytes: int) -> None:
-        """Give back what was reserved."""
+        """Give back memory that `reserve` counted."""
         self._reserve(self._tenants.account(tenant), -nbytes)
 
     def _reserve(self, account: Account, nbytes: int) -> None:

@@ -181,7 +181,7 @@ class Core:
         return jobs
 
     def step(self) -> float | None:
-        """See what has happened and let the policy decide, until it decides nothing more.
+        """Poll the executor and let the policy decide, until it decides nothing more.
 
         Returns
         -------
@@ -218,7 +218,7 @@ class Core:
         Returns
         -------
         bool
-            False if it has ended already. A job whose last block ends while it is asked to leave is done, all the same.
+            False if it has ended already. A job whose last block ends meanwhile is done nevertheless.
         """
         now = self.executor.now()
         if job.state in (DONE, State.FAILED, CANCELLED):
@@ -296,7 +296,7 @@ class Core:
             self._finish(job, time, DONE, None, figures)
 
     def _renew(self, known: Any, now: float) -> None:
-        """Let those that wait and are alike be seen as what has just been measured."""
+        """Give waiting jobs of the same code and size the profile that was just measured."""
         for job in self._queue.all_of(known):
             self._queue.remove(job)
             self.policy.ended(job, now)
@@ -370,7 +370,7 @@ class Core:
             if not self._queue.count:
                 break
             if not again and not spare and admission.barred and len(self.running) < self.limit:
-                # Places that nobody within a quota takes go to those who may burst.
+                # Tenants that may burst get places that no tenant within its quota takes.
                 again = spare = True
         if self._launches != before:
             self._look_for_room()
@@ -449,7 +449,7 @@ class Core:
         self.executor.preempt(job, mode)
 
     def _saved(self, job: Job) -> dict[str, float]:
-        """Return what the source's cost formula takes, for ``warpwell sched fit``: bytes of one multiprocessor."""
+        """Return the inputs of the source's cost formula, for ``warpwell sched fit``: bytes of one multiprocessor."""
         task, placement = job.task, job.placement
         blocks = min(task.profile.resident, task.blocks)
         if placement is not None and placement.workers is not None:

@@ -1,4 +1,4 @@
-"""The source's decision rule: what a preemption costs, and when it is worth it."""
+"""The source's decision rule: the cost of a preemption, and when it pays."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SourceModel:
         return (self.slope * miss_rate + self.base) * (registers + shared) * blocks
 
     def decay(self, kind: Kind | None) -> float:
-        """Return what a kernel that stays keeps of its rate. One of unknown kind counts as memory-intensive."""
+        """Return the fraction of its rate that a kernel that stays keeps. Unknown kinds count as memory-intensive."""
         return self.compute_decay if kind is Kind.COMPUTE else self.memory_decay
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -85,7 +85,7 @@ class SourceModel:
         MissingFileError
             There is no such file.
         FormatError
-            It is no JSON object with these names and numbers.
+            It is not a JSON object with these names and numbers.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -97,13 +97,13 @@ class SourceModel:
         try:
             values = json.loads(text)
             if not isinstance(values, dict) or not set(values) <= set(names):
-                raise ValueError(f"it is to be an object with some of {', '.join(names)}")
+                raise ValueError(f"it must be an object with some of {', '.join(names)}")
             for name in names[:4]:
                 if not isinstance(values.get(name, 0.0), int | float):
-                    raise ValueError(f"{name} is no number")
+                    raise ValueError(f"{name} is not a number")
             return cls(**values)
         except ValueError as error:
-            raise errors.FormatError(f"{path} holds no cost model: {error}", path=path) from error
+            raise errors.FormatError(f"{path} is not a cost model: {error}", path=path) from error
 
 
 SOURCE = SourceModel()

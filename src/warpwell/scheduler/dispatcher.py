@@ -25,7 +25,7 @@ from .task import Job, Request, State
 T = TypeVar("T")
 
 PATIENCE = 10.0
-"""Seconds that a close which cancels waits for blocks that run; then they are given up."""
+"""Seconds that a cancelling close waits for running blocks; then it gives them up."""
 
 _ENDS = ("end", "fail", "lost", "cancel")
 
@@ -33,7 +33,7 @@ _live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 class Feed(Log):
-    """A log that also keeps what has ended, for those who wait for it."""
+    """A log that also keeps the ends of tasks, for their handles."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Feed(Log):
         self._ended: list[Event] = []
 
     def add(self, event: Event) -> None:
-        """See `Log`."""
+        """Append an event if it is wanted, and keep it if it is an end."""
         if event.kind in self._wanted:
             self.log.add(event)
         if event.kind in _ENDS:
@@ -103,7 +103,7 @@ class Watchdog:
         return stuck
 
     def error(self, job: Job) -> errors.StallError:
-        """Return what a stuck task fails with."""
+        """Return the error of a stuck task."""
         return errors.StallError(
             f"task {job.task.name!r} began no block and ended none for {self.seconds:g} s, with {job.done} of "
             f"{job.task.blocks} done: a thread of its kernel waits or loops forever (if its blocks take that long, "
@@ -159,7 +159,7 @@ class Dispatcher:
     # -- for other threads ---------------------------------------------------------------------------------------
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return what a function returns in the dispatcher's thread.
+        """Call a function in the dispatcher's thread and return its result.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class Dispatcher:
         try:
             self.call(lambda: self._submit(request, list(handles), set(after)))
         except KeyboardInterrupt:
-            # nobody has these handles: what was, or will be, taken in must not run
+            # the caller gets no handles, so these tasks must not run
             self._calls_back(lambda: self._cancel_all(handles))
             raise
 
@@ -210,7 +210,7 @@ class Dispatcher:
         return State.RUNNING if job.state in ENDED else job.state
 
     def close(self, *, cancel: bool = False, patience: float = PATIENCE, timeout: float | None = None) -> bool:
-        """Take no more, run what there is to its end (or cancel it), and end the thread.
+        """Refuse new tasks, run the others to their end (or cancel them), and end the thread.
 
         Returns
         -------
@@ -229,7 +229,7 @@ class Dispatcher:
         return not self._thread.is_alive()
 
     def retire(self) -> None:
-        """Like `close`, but only leave word. Safe wherever the collector may call it."""
+        """Ask the thread to close, without waiting. Safe to call from the garbage collector."""
         if self._process == os.getpid():
             self._calls.put((lambda: self._close(False, PATIENCE), None))
 
@@ -251,7 +251,7 @@ class Dispatcher:
     def _main(self, make: Callable[[Log], Core], ready: Future[Core]) -> None:
         try:
             self.core = make(self._feed)
-        except BaseException as error:  # raised by whoever makes the dispatcher
+        except BaseException as error:  # raised in the thread that makes the dispatcher
             self._closed = True
             ready.set_exception(error)
             return
@@ -265,7 +265,7 @@ class Dispatcher:
             self._closed = True
         self._fail_all(self._failure)
         if isinstance(self._failure, errors.TaskLostError):
-            return  # a device that is lost cannot be given back: it would be waited for without end
+            return  # a lost device cannot be closed: closing would wait for it forever
         try:
             self.core.executor.close()
         except Exception as error:
@@ -295,7 +295,7 @@ class Dispatcher:
                 self._answer(self._calls.get())
 
     def _answer(self, first: tuple[Callable[[], Any], Future[Any] | None] | None = None) -> None:
-        """Make the calls that others have sent."""
+        """Make the calls that other threads have sent."""
         call = first
         while True:
             if call is None:
@@ -318,9 +318,9 @@ class Dispatcher:
             del function, reply
 
     def _settle(self) -> None:
-        """Tell those who wait what has ended."""
+        """Settle the handles of tasks that have ended."""
         for event in self._feed.take():
-            self._again |= event.kind == "lost"  # asked once more, an executor whose device is gone says so
+            self._again |= event.kind == "lost"  # at the next poll an executor whose device is lost raises
             handle = self._handles.pop(event.task, None)
             if handle is None or handle.job is None:
                 continue
@@ -345,7 +345,7 @@ class Dispatcher:
             self._take_in(request, handles)
 
     def _calls_back(self, function: Callable[[], None]) -> None:
-        """Make a call for somebody who does not wait, and may be any thread."""
+        """Make a call in the dispatcher's thread without waiting for it."""
         with self._gate:
             if self._closed:
                 return
@@ -377,7 +377,7 @@ class Dispatcher:
             handle.job = job
             if not handle.done():
                 self._handles[job.number] = handle
-        # cancelled while they waited for what comes before
+        # cancelled while they waited for earlier tasks
         cancelled = [h.job for h in handles if h.done() and h.job is not None]
         if cancelled:
             self.core.cancel(cancelled[0])
@@ -412,7 +412,7 @@ class Dispatcher:
             self._cancel_all([*self._held, *self._handles.values()])
 
     def _hurry(self, due: float | None) -> float | None:
-        """When closing: fail what will never run, and give up what does not leave."""
+        """While closing: fail tasks that will never run, and give up tasks that do not leave in time."""
         core = self.core
         if core.waiting and not core.running and due is None and not self._again:
             for job in core.waiting:
@@ -448,7 +448,7 @@ class Dispatcher:
         self._again = True
 
     def _fail_all(self, failure: BaseException | None) -> None:
-        """The thread ends: nobody may wait for it any more."""
+        """Fail every task that has not ended: the thread ends, and nobody may wait for it any more."""
         self._settle()
         for handle in [*self._handles.values(), *self._held]:
             lost = errors.TaskLostError(

@@ -1,4 +1,4 @@
-"""Log: what the scheduler saw and decided, as records that every executor writes alike."""
+"""Log: the events of a scheduler and its decisions, equal for every executor."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Event:
     def __init__(
         self, time: float, kind: str, task: int, name: str, tenant: str = "default", why: dict[str, Any] | None = None
     ) -> None:
-        # Simulations make hundreds of thousands: what a frozen dataclass does instead takes twice as long.
+        # Simulations make hundreds of thousands; the generated __init__ of a frozen dataclass takes twice as long.
         fields = self.__dict__
         fields["time"] = time
         fields["kind"] = kind
@@ -62,7 +62,7 @@ class Log:
     Parameters
     ----------
     kinds : collection of str, optional
-        What is kept, of `KINDS`; all by default. Others are not even made, which saves a simulation time and memory.
+        Kinds to keep, of `KINDS`; all by default. Others are not even made, which saves a simulation time and memory.
     most : int, optional
         Events that are kept, the last ones (up to an eighth more); all by default.
 
@@ -72,7 +72,7 @@ class Log:
     dropped : int
         Events that are not kept any more.
     about : dict
-        What was run, as plain data: policy, rates, seed, device. The first line of a file, where there is something.
+        About the run, as plain data: policy, rates, seed, device. The first line of a file, unless empty.
     """
 
     def __init__(self, kinds: Container[str] | None = None, *, most: int | None = None) -> None:
@@ -87,7 +87,7 @@ class Log:
         """Append an event."""
         events = self.events
         events.append(event)
-        if len(events) >= self._full:  # seldom: what is left moves up
+        if len(events) >= self._full:  # seldom: the events that stay move to the front
             assert self.most is not None
             self.dropped += len(events) - self.most
             del events[: len(events) - self.most]
@@ -99,7 +99,7 @@ class Log:
         return len(self.events)
 
     def write(self, stream: TextIO) -> None:
-        """Write one JSON object a line; the first is ``{"about": ...}`` where there is something to say.
+        """Write one JSON object a line; the first is ``{"about": ...}``, unless `about` is empty.
 
         It has ``dropped`` where events are not kept any more.
         """
@@ -130,7 +130,7 @@ class Log:
                     log.add(_checked(Event(**fields)))
             except (ValueError, TypeError):
                 raise errors.FormatError(
-                    f"{path}: line {number} is no event of a log: each is a JSON object with time, kind, task and "
+                    f"{path}: line {number} is not an event of a log: each is a JSON object with time, kind, task and "
                     "name, as --log writes it",
                     path=path,
                 ) from None

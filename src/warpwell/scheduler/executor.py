@@ -1,4 +1,4 @@
-"""Executor: what launches, preempts and resizes tasks; a GPU, the CPU's threads, or a simulation."""
+"""Executor: launches, preempts and resizes tasks on a GPU, on the CPU's threads, or in a simulation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Machine:
 class Ended:
     """All blocks of a task have ended, or (`error`) it failed.
 
-    `seconds` is what the kernel took since its last launch, without compiling and copies; None where nobody measured.
+    `seconds` is the time of the kernel since its last launch, without compiling and copies; None if not measured.
     """
 
     job: Job
@@ -85,7 +85,7 @@ class Stopped:
 
 
 class Executor(ABC):
-    """Runs tasks. Calls return at once; what became of them comes out of `poll`.
+    """Runs tasks. Calls return at once; their outcomes come out of `poll`.
 
     A job is launched when it is new or has stopped, and never while it runs (`SchedulerError`). Each launch ends with
     exactly one `Ended` or `Stopped`; one that was asked to leave while its last blocks ran has `Ended`. A quota has at
@@ -131,10 +131,10 @@ class Executor(ABC):
         return False
 
     def prepare(self, job: Job) -> None:  # noqa: B027 - most have nothing to do
-        """Learn that a job waits: what can be done before its launch may be done while nothing else is."""
+        """Note that a job waits: the executor may prepare its launch while it has nothing else to do."""
 
     def discard(self, job: Job) -> None:  # noqa: B027 - a simulation holds nothing
-        """Forget a job that has stopped and will not be launched again (cancelled): give back what it holds."""
+        """Forget a job that has stopped and was cancelled: give back the resources that it holds."""
 
     def abandon(self, job: Job, error: BaseException) -> None:
         """Give up a running job that is stuck: it ends at once with ``Ended(error)``, and its workers count no more.
@@ -142,7 +142,7 @@ class Executor(ABC):
         Raises
         ------
         TaskLostError
-            The workers cannot be had back without the device (a GPU): nothing that runs on it will end.
+            The workers cannot be stopped without losing the device (a GPU): no task on it will end.
         """
         raise errors.TaskLostError(
             f"task {job.task.name!r} is stuck, and this device cannot stop it: restart the process that owns it",
@@ -155,7 +155,7 @@ class Executor(ABC):
 
     @abstractmethod
     def poll(self) -> list[Ended | Stopped]:
-        """Return what has happened since the last call, in the order in which it happened."""
+        """Return what has happened since the last call, in order."""
 
     @abstractmethod
     def now(self) -> float:
@@ -163,20 +163,20 @@ class Executor(ABC):
 
     @abstractmethod
     def wait(self, until: float | None) -> None:
-        """Return when `poll` has something to say, or at time `until`. With None, wait for an event, if one is due.
+        """Return when `poll` has events, or at time `until`. With None, wait for an event, if one is due.
 
         It also returns, perhaps a little later, after `wake`.
         """
 
     def machine(self) -> Machine | None:
-        """Return the device's peaks, for who analyzes kernels; None where they are not known."""
+        """Return the device's peaks, for the analyzer of kernels; None if they are not known."""
         return None
 
     def wake(self) -> None:  # noqa: B027 - virtual time does not wait
         """Make `wait` return soon, now or when it is next called. Any thread may call it."""
 
     def truth(self, task: Task) -> Profile:
-        """Return what a task is really like, for policies with perfect prediction. Only a simulation knows more."""
+        """Return the true profile of a task, for policies with perfect prediction. Only a simulation knows more."""
         return task.profile
 
     def close(self) -> None:  # noqa: B027 - a simulation holds nothing

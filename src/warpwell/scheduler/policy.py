@@ -24,7 +24,7 @@ class Rates(Protocol):
 
 @dataclass
 class View:
-    """What a policy sees.
+    """The state of the scheduler that a policy decides on.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class View:
         In the order of residency (launched first, first). STOPPING ones are among them until they have left.
     waiting : Waiting
         Heads of requests that could be launched, in order of arrival; preempted ones are among them. `Waiting.heads`
-        has the first of each of the policy's buckets, so that nobody needs to look at hundreds.
+        has the first of each of the policy's buckets, so that a decision need not look at hundreds.
     limit : int
         Kernels that may run at the same time.
     rates : Rates
@@ -112,9 +112,9 @@ class Policy(ABC):
     conserves : bool
         Whether it fills a free place whenever something waits that may be launched. All keep an idle device busy.
     watches : bool
-        Whether `Job.done` of what runs is to be brought up to date before each decision.
+        Whether `Job.done` of running jobs is updated before each decision.
     adjusts : bool
-        Whether it is also asked when nothing waits, to give what was left to those that run.
+        Whether it is also asked when nothing waits, to give free room to running jobs.
     perfect : bool
         Whether it sees true profiles instead of predicted ones.
     period : float or None
@@ -137,7 +137,7 @@ class Policy(ABC):
         return job.task.profile.kind, job.state is State.PREEMPTED
 
     def key(self, job: Job) -> float:
-        """Return what a bucket is sorted by, smallest first; ties by number. It must not change while a job waits."""
+        """Return the sort key in a bucket, smallest first; ties by number. It must not change while a job waits."""
         return job.arrival
 
     @abstractmethod
@@ -149,4 +149,4 @@ class Policy(ABC):
         """
 
     def ended(self, job: Job, now: float) -> None:  # noqa: B027 - most keep nothing
-        """Learn that a job has ended, or, where it waits, that its profile has changed: forget what was made of it."""
+        """Note that a job has ended, or that a waiting job has another profile: forget figures derived from it."""

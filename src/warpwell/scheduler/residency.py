@@ -81,7 +81,7 @@ class Shape:
         return most if workers is None or workers > most else workers
 
     def wanted(self, allowed: int, base: int, position: float) -> int:
-        """Return how many blocks it would have resident: in its last wave, what is left.
+        """Return how many blocks it would have resident: in its last wave, the rest of its blocks.
 
         Parameters
         ----------

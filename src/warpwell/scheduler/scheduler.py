@@ -47,9 +47,10 @@ class Scheduler:
         Weights and quotas; see `warpwell.scheduler.tenants`.
     analyzer : callable, optional
         ``analyzer(task)`` returns the `Profile` of a task that was submitted without one. By default a `Learner`, which
-        measures what ran alone. A kernel that it has not measured yet runs alone once.
+        measures kernels that run alone. A kernel that it has not measured yet runs alone once.
     executor : Executor or callable, optional
-        In place of the device's: an executor, or what makes one in the scheduler's thread. The scheduler closes it.
+        In place of the device's: an executor, or a function that makes one in the scheduler's thread. The scheduler
+        closes it.
     stuck_after : float or None
         Seconds after which a task that begins no block and ends none is given up. Longer than any block takes; None: no
         task is.
@@ -60,7 +61,7 @@ class Scheduler:
     Raises
     ------
     ArgumentError
-        An option cannot be.
+        An option is invalid.
     QuotaError
         Quotas of tenants are over 100 %.
     DeviceNotFoundError
@@ -110,9 +111,9 @@ class Scheduler:
         for name, given, fits, wanted in (
             ("policy", policy, isinstance(policy, str | Policy), "a name, or a Policy"),
             ("rates", rates, rates is None or callable(getattr(rates, "together", None)), "Rates, or None"),
-            ("analyzer", analyzer, analyzer is None or callable(analyzer), "what takes a task and returns a Profile"),
+            ("analyzer", analyzer, analyzer is None or callable(analyzer), "a function that returns a Profile"),
             ("executor", executor, executor is None or isinstance(executor, Executor) or callable(executor),
-             "an Executor, or what makes one"),
+             "an Executor, or a function that makes one"),
             ("log", log, log is None or isinstance(log, Log), "a Log, or None"),
         ):  # fmt: skip
             if not fits:
@@ -164,7 +165,7 @@ class Scheduler:
         tenant, priority, deadline, size
             See `Task`.
         after : Handle or sequence of handles
-            What must end before: other tasks, or any futures. If one fails or is cancelled, this one is cancelled.
+            Other tasks, or any futures, that must end before. If one fails or is cancelled, this one is cancelled.
         name : str, optional
             By default the kernel's.
         memory : int, optional
@@ -177,7 +178,7 @@ class Scheduler:
         Raises
         ------
         ArgumentError
-            The launch is empty or has a stream, an argument is on another device, or an option cannot be.
+            The launch is empty or has a stream, an argument is on another device, or an option is invalid.
         TaskMemoryError
             It is larger than the device's memory, or than its tenant's part.
         QuotaError
@@ -251,7 +252,7 @@ class Scheduler:
         """Return the task of a launch, without submitting it. See `submit` for parameters and errors."""
         self._dispatcher.require_process()  # before the analyzer, whose lock another thread may have held at the fork
         if not isinstance(launch, Launch):
-            raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n], and its arguments after it")
+            raise errors.ArgumentError(f"{launch!r:.80} is not a launch: pass kernel[n], and its arguments after it")
         if launch.stream is not None:
             raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
         if size is not None and not isinstance(size, Mapping):
@@ -282,17 +283,17 @@ class Scheduler:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the scheduler before it was closed; None: nothing. Its tasks have failed with `TaskLostError`."""
+        """The error that ended the scheduler before it was closed, or None. Its tasks fail with `TaskLostError`."""
         return self._dispatcher.failure
 
     def close(self, *, cancel: bool = False) -> None:
-        """Take no more tasks, and return when all have ended.
+        """Refuse new tasks, and return when all have ended.
 
         Parameters
         ----------
         cancel : bool
-            Cancel those that wait, and those that run at the end of their blocks. What has not left after 10 s is given
-            up, and fails.
+            Cancel waiting tasks now, and running ones at the end of their blocks. A task that has not left after 10 s
+            is given up, and fails.
         """
         try:
             self._dispatcher.close(cancel=cancel)
@@ -310,7 +311,7 @@ class Scheduler:
 
 
 def _arrays(args: Sequence[Any]) -> list[Any]:
-    """Return the arrays among arguments, each once, without what is in files or on storage."""
+    """Return the arrays among arguments, each once, without arrays in files or on storage."""
     return list({
         id(a): a
         for a in args

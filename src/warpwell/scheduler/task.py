@@ -19,7 +19,7 @@ _COUNTS = ("registers", "shared", "threads", "resident")
 
 
 class Kind(enum.Enum):
-    """What bounds a kernel: the memory, or the arithmetic units (section "classes" of the source)."""
+    """The resource that bounds a kernel: memory, or the arithmetic units (section "classes" of the source)."""
 
     MEMORY = "memory"
     COMPUTE = "compute"
@@ -29,7 +29,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Profile:
-    """What is known, or predicted, of a kernel that runs alone on the whole GPU.
+    """Known or predicted figures of a kernel that runs alone on the whole GPU.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Profile:
     source: str = "given"
 
     def __post_init__(self) -> None:
-        # a simulation predicts one for every task: what is right costs no loop and no call
+        # a simulation makes one for every task: correct values cost no loop and no call
         seconds, instructions = self.seconds, self.instructions
         if not (
             (seconds is None or (type(seconds) in _NUMBERS and 0 <= seconds <= 1e15))
@@ -91,7 +91,7 @@ class Profile:
             self._convert()
 
     def _convert(self) -> None:
-        """Take numbers of other types for what they are, and refuse what is none."""
+        """Convert numbers of other types, and refuse other values."""
         if self.kind is not None and not isinstance(self.kind, Kind):
             raise errors.ArgumentError(f"kind of a profile is {shown(self.kind)}: give a Kind, or None", name="kind")
         for name, most in _AMOUNTS.items():
@@ -119,7 +119,7 @@ class Task:
     profile : Profile
         What the scheduler believes. An executor that simulates has its own truth (see `Simulator`).
     launch, arguments : object
-        ``kernel[n]`` and what it is called with; None in a simulation.
+        ``kernel[n]`` and its arguments; None in a simulation.
     tenant : str
     priority : int
         Larger is sooner. 0 by default. Of 64 bits, as all whole numbers here; it counts as far as the ceiling of its
@@ -161,8 +161,8 @@ class Task:
     known: Any = None
 
     def __post_init__(self) -> None:
-        # What cannot be has to be found here: in the scheduler's thread it would end all tasks. A simulation makes a
-        # hundred thousand of these, so what is right costs a look and no call.
+        # Invalid values must be found here: in the scheduler's thread they would end all tasks. A simulation makes a
+        # hundred thousand of these, so correct values cost a comparison and no call.
         if type(self.name) is not str or type(self.tenant) is not str:
             _require_text(self.name, "name")
             _require_text(self.tenant, "tenant")

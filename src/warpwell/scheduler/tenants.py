@@ -1,4 +1,4 @@
-"""Tenants: who may use how much of a device, and what each has used."""
+"""Tenants: how much of a device each may use, and how much it has used."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Tenant:
 
 
 class Account:
-    """What a tenant has used and holds.
+    """The use of a tenant, and the memory that it holds.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ class Tenants(dict[str, Account]):
     QuotaError
         Quotas are over 100 % together.
     ArgumentError
-        A setting has an unknown name or a value that cannot be.
+        A setting has an unknown name or an invalid value.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Tenants(dict[str, Account]):
         if found is None:
             if self._named:
                 raise errors.QuotaError(
-                    f"tenant {name!r} is in no setting: add it to tenants, or submit as one of {', '.join(self)}",
+                    f"tenant {name!r} has no setting: add it to tenants, or submit as one of {', '.join(self)}",
                     name="tenant",
                 )
             if len(self) >= IDLE:
@@ -220,9 +220,9 @@ class Tenants(dict[str, Account]):
             del self[name]
 
     def wants(self, account: Account) -> None:
-        """Note that a task of a tenant begins to wait. One that wanted nothing does not catch up on what it left.
+        """Note that a task of a tenant begins to wait. A tenant that wanted nothing does not catch up on it.
 
-        Where nobody wants anything, all begin anew: who used an idle device owes nobody for it.
+        If no tenant wants anything, all begin anew: using an idle device costs nothing.
         """
         if not (account.waiting or account.running):
             busy = [a.clock for a in self.values() if a.waiting or a.running]
@@ -231,7 +231,7 @@ class Tenants(dict[str, Account]):
         account.waiting += 1
 
     def charge(self, running: Sequence[Job], now: float) -> None:
-        """Charge what runs for the time since the last call.
+        """Charge the tenants of running jobs for the time since the last call.
 
         What waits for room behind another kernel (`behind`) is not charged: the one that has the room is. As what has
         room is told by what clients say of their kernels, it is kept in mind, and `settle` may charge it after all.
@@ -285,7 +285,7 @@ class Tenants(dict[str, Account]):
                 self._owed[job] = 0.0, job.done
 
     def leaves(self, leaver: Job, event: Ended | Stopped, progress: Callable[[Job], int]) -> None:
-        """Settle what was not charged, when a kernel leaves the device.
+        """Settle time that was not charged yet, when a kernel leaves the device.
 
         What ends while the one that it waited for is still there had room, whatever was said of it; and so had what
         did more blocks than are resident at a time by then. (The first ones begin where the last ones of the other
@@ -337,7 +337,7 @@ class Tenants(dict[str, Account]):
 
 
 def read_tenants(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[Tenant]:
-    """Return settings of tenants as objects; see `Tenants` for what they may be, and what it raises."""
+    """Return settings of tenants as objects; see `Tenants` for their forms and for errors."""
     if settings is None:
         return []
     if not isinstance(settings, Mapping):
@@ -346,14 +346,14 @@ def read_tenants(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[
         found = list(settings)
         wrong = next((one for one in found if not isinstance(one, Tenant)), None)
         if wrong is not None:
-            raise errors.ArgumentError(f"tenants has {wrong!r:.40}, which is no Tenant: {_TAKEN}", name="tenants")
+            raise errors.ArgumentError(f"tenants has {wrong!r:.40}, which is not a Tenant: {_TAKEN}", name="tenants")
         return found
     found = []
     for name, value in settings.items():
         if isinstance(value, Tenant):
             if value.name != name:
                 raise errors.ArgumentError(
-                    f"the setting of tenant {name!r} is that of {value.name!r}: name both alike", name="tenants"
+                    f"the setting of tenant {name!r} names tenant {value.name!r}: use the same name", name="tenants"
                 )
             found.append(value)
         elif isinstance(value, Mapping):

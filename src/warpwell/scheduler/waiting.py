@@ -15,7 +15,7 @@ _GONE: Any = None
 
 
 class Waiting:
-    """What waits. Iteration is in order of arrival and leaves out what may not be launched now (memory, quotas).
+    """Waiting jobs. Iteration is in order of arrival and leaves out jobs that may not be launched now (memory, quotas).
 
     A policy sorts jobs into buckets in which only the first is of interest, so a decision costs as much as there are
     buckets, however many jobs wait.

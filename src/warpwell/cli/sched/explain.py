@@ -20,15 +20,15 @@ from ..output import Output
 _WIDTH = 100
 _SOME = 20
 _NAMES = {"compressed": "time compressed by", "cost": "cost model"}
-"""Keys of what a log says of its run that need more words."""
+"""Words for keys of a log's `about`."""
 
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``explain`` to the commands of ``sched``."""
     parser = command(verbs, "explain", "sched.explain", "say why each decision of a log was taken")
     parser.add_argument("log", metavar="LOG", help="what --log of another command wrote (- for stdin)")
-    parser.add_argument("--task", type=int, action="append", metavar="N", help="only what is about this task")
-    parser.add_argument("--tenant", metavar="NAME", help="only what is about this tenant's tasks")
+    parser.add_argument("--task", type=int, action="append", metavar="N", help="only events of this task, or about it")
+    parser.add_argument("--tenant", metavar="NAME", help="only events of this tenant's tasks")
     parser.add_argument("--kind", metavar="A,B", help=f"only these events, of {', '.join(KINDS)}")
     parser.add_argument("--all", action="store_true", help="arrivals, stops and ends too, not decisions alone")
     parser.add_argument("--since", type=float, default=0.0, metavar="SECONDS", help="from this time on")
@@ -45,7 +45,7 @@ def views(parser: argparse.ArgumentParser) -> None:
 
 
 def write_views(log: Log, trace: str | None, picture: str | None) -> None:
-    """Write what the options of `views` ask for."""
+    """Write the forms that the options of `views` name."""
     if trace is not None:
         write_trace(log, trace)
     if picture is not None:
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _header(about: dict[str, Any]) -> str:
-    """Return what a log says of its run, the policy first; lists of names are left out."""
+    """Return a log's `about` as text, the policy first; lists of names are left out."""
     words = []
     for key, value in sorted(about.items(), key=lambda item: item[0] != "policy"):
         if key == "clock" and isinstance(value, int | float):
@@ -105,7 +105,7 @@ def _header(about: dict[str, Any]) -> str:
 
 
 def _nothing(arguments: argparse.Namespace, log: Log) -> str:
-    """Return why there is no sentence, and what the log has."""
+    """Return why no sentence was printed, and what the log contains."""
     if not log.events:
         return "this log has no events"
     given = [f"--task {number}" for number in arguments.task or ()]
@@ -131,7 +131,7 @@ def read(path: str) -> Log:
     MissingFileError
         There is no such file.
     FormatError
-        A line is none of a log's.
+        A line is not an event of a log.
     """
     if path == "-":
         return Log.read(sys.stdin, "stdin")
@@ -140,7 +140,7 @@ def read(path: str) -> Log:
     except FileNotFoundError:
         raise MissingFileError(f"{path} does not exist: make a log with --log of another command", path=path) from None
     except UnicodeDecodeError:
-        raise FormatError(f"{path} is no log: it is not text", path=path) from None
+        raise FormatError(f"{path} is not a log: it is not text", path=path) from None
     return Log.read(text.splitlines(), path)
 
 

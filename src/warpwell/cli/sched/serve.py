@@ -40,7 +40,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     group.add_argument("--trust-group", action="store_true", help="take any kernel: they can do whatever you can")
     json_option(serve)
 
-    status = command(verbs, "status", "sched.serve", "show what a service does")
+    status = command(verbs, "status", "sched.serve", "show the state of a service")
     _socket(status)
     status.add_argument("--prometheus", action="store_true", help="print its metrics in Prometheus' text format")
     status.add_argument("--log", metavar="FILE", help="write its log, for sched explain")
@@ -97,10 +97,10 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
             service.start()
         forget_socket(Path(service.path))
         broker = service.broker
-        _write(arguments.metrics, broker)  # a path that cannot be ends the service here, and later not any more
+        _write(arguments.metrics, broker)  # a path that cannot be written ends the service here, and later does not
         output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
                                   "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
-        sys.stdout.flush()  # whoever started it may wait for this line
+        sys.stdout.flush()  # the program that started it may wait for this line
         failing = False
         try:
             while not broker.failure:
@@ -161,7 +161,7 @@ def _object(path: str | None, name: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         raise MissingFileError(f"--{name}: {path} does not exist", path=path) from None
     except ValueError as error:
-        raise FormatError(f"--{name}: {path} is no JSON: {error}", path=path) from None
+        raise FormatError(f"--{name}: {path} is not JSON: {error}", path=path) from None
     if not isinstance(found, dict):
         raise FormatError(f"--{name}: {path} must be an object, by name", path=path)
     return found

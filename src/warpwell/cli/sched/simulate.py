@@ -57,7 +57,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
 
 
 def trace_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what a workload is made of."""
+    """Add the options of a workload."""
     group = parser.add_argument_group("what runs")
     what = "Orion's profiles (archive, folder or file), or a table; default: a built-in mix"
     group.add_argument("--trace", metavar="PATH", help=what)
@@ -84,7 +84,7 @@ def recipe_of(arguments: argparse.Namespace) -> Any:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run each policy, and show what it was like."""
+    """Run each policy, and show its figures."""
     from ...scheduler.decision import SOURCE, SourceModel
     from ...study.experiment import ERROR, Experiment, chosen, log_path
     from ...study.traces import CAPACITIES
@@ -173,7 +173,7 @@ def _all(
 
 
 def _run_one(parent: Connection) -> None:
-    """Run a policy and send its metrics, or what it raised (a process of its own, which ends with the command)."""
+    """Run a policy and send its metrics, or its error (a process of its own, which ends with the command)."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     from ...study.experiment import run_to_dict
 
@@ -186,7 +186,7 @@ def _run_one(parent: Connection) -> None:
         found = error
     with contextlib.suppress(BrokenPipeError):
         parent.send(found)
-    os._exit(0)  # faster than to free what the run made
+    os._exit(0)  # faster than freeing the objects of the run
 
 
 def _result(ready: Connection, process: ForkServerProcess, name: str) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _forks() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["warpwell.study.experiment", "warpwell.study.policies"])
     resource_tracker.ensure_running()  # which would let signals through while the other is started
-    # what is started now, and what that forks, never hears of Ctrl-C in a terminal: it is for the command
+    # the server that starts here, and its forks, never get Ctrl-C of a terminal: it is for the command
     with _uninterrupted():
         forkserver.ensure_running()
     return context

@@ -1,4 +1,4 @@
-"""``warpwell sched trace``: what a trace holds, and traces written as tables."""
+"""``warpwell sched trace``: the contents of a trace, and traces written as tables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .simulate import recipe_of, trace_options
 
 def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``trace``."""
-    parser = command(verbs, "trace", "sched.trace", "show what a trace holds, and write it as a table")
+    parser = command(verbs, "trace", "sched.trace", "show the contents of a trace, and write it as a table")
     trace_options(parser)
     parser.add_argument("--out", metavar="FILE.csv", help="write the workload: a line a kernel, for --trace")
     json_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the files, and say what the workload is."""
+    """Read the files, and describe the workload."""
     from ...study.traces import table as tables
     from ..output import Output
     from .simulate import _finite

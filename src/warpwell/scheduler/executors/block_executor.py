@@ -1,4 +1,4 @@
-"""BlockExecutor: what the executors of real devices share: runs of tasks, their phases, events and the clock."""
+"""BlockExecutor: the base of executors of real devices: runs of tasks, their phases, events and the clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Phase(enum.Enum):
 
 
 class BlockRun:
-    """What an executor knows of a task, from its first launch to its end.
+    """The state of a task in an executor, from its first launch to its end.
 
     Attributes
     ----------
@@ -89,14 +89,14 @@ class BlockExecutor(Executor, Generic[R]):
         return run.phase is Phase.STOPPED and all(event.job is not run.job for event in self._events)
 
     def _running(self, job: Job) -> R:
-        """Return the run of a job. One that has stopped or ended, where nobody was told yet, is no error."""
+        """Return the run of a job. A run that has stopped or ended, but was not polled yet, counts."""
         run = self._runs.get(job)
         if run is None or self._may_launch_again(run):
             raise errors.SchedulerError(f"task {job.task.name!r} does not run: launch it first", task=job.task.name)
         return run
 
     def _take_events(self) -> list[Ended | Stopped]:
-        """Return what there is to say, and forget the runs that have ended."""
+        """Return the events since the last call, and forget the runs that have ended."""
         events, self._events = self._events, []
         for event in events:
             if isinstance(event, Ended):

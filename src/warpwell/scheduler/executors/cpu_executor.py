@@ -134,7 +134,7 @@ class CpuRun(BlockRun):
         return ran if ended == 0 else ran * max(len(self.slots), 1) / ended
 
     def rest(self, now: float) -> float:
-        """Return how long a task that runs whole will go on; where nobody knows, or it should be over, as it has."""
+        """Return how long a task that runs whole will go on; if that is unknown or past, as long as it has run."""
         ran = max(now - self.since, 0.0)
         whole = self.job.task.profile.seconds
         return ran if whole is None or ran > whole else whole - ran
@@ -201,7 +201,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
-    # -- what the scheduler calls --------------------------------------------------------------------------------
+    # -- calls of the scheduler ----------------------------------------------------------------------------------
 
     def keeps(self, array: Any) -> bool:
         """See `Executor`."""
@@ -401,7 +401,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         self._end(run)
 
     def _end(self, run: CpuRun) -> None:
-        """End the arguments, then say so, unless nobody is to hear of it."""
+        """End the arguments, then report it, unless the run was given up."""
         error = run.end()
         with self._lock:
             run.inside = False
@@ -421,7 +421,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         except Exception as error:
             self._say(Ended(job, self.now(), error))
             return
-        # here a block is one thread, which no barrier waits for: what runs in slices elsewhere runs by blocks
+        # on a CPU a block is one thread, for which no barrier waits: kernels that run in slices on a GPU run by blocks
         whole = plain or not (blocks.preemptible or blocks.sliceable)
         run = self._runs[job] = CpuRun(job, blocks, quota, whole)
         run.mark(self.now())
@@ -452,7 +452,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         return False
 
     def _settle(self, run: CpuRun) -> bool:
-        """The last thread of a run has left: see what that means."""
+        """Decide what follows when the last thread of a run has left."""
         if run.phase is Phase.GONE:
             return True
         if run.phase is Phase.STOPPED:  # flushed: all was said
@@ -482,14 +482,14 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         return True
 
     def _gone(self, run: CpuRun) -> bool:
-        """Say nothing more of a run, but for an end that is under way; return whether the caller must end it."""
+        """Give a run up, unless its end is under way; return whether the caller must end its arguments."""
         run.write(STOP, 1)
         if run.phase is not Phase.ENDING:
             run.phase = Phase.GONE
         return not run.busy
 
     def _await(self, seconds: float) -> None:
-        """Wait until no thread is inside of a run that nobody asks for any more."""
+        """Wait until no thread is inside of a run that was given up."""
         until = time.monotonic() + seconds
         while self._leaving and (rest := until - time.monotonic()) > 0:
             self._changed.wait(rest)

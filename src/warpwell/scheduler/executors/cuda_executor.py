@@ -106,7 +106,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """See `Executor`."""
         return hasattr(array, "__cuda_array_interface__") or self._gpu.device != "cuda"
 
-    # -- what the scheduler calls --------------------------------------------------------------------------------
+    # -- calls of the scheduler ----------------------------------------------------------------------------------
 
     def launch(self, job: Job, placement: Placement) -> None:
         """See `Executor`. A kernel is compiled before its first block runs, in a thread beside this one."""
@@ -203,7 +203,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         return self._take_events()
 
     def _advance(self) -> None:
-        """Go on with every run as far as it is, and note what there is to say."""
+        """Advance every run, and note its events."""
         with self._lock:
             prepared, self._prepared = self._prepared, []
         fault: BaseException | None = None
@@ -355,7 +355,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.events = [run.mark(self._gpu)]
 
     def _look(self, run: CudaRun) -> None:
-        """See what became of a run."""
+        """Read the progress of a run, and act on it."""
         if run.form == "slices":
             self._look_at_slices(run)
             return
@@ -459,7 +459,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             run.control = 0
 
     def _lose(self, error: BaseException) -> None:
-        """Give everything up: after a fault nothing runs in this process any more."""
+        """Give every run up: after a fault no kernel runs in this process any more."""
         self._lost = error
         self._events = lost_with(error, self._runs.values(), self._events, self.now())
         told = {event.job for event in self._events}

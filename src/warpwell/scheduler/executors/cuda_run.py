@@ -1,4 +1,4 @@
-"""CudaRun: what a `CudaExecutor` knows of a task on the GPU."""
+"""CudaRun: the state of a task on the GPU, for `CudaExecutor`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CudaRun(BlockRun):
         self.stream: Any = None
         self.events: list[Any] = []
         self.timer: Any = None
-        """An event before its first block, where somebody wants to know what the kernel takes."""
+        """An event before its first block, if the time of the kernel is to be measured."""
         self.last: Any = None
         """The last of `events` that was reached."""
         self.side: Any = None
@@ -74,16 +74,16 @@ class CudaRun(BlockRun):
     def short(self) -> bool:
         """Whether it is expected to be over before it could be preempted."""
         seconds = self.job.task.profile.seconds
-        # what runs whole cannot be asked to leave, should it not be over
+        # a kernel that runs whole cannot be preempted if the time was wrong
         return seconds is not None and seconds < WHOLE and not self.said
 
     @property
     def said(self) -> bool:
-        """Whether its times are what somebody said, and nobody has measured or predicted."""
+        """Whether its times were given by the submitter, neither measured nor predicted."""
         return self.job.task.profile.source == "given"
 
     def begin_slices(self, gpu: Any, now: float) -> None:
-        """Choose how many blocks a slice has: as many as take some time; what was only said of it has to show."""
+        """Choose how many blocks a slice has, by the expected time; with given times, start with one wave."""
         assert self.blocks is not None
         wave = min(self.most(gpu), self.blocks.blocks)
         seconds = self.block_seconds
@@ -98,16 +98,16 @@ class CudaRun(BlockRun):
         self.since = now
 
     def begins(self, gpu: Any) -> None:
-        """Note when its first block begins, if its analyzer wants to know what it takes. It costs an event."""
+        """Record when its first block begins, if its analyzer wants the kernel's time. It costs an event."""
         known = self.job.task.known
         self.timer = gpu.mark(self.stream, True) if known is not None and known.wants and not self.done else None
 
     def mark(self, gpu: Any) -> Any:
-        """Return an event behind what its stream was given so far."""
+        """Return an event behind all work that its stream has so far."""
         return gpu.mark(self.stream, self.timer is not None)
 
     def ends(self, gpu: Any) -> None:
-        """Note what the kernel took, without copies, where its beginning was noted."""
+        """Note the time of the kernel, without copies, if its beginning was recorded."""
         if self.timer is not None and self.error is None:
             # one that grew has events of two streams, and was not alone from its beginning
             last = self.last if not self.events else self.events[0] if len(self.events) == 1 else None
@@ -131,7 +131,7 @@ class CudaRun(BlockRun):
         self.launched += count
 
     def most(self, gpu: Any) -> int:
-        """Return the workers that it may have, at most what is resident."""
+        """Return the workers that it may have, at most as many as can be resident."""
         resident = self.resources["resident"]
         if self.placement.partition is not None:
             resident = resident * gpu.partitions[self.placement.partition] // gpu.processors
@@ -149,10 +149,10 @@ class CudaRun(BlockRun):
 def lost_with(
     error: BaseException, runs: Iterable[CudaRun], events: Sequence[Ended | Stopped], time: float
 ) -> list[Ended | Stopped]:
-    """End what ran when a GPU was lost; return what the scheduler is to be told in place of `events`.
+    """End the runs on a lost GPU; return the events for the scheduler, in place of `events`.
 
-    What has ended has ended. Who was told that a task stopped has it in a queue, and will find out; where nobody was
-    told yet, it is lost instead.
+    Tasks that have ended stay ended. A task whose stop was polled is in a queue of the scheduler, which will find out;
+    a task whose stop was not polled yet is lost.
     """
     told: list[Ended | Stopped] = [event for event in events if isinstance(event, Ended)]
     ended = {event.job for event in told}

@@ -50,7 +50,7 @@ class Threads:
             if call is None:
                 return
             call()
-            del call  # what it holds must not live until the next one
+            del call  # its objects must not live until the next call
             with self._lock:
                 if self._closed:
                     return

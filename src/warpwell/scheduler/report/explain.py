@@ -1,4 +1,4 @@
-"""A log in plain sentences: what happened, and why each decision was taken, with the figures that it compared."""
+"""A log in plain sentences: each event, and the reason for each decision with the figures that it compared."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def duration(seconds: Any) -> str:
 
 
 def figures(why: dict[str, Any], *leave_out: str) -> str:
-    """Return the figures of a decision that no sentence has told, in brackets; empty where there are none."""
+    """Return the figures of a decision that its sentence left out, in brackets; empty if there are none."""
     told = ", ".join(
         f"{key} = {value:.4g}" if isinstance(value, float) else f"{key} = {value}"
         for key, value in why.items()
@@ -87,7 +87,7 @@ _LAUNCH_RULES = {
     "dominant share": "its tenant's dominant share is the smallest",
     "first": "nothing runs",
     "high priority": "its priority is above those that run",
-    "opposite profile": "its class is another than that of what runs with priority",
+    "opposite profile": "its class differs from that of the kernel that runs with priority",
     "worth most": "it is worth most over its whole time",
     "best of all": "of all that waits, tried with the truth, it is worth most",
 }
@@ -129,7 +129,10 @@ def _numbers(why: dict[str, Any], names: tuple[str, ...]) -> list[float] | None:
 
 def _together(s0: float, s1: float, t: float) -> str:
     for_ = "run together forever" if math.isinf(t) else f"run together for another T = {duration(t)}"
-    return f"what runs would {for_}, at a sum of normalized IPC of S0 = {s0:.4g}; after the change it is S1 = {s1:.4g}"
+    return (
+        f"the running kernels would {for_}, at a sum of normalized IPC of S0 = {s0:.4g}; after the change it is "
+        f"S1 = {s1:.4g}"
+    )
 
 
 def _gained(gain: float) -> str:
@@ -142,8 +145,8 @@ def _compared(why: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     if source is not None:
         s0, s1, n, t, c, d, gain = source
         text = (
-            f"{_together(s0, s1, t)}, but for the C = {duration(c)} that the change takes, in which what stays does "
-            f"d n = {d:.4g} * {n:.4g} = {d * n:.4g}"
+            f"{_together(s0, s1, t)}, but for the C = {duration(c)} that the change takes, in which the "
+            f"kernel that stays does d n = {d:.4g} * {n:.4g} = {d * n:.4g}"
         )
         if math.isfinite(t) and c >= t:
             text += ". C is not below T"
@@ -170,7 +173,7 @@ def _compared(why: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 _REASONS = {
     "no cost test": "the newcomer makes a better combination, and this policy does not test the cost",
-    "no prediction": "nothing is known yet of how long what runs, or the newcomer, will still take",
+    "no prediction": "it is not known yet how long the running kernels, or the newcomer, will still take",
     "cancelled": "it was cancelled",
     "makes room": "part of its place goes to a newcomer",
     "alone": "nothing else runs any more",
@@ -272,7 +275,7 @@ def _reject(event: Event, names: Names) -> str:
 
 
 def _lost(event: Event, names: Names) -> str:
-    return f"{_task(event, names)} is lost{figures(event.why)}: what it ran on is gone, and its input with it."
+    return f"{_task(event, names)} is lost{figures(event.why)}: the device or process that had its input is gone."
 
 
 def _other(event: Event, names: Names) -> str:

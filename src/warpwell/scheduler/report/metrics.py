@@ -1,4 +1,4 @@
-"""Metrics: what a run was like, from its jobs; the same for a simulation and for hardware.
+"""Metrics: figures of a run, made of its jobs; the same for a simulation and for hardware.
 
 The terms are those of Eyerman and Eeckhout (IEEE Micro 2008), taken over requests, which are the programs here: a
 request is a chain of kernels, of which only the head competes.
@@ -36,13 +36,13 @@ class Turnaround:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a run was like.
+    """Figures of a run.
 
     Attributes
     ----------
     stp : float
-        Sum of the times alone of what was done, over the makespan. On a backlogged trace this is the mean sum of
-        normalized IPC; on an open one below saturation every policy that keeps up has the load.
+        Sum of the times alone of the kernels that ended, over the makespan. On a backlogged trace this is the mean sum
+        of normalized IPC; on an open one below saturation every policy that keeps up has the load.
     antt : float
         Mean of turnaround over time alone, of requests. At least 1.
     fairness : float
@@ -100,7 +100,7 @@ class Metrics:
     decision_p99: float = math.nan
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON; what is not known (nan) is None."""
+        """Return plain data for JSON; unknown figures (nan) are None."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
 
@@ -123,7 +123,7 @@ def measure(
     jobs : iterable of Job
         All jobs of the run, in order of submission.
     events : iterable of Event
-        Its log: preemptions, what was dropped.
+        Its log: preemptions, and blocks that were dropped.
     alone : callable, optional
         Seconds that a task takes alone, measured with the untransformed kernel. `Profile.seconds` by default; a task
         for which it is None counts in no figure that needs it.
@@ -193,7 +193,7 @@ def _makespan(jobs: Sequence[Job]) -> float:
 
 
 def _of_requests(requests: dict[Request, list[tuple[Job, float | None]]]) -> dict[str, Any]:
-    """Return figures of requests, of whose jobs the time alone is given."""
+    """Return figures of requests; each job has its time alone, where known."""
     slowdowns: list[float] = []
     progress: dict[str, list[float]] = {}
     by_priority: dict[int, list[float]] = {}

@@ -64,7 +64,7 @@ class _Histogram:
 
 
 class LogMetrics:
-    """What a log says, counted; nothing of an event is kept once its task has ended.
+    """Counts the events of a log; nothing of an event is kept once its task has ended.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class LogMetrics:
             del self._live[event.task]
 
     def service(self, *, restarts: int, clients: int, held: int) -> None:
-        """Set what a service knows besides the log."""
+        """Set the figures of a service that are not in its log."""
         self._values["warpwell_owner_restarts_total"] = {(): float(restarts)}
         self._values["warpwell_clients"] = {(): float(clients)}
         self._values["warpwell_held_bytes"] = {(): float(held)}

@@ -69,7 +69,7 @@ def stays(log: Iterable[Event]) -> list[Stay]:
         last = max(last, event.time)
         here = open_.get(event.task)
         if event.kind == "launch":
-            if here is not None:  # its owner died, and nobody could say so
+            if here is not None:  # its owner died without an event
                 close(here, event.time, "lost")
             lane = free.pop() if free else lanes
             lanes = max(lanes, lane + 1)

@@ -1,4 +1,4 @@
-"""Where a service listens: a socket in a folder that nobody else writes to, and a lock: one service a place."""
+"""The address of a service: a socket in a folder that only its user may write to, and a lock: one service a place."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def prepare(path: Path, group: int | None) -> None:
     found = os.lstat(folder)
     own = found.st_uid in (os.getuid(), 0)
     private = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    # in a sticky folder nobody removes what is another's, but anybody may be there first
+    # in a sticky folder users cannot remove files of others, but anybody may create the socket first
     if not stat.S_ISDIR(found.st_mode) or not own or not private:
         raise errors.ServiceError(
             f"{folder} must be a folder of yours that others cannot write to: the socket could be replaced there. "
@@ -102,7 +102,7 @@ def group_id(name: str) -> int:
     Raises
     ------
     ArgumentError
-        There is none of this name.
+        No group has this name.
     """
     try:
         return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
@@ -116,7 +116,7 @@ def user_id(name: str) -> int:
     Raises
     ------
     ArgumentError
-        There is none of this name.
+        No group has this name.
     """
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid

@@ -1,4 +1,4 @@
-"""`Broker`: between the clients of a service and its owner: who is owed what, and what runs again."""
+"""`Broker`: handles the messages of a service's clients and of its owner, and submits again when the owner died."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class _Call(NamedTuple):
 
 
 class Broker:
-    """What a service does for its clients.
+    """Serves the clients of a service.
 
     Parameters
     ----------
     settings : dict
         What an owner is told first (see `warpwell.scheduler.service.owner`).
     allow, trust : sequence of str, bool
-        Modules whose kernels others than the owner's user may launch (``pkg.*``: those below a package); whether they
-        may launch any.
+        Modules whose kernels other users may launch (``pkg.*``: modules below a package); whether they may launch any
+        kernel.
     max_message, max_held : int
         Bytes of a message; bytes that a tenant may have here (see `Holdings`).
     log : path, optional
@@ -165,21 +165,21 @@ class Broker:
             session.coming = nbytes
 
     def _came(self, session: Session) -> None:
-        """Count a message no more that is there: what is kept of it counts as what it is."""
+        """Stop counting a message that has arrived: its arrays are counted as input."""
         self._holdings.comes(session.tenant, -session.coming)
         session.coming = 0
 
     def take(self, session: Session, message: protocol.ServiceMessage) -> None:
-        """Do what a client asks.
+        """Handle a client's message.
 
         Raises
         ------
         ServiceError
-            The message is none of those that are known, or damaged: the client is to be dropped.
+            The message is unknown or malformed: the caller drops the client.
         """
         action = client_handles.get(message.kind)
         if action is None:
-            raise errors.ServiceError(f"{session.connection.peer} sent {message.kind!r:.40}, which is no known message")
+            raise errors.ServiceError(f"{session.connection.peer} sent {message.kind!r:.40}, an unknown message")
         call = message.get("call", int)
         try:
             with self._lock:
@@ -189,7 +189,7 @@ class Broker:
                 if self.failure:
                     raise errors.ServiceError(f"the process that owns the device does not start: {self.failure}")
                 later = action(self, session, call, message)
-            if later is not None:  # what takes long, and needs nothing of ours
+            if later is not None:  # long work that needs no lock
                 later()
         except errors.WarpwellError as error:
             session.answer_error(call, error)
@@ -310,7 +310,7 @@ class Broker:
         session.answer(call, self.status())
 
     def status(self) -> dict[str, Any]:
-        """Return what the service is and does, as plain data."""
+        """Return the service's policy, device and counters, as plain data."""
         process = self._owner.process
         with self._lock:
             return {
@@ -332,7 +332,7 @@ class Broker:
     # the owner; called in its thread
 
     def _pump(self) -> None:
-        """Send the owner what it is to have."""
+        """Send the owner the requests that it may have now."""
         if self._fault is not None or not self._owner.connected:
             return
         while found := self._ledger.sendable():

@@ -40,14 +40,14 @@ def connect(
     path : path, optional
         Of its socket; by default where `warpwell sched serve` of this user listens.
     tenant : str, optional
-        On whose account tasks run. A service for a group decides that itself, by user.
+        Tenant that tasks are charged to. A service for a group decides that itself, by user.
     timeout : float
         Seconds that the service may take to answer; and to say anything while something is waited for, twice.
 
     Raises
     ------
     ServiceError
-        There is none, it refuses, speaks another version, or does not answer.
+        No service listens there, or it refuses, speaks another version, or does not answer.
     """
     return Client(path, tenant=tenant, timeout=timeout)
 
@@ -60,7 +60,7 @@ class Client:
     Attributes
     ----------
     tenant : str
-        On whose account tasks run.
+        Tenant that tasks are charged to.
     about : dict
         Policy, device and so on of the service.
     """
@@ -122,7 +122,7 @@ class Client:
         Raises
         ------
         ArgumentError, DTypeError
-            The kernel or an argument cannot travel, or an option cannot be.
+            The kernel or an argument cannot be sent, or an option is invalid.
         QuotaError
             The tenant has too much at the service.
         TaskLostError
@@ -199,11 +199,11 @@ class Client:
         return self._call({"type": "metrics"}).arrays[0].tobytes().decode()
 
     def log(self) -> Log:
-        """Return the service's log: what was decided, and why."""
+        """Return the service's log: its decisions and their reasons."""
         return Log.read(io.StringIO(self._call({"type": "log"}).arrays[0].tobytes().decode()))
 
     def status(self) -> dict[str, Any]:
-        """Return what the service is and does: policy, device, clients, requests, restarts of the owner."""
+        """Return the service's policy, device, clients, requests and restarts of the owner."""
         header = self._call({"type": "status"}).header
         return {key: value for key, value in header.items() if key not in ("type", "call")}
 
@@ -225,12 +225,12 @@ class Client:
     ) -> None:
         self.close(cancel=kind is not None)
 
-    # what handles and arrays ask
+    # calls of handles and arrays
 
     def state_of(self, handle: ServiceHandle) -> State:
         """Return where a task is (`ServiceHandle.state`)."""
         if threading.current_thread() is self._reader:
-            return State.RUNNING  # a callback; the answer could not be heard
+            return State.RUNNING  # a callback: this thread cannot receive the answer
         state = State(self._call({"type": "state", "task": handle.number}).get("state", str))
         ended = state in (State.DONE, State.FAILED, State.CANCELLED)
         return State.RUNNING if ended and not handle.done() else state
@@ -272,14 +272,14 @@ class Client:
 
     def _check(self) -> None:
         if self._process != os.getpid():
-            raise errors.ForkError(f"this connection is that of process {self._process}, which forked: connect again")
+            raise errors.ForkError(f"this connection belongs to process {self._process}, which forked: connect again")
         if self._dead is not None:
             raise errors.ServiceError(str(self._dead))
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
     def _ask(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> Future[protocol.ServiceMessage]:
-        """Send a call; return what its answer will come into."""
+        """Send a call; return the future of its answer."""
         reply: Future[protocol.ServiceMessage] = Future()
         with self._lock:
             if self._dead is not None:
@@ -306,7 +306,7 @@ class Client:
             raise wire.error_of(message.get("error", dict))
         return message
 
-    # the thread that hears the service
+    # the thread that receives from the service
 
     def _read(self) -> None:
         asked = False
@@ -315,7 +315,7 @@ class Client:
                 message = self._connection.receive()
                 if message is not None:
                     asked = False
-                    self._hear(message)
+                    self._handle(message)
                 elif asked:
                     raise errors.ServiceError(
                         f"the service at {self.path} has said nothing for {2 * self._connection.patience:g} s: is it "
@@ -330,11 +330,11 @@ class Client:
             ))  # fmt: skip
         except errors.WarpwellError as error:
             self._die(errors.ServiceError(str(error)))
-        except Exception as error:  # nobody may wait for this thread in vain
+        except Exception as error:  # callers must not wait for a dead thread
             self._die(errors.ServiceError(f"the service at {self.path} was not understood: {error!r}"))
         self._connection.interrupt()
 
-    def _hear(self, message: protocol.ServiceMessage) -> None:
+    def _handle(self, message: protocol.ServiceMessage) -> None:
         handler = handles.get(message.kind)
         if handler is not None:
             handler(self, message)
@@ -364,7 +364,7 @@ class Client:
         raise errors.ServiceError(message.get("message", str))
 
     def _die(self, why: errors.ServiceError) -> None:
-        """Tell everybody who waits that nothing will come any more."""
+        """Fail all calls and handles that wait: the connection is over."""
         with self._lock:
             if self._dead is None:
                 self._dead = why
@@ -440,7 +440,7 @@ class ServiceArray:
 
 
 class Packer:
-    """Collects the launches of a request and the arrays that they take, each array once.
+    """Collects the launches of a request and their arrays, each array once.
 
     Parameters
     ----------
@@ -470,7 +470,7 @@ class Packer:
             The kernel or an argument cannot travel.
         """
         if not isinstance(launch, Launch):
-            raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n] and its arguments", name="launch")
+            raise errors.ArgumentError(f"{launch!r:.80} is not a launch: pass kernel[n] and arguments", name="launch")
         if launch.stream is not None:
             raise errors.ArgumentError("a launch with a stream of its own is not scheduled: leave the stream out")
         named = references.reference(launch.kernel)

@@ -20,8 +20,8 @@ ROOM = 2.0
 class Holdings:
     """Bytes of tenants: messages on their way in, input, arrays on the device, and answers that were not read.
 
-    They belong to the tenant, not to a connection: whoever connects again has what was not given back yet. All is
-    under the lock of the broker; what waits gives it up meanwhile.
+    They belong to the tenant, not to a connection: bytes that were not given back yet count after a reconnect, too.
+    All methods run under the broker's lock; those that wait release it meanwhile.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Holdings:
     def results(
         self, held: HeldRequest, places: Sequence[int], arrays: Sequence[NDArray[Any]]
     ) -> tuple[Callable[[], list[NDArray[Any]]], Callable[[], None]]:
-        """Return what gives the arrays of a result when it is sent, and what is to be called then.
+        """Return a function that gives the arrays of a result when it is sent, and one to call after that.
 
         Results are owed in any case. Of each array of a request there is one here, the newest, however many of its
         tasks' results were not read.
@@ -110,7 +110,7 @@ class Holdings:
         return lambda: [results[p] for p in places], sent
 
     def reader(self, tenant: str, nbytes: int) -> Callable[[], None]:
-        """Return what notes, without the lock, that an answer was read."""
+        """Return a function that takes the lock and notes that an answer was read."""
 
         def read() -> None:
             with self._room:
@@ -119,7 +119,7 @@ class Holdings:
         return read
 
     def read(self, tenant: str, nbytes: int) -> None:
-        """Note that an answer was sent, or that nobody is there any more to read it."""
+        """Note that an answer was sent, or that its client has gone."""
         self._unread[tenant] -= nbytes
         self._room.notify_all()
 
@@ -131,8 +131,8 @@ class Holdings:
 
 
 def not_named(tenant: str, named: Iterable[str]) -> str:
-    """Return what somebody is told whose tenant has no setting, where others have one."""
+    """Return the message for a tenant without a setting, if others have one."""
     return (
-        f"tenant {tenant!r} is in no setting of this service: connect(tenant=...) as one of "
+        f"tenant {tenant!r} has no setting in this service: connect(tenant=...) as one of "
         f"{', '.join(sorted(named))}, or ask for it in --tenants"
     )

@@ -1,4 +1,4 @@
-"""`Ledger`: what a service holds for its clients, and what becomes of it when the owner dies. No I/O, no threads.
+"""`Ledger`: requests and arrays that a service holds, and their fate when the owner dies. No I/O, no threads.
 
 A request stays here, with its input, until its last task has ended. So when the owner dies, what has its input here
 runs again in the next owner; what used arrays on the device cannot, because they died with it.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ... import errors
 
 MAX_DEATHS = 3
-"""Owners that may die while a request was on the device, before it is given up whoever killed them."""
+"""Owners that may die while a request was on the device, before it is given up, whichever task killed them."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class HeldRequest:
     taking: int = 0  # its place in the order in which the owner takes them in; 0: it does not do so now
     taken: bool = False  # it has done so
     deaths: int = 0
-    results: dict[int, NDArray[Any]] = field(default_factory=dict)  # what its client has not been sent yet
+    results: dict[int, NDArray[Any]] = field(default_factory=dict)  # results that its client has not been sent yet
     unsent: int = 0  # messages with them
 
     @property
@@ -123,7 +123,7 @@ class Ledger:
             self._pieces[piece.number] = (held, piece)
 
     def sendable(self) -> list[HeldRequest]:
-        """Return what the owner is to have now, and take it for sent.
+        """Return the requests that the owner may have now, and count them as sent.
 
         While there are suspects that is one of them (`alone`), until it has ended or is cleared.
         """
@@ -141,7 +141,7 @@ class Ledger:
         return found
 
     def _before(self, held: HeldRequest) -> HeldRequest:
-        """Return what a request comes after and is to be sent first, or itself."""
+        """Return the request that must be sent before this one, or this one."""
         if not held.options.get("after"):
             return held
         first, earlier = held, False
@@ -172,7 +172,7 @@ class Ledger:
 
     @property
     def judged(self) -> bool:
-        """Whether it counts how long the suspect has been alone: it runs, or cannot before others have ended."""
+        """Whether the suspect's time alone counts: it runs, or cannot run before others have ended."""
         alone = self.alone
         if alone is None or alone.launched:
             return alone is not None
@@ -371,7 +371,7 @@ class Ledger:
         return sum(c[tenant] if tenant is not None else c.total() for c in counts)
 
     def leaving_bytes(self, tenant: str) -> int:
-        """Return those of them that nobody wants any more: the owner has not said yet that they are gone."""
+        """Return the bytes among them that are being given back: the owner has not confirmed it yet."""
         return self._leaving[tenant]
 
 

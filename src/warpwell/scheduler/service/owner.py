@@ -6,10 +6,10 @@ It imports the kernels that clients name, runs a `Scheduler`, and tells the serv
 made to die: when the device fails, or a kernel is stuck, it says so and ends at once, and the service starts another
 one. It also ends when the service does.
 
-Three threads besides the scheduler's: the first one takes what the service sends; the reporter tells what happened, in
-the order in which it happened; the third one says each second that all is well. What may take long (importing a file
-that is new, and what a kernel does with new types of arguments) has a thread for each line of clients, so that the
-others' messages pass (`Lines`); the third thread watches the imports.
+Three threads besides the scheduler's: the first one receives messages of the service; the reporter sends events, in the
+order in which they happened; the third one sends a sign of life each second and watches imports. Work that may take
+long (importing a new file, compiling a kernel for new types of arguments) has a thread for each line of clients, so
+that messages of others pass (`Lines`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FAULT = 70
 """Exit status of an owner that ends because of its device."""
 
 SAVING = 30.0
-"""Seconds between two savings of what was learnt."""
+"""Seconds between two savings of the learner's history."""
 
 LOADING = 120.0
 """Seconds that importing a file of kernels may take."""
@@ -102,7 +102,7 @@ class _RequestArrays:
 
 
 def _signature(task: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> Any:
-    """Return what a kernel was compiled and looked at for: its name, and the types of its arguments."""
+    """Return the key of a compiled kernel: its name, and the types of its arguments."""
     types = [
         (kind, arrays[value].dtype.str, arrays[value].ndim) if kind in ("array", "scalar") else kind
         for kind, value in task["arguments"]
@@ -117,8 +117,8 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 class Lines:
     """Takes messages at once where nothing is in their way; in a thread of their line where they take long.
 
-    Importing a file of kernels, and compiling to count what a kernel does, take as long as their authors like. What
-    comes after on the same line waits for it, in order; nobody else does. A line ends when nothing is left on it.
+    Importing a file of kernels, and compiling them, may take any time. Later messages of the same line wait for it, in
+    order; those of other lines do not. A line ends when it is empty.
 
     Parameters
     ----------
@@ -165,14 +165,14 @@ class Lines:
 
 
 class Owner:
-    """What runs in the owner's process.
+    """The scheduler of a service, in the owner's process.
 
     Parameters
     ----------
     connection : ServiceConnection
         To the service.
     settings : ServiceMessage
-        What it wants: device, policy, limit, tenants, stuck, spool.
+        Its settings: device, policy, limit, tenants, stuck, spool.
     """
 
     def __init__(self, connection: protocol.ServiceConnection, settings: protocol.ServiceMessage) -> None:
@@ -185,7 +185,7 @@ class Owner:
             options["stuck_after"] = float(stuck)
         device = settings.get("device", (str, type(None))) or default_device()
         self._learner = Learner(saves=True)
-        self._saving = threading.Lock()  # whoever ends the process first waits for what is being written
+        self._saving = threading.Lock()  # the process must not end while the history is being written
         self._scheduler = Scheduler(
             device, settings.get("policy", str), analyzer=self._learner,
             limit=settings.get("limit", (int, type(None))), tenants=settings.get("tenants", (dict, type(None))),
@@ -234,7 +234,7 @@ class Owner:
         )
 
     def _take(self, message: protocol.ServiceMessage) -> None:
-        """Do what a message asks, and answer it if it is a call."""
+        """Handle a message, and answer it if it is a call."""
         call = message.get("call", (int, type(None)), None)
         header: dict[str, Any] = {}
         arrays: list[NDArray[Any]] = []
@@ -340,7 +340,7 @@ class Owner:
                 if len(self._known) > _REMEMBERED:
                     self._known.clear()
             if threading.get_ident() == self._thread:
-                self._last = (first, handles[0])  # confirmed with the next message: then nobody waits for it
+                self._last = (first, handles[0])  # confirmed with the next message, so that no thread waits for it
             else:
                 self._taken(first, handles[0])
         except BaseException as error:
@@ -349,11 +349,11 @@ class Owner:
                 self._fault(self._stuck, str(failure))
             fields = wire.error_fields(error)
             for task in tasks:
-                self._note_badly(task["id"])  # what comes after it may be on its way
+                self._note_badly(task["id"])  # tasks after it may be on their way
                 self._send({"type": "ended", "task": task["id"], "error": fields})
 
     def _confirm(self) -> None:
-        """Say that the last request is taken in: the scheduler has thought of it, and lives."""
+        """Report that the last request is submitted: the scheduler has decided on it, and lives."""
         last, self._last = self._last, None
         if last is not None:
             self._taken(*last)
@@ -416,7 +416,7 @@ class Owner:
     def _end(self, number: int) -> None:
         handle, request = self._tasks[number]
         if handle.cancelled() or handle.exception() is not None:
-            self._note_badly(number)  # before it is no task any more: what comes after it must not run
+            self._note_badly(number)  # before it leaves `_tasks`: tasks that come after it must not run
         del self._tasks[number]
         if handle.cancelled():
             self._send({"type": "ended", "task": number, "cancelled": True})
@@ -427,7 +427,7 @@ class Owner:
         elif error is not None:
             self._send({"type": "ended", "task": number, "error": wire.error_fields(error)})
             if isinstance(error, errors.StallError):
-                # its threads, or the GPU, cannot be had back from here
+                # this process cannot stop its threads, or the GPU
                 self._stuck = number
                 self._fault(number, str(error))
         else:
@@ -435,7 +435,7 @@ class Owner:
             self._send({"type": "ended", "task": number, "changed": places}, copies)
 
     def _fault(self, task: int | None, why: str) -> None:
-        """Say what happened, and end, now: nothing more can be had from this process."""
+        """Report a fault and end the process now."""
         self._send({"type": "fault", "task": task, "message": why[:4096]})
         os._exit(FAULT)
 

@@ -1,7 +1,7 @@
 """`OwnerProcess`: the service's side of the process that owns the device: starts it, listens, and starts it again.
 
-The service itself never touches the device and imports nobody's kernels, so nothing that a kernel does can take it
-down. Everything here runs in one thread that lives as long as the service.
+The service itself never touches the device and imports no kernels, so no kernel can take it down. Everything here runs
+in one thread that lives as long as the service.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Arrays = Sequence[NDArray[Any]] | Callable[[], Sequence[NDArray[Any]]]
 
 
 class SendQueue:
-    """Sends messages from a thread of its own, so that nobody waits for a peer that reads slowly."""
+    """Sends messages from a thread of its own, so that callers do not wait for a slow peer."""
 
     def __init__(self, connection: ServiceConnection, name: str) -> None:
         self._connection = connection
@@ -66,7 +66,7 @@ class SendQueue:
             self._drop()
 
     def close(self, seconds: float = 1.0) -> None:
-        """Send what is there, for a while, and stop."""
+        """Send the messages that are queued, for some seconds, and stop."""
         self._messages.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
@@ -84,7 +84,7 @@ class SendQueue:
             try:
                 if not gone:
                     self._send(header, arrays() if callable(arrays) else arrays)
-            except Exception:  # the peer has gone, or memory; nobody may wait for this thread in vain
+            except Exception:  # the peer has gone, or memory is short; callers must not wait for a dead thread
                 gone = True
                 self._connection.interrupt()  # its reader finds out, and cleans up
             del item, arrays  # not kept until the next one
@@ -107,18 +107,18 @@ class SendQueue:
         except errors.MessageSizeError as error:
             if header["type"] not in ("reply", "ended"):
                 raise
-            # whoever waits for it is told instead
+            # the waiting caller gets an error instead
             kept: dict[str, Any] = {key: header[key] for key in ("type", "call", "task") if key in header}
             self._connection.send({**kept, "error": wire.error_fields(error)})
 
 
 class OwnerProcess:
-    """The owner, again and again.
+    """Starts the owner process, and starts it again when it dies.
 
     Parameters
     ----------
     settings : dict
-        What an owner is told first: device, policy and so on (see `warpwell.scheduler.service.owner`).
+        Settings that an owner is sent first: device, policy and so on (see `warpwell.scheduler.service.owner`).
     ready, message, died, failed : callable
         ``ready(hello)`` when an owner has started; ``message(message)`` for what it says; ``died(reason)`` when it is
         gone, each in the thread of this object; ``failed(reason)`` when no more owners are started.
@@ -210,7 +210,7 @@ class OwnerProcess:
             reason = self._listen(connection)
         except errors.ServiceError as error:
             reason = str(error)
-        except Exception as error:  # this thread must go on: without it there is no owner, and nobody would know
+        except Exception as error:  # this thread must go on: without it no owner is started, and no client would know
             reason = f"it was not understood: {error!r}"
         finally:
             outbox, self._outbox = self._outbox, None

@@ -59,7 +59,7 @@ _SLICE = 1 << 20
 
 @dataclass(frozen=True)
 class ServiceMessage:
-    """What came: a header, and the arrays of the body (writable, owned by the receiver), or why they were not kept."""
+    """A received message: its header and arrays (writable, owned by the receiver), or why these were dropped."""
 
     header: dict[str, Any]
     arrays: list[NDArray[Any]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class ServiceMessage:
 
     @property
     def kind(self) -> str:
-        """What kind of message it is."""
+        """Its type."""
         return str(self.header["type"])
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
@@ -165,7 +165,7 @@ class ServiceConnection:
         EOFError
             The peer has closed the connection, between two messages.
         ServiceError
-            What came is no message, or too large; or the peer stopped in the middle of one.
+            The bytes are not a message, or it is too large, or the peer stopped in the middle of one.
         """
         prefix = self._read(_PREFIX.size, idle=True)
         if prefix is None:
@@ -207,7 +207,7 @@ class ServiceConnection:
         return message
 
     def close(self) -> None:
-        """Close the connection; whoever receives from it gets EOFError. May be called twice."""
+        """Close the connection; a thread that receives from it gets EOFError. May be called twice."""
         self._broken = True
         self._shut()
         self._socket.close()
@@ -266,7 +266,7 @@ class Handlers(dict[str, Callable[..., Any]]):
 
 
 def hello(connection: ServiceConnection, **fields: Any) -> None:
-    """Say who speaks, and in which version."""
+    """Send a hello with our version."""
     connection.send({"type": "hello", "version": VERSION, **fields})
 
 
@@ -309,7 +309,7 @@ class Peer:
 
 
 def credentials(sock: socket.socket) -> Peer:
-    """Return who has connected; a peer cannot choose what is said here."""
+    """Return the process and user that have connected; the kernel says it, so a peer cannot choose it."""
     return Peer(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
 
 
@@ -327,9 +327,9 @@ def _parse(text: NDArray[np.uint8], peer: str) -> dict[str, Any]:
     try:
         header = json.loads(text.tobytes())
     except (ValueError, RecursionError) as error:
-        raise errors.ServiceError(f"{peer} sent a header that is no JSON: {error}") from None
+        raise errors.ServiceError(f"{peer} sent a header that is not JSON: {error}") from None
     if not isinstance(header, dict) or not isinstance(header.get("type"), str):
-        raise errors.ServiceError(f"{peer} sent a header that is no object with a type")
+        raise errors.ServiceError(f"{peer} sent a header that is not an object with a type")
     return header
 
 

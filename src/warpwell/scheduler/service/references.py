@@ -2,7 +2,7 @@
 
 A kernel is code. Whoever may name any module or file can run any code as the owner's user, because importing runs a
 module. So the service decides who may name what (`allowed`), and the owner runs exactly the bytes that the client saw:
-a file is hashed after it was read, and what was hashed is what runs.
+a file is hashed after it was read, and exactly the hashed bytes run.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def reference(kernel: Any) -> dict[str, str]:
     Raises
     ------
     ArgumentError
-        It is no kernel, or lies where no other process finds it.
+        It is not a kernel, or lies where no other process finds it.
     """
     if isinstance(kernel, Launch):
         raise errors.ArgumentError("this is a launch with its arguments left out: pass kernel[n]", name="kernel")
     if not isinstance(kernel, Kernel):
         raise errors.ArgumentError(
-            f"{kernel!r:.80} is no function with @ww.kernel, and a service takes nothing else: CUDA C++ is for a "
+            f"{kernel!r:.80} is not a function with @ww.kernel, and a service takes nothing else: CUDA C++ is for a "
             "Scheduler of your own",
             name="kernel",
         )
@@ -134,13 +134,13 @@ def told(named: dict[str, str]) -> str:
 
 
 class Kernels:
-    """Kernels that were named, imported once each; any thread may ask, and waits for nobody who imports something else.
+    """Imported kernels. Any thread may load one, and waits only for threads that import the same file.
 
     Parameters
     ----------
     spool : Path
-        A folder of this user alone; copies of files lie there, so that what was hashed is what runs, and the compiler
-        finds the source however the original changes.
+        A folder of this user alone for copies of files, so that the hashed bytes run, and the compiler finds the source
+        even if the original changes.
     """
 
     def __init__(self, spool: Path) -> None:
@@ -162,16 +162,16 @@ class Kernels:
         Raises
         ------
         SchedulerError
-            It cannot be imported, is not what the client has, or is no kernel.
+            It cannot be imported, differs from the client's file, or is not a kernel.
         """
         module = self._module(named) if "module" in named else self._file(named)
         kernel = getattr(module, named["name"], None)
         if isinstance(kernel, Kernel) and named.get("module") not in (None, kernel.function.__module__):
-            # what an allowed module imports from another one is not allowed by that
+            # allowing a module does not allow kernels that it imports from another one
             kernel = None
         if not isinstance(kernel, Kernel):
             raise errors.SchedulerError(
-                f"{told(named)} is no kernel for the service's owner: decorate the function with @ww.kernel, at the "
+                f"{told(named)} is not a kernel for the service's owner: decorate the function with @ww.kernel, at the "
                 "top level of its file",
                 task=named["name"],
             )

@@ -36,7 +36,7 @@ _OWNER, _SOON = 5.0, 0.25
 """Seconds that the owner has to end by itself, usually and where somebody waits."""
 
 UNREAD = 1000
-"""Messages that wait to be read by a client, from which on it is not heard."""
+"""Messages that may wait to be read by a client; with more, the service receives nothing from it."""
 
 
 class Service:
@@ -47,7 +47,7 @@ class Service:
     path : path, optional
         Of the socket; `warpwell.scheduler.service.address.default_path` by default.
     device, policy, limit, tenants
-        As for `Scheduler`. Where `tenants` names any, nobody else gets in.
+        As for `Scheduler`. If `tenants` names any, only those get in.
     group : str, optional
         Name or number of a group that the socket is opened to as well. Then a user is a tenant, and cannot choose.
     users : mapping, optional
@@ -96,7 +96,7 @@ class Service:
         unnamed = sorted(set((users or {}).values()) - self._named)
         if self._named and unnamed:
             raise errors.ArgumentError(
-                f"users are tenants {', '.join(unnamed)}, of which tenants= has no setting: name them there, too",
+                f"users are tenants {', '.join(unnamed)}, for which tenants= has no setting: name them there, too",
                 name="users",
             )
         self._max_message, self._patience = max_message, patience
@@ -156,7 +156,7 @@ class Service:
         Parameters
         ----------
         soon : bool
-            Wait for nobody longer than a fraction of a second.
+            Wait for clients and owner no longer than a fraction of a second.
         """
         with self._lock:
             if self._closed:
@@ -186,7 +186,7 @@ class Service:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.path.unlink(missing_ok=True)  # left by a service that was killed: its lock is ours
         listener.bind(os.fspath(self.path))
-        # nobody can connect before listen(), so at no moment does it stand open with another mode
+        # no client can connect before listen(), so the socket is never open with another mode
         if self._group is not None:
             os.chown(self.path, -1, self._group)
         os.chmod(self.path, 0o600 if self._group is None else 0o660)
@@ -202,7 +202,7 @@ class Service:
             try:
                 sock, _ = listener.accept()
             except OSError:
-                time.sleep(0.05)  # closed; or out of descriptors, of which others will give some back
+                time.sleep(0.05)  # closed; or out of descriptors, which other connections will release
                 continue
             number += 1
             self._threads = [t for t in self._threads if t.is_alive()]
@@ -210,14 +210,14 @@ class Service:
             connection = protocol.ServiceConnection(
                 sock, f"client {number} (process {peer.pid} of user {peer.uid})", max_body=0, patience=self._patience
             )
-            self._hear_out(peer.uid, connection)
+            self._await_hello(peer.uid, connection)
             thread = threading.Thread(target=self._serve, args=(connection, peer, number),
                                       name=f"warpwell-client-{number}", daemon=True)  # fmt: skip
             thread.start()
             self._threads.append(thread)  # started before, or it would be taken for one that has ended
 
-    def _hear_out(self, uid: int, connection: protocol.ServiceConnection) -> None:
-        """Wait for what a connection says of itself; not for those any longer that did not say it in time."""
+    def _await_hello(self, uid: int, connection: protocol.ServiceConnection) -> None:
+        """Note a connection that has not said hello yet; interrupt those that took too long, or are too many."""
         now = time.monotonic()
         with self._lock:
             late = [c for its in self._silent.values() for c, since in its.items() if now - since > self._patience]
@@ -230,7 +230,7 @@ class Service:
                 for some in self._silent.values():
                     some.pop(other, None)
 
-    def _heard(self, uid: int, connection: protocol.ServiceConnection) -> None:
+    def _said_hello(self, uid: int, connection: protocol.ServiceConnection) -> None:
         with self._lock:
             its = self._silent.get(uid, {})
             its.pop(connection, None)
@@ -241,7 +241,7 @@ class Service:
         session: Session | None = None
         try:
             hello = connection.expect("hello")
-            self._heard(peer.uid, connection)
+            self._said_hello(peer.uid, connection)
             protocol.check_version(hello, "your program", "the service")
             own = peer.uid == os.getuid()
             tenant = self._tenant(peer, hello.get("tenant", (str, type(None)), None))
@@ -252,7 +252,7 @@ class Service:
             session.outbox.put({"type": "hello", "version": protocol.VERSION, "tenant": session.tenant, "about": about,
                                 "owner": os.getuid(), "max_message": self._max_message})  # fmt: skip
             while not self._closed:
-                session.outbox.wait_below(UNREAD, self._patience)  # who reads nothing is not heard
+                session.outbox.wait_below(UNREAD, self._patience)  # a client that reads nothing may not send
                 message = connection.receive(functools.partial(self.broker.comes, session))
                 if message is None:
                     continue
@@ -262,7 +262,7 @@ class Service:
                 else:
                     self.broker.take(session, message)
         except EOFError:
-            pass  # it has gone, in order or killed
+            pass  # the client has closed, or was killed
         except errors.WarpwellError as error:
             with contextlib.suppress(errors.WarpwellError):
                 connection.send({"type": "refused", "message": str(error)})
@@ -270,7 +270,7 @@ class Service:
             if session is not None:
                 self.broker.drop(session)
                 session.close()
-            self._heard(peer.uid, connection)
+            self._said_hello(peer.uid, connection)
             connection.close()
 
     def _tenant(self, peer: protocol.Peer, wanted: str | None) -> str:
@@ -299,13 +299,13 @@ class Service:
         if self._users is not None and peer.uid in self._users:
             tenant = self._users[peer.uid]
         elif self._users is not None and not own:
-            raise errors.ServiceError(f"user {peer.uid} is no tenant of this service: ask to be added to --users")
+            raise errors.ServiceError(f"user {peer.uid} is not a tenant of this service: ask to be added to --users")
         else:
             tenant = "default" if self._group is None else _login(peer.uid)
         if wanted is None or wanted == tenant:
             return tenant
         if own:
-            return wanted  # who may stop the service may as well choose
+            return wanted  # a user who may stop the service may choose any tenant
         raise errors.ServiceError(f"user {peer.uid} is tenant {tenant!r} of this service, not {wanted!r}")
 
 

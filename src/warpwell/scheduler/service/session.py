@@ -76,7 +76,7 @@ class Session:
         return theirs
 
     def ended(self, theirs: int, *, badly: bool) -> None:
-        """Note that a task has ended; what comes after one that ended badly is cancelled."""
+        """Note that a task has ended; tasks that come after one that ended badly are cancelled."""
         self.tasks.pop(theirs, None)
         if badly:
             self.badly[theirs] = None
@@ -87,7 +87,7 @@ class Session:
         self, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
         sent: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Answer a call; `sent` is called when the answer is read, or nobody is there to read it."""
+        """Answer a call; `sent` is called when the answer is sent, or when the client has gone."""
         self.outbox.put({**header, "type": "reply", "call": call}, arrays, sent)
 
     def answer_error(self, call: int, error: BaseException) -> None:
@@ -102,7 +102,7 @@ class Session:
         self.connection.interrupt()
 
     def close(self) -> None:
-        """Send what is to be sent, for a moment, and stop."""
+        """Send the answers that are queued, for a moment, and stop."""
         self.outbox.close()
 
 

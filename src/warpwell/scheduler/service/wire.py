@@ -1,4 +1,4 @@
-"""Launches and errors as plain data: what a client packs, a service checks, and an owner makes launches of again.
+"""Launches, options and errors as plain data: a client packs them, a service checks them, an owner unpacks them.
 
 An argument travels as a pair: ``["array", k]`` is array k of the message, ``["scalar", k]`` an array of one item that
 is a NumPy number, ``["int", n]``, ``["float", x]``, ``["bool", b]`` Python's numbers, and ``["buffer", n]`` an array
@@ -27,7 +27,7 @@ MAX_THREADS = 1 << 40
 """Threads of a launch at most."""
 
 MAX_DEADLINE = 1e9
-"""Seconds of a deadline at most. What is no float would end the owner."""
+"""Seconds of a deadline at most. A deadline that is not a float would crash the owner."""
 
 INTS = range(-(1 << 63), 1 << 63)
 
@@ -41,7 +41,7 @@ def check_task(task: Any, arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
         It is not.
     """
     if not isinstance(task, dict):
-        raise errors.ServiceError("a task of a request is no object")
+        raise errors.ServiceError("a task of a request is not an object")
     shape, arguments = checked(task, "shape", list), checked(task, "arguments", list)
     if not 1 <= len(shape) <= 3 or not all(type(n) is int and n > 0 for n in shape) or math.prod(shape) > MAX_THREADS:
         raise errors.ServiceError(f"launch shape {shape!r:.60} is not 1 to 3 positive integers, 2**40 threads at most")
@@ -57,7 +57,7 @@ def check_task(task: Any, arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
 
 def _check_argument(pair: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise errors.ServiceError("an argument is no pair of a kind and a value")
+        raise errors.ServiceError("an argument is not a pair of a kind and a value")
     kind, value = pair
     good = False
     if kind in ("array", "scalar"):
@@ -69,7 +69,7 @@ def _check_argument(pair: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
     elif kind == "bool":
         good = isinstance(value, bool)
     if not good:
-        raise errors.ServiceError(f"an argument of kind {kind!r:.20} has the value {value!r:.40}, which cannot be")
+        raise errors.ServiceError(f"an argument of kind {kind!r:.20} has the value {value!r:.40}, which is not valid")
     return [kind, value]
 
 
@@ -127,7 +127,7 @@ def profile_of(fields: dict[str, Any] | None) -> Profile | None:
     Raises
     ------
     ServiceError
-        It has other fields than a `Profile`, or values that cannot be.
+        It has other fields than a `Profile`, or invalid values.
     """
     if fields is None:
         return None
@@ -135,7 +135,7 @@ def profile_of(fields: dict[str, Any] | None) -> Profile | None:
         kind = None if fields.get("kind") is None else Kind(fields["kind"])
         return Profile(**{**fields, "kind": kind, "source": "given"})  # whatever the peer says that it is
     except (TypeError, ValueError) as error:
-        raise errors.ServiceError(f"the profile of a request is none: {error}") from None
+        raise errors.ServiceError(f"the profile of a request is not valid: {error}") from None
 
 
 def options(message: ServiceMessage) -> dict[str, Any]:
