@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 import time
 import types
 import warnings
@@ -11,6 +12,7 @@ import pytest
 
 import warpwell as ww
 from warpwell.pool.agent.cuda_runtime import as_cupy_stream
+from warpwell.targets import fault
 from warpwell.targets.compiler import compiling
 from warpwell.targets.compiler.run_cuda import configured
 
@@ -78,3 +80,22 @@ def test_a_stream_becomes_cupys_by_the_protocol_where_there_is_one() -> None:
     new = space(cuda=space(Stream=space(from_external=lambda s: ("new", s.handle))))
     assert as_cupy_stream(old, stream) == ("old", 7)
     assert as_cupy_stream(new, stream) == ("new", 7)
+
+
+def test_threads_that_launch_first_kernels_pin_the_fault_page_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver refuses to pin memory twice."""
+    pinned = []
+
+    def pin(*args: Any) -> object:
+        time.sleep(0.05)
+        pinned.append(args)
+        return object()
+
+    monkeypatch.setattr(fault, "_pinned", None)
+    monkeypatch.setattr(fault.gpu_memory, "pin_mapped", pin)
+    threads = [threading.Thread(target=fault.share_fault_page) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(pinned) == 1

@@ -146,5 +146,9 @@ os.register_at_fork(after_in_child=_after_fork)
 def share_fault_page() -> None:
     """Let the current GPU access the fault page (pins it; once a process)."""
     global _pinned
-    if _pinned is None:
-        _pinned = gpu_memory.pin_mapped(fault_page(), FAULT_PAGE, _NBYTES)
+    if _pinned is not None:
+        return
+    page = fault_page()
+    with _lock:  # threads that launch their first kernels: the driver refuses to pin the page twice
+        if _pinned is None:
+            _pinned = gpu_memory.pin_mapped(page, FAULT_PAGE, _NBYTES)
