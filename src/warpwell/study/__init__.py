@@ -1,4 +1,4 @@
-"""Traces, workloads and simulation: what compares, and no program needs.
+"""Traces, workloads and simulation: for comparisons; no program needs them.
 
 ================  =======================================================================================
 traces/           kernels and when they arrive, from files or built in

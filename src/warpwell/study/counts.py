@@ -19,7 +19,7 @@ _NEEDED = ("kernel", "size", "warps", "instructions", "seconds")
 def read_counts(
     path: str | os.PathLike[str], *, capacity: Capacity | None = None, machine: Machine | None = None
 ) -> tuple[list[Sample], str]:
-    """Return what was measured of each launch, and the device's name.
+    """Return a sample of each launch, and the device's name.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from .simulator import Simulator
 from .traces import Recipe, Trace
 
 ERROR = 0.05
-"""Median relative error of predicted times, by default: what the predictor is to reach for known applications."""
+"""Default of the median relative error of predicted times: the predictor's goal for known applications."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Experiment:
         log: Log | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> ReplayResult:
-        """Replay the workload, or the one of the recipe, under a policy; the log says what was run."""
+        """Replay the workload, or the one of the recipe, under a policy; the log describes the run."""
         workload = workload or self.recipe.make()
         capacity = self.capacity(workload)
         requests, truth = workload.requests(self.error, self.recipe.seed)
@@ -97,7 +97,7 @@ class Experiment:
         return replay(requests, core, progress=progress)
 
     def about(self, workload: Trace) -> dict[str, Any]:
-        """Return what is to be said about every run, as plain data."""
+        """Return a description of the run as plain data."""
         capacity = self.capacity(workload)
         return {
             "workload": workload.name,

@@ -20,7 +20,7 @@ from ..scheduler.task import Kind
 
 @dataclass(frozen=True)
 class Preemption:
-    """One measured preemption; what was not measured is None.
+    """One measured preemption; fields that were not measured are None.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Preemption:
     kind : Kind or None
         Class of the kernel that stayed.
     decay : float or None
-        What that kernel kept of its rate meanwhile, 0 to 1.
+        The part of its rate that this kernel kept meanwhile, 0 to 1.
     """
 
     nbytes: float | None = None
@@ -45,7 +45,7 @@ class Preemption:
 
 @dataclass(frozen=True)
 class Fit:
-    """What was fitted.
+    """The fitted constants, and how well they fit.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Fit:
         A constant time beside the formula, and the coefficient of determination with it: where blocks drain and
         nothing is saved, the cost is mostly constant.
     notes : list of str
-        What the measurements do not tell.
+        Constants that the measurements do not determine.
     """
 
     model: SourceModel

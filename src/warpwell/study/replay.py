@@ -17,7 +17,7 @@ from .simulator import Simulator
 
 @dataclass
 class ReplayResult:
-    """What a replay left.
+    """The outcome of a replay.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class ReplayResult:
     wasted_seconds: float = 0.0
 
     def metrics(self) -> Metrics:
-        """Return what the run was like."""
+        """Return the metrics of the run."""
         return measure(self.jobs, self.log, alone=self.alone, steps=self.steps, wasted_seconds=self.wasted_seconds)
 
 

@@ -131,7 +131,7 @@ class Simulated:
         return min(self.blocks, self.base + waves * self.width)
 
     def plan(self, now: float, squeezed: bool) -> None:
-        """Find what happens next, and when.
+        """Find the next event and its time.
 
         Parameters
         ----------
@@ -180,7 +180,7 @@ class Simulated:
 
 
 class Simulator(Executor):
-    """A device of which only the rates are simulated: normalized IPC of what runs together, and costs of preemptions.
+    """Simulates a device by rates alone: the normalized IPC of kernels that run together, and costs of preemptions.
 
     Parameters
     ----------
@@ -261,11 +261,11 @@ class Simulator(Executor):
         return self._now
 
     def truth(self, task: Task) -> Profile:
-        """Return what a task is really like."""
+        """Return the true profile of a task."""
         return self._truth.get(task, task.profile)
 
     def launch(self, job: Job, placement: Placement) -> None:
-        """Start a job, or go on with it; what does not find room waits on the device."""
+        """Start or resume a job; blocks without room wait on the device."""
         if job in self._runs:
             raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
         if placement.workers is not None and placement.workers < 1:
@@ -341,7 +341,7 @@ class Simulator(Executor):
         return run.said
 
     def cost(self, victim: Job, stays: Sequence[Job]) -> float:
-        """Return the seconds that a preemption is expected to take, from what is predicted."""
+        """Return the expected seconds of a preemption, from predicted figures."""
         run = self._runs.get(victim)
         profile = victim.task.profile
         if run is not None and run.plain:
@@ -355,7 +355,7 @@ class Simulator(Executor):
         return self._flag + again + 0.5 * (profile.seconds or 0.0) * min(1.0, alone / victim.task.blocks)
 
     def poll(self) -> list[Ended | Stopped]:
-        """Return what has happened; the host begins to decide."""
+        """Return the events so far; the host begins to decide."""
         self._thinks = self._slow and self._host.decision > 0
         said = self._said
         if said:
@@ -419,7 +419,7 @@ class Simulator(Executor):
         self._kept.pop(job, None)
 
     def _find(self, job: Job) -> Simulated | None:
-        """Return what runs; None for a job that has left, which nobody has asked about yet."""
+        """Return the run of a job; None if it has left and its event was not polled yet."""
         run = self._runs.get(job)
         if run is None and not any(event.job is job for event in self._said):
             raise errors.SchedulerError(f"task {job.task.name!r} does not run", task=job.task.name)
@@ -437,7 +437,7 @@ class Simulator(Executor):
             self._settled = self._now
 
     def _fire(self) -> None:
-        """Do what is due now, the oldest kernel first."""
+        """Process everything that is due now, the oldest kernel first."""
         self._settle()
         now = self._now
         self._changed = True
@@ -487,7 +487,7 @@ class Simulator(Executor):
 
     # -- rates -------------------------------------------------------------------------------------------------
     def _plan(self) -> None:
-        """Find room, rates and what happens next, after something has changed."""
+        """Find room, rates and next events after a change."""
         self._settle()
         self._changed = False
         runs = list(self._runs.values())

@@ -1,4 +1,4 @@
-"""Arrangement: where kernels that run together are put, and what that is worth by the rates table."""
+"""Arrangement: places for kernels that run together, and the sum of rates that the rates table gives them."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ class Arranger:
         self._load = 0.0
 
     def now(self, view: View) -> Arrangement:
-        """Return what runs now."""
+        """Return the arrangement of the running kernels."""
         running = view.running
         placements = [job.placement or WHOLE for job in running]
         return Arrangement(running, placements, view.rates.together(self._sight.jobs(view, running), placements))
 
     def estimate(self, view: View, jobs: Sequence[Job], fixed: int = 0) -> float:
-        """Return about what `best` would have as its sum, without asking where that is known of like kernels."""
+        """Return an estimate of the sum of `best`, from like kernels where they are known."""
         exact = self._exact(view, jobs, fixed)
         same = self._same.get(exact)
         return same[2] if same is not None else self._guess(view, jobs, fixed, exact)
 
     def estimates(self, view: View, running: Sequence[Job], heads: Sequence[Job]) -> list[float]:
-        """Return `estimate` of what runs with each of those that wait."""
+        """Return the `estimate` of the running kernels with each waiting one."""
         count = len(running)
         *begin, _ = self._exact(view, running, count)
         load, same, found = self._load, self._same, []
@@ -177,7 +177,7 @@ class Arranger:
         return found
 
     def _factor(self, view: View, jobs: Sequence[Job]) -> float:
-        """Return by which factor something must be better than what cannot go wrong."""
+        """Return the factor by which an arrangement must be better than turns, which cannot go wrong."""
         alike = len({self._sight.profile(view, job).kind for job in jobs}) == 1
         return 1 + (max(self._better, ALIKE) if alike else self._better)
 
@@ -203,7 +203,7 @@ class Arranger:
         return best
 
     def _card(self, view: View, job: Job) -> tuple[Profile, int, int, float, int]:
-        """Return a job's profile, the number that like ones have in common, and what tells how much it fills."""
+        """Return a job's profile, the number that like jobs share, and the figures that say how much it fills."""
         task, profile = job.task, self._sight.profile(view, job)
         shape = shape_of(profile, task.blocks, view.capacity)
         figures = (
@@ -221,7 +221,7 @@ class Arranger:
         return self._extend(view, key, 0.0, jobs, fixed)
 
     def _extend(self, view: View, key: list[Any], load: float, jobs: Sequence[Job], fixed: int) -> tuple[Any, ...]:
-        """Add kernels to a key, of which the first `fixed` run; what is last in it is whether all have room."""
+        """Add kernels to a key, of which the first `fixed` run; its last item is whether all have room."""
         cards = self._cards
         for i, job in enumerate(jobs):
             card = cards.get(job)
@@ -266,7 +266,7 @@ class Arranger:
         return found
 
     def _number(self, table: dict[tuple[Any, ...], int], figures: tuple[Any, ...]) -> int:
-        """Give figures a number that none had before: what is kept under old ones is not taken for theirs."""
+        """Give figures a number that was never used: entries under old numbers must not match."""
         if len(table) >= REMEMBERED:
             table.clear()
         table[figures] = number = next(self._next)
@@ -297,7 +297,7 @@ def _parts(jobs: Sequence[Job], fixed: int, fits: bool, view: View) -> Sequence[
 
 
 def _beside_partitions(view: View, there: Sequence[Placement | None]) -> list[list[float | str | None]]:
-    """Return the one arrangement that is left where kernels run in partitions: newcomers in those that are free."""
+    """Return the only arrangement beside kernels in partitions: newcomers in the free partitions."""
     taken = {p.partition for p in there if p is not None}
     free = [name for pair in pairs(view.capacity) for name in pair if name not in taken and taken & set(pair)]
     found: list[float | str | None] = []

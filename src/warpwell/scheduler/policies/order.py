@@ -67,7 +67,7 @@ class StreamPriority(Policy):
         self.patience = at_least_one("patience", patience)
 
     def bucket(self, job: Job) -> Hashable:
-        """By what gives priority."""
+        """Group by priority, tenant and favoured class."""
         return job.priority, job.task.tenant, job.task.profile.kind is self.favours
 
     def decide(self, view: View) -> list[Decision]:

@@ -1,4 +1,4 @@
-"""What policies share: ranks of combinations, parts of the device, quotas, and jobs as perfect prediction sees them."""
+"""Helpers of all policies: ranks of combinations, parts of the device, quotas, and perfect prediction."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
 
 
 def grow(view: View) -> list[Decision]:
-    """Give what has been left to those that run: equal parts, the whole device to one that runs alone."""
+    """Divide free room among the running kernels: equal parts, or the whole device for one that runs alone."""
     running = view.running
     if all([j.placement is None or j.placement.workers is None for j in running]) or stopping(view):
         return []
@@ -239,7 +239,7 @@ class Sight:
         return seconds * left
 
     def jobs(self, view: View, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Return what estimates of rates are to be asked with."""
+        """Return the jobs with the profiles that rates are estimated from."""
         if not self.perfect or view.truth is None:
             return jobs
         found = []

@@ -1,4 +1,4 @@
-"""Warpwell: the source's idea with what it lacks: aging, tenants, residency, restore cost, more than two kernels."""
+"""Warpwell: the source's rule extended by aging, tenants, residency, restore cost, and more than two kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOONEST = 1e-3
 """Seconds after which it is looked again whether what was to be over before it could leave is over, at the least."""
 
 LOOKS = 3
-"""Preemptions that are weighed at most; those that promise most by what is remembered."""
+"""Preemptions that are weighed at most: those with the best remembered estimates."""
 
 
 class Replacement(NamedTuple):
@@ -48,7 +48,7 @@ class Replacement(NamedTuple):
 
 
 class Warpwell(Policy):
-    """Who runs is decided in this order.
+    """Decides who runs, in this order.
 
     1. Priority of task and tenant, and one more for each `patience` others that passed (aging). What tasks say of
        themselves (priorities above 0, deadlines) and aging get a tenant at most `lead` ahead of the use that is its
@@ -138,7 +138,7 @@ class Warpwell(Policy):
         self._by_name = bool(getattr(rates, "by_name", True))
 
     def bucket(self, job: Job) -> Hashable:
-        """By what decides: tenant, priority, class, preempted or new; tasks with a deadline among themselves."""
+        """Group by tenant, priority, class, preempted or new; tasks with a deadline apart."""
         task = job.task
         name = ""
         if self._by_name:
@@ -206,7 +206,7 @@ class Warpwell(Policy):
         return its + min(claims, 0)
 
     def _first(self, view: View, heads: list[Job]) -> list[Job]:
-        """Return those of the highest level, of the tenants that had least."""
+        """Return the jobs of the highest level, of the tenants that used least."""
         if len(heads) == 1:
             return heads
         levels = [self._level(view, job) for job in heads]
@@ -280,7 +280,7 @@ class Warpwell(Policy):
         return self._put(found, {"rule": "best pair", "S": found.sum})
 
     def _put(self, found: Arrangement, why: dict[str, Any]) -> list[Decision]:
-        """Launch those of an arrangement that wait; those that run get their new quotas first."""
+        """Launch the waiting kernels of an arrangement, after the running ones got their new quotas."""
         resizes: list[Decision] = []
         launches: list[Decision] = []
         for job, placement in zip(found.jobs, found.placements, strict=True):
@@ -387,7 +387,7 @@ class Warpwell(Policy):
         return [Preempt(j, self._mode(view), job, why) for j in victims]
 
     def _queued(self, view: View, now: Arrangement) -> list[Job]:
-        """Return those whose turn has not come: their workers see that they are to leave only when they have room."""
+        """Return the jobs whose turn has not come: their workers see a stop flag only once they have room."""
         if self._mode(view) == "switch":
             return []
         return [job for job, rate in zip(now.jobs, now.rates, strict=True) if rate <= 0]

@@ -1,4 +1,4 @@
-"""History: what kernels took alone, as measured, kept in a file of the user's cache folder."""
+"""History: measured times of kernels that ran alone, kept in a file of the user's cache folder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FORMAT = "warpwell-history/2"
 WEIGHT = 0.25
 """Weight of a new measurement in the average; older ones fade by a quarter with each."""
 SOONER = 0.75
-"""Weight of a time that is shorter: what disturbs a kernel, as its first run is, makes it slower."""
+"""Weight of a time that is shorter than the average: disturbances, such as those of a first run, only lengthen it."""
 KEPT = 4096
 """Samples that are kept at most; the oldest go first."""
 LARGEST = 64 << 20
 """Bytes of a file that is read."""
 
 _LEFT = 60.0
-"""Seconds after which a file that somebody began to write has been left: its process was killed."""
+"""Seconds after which an unfinished file is deleted: the process that wrote it was killed."""
 
 _BEFORE = "warpwell-history/1"
-"""Of files that knew kernels by their bare names: what they measured may be of another kernel."""
+"""Format of older files, which name kernels without a hash of their code: their times may be of other kernels."""
 
 
 def default_path(device: str) -> Path:
@@ -49,7 +49,7 @@ class History:
 
     Times of one kernel and size are averaged, newer ones counting more (an exponentially weighted moving average), so
     that they follow the clock and the driver. A kernel is known by its code (`identity`). Several processes
-    may save to one file: it is whole at any time, and who saves keeps what others have measured meanwhile.
+    may save to one file: it is complete at any time, and saving keeps what other processes have measured meanwhile.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class History:
         return sample
 
     def find(self, sample: Sample) -> Sample | None:
-        """Return what was measured of the same kernel and size."""
+        """Return the measurement of the same kernel and size, or None."""
         return self._samples.get(sample.key)
 
     def snapshot(self) -> History:
@@ -102,7 +102,7 @@ class History:
             self.record(sample)
 
     def save(self) -> None:
-        """Write the file: whole, or not at all. What others have saved there, and this one does not know, stays.
+        """Write the file atomically. Measurements that other processes have saved there are kept.
 
         Raises
         ------

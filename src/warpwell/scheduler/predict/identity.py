@@ -1,4 +1,4 @@
-"""What tells measurements of one kernel from those of all others: its code, the types of its arguments, its size."""
+"""Identity: the key under which a kernel is measured: its code, the types of its arguments, and its size."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _numbers = itertools.count()
 
 
 def identity(launch: Launch, arguments: Sequence[Any]) -> str:
-    """Return what a kernel is known by, with arguments of these types: its name, "@", and a hash.
+    """Return the key of a kernel with arguments of these types: its name, "@", and a hash.
 
-    Kernels that have only their name in common differ: the code counts, with all that it names, and its options. Code
-    that nothing can be said of (a function without a file) is itself alone, in this process (`lasts`).
+    The hash covers the code, everything that the code names, and the options. A function without a file gets a key that
+    is valid in this process only (`lasts`).
     """
     kernel = launch.kernel
     function = kernel.function
@@ -50,18 +50,18 @@ def identity(launch: Launch, arguments: Sequence[Any]) -> str:
 
 
 def lasts(kernel: str) -> bool:
-    """Tell whether what `identity` returned means the same in other processes."""
+    """Return whether a key of `identity` is valid in other processes."""
     return "@~" not in kernel
 
 
 @functools.lru_cache(maxsize=4096)
 def size_class(value: float) -> float:
-    """Return the size that stands for all that differ by less than a fifth; what is not positive for itself."""
+    """Return the representative of all sizes within a fifth of this one; a value that is not positive unchanged."""
     return 2.0 ** (round(STEPS * math.log2(value)) / STEPS) if value > 0 and math.isfinite(value) else value
 
 
 def default_size(launch: Launch, arguments: Sequence[Any]) -> dict[str, float]:
-    """Return features of a launch's size for which none were given, as classes of sizes.
+    """Return the features of a launch's size, as size classes, where the caller gave none.
 
     They are its shape, the integers that it is called with, and the bytes of its arrays.
     """

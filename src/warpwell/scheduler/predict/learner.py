@@ -1,4 +1,4 @@
-"""`Learner`: says what tasks will take alone and what bounds them, and learns from those that ran alone."""
+"""Learner: predicts the time and the class of tasks, and learns from tasks that ran alone."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .predictor import Prediction, Predictor
 from .sample import MEASURED, Sample, kind_of, sized
 
 KERNELS = 1024
-"""Kernels and sizes that are known at the same time; those that were asked for first are forgotten first."""
+"""Kernels and sizes that are kept; the oldest are forgotten first."""
 
 ALWAYS = 4
-"""Measurements of a kernel that are all taken; then one of `RARELY` launches is, to follow the clock and the driver."""
+"""The first launches of a kernel, all of which are measured; then one of `RARELY` is, to follow clock and driver."""
 RARELY = 16
 
 _SIZES, _KERNELS = 8, 256
-"""What predictions are made from: more would take longer than a submission may."""
+"""Sizes of a kernel, and kernels, that the predictor keeps: with more, a submission would take too long."""
 _SAME = 0.1
-"""Part by which a time may differ before the profile changes: policies remember what they have worked out of it."""
+"""Relative change of a time from which the profile changes: policies cache what they derive from a profile."""
 
 _REGISTER_UNIT = 8
 
 
 class Known:
-    """What is known of one kernel, the types of its arguments and its size; tasks carry it (`Task.known`).
+    """A kernel with its argument types and size: its measurements and its profile; tasks carry it (`Task.known`).
 
     Attributes
     ----------
     sample : Sample
-        What it is measured as.
+        Its measurements so far.
     profile : Profile
     wants : bool
         Whether the next launch that runs alone is to be measured.
@@ -59,14 +59,14 @@ class Known:
 
 
 class Learner:
-    """Profiles for tasks that come without one; the times of those that ran alone make the next ones better.
+    """Makes profiles for tasks that come without one, and improves them by the times of tasks that ran alone.
 
-    What it says comes from, in this order: the same kernel and size measured before (``source`` of the profile is
-    "measured"); the kernel at other sizes ("predicted"); nothing ("cold"). A cold profile is the conservative one: no
-    class, so that the kernel runs alone first and is measured; no time, so that nothing is preempted for it or because
-    of it; every access a miss; the whole device needed.
+    The ``source`` of a profile is "measured" if this kernel was measured at this size, "predicted" if it was measured
+    at other sizes, and else "cold". A cold profile is conservative: it has no class, so the kernel runs alone first and
+    is measured; no time, so nothing is preempted for it or because of it; every access misses the cache; and it needs
+    the whole device.
 
-    Any thread may ask it; the scheduler's thread teaches it.
+    Any thread may call the learner; the scheduler's thread calls `learn`.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Learner:
         return Predictor(self.history.samples, trees=False, sizes=_SIZES, kernels=_KERNELS)
 
     def meets(self, capacity: Capacity, machine: Callable[[], Machine | None]) -> None:
-        """Learn where a scheduler runs, which says so before it asks; the first one counts.
+        """Take the device of a scheduler, which calls this before it asks for a profile; the first one counts.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Learner:
             self._capacity, self._find_machine = capacity, machine
 
     def _require_machine(self) -> Machine:
-        """Return the device's peaks; the first time, find them and what was measured on the device before."""
+        """Return the device's peaks; the first time, find them and load the device's history."""
         if self._machine is None:
             with self._lock:
                 if self._machine is None:
@@ -134,7 +134,7 @@ class Learner:
         return self._machine
 
     def __call__(self, task: Task) -> Profile:
-        """Return what is believed of a task; of one without a launch, what its profile says."""
+        """Return the profile of a task; a task without a launch keeps its own."""
         launch = task.launch
         if launch is None:
             return task.profile
@@ -163,7 +163,7 @@ class Learner:
         return found
 
     def _profile(self, launch: Launch, sample: Sample) -> Profile:
-        """Return what is believed of a launch; `sample` is what was measured of it, perhaps nothing."""
+        """Return the profile of a launch; `sample` has its measurements, if any."""
         source, figures = "predicted", _figures(self.predictor.predict(sample))
         if sample.seconds is not None:
             source, figures = "measured", {**figures, **_figures(sample)}
@@ -175,7 +175,7 @@ class Learner:
         return Profile(kind=kind, source=source, **{**room, "miss_rate": 1.0, **figures})
 
     def learn(self, task: Task, seconds: float) -> bool:
-        """Learn what a task took alone; return whether those like it that wait are to be seen with other eyes."""
+        """Take in the seconds that a task took alone; return whether the profile of its kernel has changed."""
         known = task.known
         if known is None or not (math.isfinite(seconds) and seconds > 0):
             return False
@@ -202,9 +202,9 @@ class Learner:
             return known.profile is not old
 
     def _average(self, sample: Sample, seconds: float) -> Sample:
-        """Take in what a launch took alone; return the average that it is part of.
+        """Record the seconds of a launch that ran alone; return the new average.
 
-        It is taken to have moved each of its arrays once: what that leaves of its time is computing.
+        The launch is assumed to have moved each of its arrays once, and to have computed for the rest of its time.
         """
         moved = min(1.0, sample.moving / seconds)
         took = replace(sample, seconds=seconds, times=1, bandwidth=moved, compute=1.0 - moved)
@@ -213,7 +213,7 @@ class Learner:
         return known
 
     def _room(self, launch: Launch) -> dict[str, Any]:
-        """Return what the launch itself tells of its profile: the room that its blocks take."""
+        """Return the fields of a profile that follow from the launch: the room that its blocks take."""
         blocks, shape = launch.configuration()
         threads = math.prod(shape)
         registers = -(-registers_of(launch) // _REGISTER_UNIT) * _REGISTER_UNIT * 4 * threads
@@ -224,7 +224,7 @@ class Learner:
         return {"registers": registers, "threads": threads, "resident": resident, "need": need}
 
     def save(self) -> None:
-        """Save what was learnt since the last time, if anything was.
+        """Save the history, if something was learnt since the last time.
 
         Raises
         ------

@@ -39,7 +39,7 @@ INTERPOLATION, EXTRAPOLATION, COLD = "interpolation", "extrapolation", "cold"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a launch will take alone.
+    """The predicted figures of a launch that runs alone.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class Predictor:
 
 
 _FIELDS = ("instructions", "seconds", "miss_rate", "move", "issue")
-"""What is learnt. "move" and "issue" are the seconds that its bytes and its instructions would take at the peaks.
+"""Figures that are learnt. "move" and "issue" are the seconds that its bytes and its instructions take at the peaks.
 
 They grow with size as bytes and instructions do, so they are predicted more surely than their parts of the time, which
 are bandwidth and compute.
@@ -166,7 +166,7 @@ def _prediction(how: str, found: dict[str, float], issued: float) -> Prediction:
 
 
 def _base(sample: Sample, field: str) -> float:
-    """Return what a figure is divided by, so that the ratio depends little on the size."""
+    """Return the divisor of a figure: their ratio depends little on the size."""
     if field == "instructions":
         return float(sample.warps)
     if field == "seconds":
@@ -214,7 +214,7 @@ class _Local:
         return same and len(self.y) > 0
 
     def inside(self, query: Sample) -> bool:
-        """Whether the query's sizes are among those measured."""
+        """Return whether the query's sizes lie within the measured ones."""
         x = np.array(self._logarithms(query))
         return bool(((x >= self.low - MARGIN) & (x <= self.high + MARGIN)).all())
 
@@ -244,7 +244,7 @@ class _Local:
         return float(np.linalg.solve(normal @ design + penalty, normal @ y)[0])
 
     def _grow(self, left: Vector) -> None:
-        """Learn residuals by trees, if that makes those of samples that the trees have not seen smaller."""
+        """Learn the residuals by trees, if this reduces the residuals of samples that the trees have not seen."""
         from sklearn.ensemble import RandomForestRegressor
 
         forest = RandomForestRegressor(100, min_samples_leaf=3, oob_score=True, random_state=0, n_jobs=1)

@@ -123,7 +123,7 @@ class RateModel(ABC):
         return [next(rates) if count else 0.0 for count in counts]
 
     def _learn(self, task: Task) -> tuple[int, Shape, Profile]:
-        """Number a kernel: those that are alike in all that rates depend on have the same number."""
+        """Number a kernel: kernels with the same figures for rates have the same number."""
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         profile, shape = task.profile, shape_of(task.profile, task.blocks, self.capacity)
@@ -144,7 +144,7 @@ class RateModel(ABC):
         """Return the normalized IPC of kernels that have found room, in the order of residency."""
 
     def resident(self, name: str, profile: Profile, share: float, partition: str | None) -> ResidentKernel:
-        """Return what `of` takes; it is made once, with what the model derives from it."""
+        """Return the argument for `of`; it is made once, and the model keeps derived figures in it."""
         key = id(profile), name, share, partition
         found = self._residents.get(key)
         if found is None:
@@ -155,7 +155,7 @@ class RateModel(ABC):
 
 
 def class_of(profile: Profile) -> Kind:
-    """Return a kernel's class; where it is not known, by what it takes most of, and else memory."""
+    """Return a kernel's class; if it is unknown, by the resource that it uses most, else memory."""
     if profile.kind is not None:
         return profile.kind
     return Kind.COMPUTE if profile.compute > profile.bandwidth else Kind.MEMORY
@@ -253,7 +253,7 @@ class ClassTable(RateModel):
 
 @dataclass(eq=False, slots=True)
 class _Facts:
-    """What a pair's factors depend on; `leaves` is what a compute-intensive kernel leaves to a younger memory-bound."""
+    """The figures of a kernel in a pair; `leaves` is the rate that it leaves to a younger, memory-intensive kernel."""
 
     memory: bool
     alone: float
@@ -316,7 +316,7 @@ class MaxMin(RateModel):
         return rates
 
     def demand(self, profile: Profile) -> tuple[float, float]:
-        """Return what a kernel takes of issue slots and of bandwidth when it runs alone."""
+        """Return the parts of the issue slots and of the bandwidth that a kernel uses alone."""
         if profile.compute or profile.bandwidth:
             return profile.compute, profile.bandwidth
         if class_of(profile) is Kind.MEMORY:
@@ -425,7 +425,7 @@ class Matrix(RateModel):
         return [pair for those in self._pairs.values() for pair in those]
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
-        """Return measured rates; where a pair is missing, those of the other model."""
+        """Return measured rates; for a pair that is missing, the rates of the other model."""
         if len(residents) == 1:
             return self.otherwise.of(residents)
         rates = [1.0] * len(residents)
@@ -462,7 +462,7 @@ class Matrix(RateModel):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], otherwise: RateModel | None = None) -> Matrix:
-        """Read what `write` wrote.
+        """Read a file that `write` wrote.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Sample: what was seen, or is to be known, of one launch of a kernel; the predictor learns from samples."""
+"""Sample: the figures of one launch, measured or asked for; the predictor learns from samples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MEASURED = ("instructions", "seconds", "miss_rate", "bandwidth", "compute")
 def kind_of(bandwidth: float, compute: float) -> Kind:
     """Return a kernel's class from what it takes alone of the memory's bandwidth and of the issue slots (0 to 1).
 
-    Memory-intensive is what takes more of the bandwidth than of the issue slots. No bound on either alone: a kernel
-    that takes 65 % of the bandwidth and 80 % of the slots leaves little to a compute-intensive one.
+    A kernel is memory-intensive if it uses more of the bandwidth than of the issue slots. A bound on one of them would
+    not do: a kernel with 65 % of the bandwidth and 80 % of the slots leaves little to a compute-intensive one.
     """
     return Kind.MEMORY if bandwidth >= compute else Kind.COMPUTE
 
@@ -86,12 +86,12 @@ class Sample:
         return kind_of(self.bandwidth, self.compute)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain data, without what is not known."""
+        """Return the known fields as plain data."""
         return {k: v for k, v in asdict(self).items() if v not in (None, "", {})}
 
     @classmethod
     def from_json(cls, entry: Any, place: str) -> Sample:
-        """Read what `as_json` returned; `place` is for the message of the FormatError."""
+        """Make a sample from the data of `as_json`; `place` is for the message of the FormatError."""
         names = {f.name for f in fields(cls)}
         wrong = f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}"
         if not isinstance(entry, dict) or not {"kernel", "size", "warps"} <= set(entry):

@@ -40,7 +40,7 @@ class Chimera(Policy):
         self.model = model
 
     def bucket(self, job: Job) -> Hashable:
-        """By what gives priority, and preempted or new."""
+        """Group by priority and tenant, and preempted or new."""
         return job.priority, job.task.tenant, job.state is PREEMPTED
 
     def decide(self, view: View) -> list[Decision]:

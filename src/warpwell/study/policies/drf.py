@@ -35,7 +35,7 @@ class SmkDrf(Policy):
         self._known: dict[tuple[Any, ...], list[int | None]] = {}
 
     def bucket(self, job: Job) -> Hashable:
-        """By what gives priority."""
+        """Group by priority and tenant."""
         return job.priority, job.task.tenant
 
     def decide(self, view: View) -> list[Decision]:

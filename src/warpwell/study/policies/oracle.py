@@ -73,7 +73,7 @@ class Oracle(Policy):
         return _type(job.task), job.state is PREEMPTED
 
     def key(self, job: Job) -> float:
-        """What is left of the request, as predicted: in a type, the one that is over first goes first."""
+        """Return the predicted rest of the request: among jobs of a type, the one that ends first goes first."""
         rests = self._rests.get(job.request)
         if rests is None:
             rests, rest = {}, 0.0

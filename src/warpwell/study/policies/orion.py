@@ -39,11 +39,11 @@ class Orion(Policy):
         self.patience = at_least_one("patience", patience)
 
     def bucket(self, job: Job) -> Hashable:
-        """By what gives priority, and by class."""
+        """Group by priority, tenant and class."""
         return job.priority, job.task.tenant, job.task.profile.kind
 
     def decide(self, view: View) -> list[Decision]:
-        """Launch what is high, then best effort that does not disturb it."""
+        """Launch kernels of high priority, then best effort that does not disturb them."""
         running = view.running
         if len(running) >= view.limit:
             return []

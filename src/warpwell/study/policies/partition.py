@@ -76,7 +76,7 @@ class BestPartition(Policy):
         return job.task.profile.kind, job.state is PREEMPTED
 
     def decide(self, view: View) -> list[Decision]:
-        """Launch, in a free partition, what belongs there."""
+        """Launch the kernel that belongs in the free partition."""
         running = view.running
         if len(running) >= view.limit:
             return []
@@ -98,7 +98,7 @@ class BestPartition(Policy):
         return [Launch(job, self._beside(view, job, other), {"rule": "best partition", "beside": [other.number]})]
 
     def ended(self, job: Job, now: float) -> None:
-        """Remember what it was, without what it was launched with."""
+        """Remember the job without its launch and its arguments."""
         for kind, last in self._last.items():
             if last is job:
                 task = replace(job.task, launch=None, arguments=())

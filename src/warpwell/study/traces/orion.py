@@ -33,7 +33,7 @@ PLACEHOLDERS = "_fb0"
 
 @dataclass(frozen=True)
 class Models:
-    """What an archive holds.
+    """The contents of an archive.
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ CAPACITIES = {"h100": Capacity(), "v100": orion.V100}
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a workload is made of; plain data, so that other processes make the same one.
+    """The parameters of a trace; plain data, so that other processes make the same one.
 
     Attributes
     ----------

@@ -99,7 +99,7 @@ def _heavy(random_: random.Random) -> list[TracedApplication]:
 
 
 def _long(random_: random.Random) -> list[TracedApplication]:
-    """One kernel of 50 ms of either class among short ones: what preemption is for."""
+    """One kernel of 50 ms of each class among short ones, which is the case for preemption."""
     applications = [
         TracedApplication(f"long-{kind.value}", (kernel(f"long-{kind.value}", kind, 50e-3, random_, full=True),))
         for kind in (Kind.MEMORY, Kind.COMPUTE)
@@ -132,4 +132,4 @@ MIXES: dict[str, tuple[Callable[[random.Random], list[TracedApplication]], str]]
     "heavy": (_heavy, "8 applications whose sizes have a heavy tail"),
     "long": (_long, "the applications of pure, and two of one kernel of 50 ms"),
 }
-"""Built-in mixes, and what they are."""
+"""Built-in mixes and their descriptions."""

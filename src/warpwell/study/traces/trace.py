@@ -24,7 +24,7 @@ MEDIAN_OF_ABSOLUTE = 0.6745
 
 @dataclass(frozen=True)
 class TracedKernel:
-    """One kernel of an application: what a `Task` of it has.
+    """One kernel of an application; its fields are those of a `Task`.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Trace:
         return self.seconds / span if span else math.inf
 
     def requests(self, error: float = 0.0, seed: int = 0) -> tuple[list[Request], dict[Task, Profile]]:
-        """Make the requests of one run, and tell what their tasks are really like.
+        """Make the requests of one run, and the true profiles of their tasks.
 
         Parameters
         ----------

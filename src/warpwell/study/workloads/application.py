@@ -71,7 +71,7 @@ class Inputs:
 
 @dataclass
 class Built:
-    """What a workload's builder returns.
+    """The launches and results that a workload's builder returns.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Workload:
 
     @property
     def kind(self) -> Kind:
-        """Its class: that of its first kernel."""
+        """The class of its first kernel."""
         return next(iter(self.kinds.values()))
 
 
