@@ -19,8 +19,8 @@ from ..pool.device import Buffer, Device
 from ..scheduler.events import Log
 from ..scheduler.handle import Handle
 from ..scheduler.policy import Policy, Rates
-from ..scheduler.scheduler import Scheduler
-from ..scheduler.task import Profile, Task, require_profile
+from ..scheduler.scheduler import Scheduler, require_launch
+from ..scheduler.task import Profile, Request, Task, require_profile
 from ..scheduler.tenants import Tenant, read_tenants
 from ..targets import Launch
 from ..targets.blocks.launch import BLOCK_INDICES
@@ -107,10 +107,7 @@ class PoolScheduler(Scheduler):
         ArgumentError, DTypeError
             An argument cannot be sent, or arguments are on several devices, or on a device of another scheduler.
         """
-        if not isinstance(launch, Launch):
-            raise errors.ArgumentError(f"{launch!r:.80} is no launch: pass kernel[n], and its arguments after it")
-        if launch.stream is not None:
-            raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
+        require_launch(launch)
         kernel = launch.kernel
         title = name or Code.of(kernel).name
         total = math.prod(launch.shape)
@@ -128,27 +125,18 @@ class PoolScheduler(Scheduler):
             task.profile = require_profile(self._analyzer(task), title)
         return task
 
-    def submit_tasks(
-        self, tasks: Sequence[Task], *, name: str | None = None, after: Future[Any] | Sequence[Future[Any]] = ()
-    ) -> list[Handle]:
-        """Submit tasks that `task` has made as one request, to run in order; see `Scheduler.submit_many`."""
-        if not tasks:
-            raise errors.ArgumentError("a request without launches: give at least one", name="launches")
-        futures = [after] if isinstance(after, Future) else list(after)
-        for future in futures:
-            if not isinstance(future, Future):
-                raise errors.ArgumentError(f"after= has {future!r:.80}: give handles", name="after")
+    def _accept(self, request: Request, after: Sequence[Future[Any]]) -> list[Handle]:
+        tasks = request.tasks
         home = self._home([t.arguments for t in tasks])
         for task in tasks:
             self._check(task, [home] if home is not None else list(self._members.values()))
         handles = [self._places.handle(task) for task in tasks]
-        title = name or tasks[0].name
         staged = [_staged(t.arguments) for t in tasks]
         if any(staged):  # one by one: the next task may read what this one brings back
-            units = [Unit(title, [h], home, n) for h, n in zip(handles, staged, strict=True)]
+            units = [Unit(request.name, [h], home, n) for h, n in zip(handles, staged, strict=True)]
         else:
-            units = [Unit(title, handles, home, 0)]
-        self._places.submit(units, futures)
+            units = [Unit(request.name, handles, home, 0)]
+        self._places.submit(units, after)
         return list(handles)
 
     def _home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
@@ -203,13 +191,8 @@ class PoolScheduler(Scheduler):
         last = self._places.members[-1].device
         return errors.DeviceLostError(f"device {last.index} is gone, the last one: {last.lost}", device=last.index)
 
-    def close(self, *, cancel: bool = False) -> None:
-        """Accept no more tasks, and return when all have ended; see `Scheduler.close`."""
-        try:
-            self._places.close(cancel)
-        except KeyboardInterrupt:
-            self._places.close(True)
-            raise
+    def _end(self, cancel: bool) -> None:
+        self._places.close(cancel)
 
 
 def _kept(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -234,8 +234,12 @@ class Scheduler:
         for future in futures:
             if not isinstance(future, Future):
                 raise errors.ArgumentError(f"after= has {future!r:.80}: give handles", name="after")
+        return self._accept(request, futures)
+
+    def _accept(self, request: Request, after: Sequence[Future[Any]]) -> list[Handle]:
+        """Make the handles of a request, and run it when all of `after` have succeeded."""
         handles = [Handle(self._dispatcher, task) for task in request.tasks]
-        self._dispatcher.submit(request, handles, futures)
+        self._dispatcher.submit(request, handles, after)
         return handles
 
     def task(
@@ -251,10 +255,7 @@ class Scheduler:
     ) -> Task:
         """Return the task of a launch, without submitting it. See `submit` for parameters and errors."""
         self._dispatcher.require_process()  # before the analyzer, whose lock another thread may have held at the fork
-        if not isinstance(launch, Launch):
-            raise errors.ArgumentError(f"{launch!r:.80} is not a launch: pass kernel[n], and its arguments after it")
-        if launch.stream is not None:
-            raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
+        require_launch(launch)
         if size is not None and not isinstance(size, Mapping):
             raise errors.ArgumentError(f"size is {size!r:.60}: give names and numbers", name="size")
         blocks = launch.cut(args, self.device)
@@ -296,10 +297,13 @@ class Scheduler:
             is given up, and fails.
         """
         try:
-            self._dispatcher.close(cancel=cancel)
+            self._end(cancel)
         except KeyboardInterrupt:
-            self._dispatcher.close(cancel=True)
+            self._end(True)
             raise
+
+    def _end(self, cancel: bool) -> None:
+        self._dispatcher.close(cancel=cancel)
 
     def __enter__(self) -> Scheduler:
         return self
@@ -308,6 +312,14 @@ class Scheduler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(cancel=kind is not None)
+
+
+def require_launch(launch: Any) -> None:
+    """Raise `ArgumentError` unless this is ``kernel[n]`` without a stream."""
+    if not isinstance(launch, Launch):
+        raise errors.ArgumentError(f"{launch!r:.80} is not a launch: pass kernel[n], and its arguments after it")
+    if launch.stream is not None:
+        raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
 
 
 def _arrays(args: Sequence[Any]) -> list[Any]:
