@@ -207,6 +207,21 @@ def test_returns_before_a_barrier() -> None:
             if x:
                 return
 
+    def in_a_while(x):
+        while x[0] < 3:
+            barrier()
+            if x[1]:
+                return
+
+    def after_a_loop(x):
+        for _ in range(3):
+            barrier()
+            if x[0]:
+                break
+        if x[1]:
+            return
+        x[2] = 1
+
     meet = barrier
 
     def helper(x):
@@ -224,7 +239,9 @@ def test_returns_before_a_barrier() -> None:
     assert returns_early(in_a_helper) is not None and returns_early(only_a_helper) is None
     assert returns_early(late) is None and returns_early(reverse.function) is None
     assert returns_early(early) == early.__code__.co_firstlineno + 2
-    assert returns_early(in_a_loop) is not None
+    assert returns_early(in_a_loop) == in_a_loop.__code__.co_firstlineno + 4
+    assert returns_early(in_a_while) == in_a_while.__code__.co_firstlineno + 4
+    assert returns_early(after_a_loop) is None
 
 
 def test_nothing_is_copied_back_into_what_is_read_only() -> None:

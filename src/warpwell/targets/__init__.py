@@ -1,6 +1,41 @@
 """Where device code runs: primitives, kernels and memory for `cuda`, `cpu` and `interp`.
 
-The only folder that imports a compiler. See ``docs/architecture.md``.
+Only `compiler/`, `gpu/` and `blocks/` import Numba, numba-cuda or CUDA's packages.
+
+What device code is written with:
+
+- `atomics.py`: the primitives of memory, warps and time, with their orders and scopes.
+- `block.py`: blocks: index, barrier, shared memory.
+- `device.py`: `device` and `linked`, which mark functions as device code.
+- `struct.py`: `DeviceStruct`, host objects that device code receives by value.
+- `native.py`: functions with a C address, for media.
+
+What a launch meets, in order:
+
+- `kernel.py`: `Kernel` and `Launch`: the user's call.
+- `signature.py`: what is wrong with arguments and shape before anything is compiled; the grid.
+- `arguments.py`: what objects offer that may be arguments; on which device they are.
+- `bounds.py`: the switch for bounds checks, and what a checked launch notes.
+- `fault.py`: the flag of a launch, which `failed` asks; the fault page.
+- `uninterrupted.py`: Ctrl-C during a compilation and during a launch.
+- `compiler/`: compilation, and launches on `cpu` and `cuda`.
+- `interp/`: launches on `interp`, with weak memory.
+- `blocks/`: launches block by block, for schedulers: where blocks are claimed.
+- `source/`: kernels in CUDA C++.
+- `launch_stream.py`: copies and launches in order, beside the rest of the process.
+
+Memory:
+
+- `memory.py`: device memory, and memory that host and device share.
+- `arrays.py`: arrays in device memory.
+- `overlaps.py`: NumPy arguments that share memory.
+- `gpu/`: the GPU's driver.
+
+For the host:
+
+- `closing.py`: closes what its owner dropped, and writes the rest at the program's end.
+- `bus_error.py`: mapped files that fail give zeros.
+- `checksum.py`: CRC-32C in Python.
 """
 
 from .arguments import KernelArgument, default_device, device_of

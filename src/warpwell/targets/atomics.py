@@ -1,13 +1,27 @@
-"""Shared-memory primitives of device code, as documented stubs.
+"""The primitives of device code: shared memory, warps, and where and when a thread runs.
 
-Device code is plain Python over signed 64-bit integers; an address is the byte address of memory that the
-device can reach. Each stub has a compiled body for every target (``_cpu.py``, ``_cuda.py``); called as plain
-Python it asks the running interpreter (``interp.py``), so the same source runs under all three.
+Device code is plain Python over signed 64-bit integers. An address is the byte address of memory that the device can
+reach. Each primitive is a stub here, with a body for every target: ``compiler/cpu_bodies.py``,
+``compiler/cuda_bodies.py`` and, for `interp`, the methods of ``interp/interpreter.py``. A stub that asks
+for the running launch raises `RuntimeError` outside of one.
 
-The orders are those of the C++ and PTX memory models: ``relaxed``, ``acquire`` and ``release``; every
-read-modify-write is acquire-release. The scope names who must agree: the threads of a `BLOCK`, of the
-`DEVICE`, or of the whole `SYSTEM` (host threads included). A thread calls each of these by itself unless
-the docstring says that a warp does.
+**Who calls a primitive.** One thread, by itself, unless the docstring says *all lanes of mask*: then every lane whose
+bit is set in ``mask`` must call it, with the same mask, or the lanes that did call wait for ever.
+
+**What order it gives.** The orders are those of the memory models of C++ and PTX:
+
+- *relaxed*: the access is atomic, and orders no other access.
+- *acquire* (loads): accesses of the thread that come later in the program stay after it.
+- *release* (stores): accesses of the thread that come earlier in the program stay before it.
+- *acquire-release*: both. Every read-modify-write of a word (`exchange`, `compare_exchange`, `fetch_*`) is.
+- *weak*: the access is not atomic. Another access to the same item at the same time is a data race.
+
+A thread that acquires the value which another has released sees everything that the other did before its release. No
+primitive orders a store before a later load of another word: where two threads need that, both must use
+read-modify-writes of one word.
+
+**Scope.** The scope names the threads between which an order holds: `BLOCK`, `DEVICE` or `SYSTEM`. It must be a
+constant. A wider scope is always right, and on a GPU it is slower.
 """
 
 from __future__ import annotations
@@ -20,63 +34,69 @@ from .interp.checked_numpy import out_of_range
 from .interp.interpreter import current
 
 BLOCK = 0
-"""Scope: threads of one block."""
+"""Scope: the threads of one block."""
 DEVICE = 1
-"""Scope: threads of one device."""
+"""Scope: the threads of one device."""
 SYSTEM = 2
-"""Scope: every thread that reaches the memory, those of the host included."""
+"""Scope: all threads that reach the memory: those of every device and of the host."""
 
 
 # -- 64-bit words -----------------------------------------------------------------------------------------
 
 
 def load_relaxed(addr: int, scope: int) -> int:
-    """Return the word at `addr`; atomic, orders nothing."""
+    """Return the word at `addr`. Relaxed."""
     return current().load_relaxed(addr, scope)
 
 
 def load_acquire(addr: int, scope: int) -> int:
-    """Return the word at `addr`; later accesses of this thread stay after it."""
+    """Return the word at `addr`. Acquire: later accesses of this thread stay after it."""
     return current().load_acquire(addr, scope)
 
 
 def store_relaxed(addr: int, value: int, scope: int) -> None:
-    """Store `value` at `addr`; atomic, orders nothing."""
+    """Store `value` at `addr`. Relaxed."""
     current().store_relaxed(addr, value, scope)
 
 
 def store_release(addr: int, value: int, scope: int) -> None:
-    """Store `value` at `addr`; earlier accesses of this thread stay before it, later ones are not held."""
+    """Store `value` at `addr`. Release: earlier accesses of this thread stay before it; later ones may pass it."""
     current().store_release(addr, value, scope)
 
 
 def exchange(addr: int, value: int, scope: int) -> int:
-    """Store `value` and return what was there; acquire-release."""
+    """Store `value` at `addr` and return the word that was there. Acquire-release."""
     return current().exchange(addr, value, scope)
 
 
 def compare_exchange(addr: int, expected: int, desired: int, scope: int) -> int:
-    """Store `desired` where the word equals `expected`; return the old word (equal means success)."""
+    """Store `desired` at `addr` if the word there equals `expected`; return the word that was there.
+
+    The exchange took place where the result equals `expected`. Acquire-release; where it did not take place, acquire.
+    """
     return current().compare_exchange(addr, expected, desired, scope)
 
 
 def fetch_add(addr: int, value: int, scope: int) -> int:
-    """Add `value` and return the old word; acquire-release."""
+    """Add `value` to the word at `addr` and return the word that was there. It wraps. Acquire-release."""
     return current().fetch_add(addr, value, scope)
 
 
 def fetch_or(addr: int, value: int, scope: int) -> int:
-    """Or `value` in and return the old word; acquire-release."""
+    """Set the bits of `value` in the word at `addr` and return the word that was there. Acquire-release."""
     return current().fetch_or(addr, value, scope)
 
 
 def fetch_and(addr: int, value: int, scope: int) -> int:
-    """And `value` in and return the old word; acquire-release."""
+    """Clear the bits that `value` lacks in the word at `addr`; return the word that was there. Acquire-release."""
     return current().fetch_and(addr, value, scope)
 
 
 def fence(scope: int) -> None:
-    """Acquire-release fence: accesses before it stay before those after it (store then load excepted)."""
+    """Keep every access of this thread before the fence before every access after it. Acquire-release.
+
+    A store before the fence and a load after it are excepted: they may change places.
+    """
     current().fence(scope)
 
 
@@ -84,50 +104,53 @@ def fence(scope: int) -> None:
 
 
 def load_relaxed_as(addr: int, dtype: Any) -> Any:
-    """Return the item of `dtype` at `addr`; device scope, orders nothing."""
+    """Return the item of `dtype` at `addr`. Relaxed, device scope."""
     return current().load_relaxed_as(addr, dtype)
 
 
 def load_acquire_as(addr: int, dtype: Any) -> Any:
-    """Return the item of `dtype` at `addr`; device scope, later accesses stay after it."""
+    """Return the item of `dtype` at `addr`. Acquire, device scope: later accesses of this thread stay after it."""
     return current().load_acquire_as(addr, dtype)
 
 
 def store_relaxed_as(addr: int, value: Any, dtype: Any) -> None:
-    """Store `value` as an item of `dtype`; device scope, orders nothing."""
+    """Store `value` at `addr` as an item of `dtype`. Relaxed, device scope."""
     current().store_relaxed_as(addr, value, dtype)
 
 
 def load_weak_as(addr: int, dtype: Any) -> Any:
-    """Return the item at `addr` by an ordinary load, for memory that no other thread writes meanwhile."""
+    """Return the item of `dtype` at `addr`. Weak: no other thread may write the item meanwhile."""
     return current().load_weak_as(addr, dtype)
 
 
 def store_weak_as(addr: int, value: Any, dtype: Any) -> None:
-    """Store an item by an ordinary store, for memory that no other thread accesses meanwhile."""
+    """Store `value` at `addr` as an item of `dtype`. Weak: no other thread may access the item meanwhile."""
     current().store_weak_as(addr, value, dtype)
 
 
 def fetch_add_as(addr: int, value: Any, dtype: Any) -> Any:
-    """Add to an item of a 4- or 8-byte number dtype and return the old one; relaxed, device scope."""
+    """Add `value` to the item of `dtype` at `addr`; return the item that was there. Relaxed, device scope.
+
+    `dtype` is an integer or a float of 4 or 8 bytes.
+    """
     return current().fetch_add_as(addr, value, dtype)
 
 
 def bits_as(bits: int, dtype: Any) -> Any:
-    """Reinterpret the low bytes of a 64-bit word as an item of `dtype`."""
+    """Return the low bytes of a 64-bit word as an item of `dtype`, with the same bits. No memory is accessed."""
     return current().bits_as(bits, dtype)
 
 
 def as_bits(value: Any, dtype: Any) -> int:
-    """Return the bytes of `value`, converted to `dtype`, in the low end of a 64-bit word."""
+    """Return the bits of `value`, converted to `dtype`, in the low end of a 64-bit word. No memory is accessed."""
     return current().as_bits(value, dtype)
 
 
 def copy_wide(dst: int, src: int, stride: int, count: int) -> None:
-    """Copy `count` (1 to 4) 16-byte pieces that lie `stride` bytes apart.
+    """Copy `count` (1 to 4) pieces of 16 bytes from `src` to `dst`; the pieces lie `stride` bytes apart in both.
 
-    All loads are issued before the first store, so that their latencies overlap. Relaxed accesses of
-    system scope; both addresses are multiples of 16.
+    Both addresses are multiples of 16. Each 8-byte half is a relaxed access of system scope. All loads are issued
+    before the first store, so that their latencies overlap.
     """
     current().copy_wide(dst, src, stride, count)
 
@@ -136,7 +159,7 @@ def copy_wide(dst: int, src: int, stride: int, count: int) -> None:
 
 
 def lane_id() -> int:
-    """Return the position of the calling thread in its warp."""
+    """Return the position of the calling thread in its warp, from 0."""
     return current().lane_id()
 
 
@@ -146,42 +169,48 @@ def warp_size() -> int:
 
 
 def activemask() -> int:
-    """Return the lanes that run converged with the caller, as a bit mask."""
+    """Return the lanes that run converged with the caller, its own included, as a bit mask. Orders nothing."""
     return current().activemask()
 
 
 def ballot(mask: int, predicate: bool) -> int:
-    """Return the lanes of `mask` whose predicate holds. Every lane of `mask` must call it; orders nothing."""
+    """Return the lanes of `mask` whose `predicate` holds, as a bit mask. All lanes of mask call it. Orders nothing."""
     return current().ballot(mask, predicate)
 
 
 def any_sync(mask: int, predicate: bool) -> bool:
-    """Tell whether the predicate holds in any lane of `mask`. Every lane of `mask` must call it."""
+    """Tell whether `predicate` holds in any lane of `mask`. All lanes of mask call it. Orders nothing."""
     return current().any_sync(mask, predicate)
 
 
 def shfl(mask: int, value: int, lane: int) -> int:
-    """Return the 64-bit `value` of another lane. Every lane of `mask` must call it; orders nothing."""
+    """Return the 64-bit `value` that lane number `lane` of the warp passed. Orders nothing.
+
+    All lanes of mask call it, and `lane` must be one of them.
+    """
     return current().shfl(mask, value, lane)
 
 
 def match_any(mask: int, value: int) -> int:
-    """Return the lanes of `mask` that have the caller's `value`. Every lane of `mask` must call it."""
+    """Return the lanes of `mask` that passed the same `value`. All lanes of mask call it. Orders nothing."""
     return current().activemask()
 
 
 def syncwarp(mask: int) -> None:
-    """Wait for the lanes of `mask`; their accesses before it are ordered before all of theirs after it."""
+    """Wait until all lanes of mask have called it.
+
+    Accesses of these lanes before it are ordered before accesses of all of them after it.
+    """
     current().syncwarp(mask)
 
 
 def popc(value: int) -> int:
-    """Return the number of ones in a 64-bit word."""
+    """Return the number of bits that are set in a 64-bit word."""
     return int(value & 0xFFFFFFFFFFFFFFFF).bit_count()
 
 
 def ffs(value: int) -> int:
-    """Return the position of the lowest one, counted from 1; 0 where there is none."""
+    """Return the position of the lowest bit that is set in a 64-bit word, from 1; 0 where none is."""
     return (value & -value).bit_length()
 
 
@@ -189,17 +218,26 @@ def ffs(value: int) -> int:
 
 
 def grid(ndim: int) -> Any:
-    """Return the index of the calling thread in the launch: an integer for 1, a tuple for 2 and 3."""
+    """Return the index of the calling thread in the launch: an integer for one dimension, a tuple for two or three.
+
+    `ndim` is a constant, and the number of the launch's dimensions.
+    """
     return current().grid(ndim)
 
 
 def launch_flag() -> int:
-    """Return the address of the flag of the calling thread's launch (`cuda`: of plain ones; see `block.own_flag`)."""
+    """Return the address of the flag of the calling thread's launch, which `failed` asks.
+
+    On `cuda` that is the flag of all kernels that Warpwell did not launch; `block.own_flag` is that of a launch.
+    """
     return int(current().flag.address)
 
 
 def interrupted() -> int:
-    """Return whether the launch of the calling thread was interrupted (0 on `cuda`, whose flag and latch tell it)."""
+    """Return 1 if Ctrl-C ended the calling thread's launch, else 0. A relaxed load.
+
+    On `cuda` it is always 0: there the launch's flag tells it.
+    """
     return current().interrupted()
 
 
@@ -207,29 +245,29 @@ def interrupted() -> int:
 def failed() -> bool:
     """Tell whether an access of this launch to an array has failed, or Ctrl-C ended the launch.
 
-    User loops that ask can stop. A thread calls it. It is one relaxed load of host memory: on a GPU, ask every so many
-    iterations. In a plain Numba kernel it tells of all such kernels of the process.
+    A loop that waits for something should ask, and return where it holds. It is one relaxed load of host memory: on a
+    GPU, ask once in many iterations. In a kernel of ``@cuda.jit`` it tells of all such kernels of the process.
     """
     return load_relaxed(launch_flag(), SYSTEM) != 0 or interrupted() != 0
 
 
 def clock_ns() -> int:
-    """Return a monotonic time in nanoseconds (`interp`: logical time)."""
+    """Return a time in nanoseconds that never goes back; on `interp`, logical time."""
     return current().clock_ns()
 
 
 def backoff(attempt: int) -> None:
-    """Wait a little, longer with each `attempt` (0, 1, 2, ...), up to about a millisecond."""
+    """Wait a little: longer with each `attempt` (0, 1, 2, ...), up to about a millisecond. Orders nothing."""
     current().backoff(attempt)
 
 
 def rem(a: int, b: int) -> int:
-    """Return ``a % b`` for non-negative `a` and positive `b`; never checked, never raises."""
+    """Return ``a % b``. `a` must not be negative and `b` must be positive: neither is checked."""
     return a % b
 
 
 def div(a: int, b: int) -> int:
-    """Return ``a // b`` for non-negative `a` and positive `b`; never checked, never raises."""
+    """Return ``a // b``. `a` must not be negative and `b` must be positive: neither is checked."""
     return a // b
 
 
@@ -239,24 +277,24 @@ def i64(value: int) -> int:
     return value - 0x10000000000000000 if value >> 63 else value
 
 
-# -- native host code only: service threads, never a GPU ----------------------------------------------------
+# -- native host code only: service threads, never a GPU. Accesses are weak. ----------------------------------
 
 
 def copy_bytes(dst: int, src: int, nbytes: int) -> None:
-    """Copy bytes between host buffers (`cpu`, `interp`)."""
+    """Copy `nbytes` bytes from `src` to `dst`, which do not overlap (`cpu`, `interp`)."""
     current().copy_bytes(dst, src, nbytes)
 
 
 def crc32c(address: int, nbytes: int, seed: int) -> int:
-    """Return the CRC-32C (0 to 2**32 - 1) of bytes that nobody writes meanwhile (`cpu`, `interp`).
+    """Return the CRC-32C (0 to 2**32 - 1) of `nbytes` bytes at `address` (`cpu`, `interp`).
 
-    `seed` is the CRC of what comes before them, 0 at the start.
+    `seed` is the CRC of the bytes before them, 0 at the start.
     """
     return current().crc32c(address, nbytes, seed)
 
 
 def prefetch(address: int) -> None:
-    """Begin to load the cache line at `address`, which may be any number (`cpu`; nothing on `interp`)."""
+    """Begin to load the cache line at `address`, which may be any number (`cpu`; does nothing on `interp`)."""
 
 
 def guarded_ranges() -> int:
@@ -265,37 +303,47 @@ def guarded_ranges() -> int:
 
 
 def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
-    """Read from a file descriptor; return the number of bytes, or minus errno (`cpu`, `interp`)."""
+    """Read `nbytes` bytes at `offset` of the file descriptor `fd` to `address` (`cpu`, `interp`).
+
+    Return how many were read, or minus ``errno``.
+    """
     return current().pread(fd, address, nbytes, offset)
 
 
 def pwrite(fd: int, address: int, nbytes: int, offset: int) -> int:
-    """Write to a file descriptor; return the number of bytes, or minus errno (`cpu`, `interp`)."""
+    """Write `nbytes` bytes at `address` to `offset` of the file descriptor `fd` (`cpu`, `interp`).
+
+    Return how many were written, or minus ``errno``.
+    """
     return current().pwrite(fd, address, nbytes, offset)
 
 
 def call_native(function: int, state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Call a native function (`targets.native`) by address with its state and five words."""
+    """Call the native function (`targets.native`) at the address `function` with its `state` and five words."""
     return current().call_native(function, state, a, b, c, d, e)
 
 
 def call_foreign(function: int, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
-    """Call a C function of at most seven integers and pointers by address (`cpu` only); others are ignored.
+    """Call the C function at the address `function`, which takes at most seven integers and pointers (`cpu`).
 
-    Where it returns an ``int``, only the lower 32 bits of the answer count.
+    The others are ignored. Where it returns an ``int``, only the lower 32 bits of the result count.
     """
     return int(ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 7)(function)(a, b, c, d, e, f, g))
 
 
 def call_cold(function: Any, *args: Any) -> Any:
-    """Call a device function that stays a call: rare paths do not cost the caller registers or code."""
+    """Call a device function that the compiler keeps a call.
+
+    So a path that is rare costs its caller neither registers nor code.
+    """
     return function(*args)
 
 
 def element_address(array: Any, index: Any) -> int:
-    """Return the address of an item of a NumPy or device array.
+    """Return the address of the item of a NumPy or device array at an index.
 
-    The index is an item's, and not negative. Compiled code does not look at it, unless the launch has bounds checks.
+    The index must be that of an item, and not negative. Compiled code checks it in launches with bounds checks alone;
+    `interp` always does.
     """
     position = index if isinstance(index, tuple) else (index,)
     for i, extent in zip(position, array.shape, strict=True):

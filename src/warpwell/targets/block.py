@@ -1,7 +1,9 @@
-"""Block kernels: device functions that every thread of a block runs, with memory and barriers of the block.
+"""The primitives of block kernels, whose threads share memory and meet at barriers.
 
-``@kernel(block=128)`` makes one; it is launched over a number of blocks. On `cuda` a block has that many threads; on
-`cpu` and `interp` it has one, so write loops that stride by `block_threads`: they run anywhere.
+``@kernel(block=128)`` makes such a kernel; it is launched over a number of blocks. On `cuda` a block has that many
+threads. On `cpu` and `interp` it has one, so loops should stride by `block_threads`: then they run anywhere.
+
+As in `atomics`, one thread calls a primitive by itself unless the docstring says *all threads of the block*.
 """
 
 from __future__ import annotations
@@ -15,41 +17,42 @@ from .device import device
 
 
 def block_index() -> int:
-    """Return the index of the calling thread's block in the launch (any thread)."""
+    """Return the index of the calling thread's block in the launch."""
     return int(current().grid(1))
 
 
 def thread_index() -> int:
-    """Return the index of the calling thread in its block (any thread)."""
+    """Return the index of the calling thread in its block."""
     current()  # raises outside of a launch
     return 0
 
 
 def block_threads() -> int:
-    """Return the number of threads of a block (any thread)."""
+    """Return the number of threads of a block."""
     current()
     return 1
 
 
 def barrier() -> None:
-    """Wait until every thread of the block has come here (all threads of the block).
+    """Wait until all threads of the block have called it. All threads of the block call it.
 
-    Orders what they did before with what they do after. A kernel in which some thread returns before a barrier that
-    others reach cannot be preempted at block ends: it runs in slices.
+    Accesses of these threads before it are ordered before accesses of all of them after it. A kernel in which a
+    thread may return before a barrier that others reach cannot be stopped between blocks: a scheduler runs it in
+    slices.
     """
     current()
 
 
 def shared_array(shape: Any, dtype: Any) -> Any:
-    """Return an array that the threads of a block share (all threads; `shape` and `dtype` are constants).
+    """Return an array that the threads of a block share. All threads of the block call it.
 
-    Its items are not set, and are lost at the end of the block.
+    `shape` and `dtype` are constants. The items are not set, and are lost when the block ends.
     """
     current()
     return np.empty(shape, dtype)
 
 
-# -- for generated code: an index that does not come from the hardware ---------------------------------------
+# -- for generated launch code alone ---------------------------------------------------------------------------
 
 
 def virtual_grid(ndim: int) -> Any:
@@ -63,20 +66,20 @@ def virtual_block_index() -> int:
 
 
 def set_virtual(x: int, y: int, z: int) -> None:
-    """Make (x, y, z) the block's index for the calling warp (all of its lanes, together).
+    """Make (x, y, z) the block's index for the calling warp. All lanes of the warp call it, together.
 
-    Each warp has its own place for it, so nothing need be waited for.
+    Each warp keeps its own index, so no warp waits for another.
     """
     raise RuntimeError("set_virtual is compiled launch code")
 
 
 def set_flag(address: int) -> None:
-    """Make `address` that of the launch's flag (every thread of the block, the same)."""
+    """Make `address` that of the launch's flag. All threads of the block call it, with the same address."""
     raise RuntimeError("set_flag is compiled launch code")
 
 
 def own_flag() -> int:
-    """Return the address of the launch's flag in a kernel on a GPU that began with `set_flag` (any thread)."""
+    """Return the address of the launch's flag, in a kernel on a GPU that began with `set_flag`."""
     raise RuntimeError("own_flag is compiled launch code")
 
 
@@ -87,35 +90,35 @@ def launch_failed() -> bool:
 
 
 def opaque(value: Any) -> Any:
-    """Return a value of which the compiler knows nothing more (any thread).
+    """Return a value of which the compiler knows nothing more.
 
-    Around a kernel's floating-point arguments in a loop over blocks: what is computed of them alone would otherwise be
-    taken out of the loop, and a product that is computed there is not fused with the sum that it belongs to. Then the
-    loop would round otherwise than the plain kernel.
+    Around a kernel's floating-point arguments in a loop over blocks: what is computed of them alone would otherwise
+    be moved out of the loop, and a product that is computed there is not fused with the sum that it belongs to. Then
+    the loop would round otherwise than the plain kernel.
     """
     raise RuntimeError("opaque is compiled launch code")
 
 
 def div_short(a: int, b: int) -> int:
-    """Return ``a // b`` of numbers from 0 to 2^32 - 1: a third of the instructions of a division of words."""
+    """Return ``a // b`` of numbers from 0 to 2^32 - 1, in a third of the instructions of a division of words."""
     raise RuntimeError("div_short is compiled launch code")
 
 
 def own_block() -> int:
-    """Return the hardware's index of the block (any thread)."""
+    """Return the hardware's index of the block."""
     raise RuntimeError("own_block is compiled launch code")
 
 
 def put_claim(value: int) -> None:
-    """Leave a word for the block (one thread; a barrier must follow)."""
+    """Leave a word for the block. One thread calls it, and a barrier must follow."""
     raise RuntimeError("put_claim is compiled launch code")
 
 
 def get_claim() -> int:
-    """Return the word that `put_claim` left (any thread, after a barrier)."""
+    """Return the word that `put_claim` left, after a barrier."""
     raise RuntimeError("get_claim is compiled launch code")
 
 
 def add_relaxed(address: int, value: int) -> int:
-    """Add to a word and return what it was (thread; device scope, orders nothing)."""
+    """Add `value` to the word at `address` and return the word that was there. Relaxed, device scope."""
     raise RuntimeError("add_relaxed is compiled launch code")

@@ -7,9 +7,10 @@ rewritten, so what the kernel computes is the same bit for bit.
 
 from __future__ import annotations
 
+import dis
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ... import errors
@@ -49,24 +50,52 @@ def asks(function: Callable[..., Any]) -> bool:
 def returns_early(function: Callable[..., Any]) -> int | None:
     """Return the line of a return before, or in a loop with, a barrier that other threads may reach; None without."""
     barriers: list[int] = []
-    returns: list[tuple[int, int | None]] = []
+    returns: list[dis.Instruction] = []
     loops: list[tuple[int, int]] = []
-    code = function.__code__
+    instructions: list[dis.Instruction] = []
     for instruction, found, _ in said(function):
+        instructions.append(instruction)
         if _waits(found, set()):
             barriers.append(instruction.offset)
         elif instruction.opname.startswith("RETURN_"):
-            line = instruction.positions.lineno if instruction.positions else None
-            returns.append((instruction.offset, line))
+            returns.append(instruction)
         elif "JUMP" in instruction.opname and isinstance(instruction.argval, int):
             if instruction.argval < instruction.offset:
                 loops.append((instruction.argval, instruction.offset))
-    for offset, line in returns:
-        if any(b > offset for b in barriers):
-            return line or code.co_firstlineno
-        if any(start <= offset <= end and start <= b for start, end in loops for b in barriers if b <= end):
-            return line or code.co_firstlineno
-    return None
+    waiting = [loop for loop in loops if any(loop[0] <= b <= loop[1] for b in barriers)]
+    early = [r for r in returns if any(b > r.offset for b in barriers) or any(a <= r.offset <= b for a, b in waiting)]
+    early += [found for loop in waiting for found in _moved_returns(instructions, *loop)]
+    if not early:
+        return None
+    return _line(early[0]) or function.__code__.co_firstlineno
+
+
+def _moved_returns(instructions: Sequence[dis.Instruction], start: int, end: int) -> Iterator[dis.Instruction]:
+    """Yield the returns of a loop's body that stand behind the loop, where Python 3.12 puts them.
+
+    A branch leads to them out of the loop, and their text is indented as the body is. What follows the loop is not.
+    """
+    inside = [(line, i) for i in instructions if start <= i.offset <= end and (line := _line(i)) is not None]
+    first = min((line for line, _ in inside), default=0)
+    body = [i for line, i in inside if line > first]
+    indent = min((_column(i) for i in body), default=0)
+    targets = {i.argval for i in body if "JUMP" in i.opname and isinstance(i.argval, int) and i.argval > end}
+    for target in targets:
+        for instruction in instructions:
+            if instruction.offset < target:
+                continue
+            if instruction.opname.startswith("RETURN_") and _column(instruction) >= indent:
+                yield instruction
+            if instruction.opname.startswith("RETURN_") or "JUMP" in instruction.opname:
+                break
+
+
+def _line(instruction: dis.Instruction) -> int | None:
+    return instruction.positions.lineno if instruction.positions else None
+
+
+def _column(instruction: dis.Instruction) -> int:
+    return (instruction.positions.col_offset if instruction.positions else None) or 0
 
 
 class _Copier:
@@ -172,7 +201,7 @@ def _refuse_hardware(function: types.FunctionType) -> None:
         if name is None and getattr(owner, "__name__", "") == "numba.cuda" and instruction.argval in _WHOLE_GRID:
             name = instruction.argval
         if name is not None:
-            line = instruction.positions.lineno if instruction.positions else None
+            line = _line(instruction)
             raise errors.TransformError(
                 f"{function.__name__!r} uses cuda.{name} (line {line} of {function.__code__.co_filename}): blocks that "
                 f"workers claim have no place in the hardware's grid, so it runs whole and cannot be preempted; use "

@@ -64,17 +64,25 @@ def check(result: Any, failure: type[Exception] = errors.DeviceNotFoundError) ->
 _FAILED = "a kernel may have failed, and all later calls fail too"
 
 
+def current() -> tuple[Any, Any]:
+    """Return the driver (`cuda.bindings.driver`), and cuda.core's device that is the calling thread's."""
+    from cuda.bindings import driver
+    from cuda.core import Device
+    from numba import cuda
+
+    cuda.current_context()  # a thread that has used no GPU so far has none
+    return driver, Device()
+
+
 def mark(stream: Any = None) -> Any:
     """Return an event behind all work so far in a stream of cuda.core or numba-cuda.
 
     Without a stream, that is the default stream of the calling thread's GPU.
     """
-    from cuda.core import Device, Stream
-    from numba import cuda
+    from cuda.core import Stream
 
     if stream is None:
-        cuda.current_context()  # a thread that has used no GPU so far has none
-        stream = Device().default_stream
+        stream = current()[1].default_stream
     elif not isinstance(stream, Stream):
         stream = Stream.from_handle(int(stream.handle))
     return stream.record()

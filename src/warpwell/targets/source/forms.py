@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import errors
+from ..gpu.device import current
 from ..gpu.prepared import Prepared, check_kernel
 from .program import build
 
@@ -13,13 +14,7 @@ class SourceForms:
     """The compiled forms of a `SourceBlocks` on the current GPU, as `blocks.cuda.Forms` are of a `BlockLaunch`."""
 
     def __init__(self, blocks: Any) -> None:
-        from cuda.bindings import driver
-        from cuda.core import Device
-        from numba import cuda
-
-        cuda.current_context()
-        device = Device()
-        self._driver = driver
+        self._driver, device = current()
         self._blocks = blocks
         self._source = blocks.kernel
         self._ordinal = int(device.device_id)
