@@ -26,7 +26,7 @@ from warpwell.storage.latency import DRIVES, Latency
 from warpwell.storage.latency import drive as drive_named
 from warpwell.storage.medium import Medium, PythonMedium
 from warpwell.storage.ram import RamMedium
-from warpwell.testing.media import UNANSWERED, Buffer, MediumConformance, drive
+from warpwell.testing.media import UNANSWERED, HostBytes, MediumConformance, drive
 
 
 def ram(content: np.ndarray, writable: bool) -> RamMedium:
@@ -87,7 +87,7 @@ class FileConformance(MediumConformance):
         return FileMedium(self.path, writable, direct=self.direct)
 
     def test_the_file_never_grows(self, medium: Medium) -> None:
-        data = Buffer(4096, seed=1)
+        data = HostBytes(4096, seed=1)
         assert self.run(medium, (WRITE, 5 * 4096, 4096, data.address)) == [0]
         medium.sync()
         assert self.path.stat().st_size == self.NBYTES
@@ -166,7 +166,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("direct", [None, False])
 def test_a_file_cut_under_it_is_an_error_not_zeros(path: Path, direct: bool | None) -> None:
-    buffer = Buffer(4096)
+    buffer = HostBytes(4096)
     with FileMedium(path, writable=True, direct=direct) as medium:
         os.truncate(path, 9000)
         assert drive(medium, [(READ, 4096, 4096, buffer.address)]) == [0]
@@ -208,7 +208,7 @@ def test_what_cannot_be_opened(path: Path) -> None:
 
 
 def test_a_closed_file_is_an_error_in_native_code(path: Path) -> None:
-    buffer = Buffer(512)
+    buffer = HostBytes(512)
     medium = FileMedium(path)
     medium.close()
     assert drive(medium, [(READ, 0, 512, buffer.address)]) == [NAMESPACE_NOT_READY]
@@ -216,7 +216,7 @@ def test_a_closed_file_is_an_error_in_native_code(path: Path) -> None:
 
 def test_an_empty_file(path: Path) -> None:
     path.write_bytes(b"")
-    buffer = Buffer(512)
+    buffer = HostBytes(512)
     with FileMedium(path, writable=True) as medium:
         assert drive(medium, [(READ, 0, 512, buffer.address), (WRITE, 0, 512, buffer.address)]) == [0, 0]
         assert not buffer.bytes.any() and path.stat().st_size == 0
@@ -230,7 +230,7 @@ def test_a_full_disk_is_no_media_error() -> None:
 
 
 def test_enospc_in_native_code(path: Path) -> None:
-    buffer = Buffer(512)
+    buffer = HostBytes(512)
     medium = FileMedium(path, writable=True, direct=False)
     full = os.open("/dev/full", os.O_RDWR)
     try:
@@ -264,7 +264,7 @@ def test_capacity_of_stripes_that_are_not_equal() -> None:
     # what the larger one has beyond belongs to nobody
     ones = Striped([RamMedium(np.full(9999, 1, np.uint8)), RamMedium(np.full(1024, 1, np.uint8))], 1024)
     assert ones.nbytes == 3072
-    buffer = Buffer(8192)
+    buffer = HostBytes(8192)
     assert drive(ones, [(READ, 0, 8192, buffer.address)]) == [0]
     assert buffer.bytes.sum() == 3072
 
@@ -273,7 +273,7 @@ def test_capacity_of_stripes_that_are_not_equal() -> None:
 def test_a_bad_replica_is_hidden_until_it_misses_a_write(wrap) -> None:
     bad = Faulty(RamMedium(np.full(4096, 7, np.uint8)), fail_reads=True)
     both = Replicated([wrap(bad), wrap(RamMedium(np.full(4096, 7, np.uint8)))])
-    buffer = Buffer(4096)
+    buffer = HostBytes(4096)
     assert drive(both, [(READ, 0, 512, buffer.address + 512 * k) for k in range(8)], threads=2) == [0] * 8
     assert (buffer.bytes == 7).all() and bad.injected > 0
     assert (both.read(0, 4096) == 7).all()
@@ -288,7 +288,7 @@ def test_a_bad_replica_is_hidden_until_it_misses_a_write(wrap) -> None:
 
 def test_every_replica_bad() -> None:
     both = Replicated([Latency(Faulty(RamMedium(4096), fail_reads=True), latency_us=9) for _ in range(3)])
-    buffer = Buffer(512)
+    buffer = HostBytes(512)
     assert drive(both, [(READ, 0, 512, buffer.address)] * 5) == [UNRECOVERED_READ_ERROR] * 5
     with pytest.raises(errors.MediumError, match="on purpose"):
         both.read(0, 1)
@@ -308,14 +308,14 @@ def timed(medium: Medium, requests: list[tuple[int, int, int, int]]) -> float:
 
 @pytest.mark.alone
 def test_hundreds_of_latencies_pass_at_once() -> None:
-    buffer = Buffer(512)
+    buffer = HostBytes(512)
     requests = [(READ, 0, 512, buffer.address)] * 800
     assert 0.05 <= timed(Latency(RamMedium(512), latency_us=50_000), requests) < 1.0
 
 
 @pytest.mark.alone
 def test_rates_are_limits() -> None:
-    buffer = Buffer(8192)
+    buffer = HostBytes(8192)
     small = [(READ, 0, 512, buffer.address)] * 500
     assert 0.1 <= timed(Latency(RamMedium(8192), read_iops=5000), small) < 1.0
     assert timed(Latency(RamMedium(8192), write_iops=50), small) < 0.5
@@ -325,7 +325,7 @@ def test_rates_are_limits() -> None:
 
 
 def test_more_than_its_queue_holds_is_late_not_lost() -> None:
-    buffer = Buffer(512)
+    buffer = HostBytes(512)
     requests = [(WRITE, 0, 512, buffer.address)] * 5000
     assert timed(Latency(RamMedium(512), latency_us=3000), requests) >= 0.003
 
@@ -352,7 +352,7 @@ def test_drives_are_named() -> None:
 
 @pytest.mark.parametrize("delay", [0, 20])
 def test_faults_come_as_ordered(delay: float) -> None:
-    buffer = Buffer(512)
+    buffer = HostBytes(512)
     read, write = (READ, 1024, 512, buffer.address), (WRITE, 1024, 512, buffer.address)
     medium = Faulty(RamMedium(4096), delay_us=delay, fail_every=3)
     assert drive(medium, [read, write] * 3) == [0, 0, UNRECOVERED_READ_ERROR, 0, 0, WRITE_FAULT]
@@ -374,7 +374,7 @@ def test_faults_come_as_ordered(delay: float) -> None:
 def test_a_torn_write_wrote_half(delay: float) -> None:
     inner = RamMedium(4096)
     medium = Faulty(inner, delay_us=delay, torn_writes=True)
-    buffer = Buffer(4096)
+    buffer = HostBytes(4096)
     assert drive(medium, [(WRITE, 0, 4096, buffer.address)]) == [WRITE_FAULT]
     assert inner.read(0, 4096).astype(bool).sum() == 2048
     with pytest.raises(errors.MediumError):
@@ -385,7 +385,7 @@ def test_a_torn_write_wrote_half(delay: float) -> None:
 @pytest.mark.parametrize("delay", [0, 20])
 def test_silence_and_what_comes_after(delay: float) -> None:
     medium = Faulty(RamMedium(np.full(4096, 5, np.uint8)), delay_us=delay, silent_after=3)
-    buffer = Buffer(4096)
+    buffer = HostBytes(4096)
     requests = [(READ, 512 * k, 512, buffer.address + 512 * k) for k in range(8)]
     statuses = drive(medium, requests, seconds=0.1)
     # with a delay the first three are in flight when silence falls

@@ -11,7 +11,7 @@ from warpwell.storage.medium import Medium
 from warpwell.storage.ram import RamMedium
 from warpwell.targets import call_native, grid, memory_for
 from warpwell.targets.interp.interpreter import launch
-from warpwell.testing.media import Buffer, drive_part
+from warpwell.testing.media import HostBytes, drive_part
 
 SEEDS = 12
 THREADS = 3
@@ -64,7 +64,7 @@ def faulty() -> Medium:
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("make", [ram, striped, replicated, faulty])
 def test_reads(make, seed: int) -> None:
-    buffers = [Buffer(1536) for _ in range(6)]
+    buffers = [HostBytes(1536) for _ in range(6)]
     requests = [(READ, 512 * k, 1536, b.address) for k, b in enumerate(buffers)]
     assert interpreted(make(), requests, seed) == [0] * 6
     padded = np.concatenate([content(), np.zeros(4096, np.uint8)])
@@ -75,7 +75,7 @@ def test_reads(make, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_writes(seed: int) -> None:
     medium = striped()
-    buffers = [Buffer(512, seed=k) for k in range(5)]
+    buffers = [HostBytes(512, seed=k) for k in range(5)]
     requests = [(WRITE, 512 * k, 512, b.address) for k, b in enumerate(buffers)]
     assert interpreted(medium, requests, seed) == [0] * 5
     want = np.concatenate([b.bytes for b in buffers])[: medium.nbytes]
@@ -84,7 +84,7 @@ def test_writes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_as_many_faults_as_ordered(seed: int) -> None:
-    buffer = Buffer(512)
+    buffer = HostBytes(512)
     medium = Faulty(RamMedium(512), fail_every=3)
     statuses = interpreted(medium, [(READ, 0, 512, buffer.address)] * 9, seed)
     assert sorted(statuses) == [0] * 6 + [UNRECOVERED_READ_ERROR] * 3
@@ -97,7 +97,7 @@ def test_as_many_faults_as_ordered(seed: int) -> None:
 def test_withheld_commands_run_once(seed: int) -> None:
     medium = Faulty(striped())
     medium.stop()
-    buffers = [Buffer(512) for _ in range(4)]
+    buffers = [HostBytes(512) for _ in range(4)]
     native = medium.native()
     assert native is not None
 

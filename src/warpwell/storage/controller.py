@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 import time
@@ -14,15 +13,13 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..nvme import READ, WRITE
 from ..queues import QueuePairs
 from ..queues import layout as at
 from ..targets import Block, memory_for
 from ..targets.compiler.hooks import seam_for
-from ..targets.memory import view_of
 from . import arbitration
 from . import serve as native
-from .medium import Medium, NativeMedium
+from .medium import Medium, NativeMedium, python_functions
 
 NAMESPACES = 64
 """Size of the namespace table; namespace ids run from 1."""
@@ -213,13 +210,14 @@ class Controller:
             nsid = self._free_namespace()
             record = self._records[nsid]
             functions = medium.native()
-            start, complete, state = self._python_functions(medium) if functions is None else (
-                functions.start, functions.complete, functions.state)  # fmt: skip
-            record[native.NS_STATE] = state
+            if functions is None:
+                functions = python_functions(medium)
+                self._keep.append(functions)
+            record[native.NS_STATE] = functions.state
             record[native.NS_BYTES] = -(-medium.nbytes // unit) * unit
             record[native.NS_KIND] = native.BLOCKS
             self._media[nsid] = medium
-            self._publish(nsid, start, complete)
+            self._publish(nsid, functions.start, functions.complete)
             return nsid
 
     def attach_kv(self, functions: NativeMedium, *, name: str, owner: Any = None) -> int:
@@ -303,34 +301,6 @@ class Controller:
     def python_served(self) -> list[str]:
         """Names of the media that Python serves, slowly."""
         return [m.name for m in self._media.values() if m.native() is None]
-
-    def _python_functions(self, medium: Medium) -> tuple[int, int, int]:
-        """Wrap a medium written in Python as a C function that takes the interpreter lock for each command."""
-        prototype = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))
-        one_at_a_time = threading.Lock()
-
-        def start(state: int, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-            try:
-                with one_at_a_time:
-                    data = view_of(buffer, nbytes, np.uint8)
-                    if opcode == READ:
-                        data[:] = medium.read(offset, nbytes)
-                    elif opcode == WRITE:
-                        medium.write(offset, data[: max(0, medium.nbytes - offset)])
-                    else:
-                        medium.sync()
-                    return 0
-            except Exception as error:  # to device code a failing medium is an I/O error, with a status at most
-                status = getattr(error, "status", None)
-                if isinstance(status, int) and 0 < status < 0x8000:
-                    return status
-                if isinstance(error, errors.StorageFullError):
-                    return 0x81
-                return 0x281 if opcode == READ else 0x280
-
-        function = prototype(start)
-        self._keep.append(function)
-        return int(ctypes.cast(function, ctypes.c_void_p).value or 0), 0, 0
 
     # -- service --------------------------------------------------------------------------------------------
 

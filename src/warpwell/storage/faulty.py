@@ -6,6 +6,7 @@ was silent, late ones, second completions) waits in one queue, ordered by time.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -231,37 +232,18 @@ class Faulty(_FaultState, Wrapper):
         status = self._fault(WRITE, offset, raw.nbytes)
         if status < 0:
             self.medium.write(offset, raw[: raw.nbytes // 1024 * 512])
-            status = -status
+            status = -1 - status
         if status:
             raise self._error(status, offset)
         self.medium.write(offset, raw)
 
     def _fault(self, op: int, offset: int, nbytes: int) -> int:
-        """Do what `fault_of` does, for the host's own reads and writes; return minus the status for a torn write."""
-        words = self._words
-        words[RECEIVED] += 1
-        if 0 <= words[SILENT_AFTER] < words[RECEIVED]:
-            words[SILENT] = 1
-        if words[SILENT]:
+        """Decide over a command of the host, as over one of a queue; return -1 less the status for a torn write."""
+        decide = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))(faulty_decide.address)
+        fault = int(decide(self._block.address, op, offset, nbytes, 0, 0))
+        if fault == PENDING:
             raise errors.StallError(f"{self.name} does not answer: call resume()")
-        words[COMMANDS] += 1
-        left = READS_TO_FAIL if op == READ else WRITES_TO_FAIL
-        hit = bool(words[FAIL_EVERY] > 0 and words[COMMANDS] % words[FAIL_EVERY] == 0)
-        if words[left] > 0:
-            words[left] -= 1
-            hit = True
-        for k in range(int(words[RANGES])):
-            start, stop = words[RANGE_LIST + 2 * k : RANGE_LIST + 2 * k + 2]
-            hit = hit or bool(offset < stop and start < offset + nbytes)
-        torn = False
-        if op == WRITE and words[TORN_EVERY] > 0 and not hit:
-            words[WRITES] += 1
-            torn = bool(words[WRITES] % words[TORN_EVERY] == 0)
-        if not hit and not torn:
-            return 0
-        words[INJECTED] += 1
-        status = int(words[STATUS]) or (UNRECOVERED_READ_ERROR if op == READ else WRITE_FAULT)
-        return -status if torn else status
+        return fault
 
     def _error(self, status: int, offset: int) -> errors.MediumError:
         return errors.MediumError(
@@ -430,20 +412,38 @@ def attempt(state: int, op: int, first: int, second: int, buffer: int, last: int
     return status
 
 
+@device
+def receive(state: int) -> bool:
+    """Count a command; tell whether it is answered with silence."""
+    number = fetch_add(state + 8 * RECEIVED, 1, SYSTEM)
+    after = word(state, SILENT_AFTER)
+    if after >= 0 and number >= after:
+        set_word(state, SILENT, 1)
+    return word(state, SILENT) != 0
+
+
+@native
+def faulty_decide(state: int, op: int, offset: int, nbytes: int, d: int, e: int) -> int:
+    """Decide over a command of the host: 0, a status, -1 less the status for a torn write, or PENDING while silent."""
+    if receive(state):
+        return PENDING
+    fault = fault_of(state, op, offset, nbytes)
+    if fault < 0:
+        return -1 - injected(state, op)
+    return fault
+
+
 @native
 def faulty_start(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
     """Run a command as was chosen, or let it wait while silent.
 
     `first` and `second` are the offset and the number of bytes, `last` is the tag; or what those words are for keys.
     """
-    number = fetch_add(state + 8 * RECEIVED, 1, SYSTEM)
-    after = word(state, SILENT_AFTER)
-    if after >= 0 and number >= after:
-        set_word(state, SILENT, 1)
+    silent = receive(state)
     kind = step_of(state)
     if kind == LOST:
         return PENDING
-    if kind == LATE or word(state, SILENT) != 0:
+    if kind == LATE or silent:
         put_off(state, LATE, op, first, second, buffer, last, 0)
         return PENDING
     if kind == ERROR:

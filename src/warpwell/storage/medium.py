@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,6 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..nvme import (
+    CAPACITY_EXCEEDED,
+    FLUSH,
+    INVALID_OPCODE,
+    READ,
+    UNRECOVERED_READ_ERROR,
+    WRITE,
+    WRITE_FAULT,
+)
+from ..targets.memory import view_of
 
 PENDING = -1
 """What a start function returns when the command will complete later."""
@@ -282,3 +294,32 @@ def _cut(function: Any) -> Any:
             function(self, offset, raw[:inside])
 
     return write
+
+
+def python_functions(medium: Medium) -> NativeMedium:
+    """Return native functions of a medium written in Python: each command takes the interpreter lock."""
+    one_at_a_time = threading.Lock()
+
+    def start(state: int, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+        try:
+            with one_at_a_time:
+                data = view_of(buffer, nbytes, np.uint8)
+                if opcode == READ:
+                    data[:] = medium.read(offset, nbytes)
+                elif opcode == WRITE:
+                    medium.write(offset, data[: max(0, medium.nbytes - offset)])
+                elif opcode == FLUSH:
+                    medium.sync()
+                else:
+                    return INVALID_OPCODE
+                return 0
+        except Exception as error:  # to device code a failing medium is an I/O error, with a status at most
+            status = getattr(error, "status", None)
+            if isinstance(status, int) and 0 < status < 0x8000:
+                return status
+            if isinstance(error, errors.StorageFullError):
+                return CAPACITY_EXCEEDED
+            return UNRECOVERED_READ_ERROR if opcode == READ else WRITE_FAULT
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))(start)
+    return NativeMedium(int(ctypes.cast(function, ctypes.c_void_p).value or 0), 0, 0, function)

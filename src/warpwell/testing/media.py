@@ -9,7 +9,6 @@ Needs pytest. A subclass in a test module is collected as it is::
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ..nvme import FLUSH, READ, WRITE
-from ..storage.medium import PENDING, Medium
+from ..storage.medium import PENDING, Medium, python_functions
 from ..targets import (
     SYSTEM,
     backoff,
@@ -96,7 +95,7 @@ class MediumConformance:
         self, medium: Medium, content: NDArray[np.uint8], offset: int, nbytes: int
     ) -> None:
         want = _padded(content, offset, nbytes)
-        buffer = Buffer(nbytes)
+        buffer = HostBytes(nbytes)
         assert self.run(medium, (READ, offset, nbytes, buffer.address)) == [0]
         assert np.array_equal(buffer.bytes, want)
         assert np.array_equal(medium.read(offset, nbytes), want)
@@ -104,14 +103,14 @@ class MediumConformance:
     def test_reads_into_buffers_that_are_not_aligned(
         self, medium: Medium, content: NDArray[np.uint8]
     ) -> None:
-        buffer = Buffer(8192)
+        buffer = HostBytes(8192)
         assert self.run(medium, (READ, 4096, 4096, buffer.address + 520)) == [0]
         assert np.array_equal(buffer.bytes[520 : 520 + 4096], content[4096:8192])
         assert (buffer.bytes[:520] == FILL).all() and (buffer.bytes[520 + 4096 :] == FILL).all()
 
     def test_zeros_past_the_end(self, medium: Medium) -> None:
         past = -(-self.NBYTES // BLOCK) * BLOCK
-        buffer = Buffer(4096)
+        buffer = HostBytes(4096)
         assert self.run(medium, (READ, past, 4096, buffer.address)) == [0]
         assert not buffer.bytes.any()
         assert not medium.read(past, 100).any()
@@ -119,10 +118,10 @@ class MediumConformance:
     def test_reads_what_was_written(self, medium: Medium, content: NDArray[np.uint8]) -> None:
         want = content.copy()
         for offset, nbytes in ((0, 512), (4096, 8192), (3584, 1024), (12288, 4096)):
-            data = Buffer(nbytes, seed=offset + 1)
+            data = HostBytes(nbytes, seed=offset + 1)
             want[offset : offset + nbytes] = data.bytes
             assert self.run(medium, (WRITE, offset, nbytes, data.address)) == [0]
-        buffer = Buffer(6 * 4096)
+        buffer = HostBytes(6 * 4096)
         assert self.run(medium, (READ, 0, 6 * 4096, buffer.address)) == [0]
         assert np.array_equal(buffer.bytes, _padded(want, 0, 6 * 4096))
         assert np.array_equal(medium.read(0, self.NBYTES), want)
@@ -130,25 +129,25 @@ class MediumConformance:
     def test_the_host_writes_too(self, medium: Medium, content: NDArray[np.uint8]) -> None:
         medium.write(1000, np.arange(1000, dtype=np.int64))
         content[1000:9000] = np.arange(1000, dtype=np.int64).view(np.uint8)
-        buffer = Buffer(12288)
+        buffer = HostBytes(12288)
         assert self.run(medium, (READ, 0, 12288, buffer.address)) == [0]
         assert np.array_equal(buffer.bytes, content[:12288])
 
     def test_a_write_past_the_end_is_cut(self, medium: Medium, content: NDArray[np.uint8]) -> None:
-        data = Buffer(4096, seed=3)
+        data = HostBytes(4096, seed=3)
         assert self.run(medium, (WRITE, 5 * 4096, 4096, data.address)) == [0]
         medium.write(self.NBYTES - 10, np.full(100, 9, np.uint8))
         assert medium.nbytes == self.NBYTES
         content[5 * 4096 :] = data.bytes[:777]
         content[-10:] = 9
-        buffer = Buffer(8192)
+        buffer = HostBytes(8192)
         assert self.run(medium, (READ, 5 * 4096, 8192, buffer.address)) == [0]
         assert np.array_equal(buffer.bytes, _padded(content, 5 * 4096, 8192))
 
     def test_read_only(self, content: NDArray[np.uint8], tmp_path: Path) -> None:
         medium = self.make(content.copy(), tmp_path, False)
         try:
-            data = Buffer(512, seed=1)
+            data = HostBytes(512, seed=1)
             assert not medium.writable
             assert self.run(medium, (WRITE, 0, 512, data.address))[0] > 0
             with pytest.raises(ValueError, match=r"writable|write"):
@@ -158,12 +157,12 @@ class MediumConformance:
             medium.close()
 
     def test_errors_have_a_status(self, medium: Medium) -> None:
-        buffer = Buffer(512)
+        buffer = HostBytes(512)
         statuses = self.run(medium, (0x7F, 0, 512, buffer.address), (READ, -512, 512, buffer.address))
         assert all(0 < s < 0x8000 for s in statuses)
 
     def test_flush_and_sync(self, medium: Medium) -> None:
-        data = Buffer(512, seed=2)
+        data = HostBytes(512, seed=2)
         assert self.run(medium, (WRITE, 512, 512, data.address)) == [0]
         assert self.run(medium, (FLUSH, 0, 0, 0)) == [0]
         medium.sync()
@@ -174,7 +173,7 @@ class MediumConformance:
         buffers, requests = [], []
         for number in range(320):
             block = number % blocks
-            buffer = Buffer(BLOCK, seed=block + 1)
+            buffer = HostBytes(BLOCK, seed=block + 1)
             buffers.append(buffer)
             requests.append((WRITE if block % 2 else READ, block * BLOCK, BLOCK, buffer.address))
         assert self.run(medium, *requests, threads=4) == [0] * len(requests)
@@ -198,7 +197,7 @@ class MediumConformance:
 FILL = 0xA5
 
 
-class Buffer:
+class HostBytes:
     """Aligned memory as service threads get it.
 
     Parameters
@@ -255,9 +254,7 @@ def drive(
     AssertionError
         A command was answered more than once, or a completion has a tag that no command has.
     """
-    native = medium.native()
-    if native is None:
-        return [_in_python(medium, *request) for request in requests]
+    native = medium.native() or python_functions(medium)
     block = memory_for("cpu").allocate(8 + REQUEST_BYTES * len(requests))
     table = block.words[1:].reshape(len(requests), 6)
     table[:, :4] = requests
@@ -344,23 +341,6 @@ def _compiled() -> Any:
         seam_for("cpu")
         _loop = dispatcher(drive_part)
     return _loop
-
-
-def _in_python(medium: Medium, op: int, offset: int, nbytes: int, address: int) -> int:
-    try:
-        if op == FLUSH:
-            medium.sync()
-            return 0
-        view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-        if op == READ:
-            view[:] = medium.read(offset, nbytes)
-        elif op == WRITE:
-            medium.write(offset, view)
-        else:
-            return 0x001
-        return 0
-    except Exception as error:
-        return int(getattr(error, "status", None) or 0x281)
 
 
 def _padded(content: NDArray[np.uint8], offset: int, nbytes: int) -> NDArray[np.uint8]:
