@@ -17,9 +17,8 @@ from ...targets.compiler.machine_code import machine_code
 from . import emulated_loop as loop
 from .bulk import CANCELLED, Region, Transfer
 from .signal import FUTEX, Signal, short_naps
+from .table import READY, TransferTable
 from .transport import Bytes, Transport
-
-_ROWS = 1024
 
 
 class EmulatedLink(Transport):
@@ -61,11 +60,9 @@ class EmulatedLink(Transport):
         self._precise = False
         self._closed = False
         self._global = np.zeros(loop.GLOBAL_WORDS, np.int64)
-        self._rows = np.zeros((_ROWS, loop.ROW_WORDS), np.int64)
-        self._transfers: dict[int, _Delayed] = {}
-        self._lock = threading.Lock()
+        self._table = TransferTable(loop.ROW_BYTES, self._global[loop.G_ROWS // 8 :][:1])
         self._doorbell = Signal(int(self._global.ctypes.data))
-        self._global[loop.G_TABLE // 8] = self._rows.ctypes.data
+        self._global[loop.G_TABLE // 8] = self._table.address
         self._global[loop.G_SYSCALL // 8] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
         self._global[loop.G_FUTEX // 8] = FUTEX
         self._global[loop.G_LATENCY // 8] = int(latency * 1e9)
@@ -91,7 +88,7 @@ class EmulatedLink(Transport):
         while True:
             if self._closed:
                 raise ClosedError("the transport was closed")
-            self._clear_up()
+            self._table.clear_up()
             now = time.monotonic()
             if self._held and self._held[0][0] <= now * 1e9:
                 _, _, peer, message = heapq.heappop(self._held)
@@ -116,35 +113,17 @@ class EmulatedLink(Transport):
         outer = _Delayed(inner, memory, self._doorbell.raise_)
         if not outer.chunks:
             return outer
-        self._clear_up()
-        with self._lock:
-            row = next(k for k in itertools.count() if k not in self._transfers)
-            if row >= _ROWS:
-                raise ArgumentError(f"an emulated link has room for {_ROWS} transfers at once")
-            self._transfers[row] = outer
-            words = self._rows[row]
-            words[:] = 0
-            words[loop.E_INNER // 8] = inner.address
-            words[loop.E_OUTER // 8] = outer.address
-            words[loop.E_LINK // 8] = self._link[peer].ctypes.data
-            words[loop.E_NBYTES // 8] = memory.nbytes
-            words[loop.E_CHUNK // 8] = memory.chunk
-            words[loop.E_CHUNKS // 8] = memory.chunks
-            words[loop.E_STATE // 8] = loop.READY
-            self._global[loop.G_ROWS // 8] = max(self._transfers) + 1
+        words = {
+            loop.E_INNER: inner.address,
+            loop.E_OUTER: outer.address,
+            loop.E_LINK: self._link[peer].ctypes.data,
+            loop.E_NBYTES: memory.nbytes,
+            loop.E_CHUNK: memory.chunk,
+            loop.E_CHUNKS: memory.chunks,
+        }
+        self._table.add(outer, words)
         self._doorbell.raise_()
         return outer
-
-    def _clear_up(self) -> None:
-        """Let go of transfers that are over, and of their memory."""
-        gone = []
-        if self._transfers:
-            with self._lock:
-                for row in list(self._transfers):
-                    if self._rows[row, loop.E_STATE // 8] == loop.OVER:
-                        gone.append(self._transfers.pop(row))
-        for transfer in gone:  # out of the lock: whatever has to do with this memory may run now
-            transfer.region = None
 
     def lost(self) -> Mapping[int, str]:
         """Return who is gone; see `Transport.lost`."""
@@ -168,9 +147,7 @@ class EmulatedLink(Transport):
             return
         end = time.monotonic() + timeout
         self.transport.close(timeout)
-        while time.monotonic() < end and any(
-            self._rows[row, loop.E_STATE // 8] == loop.READY for row in list(self._transfers)
-        ):
+        while time.monotonic() < end and any(self._table.rows[row, 0] == READY for row, _ in self._table.transfers()):
             time.sleep(1e-3)
         self._closed = True
         self._global[loop.G_STOP // 8] = 1

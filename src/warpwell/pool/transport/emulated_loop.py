@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...targets import SYSTEM, call_foreign, clock_ns, device, fetch_add, load_acquire, rem, store_release
 from . import bulk
+from .table import OVER, READY
 
 AHEAD = 64
 """Chunks of a transfer that are on the emulated link at once."""
@@ -15,10 +16,7 @@ L_FREE, L_COST = 0, 8
 """A link: when it is free (ns), and what a byte takes (ps)."""
 
 E_STATE, E_INNER, E_OUTER, E_LINK, E_NBYTES, E_CHUNK, E_CHUNKS, E_SEEN, E_TOLD, E_TIMES = range(0, 8 * 10, 8)
-ROW_WORDS = E_TIMES // 8 + AHEAD
-
-FREE, READY, OVER = range(3)
-"""States of a row."""
+ROW_BYTES = E_TIMES + 8 * AHEAD
 
 _WAIT, _WAKE, _EVERYBODY = 128, 129, 2**31 - 1
 _POLL, _IDLE = 30_000, 100_000_000
@@ -37,7 +35,7 @@ def run(g: int) -> int:
         seen = word(g + G_DOORBELL)
         nap = _IDLE
         for k in range(word(g + G_ROWS)):
-            e = word(g + G_TABLE) + 8 * ROW_WORDS * k
+            e = word(g + G_TABLE) + ROW_BYTES * k
             if word(e + E_STATE) == READY:
                 nap = min(nap, serve(g, e))
         if nap > 0:

@@ -25,6 +25,7 @@ from ...targets import (
     store_release,
 )
 from . import bulk
+from .table import ABANDONED, OVER, READY
 from .transport import WINDOW
 
 CONTROL, FIRST_BULK = 1, 16
@@ -169,9 +170,6 @@ SILENT, SAID_GOODBYE, MPI_FAILED, ENDED = 1, 2, 3, 4
     R_REQUESTS,
 ) = range(0, 8 * 14, 8)
 ROW_BYTES = R_REQUESTS + 8 * AHEAD
-
-FREE, READY, OVER, ABANDONED = range(4)
-"""States of a row: unused, the loop's, Python's to clear up, and never to be used again."""
 
 
 @device

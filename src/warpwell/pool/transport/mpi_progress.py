@@ -16,20 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import PoolError, StallError
+from ...errors import PoolError
 from ...errors.general import extra
 from ...targets.compiler.machine_code import machine_code
 from . import mpi_loop as loop
 from .bulk import RUNNING, Transfer
 from .signal import FUTEX, Signal, short_naps
+from .table import TransferTable
 from .transport import OVERHEAD, WINDOW
 
 GOODBYE_SAID = "it closed its transport"
 """The reason for which a peer is lost that meant to go."""
 
 _MESSAGES = 2 * (WINDOW // OVERHEAD)  # more than a window lets wait
-_ROWS = 4096
-_PATIENCE = 60.0
 _libc = ctypes.PyDLL(None)  # quick functions: they keep the interpreter lock
 _libc.free.argtypes = [ctypes.c_void_p]
 
@@ -79,12 +78,12 @@ class Progress:
         self._ranks = tuple(peers)
         self._global = np.zeros(loop.GLOBAL_WORDS, np.int64)
         self._g = int(self._global.ctypes.data)
-        self._table = np.zeros((len(self._ranks), loop.PEER_BYTES // 8), np.int64)
-        self._rows = np.zeros((_ROWS, loop.ROW_BYTES // 8), np.int64)
+        self._peers = np.zeros((len(self._ranks), loop.PEER_BYTES // 8), np.int64)
+        self._table = TransferTable(loop.ROW_BYTES, self._global[loop.G_ROWS // 8 :][:1])
         self._inbox = np.zeros((max(len(self._ranks), 1) * _MESSAGES, 3), np.int64)
         self._outboxes = np.zeros((len(self._ranks), _MESSAGES, 2), np.int64)
         self._buffers = np.zeros((len(self._ranks), 2, loop.SLOTS, loop.FRAGMENT), np.uint8)
-        self._peer = dict(zip(self._ranks, self._table, strict=True))
+        self._peer = dict(zip(self._ranks, self._peers, strict=True))
         self._outbox = dict(zip(self._ranks, self._outboxes, strict=True))
         self._kept: dict[int, deque[bytes]] = {peer: deque() for peer in self._ranks}
         self._freed = dict.fromkeys(self._ranks, 0)
@@ -94,9 +93,7 @@ class Progress:
         self.acknowledged = Signal(self._g + loop.G_ACKNOWLEDGED)
         upper = comm.Get_attr(MPI.TAG_UB) or 32767
         self._tags = min(int(upper) + 1, 1 << 30) - loop.FIRST_BULK
-        self._transfers: dict[int, tuple[Transfer, Any]] = {}  # by row, with what they hold
         self._cleared = 0  # how many had ended when somebody last cleared up
-        self._lock = threading.Lock()
         self._set_up(silence)
         self._thread = threading.Thread(target=self._run, args=(compiled,), name="warpwell mpi transport", daemon=True)
         self._thread.start()
@@ -122,14 +119,14 @@ class Progress:
         g[loop.G_BYTE // 8] = _handle(mpi, mpi.BYTE)
         g[loop.G_SILENCE // 8] = int(silence * 1e9)
         g[loop.G_PEERS // 8] = len(self._ranks)
-        g[loop.G_PEER_TABLE // 8] = self._table.ctypes.data
-        g[loop.G_ROW_TABLE // 8] = self._rows.ctypes.data
+        g[loop.G_PEER_TABLE // 8] = self._peers.ctypes.data
+        g[loop.G_ROW_TABLE // 8] = self._table.address
         g[loop.G_INBOX // 8] = self._inbox.ctypes.data
         g[loop.G_INBOX_ROOM // 8] = len(self._inbox)
         now = time.monotonic_ns()
         g[loop.G_WATCHED // 8] = now
         for k, rank in enumerate(self._ranks):
-            p = self._table[k]
+            p = self._peers[k]
             p[loop.P_RANK // 8] = rank
             p[[loop.P_HEARD // 8, loop.P_SAID // 8]] = now
             p[loop.P_OUT // 8] = self._outboxes[k].ctypes.data
@@ -188,49 +185,27 @@ class Progress:
         """Take a transfer over."""
         region = transfer.region
         assert region is not None
-        end = time.monotonic() + _PATIENCE
-        while (row := self._free_row(transfer)) is None:
-            if time.monotonic() > end:
-                raise StallError(f"{_ROWS} transfers are under way, and none ended for {_PATIENCE:g} s")
-            time.sleep(1e-3)
-        words = self._rows[row]
-        words[:] = 0
-        words[loop.R_PEER // 8] = self._peer[transfer.peer].ctypes.data
-        words[loop.R_OUTGOING // 8] = outgoing
-        words[loop.R_TAG // 8] = loop.FIRST_BULK + transfer.tag % self._tags
-        words[loop.R_WORDS // 8] = transfer.address
-        words[loop.R_ADDRESS // 8] = region.address
-        words[loop.R_NBYTES // 8] = region.nbytes
-        words[loop.R_CHUNK // 8] = region.chunk
-        words[loop.R_SLOTS // 8] = region.slots or 0
-        words[loop.R_CHUNKS // 8] = region.chunks
-        words[loop.R_STATE // 8] = loop.READY
+        words = {
+            loop.R_PEER: self._peer[transfer.peer].ctypes.data,
+            loop.R_OUTGOING: outgoing,
+            loop.R_TAG: loop.FIRST_BULK + transfer.tag % self._tags,
+            loop.R_WORDS: transfer.address,
+            loop.R_ADDRESS: region.address,
+            loop.R_NBYTES: region.nbytes,
+            loop.R_CHUNK: region.chunk,
+            loop.R_SLOTS: region.slots or 0,
+            loop.R_CHUNKS: region.chunks,
+        }
+        self._table.add(transfer, words)
         if not self._thread.is_alive():  # it ended just now
             transfer.fail("the transport was closed")
         self.wake()
 
-    def _free_row(self, transfer: Transfer) -> int | None:
-        self.clear_up()
-        with self._lock:
-            row = next((k for k in range(_ROWS) if k not in self._transfers), None)
-            if row is not None:
-                self._transfers[row] = (transfer, transfer.region)
-                self._global[loop.G_ROWS // 8] = max(self._transfers) + 1
-            return row
-
     def clear_up(self) -> None:
         """Let go of transfers that are over, and of their memory."""
-        if (ended := int(self._global[loop.G_ENDED // 8])) == self._cleared:
-            return
-        gone = []
-        with self._lock:
+        if (ended := int(self._global[loop.G_ENDED // 8])) != self._cleared:
             self._cleared = ended
-            for row, held in list(self._transfers.items()):
-                if self._rows[row, loop.R_STATE // 8] == loop.OVER:
-                    held[0].region = None
-                    self._rows[row, loop.R_STATE // 8] = loop.FREE
-                    gone.append(self._transfers.pop(row))
-        gone.clear()  # out of the lock: whatever has to do with this memory may run now
+            self._table.clear_up()
 
     def lose(self, peer: int, reason: str) -> None:
         """Take a peer for lost as soon as nothing more comes of it."""
@@ -250,11 +225,10 @@ class Progress:
         while compiled(self._g) != loop.FINISHED:
             self._tell()
         self.clear_up()
-        with self._lock:
-            for row, (transfer, _) in self._transfers.items():
-                under_way = self._rows[row, loop.R_POSTED // 8] > self._rows[row, loop.R_DONE // 8]
-                if transfer.status == RUNNING or not transfer.done:
-                    transfer.fail("this transport was closed", keep=under_way or None)
+        for row, transfer in self._table.transfers():
+            under_way = self._table.rows[row, loop.R_POSTED // 8] > self._table.rows[row, loop.R_DONE // 8]
+            if transfer.status == RUNNING or not transfer.done:
+                transfer.fail("this transport was closed", keep=under_way or None)
         _forever.append(self)  # MPI may still touch its buffers
 
     def _tell(self) -> None:
@@ -264,10 +238,9 @@ class Progress:
             if not why or block[loop.P_TOLD // 8]:
                 continue
             reason = self._reason(peer, why, int(block[loop.P_CODE // 8]))
-            with self._lock:
-                concerned = [transfer for transfer, _ in self._transfers.values() if transfer.peer == peer]
-            for transfer in concerned:
-                transfer.reason = transfer.reason or reason
+            for _, transfer in self._table.transfers():
+                if transfer.peer == peer:
+                    transfer.reason = transfer.reason or reason
             self._lost(peer, reason)
             block[loop.P_TOLD // 8] = 1
             self._global[loop.G_LOSSES // 8] -= 1
