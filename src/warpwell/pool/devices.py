@@ -44,8 +44,6 @@ class Devices(DeviceGroup):
     ----------
     transport : Transport, optional
         Its peers are agents. Without one, the devices are local: agents in threads of this process.
-    local : bool
-        Whether local devices come too, behind those of the transport.
     targets : sequence of str, optional
         Local devices: "cpu", "cuda" or "cuda:1", one each. By default each GPU, or one "cpu" where there is none.
     timeout : float
@@ -61,7 +59,6 @@ class Devices(DeviceGroup):
         self,
         transport: Transport | None = None,
         *,
-        local: bool = False,
         targets: Sequence[str] | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -73,10 +70,9 @@ class Devices(DeviceGroup):
         self._process = os.getpid()
         _all.add(self)
         try:
-            if transport is not None:
-                self._join(transport, timeout)
-            if transport is None or local:
-                self._join(self._start(_default_targets() if targets is None else targets), timeout)
+            if transport is None:
+                transport = self._start(_default_targets() if targets is None else targets)
+            self._join(transport, timeout)
         except BaseException:
             self.close()
             raise

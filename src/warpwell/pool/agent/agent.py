@@ -35,8 +35,8 @@ class Agent(AgentState):
     stream) or by a deferred call.
     """
 
-    def __init__(self, transport: Transport, runtime: Runtime, *, application: int = 0) -> None:
-        super().__init__(transport, runtime, application=application)
+    def __init__(self, transport: Transport, runtime: Runtime) -> None:
+        super().__init__(transport, runtime)
         self.counts: dict[str, int] = {}
         self._begun = time.time()
 

@@ -73,7 +73,7 @@ class Lane:
         """Calls that have not begun."""
         return self._queue.qsize()
 
-    def put(self, sequence: int, call: Any, reply: int, cost: int, run: Callable[..., None], *arguments: Any) -> None:
+    def put(self, sequence: int, call: Any, reply: int, cost: int, run: Callable[[Lane], None]) -> None:
         """Queue a call.
 
         Parameters
@@ -86,9 +86,9 @@ class Lane:
         cost : int
             Bytes that came with it.
         run : callable
-            ``run(lane, *arguments)``.
+            ``run(lane)``.
         """
-        self._queue.put((sequence, call, reply, cost, run, arguments))
+        self._queue.put((sequence, call, reply, cost, run))
 
     def end(self) -> None:
         """Let the thread end behind the calls so far."""
@@ -101,10 +101,10 @@ class Lane:
             item = self._queue.get()
             if item is None:
                 break
-            sequence, call, reply, cost, run, arguments = item
+            sequence, call, reply, cost, run = item
             self.doing = call
             try:
-                run(self, *arguments)
+                run(self)
             except SkippedError as skipped:
                 if reply:
                     agent.refuse(reply, call, skipped.cause, earlier=True)
@@ -115,7 +115,7 @@ class Lane:
                 agent.failed(self.number, sequence, call, reply, error)
             self.doing = ""
             # an idle lane must not hold the memory that its last call used
-            item = run = arguments = call = None
+            item = run = call = None
             self.calls += 1
             if self.number >= 0:
                 self._count(sequence, cost)

@@ -84,11 +84,11 @@ class AgentState:
     transport : Transport
     runtime : Runtime
         What executes.
-    application : int
-        Rank of the process that is served.
 
     Attributes
     ----------
+    application : int
+        Rank of the process that is served.
     handles : dict
         Buffers, objects of services and arrays that arrive, by their number.
     halves : dict
@@ -101,10 +101,11 @@ class AgentState:
         Copies that failed here before the leading half said GO.
     """
 
-    def __init__(self, transport: Transport, runtime: Runtime, *, application: int = 0) -> None:
+    application = 0
+
+    def __init__(self, transport: Transport, runtime: Runtime) -> None:
         self.transport = transport
         self.runtime = runtime
-        self.application = application
         self.stopped = False
         self.handles: dict[int, Any] = {}
         self.codes: dict[str, LoadedCode] = {}

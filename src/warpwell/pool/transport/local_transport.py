@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections import deque
 
-from ...errors import ClosedError, StallError
-from .bulk import CANCELLED, RUNNING, Region, Transfer
-from .peers import CLOSED, PeerTransport
-from .transport import OVERHEAD, SEND_TIMEOUT, WINDOW, Bytes
+from .bulk import CANCELLED, RUNNING, Transfer
+from .peers import PeerTransport
+from .signal import Signal
+from .transport import WINDOW
 
 _CLOSED = "it closed its transport"
 
@@ -27,88 +26,53 @@ class LocalTransport(PeerTransport):
         super().__init__(rank, [peer for peer in range(count) if peer != rank])
         self._hub = hub
         self._inbox: deque[tuple[int, bytes]] = deque()
-        # locks of their own for `with`: Ctrl-C may come between a Condition's acquire and the block
-        self._arrived_lock, self._room_lock = threading.RLock(), threading.RLock()
-        self._arrived, self._room = threading.Condition(self._arrived_lock), threading.Condition(self._room_lock)
-        self._waiting = dict.fromkeys(self.peers, 0)
+        self._arrived, self._acknowledged = Signal(), Signal()
+        self._received = dict.fromkeys(self.peers, 0)  # bytes of messages, with their overhead
 
-    def send(self, peer: int, *parts: Bytes) -> None:
-        """Send one message; see `Transport.send`."""
-        message = b"".join(parts)
-        counts = self._counts(peer)
+    def _post(self, peer: int, message: bytes) -> None:
         other = self._hub.ends[peer]
-        with self._room_lock:
-            self._check(peer)
-            if self._waiting[peer] >= WINDOW:
-                counts["waits"] += 1
-                self._wait_for_room(peer)
-            with other._arrived_lock:  # inside, so that the order is the same for both
-                other._inbox.append((self.rank, message))
-                other._arrived.notify()
-            self._waiting[peer] += len(message) + OVERHEAD  # after it: Ctrl-C between them leaves more room, not less
-            counts["messages_sent"] += 1
-            counts["bytes_sent"] += len(message)
+        other._inbox.append((self.rank, message))
+        listening, other._listening = other._listening, False  # the first of many messages wakes it, not each
+        other._arrived.raise_(wake=listening)
 
-    def _wait_for_room(self, peer: int) -> None:
-        end = time.monotonic() + SEND_TIMEOUT
-        while self._waiting[peer] >= WINDOW:
-            if not self._room.wait(end - time.monotonic()):
-                raise StallError(f"rank {peer} received nothing for {SEND_TIMEOUT:g} s", seconds=SEND_TIMEOUT)
-            self._check(peer)
+    def _take(self) -> tuple[int, bytes] | None:
+        return self._inbox.popleft() if self._inbox else None
 
-    def receive(self, timeout: float) -> tuple[int, bytes] | None:
-        """Return the next message; see `Transport.receive`."""
-        with self._arrived_lock:
-            if not self._arrived.wait_for(lambda: self._inbox or self._closed, timeout):
-                return None
-            if self._closed:
-                raise ClosedError(CLOSED)
-            peer, message = self._inbox.popleft()
-        self._count_received(peer, message)
+    def _received_by(self, peer: int) -> int:
+        return self._hub.ends[peer]._received[self.rank]
+
+    def _consumed(self, peer: int, nbytes: int) -> None:
+        self._received[peer] += nbytes
         other = self._hub.ends[peer]
-        with other._room_lock:
-            other._waiting[self.rank] -= len(message) + OVERHEAD
-            other._room.notify_all()
-        return peer, message
+        if other._posted[self.rank] - self._received[peer] + nbytes >= WINDOW:  # it may wait for this
+            other._acknowledged.raise_()
 
-    def put(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to send bulk data; see `Transport.put`."""
-        return self._transfer(peer, tag, memory, self.rank, peer)
+    def _wake(self) -> None:
+        self._hub.wake()
 
-    def get(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to receive bulk data; see `Transport.get`."""
-        return self._transfer(peer, tag, memory, peer, self.rank)
-
-    def _transfer(self, peer: int, tag: int, memory: Region, source: int, destination: int) -> Transfer:
-        counts = self._counts(peer)
-        self._check(peer)
-        transfer = Transfer(peer, tag, memory, self._hub.wake)
-        counts["transfers"] += 1
-        self._hub.add(self.rank, (source, destination, tag), transfer)
+    def _start(self, transfer: Transfer, outgoing: bool) -> None:
+        peer = transfer.peer
+        source, destination = (self.rank, peer) if outgoing else (peer, self.rank)
+        self._hub.add(self.rank, (source, destination, transfer.tag), transfer)
         if self._closed or peer in self._losses:  # just now
             self._hub.fail(self.rank, peer, _CLOSED)
-        return transfer
 
     def lose(self, peer: int, reason: str) -> None:
         """Treat `peer` as lost, for tests and for agents that end: its transfers fail, nothing more is sent to it."""
         if not self._losses.add(peer, reason):
             return
         self._hub.fail(self.rank, peer, reason)
-        with self._room_lock:
-            self._room.notify_all()
+        self._acknowledged.raise_()
         self._losses.tell(peer)
 
     def close(self, timeout: float = 5.0) -> None:
         """Stop; see `Transport.close`."""
-        with self._arrived_lock:
-            if self._closed:
-                return
+        if self._closed:
+            return
         self._hub.drain(self.rank, timeout)
-        with self._arrived_lock:
-            self._closed = True
-            self._arrived.notify_all()
-        with self._room_lock:
-            self._room.notify_all()
+        self._closed = True
+        self._arrived.raise_()
+        self._acknowledged.raise_()
         for peer in self.peers:
             self._hub.fail(self.rank, peer, "this transport was closed")
             self._hub.ends[peer].lose(self.rank, _CLOSED)

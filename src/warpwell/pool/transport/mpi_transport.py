@@ -5,19 +5,17 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import threading
 import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import AgentError, ArgumentError, ClosedError, PoolVersionError, StallError
+from ...errors import AgentError, ArgumentError, PoolVersionError
 from ..several import several
-from .bulk import Region, Transfer
+from .bulk import Transfer
 from .handshake import NBYTES, Hello
 from .mpi_progress import GOODBYE_SAID, Progress, compiled_loop
-from .peers import CLOSED, PeerTransport
-from .transport import OVERHEAD, SEND_TIMEOUT, TAGS, WINDOW, Bytes
+from .peers import PeerTransport
 
 _HELLO = 2
 
@@ -61,10 +59,9 @@ class MpiTransport(PeerTransport):
         rank = int(self._comm.Get_rank())
         super().__init__(rank, [peer for peer in range(self._comm.Get_size()) if peer != rank])
         self.hellos = _exchange(self._comm, self.rank, self.peers, start)
-        self._locks = {peer: threading.Lock() for peer in self.peers}
-        self._posted = dict.fromkeys(self.peers, 0)
         silence = silence_from_environment() if silence is None else silence
         self._progress = Progress(self._comm, self.peers, silence, self._lose)
+        self._arrived, self._acknowledged = self._progress.arrived, self._progress.acknowledged
         self._at_exit = functools.partial(_close_forgotten, weakref.ref(self))
         atexit.register(self._at_exit)  # MPI ends later, and then nobody may call it any more
 
@@ -73,71 +70,24 @@ class MpiTransport(PeerTransport):
         """Whether every peer is there or said goodbye. If not, ``MPI_Finalize`` may hang: leave with ``os._exit``."""
         return all(reason == GOODBYE_SAID for reason in self._losses.reasons().values())
 
-    def send(self, peer: int, *parts: Bytes) -> None:
-        """Send one message; see `Transport.send`."""
-        message = b"".join(parts)
-        counts = self._counts(peer)
-        with self._locks[peer]:
-            self._check(peer)
-            if self._waiting(peer) >= WINDOW:
-                counts["waits"] += 1
-                self._wait_for_room(peer)
-            self._progress.post(peer, message)
-            self._posted[peer] += len(message) + OVERHEAD  # after it: Ctrl-C between them leaves more room, not less
-            counts["messages_sent"] += 1
-            counts["bytes_sent"] += len(message)
+    def _post(self, peer: int, message: bytes) -> None:
+        self._progress.post(peer, message)
 
-    def _waiting(self, peer: int) -> int:
-        return self._posted[peer] - self._progress.received_by(peer)
+    def _take(self) -> tuple[int, bytes] | None:
+        self._progress.clear_up()
+        return self._progress.take()
 
-    def _wait_for_room(self, peer: int) -> None:
-        end = time.monotonic() + SEND_TIMEOUT
-        while True:
-            seen = self._progress.acknowledged.value
-            self._check(peer)
-            if self._waiting(peer) < WINDOW:
-                return
-            left = end - time.monotonic()
-            if left <= 0:
-                raise StallError(f"rank {peer} received nothing for {SEND_TIMEOUT:g} s", seconds=SEND_TIMEOUT)
-            self._progress.acknowledged.sleep(seen, left)
+    def _received_by(self, peer: int) -> int:
+        return self._progress.received_by(peer)
 
-    def receive(self, timeout: float) -> tuple[int, bytes] | None:
-        """Return the next message; see `Transport.receive`."""
-        end = time.monotonic() + timeout
-        while True:
-            seen = self._progress.arrived.value
-            if self._closed:
-                raise ClosedError(CLOSED)
-            self._progress.clear_up()
-            if (got := self._progress.take()) is not None:
-                break
-            left = end - time.monotonic()
-            if left <= 0:
-                return None
-            self._progress.arrived.sleep(seen, left)
-        peer, message = got
-        self._count_received(peer, message)
-        self._progress.consumed(peer, len(message) + OVERHEAD)
-        return peer, message
+    def _consumed(self, peer: int, nbytes: int) -> None:
+        self._progress.consumed(peer, nbytes)
 
-    def put(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to send bulk data; see `Transport.put`."""
-        return self._transfer(peer, tag, memory, True)
+    def _wake(self) -> None:
+        self._progress.wake()
 
-    def get(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to receive bulk data; see `Transport.get`."""
-        return self._transfer(peer, tag, memory, False)
-
-    def _transfer(self, peer: int, tag: int, memory: Region, outgoing: bool) -> Transfer:
-        if not 0 <= tag < TAGS:
-            raise ArgumentError(f"tags run from 0 to {TAGS - 1}, not to {tag}", name="tag")
-        self._counts(peer)["transfers"] += 1
-        self._check(peer)
-        transfer = Transfer(peer, tag, memory, self._progress.wake)
-        if transfer.chunks:
-            self._progress.start(transfer, outgoing)
-        return transfer
+    def _start(self, transfer: Transfer, outgoing: bool) -> None:
+        self._progress.start(transfer, outgoing)
 
     def lose(self, peer: int, reason: str) -> None:
         """See `Transport.lose`."""
@@ -151,8 +101,8 @@ class MpiTransport(PeerTransport):
         self._closed = True
         atexit.unregister(self._at_exit)
         self._progress.stop(timeout)
-        self._progress.arrived.raise_()
-        self._progress.acknowledged.raise_()
+        self._arrived.raise_()
+        self._acknowledged.raise_()
 
     def _lose(self, peer: int, reason: str) -> None:
         if self._losses.add(peer, reason):

@@ -55,10 +55,10 @@ class Signal:
         """The word now."""
         return self._word.value
 
-    def raise_(self) -> None:
-        """Change the word and wake all who sleep on it."""
+    def raise_(self, wake: bool = True) -> None:
+        """Change the word and wake all who sleep on it; without `wake`, nobody does: a system call less."""
         self._word.value = (self._word.value + 1) & 0x7FFFFFFF
-        if FUTEX:
+        if FUTEX and wake:
             _quick.syscall(
                 ctypes.c_long(FUTEX), ctypes.c_void_p(self.address), _WAKE, ctypes.c_int(_EVERYBODY), None, None, 0
             )
