@@ -1,4 +1,4 @@
-"""Keys: what a caller may pass as keys, and the arrays that the log and the index take."""
+"""Keys: the types that callers may pass, the arrays that the log and the index take, and the orders of keys."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:
     out = np.zeros((len(keys), MAX_KEY), np.uint8)
     out[:, : keys.shape[1]] = keys
     lengths = lengths.astype(np.uint8)
-    # what stands behind a key is no part of it
+    # bytes after a key's length do not belong to it
     out[np.arange(MAX_KEY) >= lengths[:, None]] = 0
     if len(keys) and (lengths == INT_KEY).all():
         return Keys(np.ascontiguousarray(out.view(np.int64)[:, 0]), None, False)

@@ -1,19 +1,19 @@
-"""What becomes of open stores that are dropped, and of all when the process ends or forks.
+"""The end of stores: those that are dropped, those that are open when the process ends, and forks.
 
 A store that nobody holds any more is closed as `Store.close` does it, commit included, and so are those that are open
-for writing when the process ends: what was put is not lost because somebody forgot a line. Where an exception ends the
-process, nothing is committed, as at the end of a ``with`` block: the group of changes that the exception cut is not
-whole. What is lost is said on stderr.
+for writing when the process ends: records are not lost because a program forgot to close. Where an exception ends the
+process, nothing is committed, as at the end of a ``with`` block: the exception may have cut a group of changes. A
+message on stderr says how many changes were lost.
 
 A dropped store that is open for writing has files to sync, and one on a device has threads and kernels that may be
 under way: the closing thread sees to both (`warpwell.targets.closing`), since a finalizer may come in the middle of
-anything, locks held, and Ctrl-C in the middle of a finalizer. A reader of the host gives back at once what it has.
+anything, with locks held, and Ctrl-C in the middle of a finalizer. A reader of the host closes its files at once.
 
 A fork: a child goes on with what its parent had: memory as of the fork (`warpwell.targets.memory.private_memory`), and
 descriptors and mappings of its own of files that never change in place. Three things have to be seen to.
 
 - A refresh in another thread would leave its half of the work in the child. So a fork waits for it, for `_SECONDS` at
-  most; the store of one that takes longer is of no use in the child, and says so.
+  most; the store of one that takes longer cannot be used in the child, and raises ForkError.
 - Locks that other threads have, and the marks of readers that are inside, are the parent's: the child makes them anew.
 - A store that is open for writing has one writer, the parent.
 """
@@ -64,7 +64,7 @@ _open: dict[int, weakref.ref[_OpenStore]] = {}
 
 @dataclass(eq=False)
 class Estate:
-    """What a store leaves to be closed."""
+    """The parts of a store that must be closed after it."""
 
     store: weakref.ref[_OpenStore]
     shards: Shard | Shards
@@ -84,11 +84,11 @@ class Estate:
             except errors.SharingError:  # kernels are under way
                 time.sleep(0.01)
             except Exception:
-                break  # which is what is told below
+                break  # `give_back` meets the error again, and reports it
         self.give_back()
 
     def give_back(self) -> None:
-        """Close, and say what is lost; in a forked child nothing is committed."""
+        """Close, and print how many changes are lost; in a forked child nothing is committed."""
         ours, left, why = self.pid == os.getpid(), 0, ""
         try:
             if self.engine is not None:
@@ -112,7 +112,7 @@ class Estate:
 
 
 def opened(store: _OpenStore, shards: Shard | Shards) -> tuple[Estate, weakref.finalize[..., _OpenStore]]:
-    """Note an open store; return what it leaves, and what closes that when the store is dropped."""
+    """Note an open store; return its estate, and the finalizer that closes it when the store is dropped."""
     estate = Estate(weakref.ref(store), shards, store.writable)
     if store.writable:
         closing.ready()
@@ -141,7 +141,7 @@ def open_stores() -> list[_OpenStore]:
 
 
 def settle() -> None:
-    """Wait for dropped stores to be closed: what they had is durable then, and their locks are free."""
+    """Wait until dropped stores are closed: their records are durable then, and their locks are free."""
     closing.settle(_SECONDS)
 
 
@@ -237,7 +237,7 @@ def _before_fork() -> None:
     if not shards:
         return
     end = time.monotonic() + _SECONDS
-    with uninterrupted():  # what is raised in here is printed and forgotten, with locks held
+    with uninterrupted():  # Python prints an exception that is raised here and goes on, with locks held
         for shard in sorted(shards, key=id):  # in one order: other threads may be forking, too
             if shard.hold(max(0.0, end - time.monotonic())):
                 _holding.shards.append(shard)

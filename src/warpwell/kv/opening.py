@@ -66,7 +66,7 @@ def create(
     Raises
     ------
     ArgumentError
-        Something is there already, or an option has a value that cannot be.
+        Something is at `path` already, or an option is not valid.
     SchemaError, MissingFileError, StorageFullError, SharingError
         Nothing was created.
     """
@@ -115,8 +115,8 @@ def open_store(
     path : path-like
         Its folder.
     mode : {"r", "r+"}
-        For reading, beside others and beside a writer; or for reading and writing, alone. A reader sees what was
-        committed before, and what came later after `Store.refresh`.
+        "r" opens it for reading, beside other readers and a writer; "r+" for reading and writing, as the only
+        writer. A reader sees what was committed before it opened the store, and later commits after `Store.refresh`.
     device : str, optional
         "cuda" (or "cuda:1"), "cpu" or "interp": where kernels and `DeviceStore.get_async` fetch records. Left out,
         only the host reads; the options below go with a device.
@@ -325,7 +325,7 @@ def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[
 
 
 def _check_shards(path: str, folders: list[str] | None) -> None:
-    """Raise ArgumentError for folders that cannot be."""
+    """Raise ArgumentError for too many folders, or one that is named twice."""
     if folders is None:
         return
     if not 1 <= len(folders) <= MAX_SHARDS:

@@ -61,7 +61,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass
 class SalvageReport:
-    """What `salvage` found, and what it did not.
+    """The records that `salvage` found, and those that are lost.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class SalvageReport:
 
 
 def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> SalvageReport:
-    """Put what is sound of a store, damaged or not, into a new one.
+    """Copy the sound records of a store, damaged or not, into a new one.
 
     The source is never changed. Shards are gathered in the one new store.
 
@@ -116,7 +116,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
     SharingError
         It is open for writing.
     ArgumentError, StorageFullError
-        The target cannot be made; what was made is removed.
+        The target cannot be created; a part that was created is removed.
     """
     folder = os.path.abspath(path)
     report = SalvageReport(folder, os.path.abspath(target))
@@ -126,7 +126,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
         try:
             folders.append(find_shard(folder, number, shard).path)
         except errors.CorruptionError:
-            folders.append(resolved(shard["path"], folder))  # what of it is damaged is said later
+            folders.append(resolved(shard["path"], folder))  # its damage is reported later
         except (errors.MissingFileError, errors.FormatError) as error:
             report.lost.append(Problem(str(error.path), None, str(error)))
     schema = (manifest.schema or {}).get("schema")
@@ -216,7 +216,7 @@ def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
     marks = read_floor(folder, found.uuid)
     newest = max((s.seq for s in snapshots), default=0)
     if journals and journals[-1].start >= newest:
-        # its last mark may be damaged, and what is marked in COMMITTED was committed
+        # its last commit mark may be damaged, and a record that COMMITTED names was committed
         journals[-1].committed = max(journals[-1].committed, highest(marks, journals[-1].salt)[0])
     else:  # the present journal is gone, whatever was in it
         report.missing_records += max(1, max((mark[0] for mark in marks), default=0) - newest)
@@ -229,7 +229,7 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     """Return the sound committed records behind number `seq`, in their order, and the last number."""
     slots, last = [], seq
     for k, journal in enumerate(journals):
-        # A journal may go on behind the point where the next one begins: what a writer put that was fenced off.
+        # A journal may go on behind the point where the next one begins: the records of a writer that was fenced off.
         until = journals[k + 1].start if k + 1 < len(journals) else journal.committed
         chosen = (journal.seqs > seq) & (journal.seqs <= until)
         slots.append(journal.slots[chosen])
@@ -324,7 +324,7 @@ class DamagedFolder:
         return out
 
     def superblock(self, data: bytes, kind: int, id: int, path: str) -> Superblock | None:
-        """Return what a file says of itself, or note that it is damaged."""
+        """Return the superblock of a file, or None; damage is noted."""
         uuid = self.uuid if any(self.uuid) else data[16:32]
         try:
             block = Superblock.unpack(data[:SUPERBLOCK], kind, uuid, id, path)

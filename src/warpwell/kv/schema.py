@@ -1,4 +1,4 @@
-"""Schema: named arrays of fixed dtype and shape that make up every value of a store."""
+"""Values: bytes of any length, or by a `Schema` records of named arrays of fixed dtype and shape."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Schema:
 
 
 def as_schema(schema: Schema | Mapping[str, Any] | None) -> Schema | None:
-    """Return a schema for what a caller may pass as one."""
+    """Return the schema that a caller passed, as a `Schema` or as a mapping."""
     return schema if schema is None or isinstance(schema, Schema) else Schema(schema)
 
 

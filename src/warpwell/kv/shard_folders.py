@@ -1,8 +1,8 @@
-"""Where the shards of a store are, and whose they are: stores are moved and copied by people who do not ask.
+"""Where the shards of a store are, and to which store they belong: users move and copy stores.
 
 The manifest of a store lists its shards with their UUIDs, and each shard's says of which store it is, and where that
 is. A path is relative where the one folder lies beside or in the other, so that both can be moved or copied together;
-else it is absolute. A copy has the UUIDs of what it was copied from. So a store may write to a shard only if the shard
+else it is absolute. A copy has the UUIDs of its original. So a store may write to a shard only if the shard
 says that it belongs to the store's own folder, or to one that is not there any more, or has another shard in its place:
 then the store has been moved, or copied with its shards.
 """

@@ -84,8 +84,8 @@ class Store(MutableMapping[Any, Any]):
     and messages give integers as ``int`` and all other keys as bytes.
 
     As a context manager it commits and closes; after an exception it closes without a commit. One that is dropped, or
-    left open when the program ends, commits and closes as well, but not where an exception ends the program: what is
-    lost then is said on stderr.
+    left open when the program ends, commits and closes as well, unless an exception ends the program: then a message
+    on stderr says how many changes were lost.
 
     Any number of threads may read. Changes take a lock. A process that is forked goes on reading what was there at the
     fork, until it refreshes, and a store that is open for reading can be pickled: it is opened again where it arrives.
@@ -132,7 +132,7 @@ class Store(MutableMapping[Any, Any]):
         Raises
         ------
         CorruptionError, MediumError
-            The value cannot be read, or is not what was put.
+            The value cannot be read, or differs from the one that was put.
         KeyLengthError, ClosedError, ForkError
         """
         if self._unusable is not None:
@@ -145,7 +145,7 @@ class Store(MutableMapping[Any, Any]):
             self.check_open()  # another thread closed the store meanwhile
             raise
         except Exception:
-            as_key(key)  # raises what tells why; of an integer that is too large the compiler says something else
+            as_key(key)  # raises a clear error; the compiler's error for an integer that is too large is not
             raise
         if value is None:
             return default
@@ -206,7 +206,7 @@ class Store(MutableMapping[Any, Any]):
         Raises
         ------
         CorruptionError, MediumError
-            A value cannot be read, or is not what was put: none is returned.
+            A value cannot be read, or differs from the one that was put: no value is returned.
         ValueSizeError
             A value has another size than the rows of `out`.
         """
@@ -223,7 +223,7 @@ class Store(MutableMapping[Any, Any]):
         return (rows if self.schema is None else self.schema.unpack(rows)), found
 
     def get_async(self, keys: Any) -> HostFuture:
-        """Begin to read the values of many keys; ``wait()`` of what it returns gives what `get_many` would."""
+        """Begin to read the values of many keys; return a future whose ``wait()`` gives the result of `get_many`."""
         self.check_open()
         checked = as_keys(keys).copied()
         return HostFuture(lambda: self.get_many(checked))
@@ -309,7 +309,7 @@ class Store(MutableMapping[Any, Any]):
         return in_order(keys).take(slice(limit)).to_list()
 
     def ordered(self) -> Keys:
-        """Return all keys in the order of `keys_array`, with what they are."""
+        """Return all keys in the order of `keys_array`, with their kinds (integer or bytes)."""
         self.check_open()
         keys, _ = self._shards.entries()
         if not self._shards.kinds and (keys.padded()[1] == INT_KEY).all():
@@ -317,7 +317,7 @@ class Store(MutableMapping[Any, Any]):
         return in_order(keys)
 
     def keys_array(self) -> NDArray[np.int64] | tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return all keys, sorted: what a position means to `DataLoader`.
+        """Return all keys, sorted; `DataLoader` counts positions in this order.
 
         Returns
         -------
@@ -333,7 +333,7 @@ class Store(MutableMapping[Any, Any]):
         """Delete all records."""
         self.delete_many(self._shards.entries()[0])
 
-    __eq__ = object.__eq__  # comparing records would read them all
+    __eq__ = object.__eq__  # comparing records would read all of them
     __hash__ = object.__hash__
 
     # -- the whole ------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class Store(MutableMapping[Any, Any]):
         Returns
         -------
         VerifyReport
-            ``sound`` says whether all is well, and ``problems`` what is not.
+            ``sound`` is True if nothing is damaged; ``problems`` lists the damage.
         """
         self.check_open()
         checked_callable(progress, "progress")
@@ -442,7 +442,7 @@ class Store(MutableMapping[Any, Any]):
         return f"<Store {self.path!r}, mode {mode!r}, {len(self._shards)} records>"
 
     def native(self) -> Sequence[NativeMedium]:
-        """Return what a controller calls for key-value commands, one for each shard (see `shards.shard_of`).
+        """Return the functions that a controller calls for commands, one set for each shard (see `shards.shard_of`).
 
         Their ``start`` is `serve.kv_start`, and their ``owner`` the store. No command may be in flight when the store
         is closed.
@@ -580,7 +580,7 @@ class StoreStatistics:
     python_served: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return what is not zero: "10 records, 640 B of values, 13.6 KiB on disk in 1 segment, 3 gets"."""
+        """Return figures that are not zero: "10 records, 640 B of values, 13.6 KiB on disk in 1 segment, 3 gets"."""
         disk = f"{format_size(self.disk_bytes)} on disk in {_count(self.segments, 'segment')}"
         told = [_count(self.records, "record"), f"{format_size(self.live_bytes)} of values", disk]
         if self.shards > 1:

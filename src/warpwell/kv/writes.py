@@ -103,7 +103,7 @@ class Writes:
         return NativeMedium(kv_start.address, kv_complete.address, self._records.state.address)
 
     def close(self) -> None:
-        """Serve what is in the ring and stop; requests that come later get an error status."""
+        """Serve the requests in the ring and stop; later requests get an error status."""
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._words[Q_FLAGS] |= CLOSING
             self._thread.join(_JOIN_SECONDS)

@@ -16,7 +16,7 @@ from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write all records; what is at OUT is whole or as it was."""
+    """Write all records; OUT is complete at the end, or unchanged."""
     output = Output(arguments.json)
     started = time.perf_counter()
     out = Path(arguments.out)

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_problems(output: Output, problems: Iterable[Problem], lost: str = "") -> None:
-    """Print what is damaged, a line each; `lost` says what becomes of a value's key."""
+    """Print the damage, a line for each problem; `lost` is printed after the key of a value."""
     for problem in problems:
         at = "" if problem.offset is None else f", byte {problem.offset:,}"
         key = "" if problem.key is None else f" (key {describe_key(problem.key)}{lost})"

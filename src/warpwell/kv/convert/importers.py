@@ -103,7 +103,7 @@ def open_source(
     """
     path = Path(path)
     if keys is not None and keys not in KEY_RULES:
-        raise ArgumentError(f"keys {keys!r} cannot be: choose one of {', '.join(KEY_RULES)}", name="keys")
+        raise ArgumentError(f"keys is {keys!r}: choose one of {', '.join(KEY_RULES)}", name="keys")
     if not path.exists():
         raise MissingFileError(f"{path} does not exist: give a folder, a .npz file or an LMDB environment", path=path)
     kind = _kind(path)

@@ -1,8 +1,8 @@
 """Kernels of a batch: one row a thread; the rows of a warp share a queue and copy their values together.
 
-``begin_rows`` merges equal keys, answers what the device cache has and submits the rest; it never waits.
-``finish_rows`` waits for what was submitted, submits what found no id, and fills the cache; to launch it once more
-does nothing. ``spread_rows`` copies rows to others of the same key.
+``begin_rows`` merges equal keys, takes values from the device cache and submits commands for the rest; it never waits.
+``finish_rows`` waits for these commands, submits those that found no id, and fills the cache; a second launch does
+nothing. ``spread_rows`` copies rows to others of the same key.
 """
 
 from __future__ import annotations
@@ -206,6 +206,6 @@ def spread_rows(batch):
 
 @kernel
 def settle(core, queues, count):
-    """Drain queues, and release what was given up (one thread; the host, between launches)."""
+    """Drain queues, and release ids of commands that were given up (one thread; the host, between launches)."""
     for k in range(count):
         serve(queues + k * (8 * Q_WORDS), 1, 0, 0)

@@ -68,7 +68,7 @@ class DeviceStore(Store):
         self._marks = threading.local()
 
     def get_async(self, keys: Any) -> Any:
-        """Begin to fetch the values of many keys; see `DeviceFuture.wait` for what comes.
+        """Begin to fetch the values of many keys; see `DeviceFuture.wait` for the result.
 
         Equal keys are fetched once. Keys: as for `get_many`, or int64 [N] in the GPU's memory.
         """
@@ -77,7 +77,7 @@ class DeviceStore(Store):
 
     @property
     def device_stats(self) -> dict[str, int]:
-        """Return what the device did: values its cache answered, commands, rows merged with others, pieces' size."""
+        """Return counts of the device: values from its cache, commands, merged rows; and the size of a piece."""
         self.check_open()
         hits, commands, merged = self._engine.read_words(at.K_COUNTERS, 3)
         return {
@@ -99,7 +99,7 @@ class DeviceStore(Store):
             return super().refresh()
         caches = [e for e in (self._engine, *self._engine.guests) if e.cache_records]
         with contextlib.ExitStack() as alone:
-            # what was read before the change must not come into a cache after it
+            # values that were read before the change must not enter a cache after it
             for engine in caches:
                 alone.enter_context(engine.alone())
             changes = super().refresh()

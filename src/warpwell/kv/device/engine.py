@@ -53,7 +53,7 @@ class DeviceOptions:
     returns: str = "request"
 
     def __post_init__(self) -> None:
-        """Check what nothing else would.
+        """Check the options that no other code checks.
 
         Raises
         ------
@@ -235,7 +235,7 @@ class Engine:
         self._going.append(done)
 
     def abandon(self, function: Any, n: int, lease: Any) -> None:
-        """Note a batch that nobody will wait for: `reap` launches `function`, which takes back what it holds."""
+        """Note a batch that nobody will wait for: `reap` launches `function`, which releases its command ids."""
         self._abandoned.append((function, n, lease))
 
     def reap(self) -> None:
@@ -263,7 +263,7 @@ class Engine:
         self._abort.words[0] = 1
 
     def recover(self, function: Any, n: int, address: int) -> None:
-        """After an interruption: let a batch give up what it still waits for, without waiting, and let others go on."""
+        """After an interruption: end a batch without waiting for its values, and let other batches go on."""
         self.abort()
         with contextlib.suppress(Exception):
             if n:

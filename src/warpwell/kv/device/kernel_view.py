@@ -455,7 +455,7 @@ class KernelStore(DeviceStruct):
       store's time-out (four of them while others are answered), or that it is no ticket that is held.
     - ``length(ticket)`` returns the size of the value that came.
     - ``take(ticket, out)`` copies it and gives the ticket back; -2 before it has come. Each ticket must be taken
-      once: who takes it once more gets -2, and the host raises.
+      once: a second take gets -2, and the host raises.
     - ``retrieve(key, out)`` does all of that and waits; it answers from the device cache where it can.
     - ``exists(key)``, ``store(key, value)``, ``delete(key)`` wait too; deleting an absent key returns -1.
 

@@ -268,7 +268,7 @@ def free_ids(queue, mask, lane, leader):
 def submit_some(core, queue, seeking, free, opcode, cid, key0, key1, length, at, nbytes, mask, lane):
     """Take an id for as many of the lanes `seeking` as there are free ones, and submit its command (all of `mask`).
 
-    Return the lane's id, or -1. If all lanes tried, what they add and take back would hide free ids from others.
+    Return the lane's id, or -1. If all lanes tried, their counts would hide free ids from other groups.
     """
     bit = 1 << lane
     fresh = False
@@ -307,7 +307,7 @@ def source_of(core, queue, opcode, status, cid):
 
 @device
 def piece_of(core, queue, opcode, status, cid, nbytes, offset):
-    """Look at what has come for a lane (thread).
+    """Look at the answer that has come for a lane (thread).
 
     Returns
     -------
@@ -370,7 +370,7 @@ def fill_ways(cache, way, offset, source, piece, mask, lane):
 
 @device
 def pull_pieces(core, queue, opcode, status, cid, key0, key1, length, at, nbytes, offset, mask, lane):
-    """Copy what has come for each lane, to the device cache and to where it is wanted (all lanes of `mask`).
+    """Copy the pieces that have come, to the device cache and to the lanes' buffers (all lanes of `mask`).
 
     Return size, piece, stale and more (see `piece_of`), and the way of the device cache that the value goes to, or 0.
     """
@@ -401,7 +401,7 @@ def after_piece(core, queue, cid, opcode, status, key0, key1, length, at, nbytes
         See `execute`.
     """
     if stale or (status > 0 and offset > 0):
-        # what came before is no part of what is there now
+        # earlier pieces do not belong to the value that is there now
         wipe(at, offset)
         if way != 0:
             abandon(way)
@@ -442,7 +442,7 @@ def whose_wait_is_over(core, queue, unanswered, seen, since, own):
 
 @device
 def give_up(core, queue, cid, offset):
-    """Leave a command to who drains the queue; return False where its completion came just now (thread)."""
+    """Leave a command to the next drain of its queue; return False if its completion came just now (thread)."""
     way = 0
     if offset > 0 and field(core, K_CACHE) != 0:
         way = word_of(queue, cid, ID_WAY)

@@ -155,7 +155,7 @@ class StoreState:
         self.collect()
 
     def collect(self) -> bool:
-        """Give back what no reader holds any more; return whether nothing waits. Never blocks.
+        """Give back the memory that no reader holds any more; return True if none waits. Never blocks.
 
         Where another thread does so, or this one where it was interrupted, that is left to it.
         """

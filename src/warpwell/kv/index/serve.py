@@ -1,4 +1,4 @@
-"""What a controller calls for a key-value command: reads are answered here, changes go to the interpreter's ring."""
+"""The functions that a controller calls for a key-value command: reads are answered here, changes go to a ring."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def take_lock(address):
 
 @device
 def hand_over(ring, op, key0, key1, buffer, tail):
-    """Put a request into the ring; return PENDING, or the status of what is not taken."""
+    """Put a request into the ring; return PENDING, or the status of a request that is refused."""
     if ring == 0:
         return NAMESPACE_WRITE_PROTECTED
     flags = load_acquire(ring + 8 * Q_FLAGS, SYSTEM)
@@ -115,7 +115,7 @@ def hand_over(ring, op, key0, key1, buffer, tail):
 
 @device
 def version_of(loc0, loc1):
-    """Return 15 bits of where a value lies and of its CRC, for who fetches it in pieces (never of an absent one)."""
+    """Return 15 bits of where a value lies and of its CRC, for readers that fetch it in pieces."""
     mixed = (loc0 * VERSION_MIX) ^ loc1
     mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * VERSION_MIX
     return (mixed >> 49) & 0x7FFF

@@ -67,7 +67,7 @@ class DataLoader:
     Raises
     ------
     ArgumentError
-        A number that cannot be.
+        An option is not valid.
     KeyMissingError
         On iteration: the store does not have a key.
 
@@ -300,7 +300,7 @@ class _Epoch:
         return batch
 
     def close(self) -> None:
-        """End the epoch here; what was being fetched is given up."""
+        """End the epoch here, and give up the batches that are being fetched."""
         self._over = True
         self._ahead.close()
 
@@ -360,7 +360,7 @@ def _checked(part: _Part, batch: Any, found: Any) -> Any:
 
 
 def require_store(store: Any, keys: Any) -> None:
-    """Raise ArgumentError for what is no store, or has no list of its keys while `keys` are left out."""
+    """Raise ArgumentError unless `store` is a store, and lists its keys where `keys` are left out."""
     if not hasattr(store, "get_many"):
         raise errors.ArgumentError(
             f"store is {store!r}: pass a store that is open, from warpwell.kv.open(path)", name="store"
@@ -457,7 +457,7 @@ class Prefetch(Generic[Request]):
         return result
 
     def close(self) -> None:
-        """Fetch no more, and wait for what is in flight; may be called again."""
+        """Fetch no more, and wait for the requests in flight; may be called again."""
         if self._dropped.detach() is not None:
             closing.forget(self._flight)
             if os.getpid() == self._pid:  # a forked child has the list, and not the requests

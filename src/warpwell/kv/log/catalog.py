@@ -99,7 +99,7 @@ class Catalog:
         return journal
 
     def describe(self, schema: dict[str, Any]) -> None:
-        """Replace what the store above keeps in the manifest."""
+        """Replace the JSON that the store keeps in the manifest."""
         self._publish(self.manifest.with_changes(schema=schema))
 
     def _publish(self, manifest: Manifest) -> None:

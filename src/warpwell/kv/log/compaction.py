@@ -56,7 +56,7 @@ def compact(
     """Give the space of dead values back while readers and the writer go on.
 
     Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. Where a
-    caller has appended what it has not committed, the copies join its group, which stays its own to commit, and the
+    caller has appended records and not committed them, the copies join that group, which the caller commits, and the
     segments go with the first snapshot after that (see `Log.emptied`): the journal may name their values until then.
     The callbacks run with `Log.lock` held, but for `drained` and `progress`.
 

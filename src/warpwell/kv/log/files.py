@@ -1,7 +1,7 @@
-"""Files: every system call of a store that changes what is on disk. Guard: what a failed one does to a log.
+"""Files: every system call of a store that changes what is on disk. Guard: how a failed one ends the writing.
 
-Tests put another `Files` in its place: one that kills the process at a call, fails it, or keeps what it would have
-made durable (`tests.harness.crash.power`). Nothing else in this folder changes a file. After a failed call a full disk
+Tests put another `Files` in its place: one that kills the process at a call, fails the call, or holds back the bytes
+that it would make durable (`tests.harness.crash.power`). Nothing else in this folder changes a file. After a failed call a full disk
 leaves the log as it was; any other error ends the writing.
 """
 

@@ -15,7 +15,7 @@ from ...nvme._check import require_layout
 from .checksum import crc32c
 
 FORMAT_VERSION = 2
-"""Of what is written. Format 1 is read, and its stores become format 2 with the first manifest that is written."""
+"""The format of new files. Stores of format 1 are read, and become format 2 when a manifest is written."""
 
 MAX_KEY = 16
 """Bytes."""

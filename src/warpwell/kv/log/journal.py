@@ -58,7 +58,7 @@ class Position:
 
 @dataclass
 class Scanned:
-    """What `scan` found.
+    """The records that `scan` found.
 
     Attributes
     ----------
@@ -75,9 +75,9 @@ class Scanned:
     bad : int or None
         Offset of a record that does not continue the chain, if there is one.
     damaged : bool
-        Something shows that what is bad or missing had been durable.
+        A later record or the floor proves that the bad or missing record had been durable.
     why : str
-        What shows it.
+        The proof, for messages.
     """
 
     slots: NDArray[np.int64]

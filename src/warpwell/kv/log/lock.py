@@ -1,4 +1,4 @@
-"""WriterLock: one writer of a store at a time, and what happens to it in a forked process.
+"""WriterLock: one writer of a store at a time, also after a fork.
 
 The lock is ``flock``. There are file systems on which that does nothing, or nothing between hosts. So the file also
 says who opened the store last, by a random token: whoever finds another's token there has been fenced off, and
@@ -153,7 +153,7 @@ def _holder(data: bytes) -> str:
 
 
 def _state(data: bytes) -> tuple[str, str]:
-    """Return what the writer before left, and the boot of the system that it ran on."""
+    """Return the state that the writer before left, and the boot id of its system."""
     lines = data.decode("ascii", "replace").split("\n")
     words = lines[1].split(" ") if len(lines) > 2 else []
     if len(words) == 3 and words[0] in (TAKING, OPEN, CLOSED) and len(words[2]) == 32:

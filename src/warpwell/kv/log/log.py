@@ -113,7 +113,7 @@ class Log:
         Raises
         ------
         ArgumentError
-            Something is there already, or an option cannot be.
+            Something is at `folder` already, or an option is not valid.
         MissingFileError
             The parent does not exist.
         StorageFullError
@@ -129,7 +129,7 @@ class Log:
     def open(cls, folder: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> Log:
         """Open a log and recover its records.
 
-        A writer drops what a crash left behind the last commit; a reader leaves it alone.
+        A writer removes records after the last commit, which a crash left; a reader ignores them.
 
         Raises
         ------
@@ -261,7 +261,7 @@ class Log:
         Raises
         ------
         StorageFullError
-            Nothing was committed; what was appended stays, and `commit` may be called again.
+            Nothing was committed; the appended records stay, and `commit` may be called again.
         StoreFailedError
             A write or fsync failed: the log takes no more writes.
         SharingError
@@ -364,7 +364,7 @@ class Log:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def refresh(self) -> Changes:
-        """Return what a writer has committed since (a reader's method; a writer knows already).
+        """Return the records that a writer has committed since (for readers; a writer has none).
 
         Raises
         ------
@@ -467,7 +467,7 @@ class Log:
         if self._unsynced:
             self._guard.sync(journal.sync)
             self._unsynced = False
-            # Only now: a newcomer notes itself first and reads the journal then, so it reads what was noted as ours.
+            # Only now: a new writer first writes its token and then reads the journal, so it finds these records.
             if self._writer is not None:
                 self._guard.fence(self._writer.check)
             if self._floor is not None:

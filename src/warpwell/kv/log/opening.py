@@ -1,4 +1,4 @@
-"""Creating the files of a log, and opening them for writing."""
+"""Creating the files of a log, and opening them for writing; the folder of a new one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def create_writable(
         ours = made
         try:
             writer = WriterLock(files, path)
-            writer.sole = True  # nobody writes to what is not there yet
+            writer.sole = True  # nobody writes to a store that does not exist yet
             clear(files, path)
             ours = True
             segments = Segments(files, path, identity.bytes, segment_bytes, writable=True)
@@ -84,7 +84,7 @@ def create_writable(
 
 
 def open_writable(files: Files, path: str) -> OpenedLog:
-    """Open a log for writing and repair what a crash left; see `Log.open`."""
+    """Open a log for writing and repair it after a crash; see `Log.open`."""
     read_manifest(path)  # before a lock file is made in a folder that is no store
     with _told(path, 'open it with mode="r"'):
         writer = WriterLock(files, path)
@@ -124,7 +124,7 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
 
 @contextlib.contextmanager
 def _told(path: str, instead: str) -> Iterator[None]:
-    """Turn errors of the system into ours where there is something to do about them."""
+    """Turn errors of the system into Warpwell's where the user can do something about them."""
     try:
         yield
     except errors.WarpwellError:
@@ -166,7 +166,7 @@ def make_folder(files: Files, path: str) -> bool:
 
 
 def check_empty(path: str) -> None:
-    """Raise ArgumentError if a folder holds anything but what a creation leaves that was cut short."""
+    """Raise ArgumentError if a folder holds other files than those of an interrupted creation."""
     names = os.listdir(path)
     if MANIFEST_NAME in names:
         raise errors.ArgumentError(
@@ -180,7 +180,7 @@ def check_empty(path: str) -> None:
 
 
 def clear(files: Files, path: str) -> None:
-    """Remove what a creation left that was cut short; the lock is held."""
+    """Remove the files of an interrupted creation; the lock is held."""
     check_empty(path)
     for name in os.listdir(path):
         if name != LOCK_NAME:
@@ -188,7 +188,7 @@ def clear(files: Files, path: str) -> None:
 
 
 def remove_made(path: str, made: bool) -> None:
-    """Remove what a creation that failed has made: all that is in the folder, and the folder if it was `made`."""
+    """Remove the files of a creation that failed, and the folder if the creation made it."""
     with contextlib.suppress(OSError):
         # First what makes it a store: a crash in here must leave one or none.
         for name in sorted(os.listdir(path), key=lambda name: name != MANIFEST_NAME):

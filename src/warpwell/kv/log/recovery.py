@@ -1,4 +1,7 @@
-"""Recovery: from the files of a store to its live records; it only reads, so that a damaged store stays as it is."""
+"""Recovery: from the files of a store to its live records; how a reader follows a writer; repair by a writer.
+
+`load` and `follow` only read, so that a damaged store stays as it is; `repair` changes files.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class Recovered:
 
 @dataclass
 class LoadedLog:
-    """What recovery found.
+    """The state of a log that recovery found.
 
     Attributes
     ----------
@@ -275,7 +278,7 @@ def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.
 def repair(
     files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, segments: Segments, *, sole: bool = True
 ) -> None:
-    """Do what a writer does before it goes on: drop the torn end, and make all that counts durable.
+    """Prepare a log for writing: cut the torn end, and make all committed records durable.
 
     Where another writer may still append to the journal (not `sole`), the journal stays as it is: a snapshot and a new
     one follow at once.
@@ -337,7 +340,7 @@ _ATTEMPTS = 8
 
 
 class Changes(NamedTuple):
-    """What was committed since.
+    """Records that were committed since the last look.
 
     Attributes
     ----------
@@ -346,7 +349,7 @@ class Changes(NamedTuple):
     locs : int64 [N, 2]
         In the order of the log; the first word is -1 where a key was deleted.
     reset : bool
-        True: these are all live records, and what was known before is void (the reader was too far behind).
+        True: these are all live records, and replace all earlier ones (the reader was too far behind).
     """
 
     keys: NDArray[np.uint8]
@@ -395,7 +398,7 @@ def load_for_reading(
 def follow(
     files: Files, folder: str, manifest: Manifest, segments: Segments, journal: Journal
 ) -> tuple[Journal, Manifest, set[int], Changes]:
-    """Read what was committed behind `journal.position`.
+    """Read the records that were committed after `journal.position`.
 
     Returns
     -------

@@ -73,7 +73,7 @@ def read_snapshot(folder: str, uuid: bytes, id: int) -> tuple[NDArray[np.int64],
         if at < nbytes or crc32c(slots) != block.body_crc:
             raise errors.CorruptionError(
                 f"{path} is damaged: its {block.count} records do not have the checksum that it states; "
-                "restore it from a copy, or put what is sound into a new store with `warpwell kv salvage`",
+                "restore it from a copy, or copy its sound records into a new store with `warpwell kv salvage`",
                 path=path,
                 offset=SUPERBLOCK,
             )

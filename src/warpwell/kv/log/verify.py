@@ -1,4 +1,4 @@
-"""Verify: read everything that a store has on disk and list what is damaged; nothing is changed."""
+"""Verify: read all files of a store and list the damage; nothing is changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCH = 1024
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is damaged: a file, the byte where it begins, and what it is. `key` is that of a value."""
+    """A damaged place: the file, the byte where it begins, and a description; `key` is the key of a damaged value."""
 
     path: str
     offset: int | None
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """What `verify` read and what was wrong.
+    """How much `verify` read, and the damage that it found.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class VerifyReport:
     journal_records : int
         Since the snapshot.
     torn_bytes : int
-        Bytes behind the journal's last commit: what a crash left there, or what a writer is writing now.
+        Bytes after the journal's last commit: a crash left them, or a writer is writing them now.
     problems : list of Problem
     """
 
@@ -59,7 +59,7 @@ class VerifyReport:
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, other: VerifyReport) -> None:
-        """Add what was found in another folder."""
+        """Add the report of another folder."""
         self.records += other.records
         self.value_bytes += other.value_bytes
         self.journal_records += other.journal_records
