@@ -72,7 +72,7 @@ def map_file(fd: int) -> MappedFile | None:
 
 
 def _may_ask(fd: int) -> bool:
-    """Tell whether mincore() tells the truth: to users who neither own the file nor may write it, it claims all pages."""
+    """Tell whether mincore() is right: users who neither own a file nor may write it are told all its pages."""
     return os.fstat(fd).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True)
 
 

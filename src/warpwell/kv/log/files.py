@@ -1,8 +1,8 @@
 """Files: every system call of a store that changes what is on disk. Guard: how a failed one ends the writing.
 
 Tests put another `Files` in its place: one that kills the process at a call, fails the call, or holds back the bytes
-that it would make durable (`tests.harness.crash.power`). Nothing else in this folder changes a file. After a failed call a full disk
-leaves the log as it was; any other error ends the writing.
+that it would make durable (`tests.harness.crash.power`). Nothing else in this folder changes a file. A full disk leaves
+the log as it was; any other error ends the writing.
 """
 
 from __future__ import annotations
