@@ -84,14 +84,11 @@ class Tenant:
             raise errors.ArgumentError(
                 f"window of tenant {self.name!r} is {self.window} s: give more than 0", name="window"
             )
-        for name in ("priority", "ceiling"):
-            value = getattr(self, name)
-            if type(value) is not int or not (-MOST if name == "priority" else 0) <= value <= MOST:
-                raise errors.ArgumentError(
-                    f"{name} of tenant {self.name!r} is {value!r:.40}: give a whole number"
-                    f"{', 0 or more' if name == 'ceiling' else ''}",
-                    name=name,
-                )
+        for name, least in (("priority", -MOST), ("ceiling", 0)):
+            value = errors.checked_integer(
+                getattr(self, name), name, least=least, most=MOST, of=f"tenant {self.name!r}"
+            )
+            object.__setattr__(self, name, value)
 
     def settings(self) -> dict[str, Any]:
         """Return its fields but the name, as plain data."""

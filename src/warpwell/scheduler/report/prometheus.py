@@ -5,8 +5,10 @@ from __future__ import annotations
 import bisect
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ...replacing import replacing
 from ..events import Event
@@ -74,8 +76,9 @@ class LogMetrics:
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
-        self._values: dict[str, dict[Labels, float]] = {}
-        self._histograms: dict[str, dict[Labels, _Histogram]] = {}
+        self._families: dict[str, defaultdict[Labels, Any]] = {
+            name: defaultdict(_Histogram if kind == "histogram" else float) for name, (kind, _) in _FAMILIES.items()
+        }
         self._live: dict[int, _Live] = {}
         self._tenants: dict[str, None] = {}
 
@@ -114,20 +117,20 @@ class LogMetrics:
             live.asked = event.time
         elif kind == "stop":
             if live.asked is not None:
-                self._histogram("warpwell_leaving_seconds", event.tenant).add(max(0.0, event.time - live.asked))
+                self._observe("warpwell_leaving_seconds", event.tenant, event.time - live.asked)
             self._left(live, event.time)
         elif kind in OUTCOMES:
             self._left(live, event.time)
             self._count("warpwell_tasks_ended_total", event.tenant, outcome=OUTCOMES[kind])
             if kind == "end":
-                self._histogram("warpwell_turnaround_seconds", event.tenant).add(max(0.0, event.time - live.arrival))
+                self._observe("warpwell_turnaround_seconds", event.tenant, event.time - live.arrival)
             del self._live[event.task]
 
     def service(self, *, restarts: int, clients: int, held: int) -> None:
         """Set the figures of a service that are not in its log."""
-        self._values["warpwell_owner_restarts_total"] = {(): float(restarts)}
-        self._values["warpwell_clients"] = {(): float(clients)}
-        self._values["warpwell_held_bytes"] = {(): float(held)}
+        self._families["warpwell_owner_restarts_total"][()] = restarts
+        self._families["warpwell_clients"][()] = clients
+        self._families["warpwell_held_bytes"][()] = held
 
     def render(self, tenant: str | None = None) -> str:
         """Return all samples as text, in the exposition format (version 0.0.4).
@@ -137,16 +140,14 @@ class LogMetrics:
         tenant : str, optional
             Leave the samples of other tenants out, and those of the service.
         """
-        self._values["warpwell_tasks"] = self._states()
+        self._count_states()
         lines: list[str] = []
         for name, (kind, text) in _FAMILIES.items():
             samples: list[str] = []
-            for labels, value in sorted(self._values.get(name, {}).items()):
+            family = self._families[name]
+            for labels in sorted(family):
                 if tenant is None or dict(labels).get("tenant") == tenant:
-                    samples.append(f"{name}{_labels(labels)} {_number(value)}")
-            for labels, histogram in sorted(self._histograms.get(name, {}).items(), key=lambda item: item[0]):
-                if tenant is None or dict(labels).get("tenant") == tenant:
-                    samples += _buckets(name, labels, histogram)
+                    samples += _samples(name, labels, family[labels])
             if samples:
                 lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
         return "\n".join(lines) + "\n" if lines else ""
@@ -158,33 +159,29 @@ class LogMetrics:
     def _launched(self, live: _Live, event: Event) -> None:
         self._count("warpwell_launches_total", event.tenant)
         if live.launches == 0:
-            self._histogram("warpwell_queueing_seconds", event.tenant).add(max(0.0, event.time - live.arrival))
+            self._observe("warpwell_queueing_seconds", event.tenant, event.time - live.arrival)
         live.launches += 1
         live.state, live.since, live.asked = "running", event.time, None
 
     def _left(self, live: _Live, time: float) -> None:
         if live.state == "running":
-            self._add("warpwell_resident_seconds_total", self._of(live.tenant), max(0.0, time - live.since))
+            self._families["warpwell_resident_seconds_total"][self._of(live.tenant)] += max(0.0, time - live.since)
         live.state, live.asked = "waiting", None
 
-    def _states(self) -> dict[Labels, float]:
-        found = {self._of(t, state=s): 0.0 for t in self._tenants for s in ("running", "waiting")}
+    def _count_states(self) -> None:
+        family = self._families["warpwell_tasks"]
+        family.update({self._of(t, state=s): 0 for t in self._tenants for s in ("running", "waiting")})
         for live in self._live.values():
-            found[self._of(live.tenant, state=live.state)] += 1
-        return found
+            family[self._of(live.tenant, state=live.state)] += 1
 
     def _of(self, tenant: str, **more: str) -> Labels:
         return tuple(sorted({"policy": self.policy, "tenant": tenant, **more}.items()))
 
     def _count(self, name: str, tenant: str, **more: str) -> None:
-        self._add(name, self._of(tenant, **more), 1.0)
+        self._families[name][self._of(tenant, **more)] += 1
 
-    def _add(self, name: str, labels: Labels, value: float) -> None:
-        family = self._values.setdefault(name, {})
-        family[labels] = family.get(labels, 0.0) + value
-
-    def _histogram(self, name: str, tenant: str) -> _Histogram:
-        return self._histograms.setdefault(name, {}).setdefault(self._of(tenant), _Histogram())
+    def _observe(self, name: str, tenant: str, seconds: float) -> None:
+        self._families[name][self._of(tenant)].add(max(0.0, seconds))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -193,8 +190,10 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def _buckets(name: str, labels: Labels, histogram: _Histogram) -> list[str]:
-    lines, reached = [], 0
+def _samples(name: str, labels: Labels, value: float | _Histogram) -> list[str]:
+    if not isinstance(value, _Histogram):
+        return [f"{name}{_labels(labels)} {_number(value)}"]
+    histogram, lines, reached = value, [], 0
     for bound, count in zip((*BUCKETS, math.inf), histogram.counts, strict=True):
         reached += count
         lines.append(f"{name}_bucket{_labels((*labels, ('le', _number(bound))))} {reached}")
