@@ -35,7 +35,7 @@ def read_counts(
     """
     content = _content(path)
     if not isinstance(content.get("machine", {}), dict):
-        raise errors.FormatError(f"{path} says nothing of its machine: give what sched_counts.py wrote", path=path)
+        raise errors.FormatError(f"{path} does not name its machine: give a file of sched_counts.py", path=path)
     device = str(content.get("machine", {}).get("gpu", "unknown"))
     machine, capacity = machine or machine_for(device), capacity or Capacity()
     samples = []
@@ -54,11 +54,11 @@ def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise errors.MissingFileError(f"{path} does not exist: give what sched_counts.py wrote", path=path) from error
+        raise errors.MissingFileError(f"{path} does not exist: give a file of sched_counts.py", path=path) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise errors.FormatError(f"{path} is not JSON ({error}): give what sched_counts.py wrote", path=path) from error
+        raise errors.FormatError(f"{path} is not JSON ({error}): give a file of sched_counts.py", path=path) from error
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list) or not content["rows"]:
-        raise errors.FormatError(f'{path} has no list "rows": give what sched_counts.py wrote', path=path)
+        raise errors.FormatError(f'{path} has no list "rows": give a file of sched_counts.py', path=path)
     return content
 
 
@@ -78,5 +78,5 @@ def _measured(row: dict[str, Any], capacity: Capacity, machine: Machine) -> Samp
 
 def _ratio(value: float) -> float:
     if not math.isfinite(value):
-        raise ValueError(f"{value} is no ratio")
+        raise ValueError(f"{value} is not a ratio")
     return min(1.0, max(0.0, value))

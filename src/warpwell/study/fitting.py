@@ -218,7 +218,7 @@ def read_log(
         try:
             log = Log.read(file)
         except (ValueError, TypeError, KeyError) as error:
-            raise errors.FormatError(f"{path} is no log of a scheduler ({error})", path=path) from error
+            raise errors.FormatError(f"{path} is not a log of a scheduler ({error})", path=path) from error
     table = kernels or {}
     names: dict[int, str] = {}
     running: list[int] = []

@@ -176,4 +176,4 @@ def _average(old: float | None, new: float | None, weight: float = WEIGHT) -> An
 
 
 def _damaged(path: Path, what: str) -> str:
-    return f"{path} is no history of a scheduler ({what}): delete it, or give another file"
+    return f"{path} is not a history of a scheduler ({what}): delete it, or give another file"

@@ -48,7 +48,7 @@ def rates(name: str, capacity: Capacity | None = None, *, matrix: str | os.PathL
     if name not in NAMES:
         raise errors.ArgumentError(f"no rates {name!r}: take one of {', '.join(NAMES)}", name="rates")
     if (name == "matrix") != (matrix is not None):
-        what = "needs a file of measured pairs" if matrix is None else f"has no use for the matrix {matrix}"
+        what = "needs a file of measured pairs" if matrix is None else f"takes no matrix ({matrix})"
         raise errors.ArgumentError(f"rates {name!r} {what}: give both, or neither", name="matrix")
     if matrix is not None:
         return Matrix.read(matrix, ClassTable(capacity))
@@ -479,7 +479,7 @@ class Matrix(RateModel):
             raise errors.FormatError(message, path=path) from error
         known = isinstance(content, dict) and content.get("format") == FORMAT
         if not known or not isinstance(content.get("pairs"), list):
-            message = f'{path} is no pair matrix: its "format" must be "{FORMAT}", with a list "pairs"'
+            message = f'{path} is not a pair matrix: its "format" must be "{FORMAT}", with a list "pairs"'
             raise errors.FormatError(message, path=path)
         pairs = [_checked_pair(entry, number, path) for number, entry in enumerate(content["pairs"])]
         return cls(pairs, otherwise, device=str(content.get("device", "unknown")))

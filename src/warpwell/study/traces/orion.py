@@ -135,7 +135,7 @@ def _text(content: bytes, path: str | os.PathLike[str]) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise errors.FormatError(f"{path} is no text ({error}): give kernel profiles", path=path) from error
+        raise errors.FormatError(f"{path} is not text ({error}): give kernel profiles", path=path) from error
 
 
 def _lines(text: str, where: str) -> list[_KernelRow]:

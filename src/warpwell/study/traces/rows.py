@@ -31,7 +31,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         with open(path, "rb") as file:
             packed = file.read(2) == _GZIP
     except (FileNotFoundError, IsADirectoryError) as error:
-        message = f"{path} is no file: give the path of a trace"
+        message = f"{path} is not a file: give the path of a trace"
         raise errors.MissingFileError(message, path=path) from error
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") if packed else open(
@@ -39,7 +39,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         ) as text:
             yield text
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise errors.FormatError(f"{path} is no CSV text ({error}): give a trace", path=path) from error
+        raise errors.FormatError(f"{path} is not CSV text ({error}): give a trace", path=path) from error
 
 
 def header_of(path: str | os.PathLike[str]) -> list[str]:
