@@ -109,3 +109,12 @@ def test_drawings_are_those_of_their_script() -> None:
     assert {path.stem for path in folder.iterdir()} == set(script.PICTURES)
     for each, draw in script.PICTURES.items():
         assert (folder / f"{each}.svg").read_text() == draw().svg(), "run python docs/drawings.py"
+
+
+@pytest.mark.parametrize("page", [each for each in PAGES if "results" not in each.parts], ids=name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """A page names files by the ends of their paths: `cache/access.py`, `dispatcher.py`."""
+    kept = [path for top in ("src", "tests", "docs", "examples", "benchmarks") for path in (ROOT / top).rglob("*.py")]
+    named = set(re.findall(r"`([\w/]+\.py)`", page.read_text())) - {"app.py", "first.py"}
+    missing = {each for each in named if not any(path.as_posix().endswith(f"/{each}") for path in kept)}
+    assert not missing
