@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+unfinished: set[Path] = set()
+"""Files and folders to remove if this process is ended without an exception in the threads that write them."""
 
 
 def beside(path: str | os.PathLike[str]) -> Path:
     """Return a hidden name beside `path` that nothing has: it starts with a dot and ends in ``.part``."""
     path = Path(path)
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
 
 
 @contextlib.contextmanager
@@ -34,6 +36,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         Where to write the new file or folder.
     """
     path, part = Path(path), beside(path)
+    unfinished.add(part)
     try:
         yield part
         if os.path.lexists(path) and (path.is_dir() or part.is_dir()):
@@ -42,6 +45,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             part.replace(path)
     finally:
         remove(part)
+        unfinished.discard(part)
 
 
 def remove(path: Path) -> None:

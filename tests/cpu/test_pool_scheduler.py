@@ -146,7 +146,7 @@ def test_what_cannot_be_is_told_at_once(scheduler: Scheduler, devices: Devices) 
         scheduler.submit(double[1], "text")
     with pytest.raises(errors.DTypeError):
         scheduler.submit(double[1], np.array([object()]))
-    with pytest.raises(errors.ArgumentError, match="no launch"):
+    with pytest.raises(errors.ArgumentError, match="not a launch"):
         scheduler.submit(double, x)  # type: ignore[arg-type]
     with pytest.raises(errors.ArgumentError, match="has no blocks"):
         scheduler.submit(double[0], x)

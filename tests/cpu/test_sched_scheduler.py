@@ -329,7 +329,7 @@ def test_bad_arguments_are_refused_at_once(scheduler):
     x = np.zeros(BLOCK)
     handle = scheduler.submit(double[BLOCK], x)
     for call, message in (
-        (lambda: scheduler.submit(double, x), "no launch"),
+        (lambda: scheduler.submit(double, x), "not a launch"),
         (lambda: scheduler.submit(double[0], x), "no blocks"),
         (lambda: scheduler.submit(double[BLOCK, object()], x), "stream"),
         (lambda: scheduler.submit(double[BLOCK], x, deadline=-1.0), "deadline"),

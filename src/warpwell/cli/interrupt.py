@@ -1,11 +1,10 @@
-"""`end_soon`: one Ctrl-C ends a command within a second, whatever it is in the middle of."""
+"""`end_soon`: one Ctrl-C ends a command within a second, whatever it does then."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -15,37 +14,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from ..replacing import remove, unfinished
+
 INTERRUPTED = 130
 
 PATIENCE = 0.6
-"""Seconds in which a command that was interrupted may put things in order."""
+"""Seconds that an interrupted command has to clear up."""
 
-_scratch: set[Path] = set()
-_sockets: set[Path] = set()
 
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """Give a temporary folder that is gone after the block, and when an interrupt ends the process before that."""
+    """Yield a temporary folder that is removed after the block, or when an interrupt ends the process in it."""
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         folder = Path(name)
-        _scratch.add(folder)
+        unfinished.add(folder)
         try:
             yield folder
         finally:
-            _scratch.discard(folder)
-
-
-def forget_socket(path: Path) -> None:
-    """Remove a socket when an interrupt ends the process before its service could."""
-    _sockets.add(path)
+            unfinished.discard(folder)
 
 
 def end_soon() -> None:
-    """Watch for Ctrl-C: `PATIENCE` seconds after it this process ends, if KeyboardInterrupt has not ended it before.
+    """Watch for Ctrl-C: `PATIENCE` seconds after it this process ends, unless KeyboardInterrupt has ended it before.
 
-    Python raises that between two lines of its own, so whatever compiles, sorts or waits for the device holds it up.
-    What is left of files then is what a killed process leaves: stores and graphs are whole, or not there.
+    Python raises KeyboardInterrupt between two lines of its own code, so compiling, sorting or waiting for a device
+    delays it. The files are then as after a kill: stores and graphs are whole, or not there.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -59,7 +53,7 @@ def say() -> None:
 
 
 def leave() -> NoReturn:
-    """End this process after an interrupt: in order, but without freeing all that it made, which may take seconds."""
+    """End this process after an interrupt: run exit handlers, but free no objects, which may take seconds."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(INTERRUPTED)
@@ -69,10 +63,7 @@ def _watch(reading: int) -> None:
     while signal.SIGINT not in os.read(reading, 64):
         pass
     time.sleep(PATIENCE)
-    graphs = sys.modules.get("warpwell.graph.folder")
-    for folder in [*_scratch, *(graphs.unfinished if graphs is not None else ())]:
-        shutil.rmtree(folder, ignore_errors=True)
-    for socket in _sockets:
-        socket.unlink(missing_ok=True)
+    for path in list(unfinished):
+        remove(path)
     os.write(2, b"warpwell: interrupted\n")
     os._exit(INTERRUPTED)

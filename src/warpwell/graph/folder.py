@@ -9,9 +9,6 @@ from warpwell.errors import ArgumentError, MissingFileError
 from warpwell.graph.npy import storage_full
 from warpwell.replacing import replacing
 
-unfinished: set[Path] = set()
-"""Temporary folders of this process, to be removed if it is ended without an exception in the threads that write."""
-
 
 @contextlib.contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
@@ -47,15 +44,11 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
             f"{path.parent}: no such folder to write {path.name} into. Create it first.", path=path.parent
         )
     with replacing(path) as part:
-        unfinished.add(part)
-        try:
-            with storage_full(part):
-                part.mkdir()
-                yield part
-                _sync(part)
-            _refuse(path, overwrite)  # somebody else may have been faster
-        finally:
-            unfinished.discard(part)
+        with storage_full(part):
+            part.mkdir()
+            yield part
+            _sync(part)
+        _refuse(path, overwrite)  # another process may have been faster
     _sync(path.parent)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...cache.sizes import parse_size
 from ...errors import ArgumentError, FormatError, MissingFileError, ServiceError
+from ...replacing import unfinished
 from ..arguments import Commands, command, json_option
-from ..interrupt import forget_socket
 from ..output import Output
 
 _EVERY = 5.0
@@ -95,7 +95,7 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
         with output.progress() as report:
             report("start", 0, 0)
             service.start()
-        forget_socket(Path(service.path))
+        unfinished.add(Path(service.path))
         broker = service.broker
         _write(arguments.metrics, broker)  # a path that cannot be written ends the service here, and later does not
         output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
