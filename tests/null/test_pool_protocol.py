@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import warpwell as ww
 from warpwell import errors
 from warpwell.pool.agent import code, protocol
+from warpwell.pool.agent.agent import HANDLER_MODULES
+from warpwell.pool.agent.handlers import HANDLERS, handles
 from warpwell.pool.agent.protocol import Op
 from warpwell.pool.transport.milestone import Milestone, limit
 
@@ -222,3 +224,9 @@ def test_waits_end() -> None:
 def test_the_bound_of_waits_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_POOL_STALL", "7")
     assert (limit(), limit(2.0)) == (7.0, 2.0)
+
+
+def test_each_operation_that_an_agent_receives_has_one_handler() -> None:
+    assert set(HANDLERS) == {op for op in Op if op < Op.DONE or op >= Op.SIGNAL} and HANDLER_MODULES
+    with pytest.raises(ValueError, match=r"WRITE.*two handlers: write and write"):
+        handles(Op.WRITE)(HANDLERS[Op.WRITE])

@@ -1,6 +1,22 @@
 """Every GPU of a cluster as a local device: agents, one a device, that one ordinary program calls.
 
-See ``docs/pool.md``.
+In the order in which a call meets them; see ``docs/pool.md``:
+
+    devices.py       Devices, `devices()`, the current device; decides on which device a launch runs
+    device.py        Device, Buffer, Stream, Event: what the program holds
+    lease.py         Lease: devices that no other thread of the program has leased
+    host_arrays.py   NumPy arguments of a launch: copied to the device, and back
+    pinned.py        `pinned_empty`: host arrays that devices copy from and to themselves
+    copy/            copies: the program's side, the agent's side, and between two agents
+    caller.py        AgentConnection: numbers and sends calls to one agent; Caller: receives what agents answer
+    channel.py       Channel: the calls of one stream that are under way, and those that failed
+    reply.py         Reply, Answer: what an agent answers to one request
+    result.py        CallResult: what a function that was called on a device returns
+    transport/       messages and bulk data between processes: MPI, in one process, over an emulated link
+    agent/           the process of one device: receives calls, and executes them in the order of their streams
+    launch/          starts the processes of a job, notices who dies, and clears up
+    communicator.py  MPI for programs that use it themselves
+    several.py       `several`: lists in messages, shortened
 """
 
 from typing import TYPE_CHECKING, Any

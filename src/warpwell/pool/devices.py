@@ -288,7 +288,7 @@ def _is_here(value: Any) -> bool:
 
 
 def to_device(array: ArrayLike) -> Buffer:
-    """Return a copy of an array on the current device; see `Device.to_device`."""
+    """Return a copy of an array, or of a buffer, on the current device."""
     return current_device().to_device(array)
 
 

@@ -81,7 +81,7 @@ class Lease(DeviceGroup):
         return f"<Lease of devices {', '.join(str(d.index) for d in self._devices)}, {state}>"
 
 
-class _Request:
+class _LeaseRequest:
     def __init__(self, count: int, fits: Callable[[Device], bool]) -> None:
         self.count = count
         self.fits = fits
@@ -101,13 +101,12 @@ class Leases:
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
         self._leased: set[int] = set()
-        self._waiting: list[_Request] = []
+        self._waiting: list[_LeaseRequest] = []
         self._lock = threading.RLock()  # a lease may be dropped anywhere
         self._changed = threading.Condition(self._lock)
 
     def lease(self, count: int, *, target: str | None, memory: int | None, host: str | None,
               timeout: float | None) -> Lease:  # fmt: skip
-        """See `Devices.lease`."""
         if checked_integer(count, "count", least=None) < 1:
             raise errors.ArgumentError(f"a lease of {count} devices: ask for one at least", name="count")
         if memory is not None:
@@ -124,7 +123,7 @@ class Leases:
         asked = "".join(f", {name} {value!r}" for name, value in (*wanted.items(), ("memory", memory)) if value)
         bound = limit(checked_timeout(timeout))
         end = time.monotonic() + bound
-        request = _Request(count, fits)
+        request = _LeaseRequest(count, fits)
         with self._lock:
             self._waiting.append(request)
             try:
@@ -151,7 +150,7 @@ class Leases:
                 self._waiting.remove(request)
                 self._changed.notify_all()
 
-    def _granted(self, request: _Request) -> list[Device] | None:
+    def _granted(self, request: _LeaseRequest) -> list[Device] | None:
         """Return the devices that a request may have now, after what those before it could use."""
         free = [d for d in self._devices if d.lost is None and d.index not in self._leased]
         for other in self._waiting:

@@ -75,7 +75,7 @@ class CudaRuntime(Runtime):
         return as_array(block.address + offset, shape, dtype, strides, block)
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
-        """See `Runtime`: CuPy's arrays, if it knows the dtype; to make one anew takes longer than to use it."""
+        """Return what makes CuPy's arrays, if CuPy knows the dtype; to make one anew takes longer than to use it."""
         cupy = _cupy()
         if cupy is None or dtype.kind not in "biufc" or not block.nbytes:
             return super().operand(block, offset, dtype, shape)
@@ -84,7 +84,7 @@ class CudaRuntime(Runtime):
         return make
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """See `Runtime`; the memory is the calling thread's until it asks again."""
+        """Return page-locked memory, which is the calling thread's until it asks again."""
         kept: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
         if kept is None or kept.nbytes < nbytes:
             self._thread.staging = None
@@ -156,7 +156,7 @@ class CudaRuntime(Runtime):
                 keep(flag, self.gpu.mark(stream))
 
     def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:
-        """See `Runtime`. Without CuPy the function's own work is in the default stream, so both are waited for."""
+        """Call a host function. Without CuPy its own work is in the default stream, so both streams are waited for."""
         cupy = _cupy()
         if cupy is None:
             self.gpu.synchronize(stream)
@@ -198,7 +198,7 @@ class _GpuInside(Neighbour):
         return blocks.get(block[0])
 
     def close(self, opened: Any) -> None:
-        """See `Neighbour`."""
+        """Do nothing: the block is this process's own."""
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         self._gpu.copy(stream, to, source, nbytes)

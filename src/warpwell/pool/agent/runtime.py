@@ -194,10 +194,9 @@ class CpuRuntime(Runtime):
         self._uuid = f"CPU-{uuid.uuid4()}"  # agents of one host are devices of their own
 
     def enter(self) -> None:
-        """See `Runtime`."""
+        """Do nothing: every thread can use host memory."""
 
     def info(self) -> dict[str, Any]:
-        """See `Runtime`."""
         return {
             "name": _processor(),
             "uuid": self._uuid,
@@ -206,101 +205,83 @@ class CpuRuntime(Runtime):
         }
 
     def memory_info(self) -> tuple[int, int]:
-        """See `Runtime`."""
         page = os.sysconf("SC_PAGE_SIZE")
         return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
     def allocate(self, nbytes: int) -> Any:
-        """See `Runtime`."""
         try:
             return _HostBlock(nbytes)
         except MemoryError:
             raise MemoryError(f"the device has no room for {nbytes} bytes") from None
 
     def used(self, block: Any, stream: Any) -> None:
-        """See `Runtime`."""
+        """Do nothing: a block lives as long as its references."""
 
     def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
               strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
-        """See `Runtime`."""
         return np.ndarray(shape, dtype, block.bytes, offset, strides)
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
-        """See `Runtime`."""
         array: NDArray[Any] = self.array(block, offset, dtype, shape)
         return array.view
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """See `Runtime`."""
         return None
 
     def drop_staging(self) -> None:
-        """See `Runtime`."""
+        """Do nothing: nothing is staged."""
 
     def stream(self, priority: int) -> Any:
-        """See `Runtime`."""
         return None
 
     def close_stream(self, stream: Any) -> None:
-        """See `Runtime`."""
+        """Do nothing: streams have no state here."""
 
     def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
-        """See `Runtime`."""
         raw = np.frombuffer(data, np.uint8)
         if raw.nbytes:
             view_of(to, raw.nbytes, np.uint8)[:] = raw
 
     def read(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
-        """See `Runtime`."""
         if to.nbytes:
             to[:] = view_of(source, to.nbytes, np.uint8)
 
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """See `Runtime`."""
         if nbytes:
             view_of(to, nbytes, np.uint8)[:] = view_of(source, nbytes, np.uint8)
 
     def way(self) -> Any:
-        """See `Runtime`."""
         return this_process(), os.getpid(), int(_proof.ctypes.data), _proof.tobytes()
 
     def offer(self, block: Any) -> Any:
-        """See `Runtime`."""
         return blocks.add(block)
 
     def neighbour(self, way: Any) -> Neighbour:
-        """See `Runtime`."""
         process, number, address, proof = way
         return HostInside(self) if process == this_process() else HostOutside(number, address, proof)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
-        """See `Runtime`."""
         if count and item:
             dtype = np.dtype(f"V{len(item)}")
             view_of(to, count * len(item), dtype)[:] = np.frombuffer(item, dtype)[0]
 
     def launch(self, stream: Any, launch: Any, arguments: Sequence[Any]) -> None:
-        """See `Runtime`."""
         launch(*arguments, device="cpu")
 
     def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:
-        """See `Runtime`."""
         return function(*arguments, **options)
 
     def mark(self, stream: Any, timing: bool) -> Any:
-        """See `Runtime`."""
         return time.perf_counter()
 
     def reached(self, mark: Any) -> bool:
-        """See `Runtime`."""
         return True
 
     def after(self, stream: Any, mark: Any) -> None:
-        """See `Runtime`."""
+        """Do nothing: work is done when a call returns."""
 
     def elapsed(self, mark: Any, earlier: Any) -> float:
-        """See `Runtime`."""
         return float(mark - earlier)
 
     def synchronize(self, stream: Any) -> None:
-        """See `Runtime`."""
+        """Do nothing: work is done when a call returns."""

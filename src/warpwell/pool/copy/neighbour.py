@@ -74,14 +74,12 @@ class HostInside(Neighbour):
         self._runtime = runtime
 
     def open(self, block: Any) -> Any:
-        """See `Neighbour`."""
         return blocks.get(block)
 
     def close(self, opened: Any) -> None:
-        """See `Neighbour`."""
+        """Do nothing: nothing was opened."""
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """See `Neighbour`."""
         self._runtime.copy(stream, to, source, nbytes)
 
 
@@ -115,14 +113,13 @@ class HostOutside(Neighbour):
             raise errors.PoolError(f"process {process} is not the agent that was meant")
 
     def open(self, block: Any) -> Any:
-        """See `Neighbour`."""
         return SimpleNamespace(address=block)
 
     def close(self, opened: Any) -> None:
-        """See `Neighbour`."""
+        """Do nothing: nothing was opened."""
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """See `Neighbour`. It is done when it returns."""
+        """Copy; it is done when it returns."""
         for at in range(0, nbytes, PIECE):
             self._move(_libc.process_vm_writev, source + at, to + at, min(PIECE, nbytes - at))
 

@@ -76,11 +76,9 @@ class EmulatedLink(Transport):
         compiled(int(self._global.ctypes.data))
 
     def send(self, peer: int, *parts: Bytes) -> None:
-        """Send one message; see `Transport.send`."""
         self.transport.send(peer, *parts)
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
-        """Return the next message that has come over the link; see `Transport.receive`."""
         if not self._precise:
             short_naps()  # of this thread, the one that receives
             self._precise = True
@@ -104,11 +102,10 @@ class EmulatedLink(Transport):
                 heapq.heappush(self._held, (due, next(self._numbers), *got))
 
     def put(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to send bulk data; see `Transport.put`. The receiver holds it back."""
+        """Start to send bulk data, which the receiver holds back."""
         return self.transport.put(peer, tag, memory)
 
     def get(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to receive bulk data; see `Transport.get`."""
         inner = self.transport.get(peer, tag, memory)
         outer = _Delayed(inner, memory, self._doorbell.raise_)
         if not outer.chunks:
@@ -126,23 +123,18 @@ class EmulatedLink(Transport):
         return outer
 
     def lost(self) -> Mapping[int, str]:
-        """Return who is gone; see `Transport.lost`."""
         return self.transport.lost()
 
     def on_lost(self, call: Callable[[int, str], None]) -> None:
-        """Register `call`; see `Transport.on_lost`."""
         self.transport.on_lost(call)
 
     def lose(self, peer: int, reason: str) -> None:
-        """See `Transport.lose`."""
         self.transport.lose(peer, reason)
 
     def statistics(self) -> dict[int, dict[str, int]]:
-        """Return counts; see `Transport.statistics`."""
         return self.transport.statistics()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Stop; see `Transport.close`."""
         if self._closed:
             return
         end = time.monotonic() + timeout

@@ -66,7 +66,6 @@ class LocalTransport(PeerTransport):
         self._losses.tell(peer)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Stop; see `Transport.close`."""
         if self._closed:
             return
         self._hub.drain(self.rank, timeout)

@@ -90,12 +90,10 @@ class MpiTransport(PeerTransport):
         self._progress.start(transfer, outgoing)
 
     def lose(self, peer: int, reason: str) -> None:
-        """See `Transport.lose`."""
         if not self._closed and peer not in self._losses:
             self._progress.lose(peer, reason)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Stop; see `Transport.close`."""
         if self._closed:
             return
         self._closed = True

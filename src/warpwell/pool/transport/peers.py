@@ -84,7 +84,6 @@ class PeerTransport(Transport):
         self._listening = False  # whether `receive` sleeps, or is about to
 
     def send(self, peer: int, *parts: Bytes) -> None:
-        """Send one message; see `Transport.send`."""
         message = b"".join(parts)
         counts = self._counts(peer)
         with self._locks[peer]:
@@ -115,7 +114,6 @@ class PeerTransport(Transport):
             self._acknowledged.sleep(seen, left)
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
-        """Return the next message; see `Transport.receive`."""
         end = time.monotonic() + timeout
         while True:
             seen = self._arrived.value
@@ -137,11 +135,9 @@ class PeerTransport(Transport):
         return peer, message
 
     def put(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to send bulk data; see `Transport.put`."""
         return self._transfer(peer, tag, memory, True)
 
     def get(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to receive bulk data; see `Transport.get`."""
         return self._transfer(peer, tag, memory, False)
 
     def _transfer(self, peer: int, tag: int, memory: Region, outgoing: bool) -> Transfer:
@@ -179,15 +175,12 @@ class PeerTransport(Transport):
         """Have a transfer moved."""
 
     def lost(self) -> Mapping[int, str]:
-        """Return who is gone; see `Transport.lost`."""
         return self._losses.reasons()
 
     def on_lost(self, call: Callable[[int, str], None]) -> None:
-        """Register `call`; see `Transport.on_lost`."""
         self._losses.on_lost(call)
 
     def statistics(self) -> dict[int, dict[str, int]]:
-        """Return counts; see `Transport.statistics`."""
         return {peer: dict(counts) for peer, counts in self._statistics.items()}
 
     def _counts(self, peer: int) -> dict[str, int]:
