@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import Launch
 from ..events import Log
 from ..handle import TaskFuture
+from ..scheduler import require_launch
 from ..task import Profile, State
 from . import address, protocol, references, wire
 
@@ -469,10 +469,7 @@ class Packer:
         ArgumentError, DTypeError
             The kernel or an argument cannot travel.
         """
-        if not isinstance(launch, Launch):
-            raise errors.ArgumentError(f"{launch!r:.80} is not a launch: pass kernel[n] and arguments", name="launch")
-        if launch.stream is not None:
-            raise errors.ArgumentError("a launch with a stream of its own is not scheduled: leave the stream out")
+        require_launch(launch)
         named = references.reference(launch.kernel)
         return {
             "kernel": named,

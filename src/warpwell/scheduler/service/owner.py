@@ -329,8 +329,8 @@ class Owner:
                     self._send({"type": "ended", "task": task["id"], "cancelled": True})
                 return
             after = [pair[0] for pair in found if pair is not None]
-            wanted_request = Request(message.get("name", str) or ready[0].name, ready, first=first)
-            handles = self._scheduler.submit_request(wanted_request, after)
+            name = message.get("name", str) or ready[0].name
+            handles = self._scheduler.submit_request(Request(name, ready, first=first), after)
             for handle, task in zip(handles, tasks, strict=True):
                 self._tasks[task["id"]] = (handle, request)
             for handle, task in zip(handles, tasks, strict=True):
