@@ -80,6 +80,16 @@ def test_jobs_that_have_ended_are_forgotten_on_request() -> None:
     assert core.jobs == []
 
 
+def test_a_request_may_bring_the_numbers_of_its_tasks() -> None:
+    core = Core(ScriptedExecutor(), "left-over")
+    numbers = [
+        [job.number for job in core.submit(Request("r", [task(), task()], first=first))] for first in (None, 7, 4, None)
+    ]
+    assert numbers == [[0, 1], [7, 8], [4, 5], [9, 10]]
+    finish(core)
+    assert {e.task for e in core.log if e.kind == "end"} == {0, 1, 4, 5, 7, 8, 9, 10}
+
+
 # -- failures and cancellation ------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -876,6 +877,26 @@ def test_cancelling_and_order(make: Made) -> None:
         for odd in (failed, "handle", 3):
             with connect(service.path) as other, pytest.raises((errors.ArgumentError, TypeError)):
                 other.submit(double[8], x, after=odd)  # type: ignore[arg-type]
+
+
+def test_a_handle_of_a_service_is_no_use_to_a_forked_child(make: Made) -> None:
+    with connect(make().path) as client:
+        waiting = client.submit(waits[8], np.zeros(8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: it is what is tested
+            child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                waiting.result(5)
+            except errors.ForkError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(errors.ArgumentError, match="timeout"):
+            waiting.result(float("nan"))
+        assert waiting.cancel()
 
 
 def test_what_is_in_flight_when_the_owner_dies(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
