@@ -3,9 +3,9 @@
 In the order in which a command line meets them::
 
     main.py       parses the arguments, runs the command's module, turns errors into messages and exit codes
-    arguments.py  how a command is added: ``command(verbs, name, module, help)``
+    arguments.py  how a command is added: ``command(verbs, name, module, help)``; checks a file to be written
     interrupt.py  Ctrl-C ends a command within a second
-    output.py     how a command prints: a table or JSON, progress, notes; checks of files that it will write
+    output.py     how a command prints: a table or JSON, progress, notes
     demo.py       ``demo``: a graph larger than the cache, checked against SciPy
     info.py       ``info``: devices, versions, and what is missing
     bench.py      ``bench``: the benchmarks of a checkout

@@ -1,9 +1,12 @@
-"""Arguments that commands share: ``program``, ``command`` and ``json_option``."""
+"""Arguments that commands share: ``program``, ``command``, ``json_option``, and ``new_file``, which checks one."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
+
+from ..errors import ArgumentError, MissingFileError
 
 Commands = argparse._SubParsersAction  # the type of add_subparsers(); argparse has no public name for it
 
@@ -36,3 +39,27 @@ def command(
 def json_option(parser: argparse._ActionsContainer) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object, and no progress")
+
+
+def new_file(name: str, option: str) -> Path:
+    """Return the path of a file to write, checked before any work is done.
+
+    Parameters
+    ----------
+    name : str
+    option : str
+        The option that named it, for messages.
+
+    Raises
+    ------
+    ArgumentError
+        It is a folder.
+    MissingFileError
+        Its folder does not exist.
+    """
+    path = Path(name)
+    if not path.parent.is_dir():
+        raise MissingFileError(f"{option} {name}: the folder {path.parent} does not exist: make it first", path=name)
+    if path.is_dir():
+        raise ArgumentError(f"{option} {name} is a folder: give the name of a file")
+    return path

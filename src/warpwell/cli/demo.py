@@ -17,9 +17,10 @@ from ..cache.sizes import format_size
 from ..errors import ArgumentError, WarpwellError
 from ..errors.general import extra
 from ..graph import Graph, LoadedGraph, bfs, connected_components, generate
+from .arguments import new_file
 from .graph.run import describe, open_graph
 from .interrupt import scratch
-from .output import Output, new_file
+from .output import Output
 
 _CODE = '''\
 import numpy as np

@@ -8,7 +8,6 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +16,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from ..cache.sizes import format_size
-from ..errors import ArgumentError, MissingFileError
 
 _COMPILE_NOTICE_SECONDS = 1.0
 _STAGES = {"read": "reading", "generate": "generating", "write": "writing", "compile": "compiling",
@@ -123,30 +121,6 @@ class Output:
 
     def _announce(self) -> None:
         self.notes.print("compiling kernels for this machine; they are kept for the next time ...")
-
-
-def new_file(name: str, option: str) -> Path:
-    """Return the path of a file to write, checked before any work is done.
-
-    Parameters
-    ----------
-    name : str
-    option : str
-        The option that named it, for messages.
-
-    Raises
-    ------
-    ArgumentError
-        It is a folder.
-    MissingFileError
-        Its folder does not exist.
-    """
-    path = Path(name)
-    if not path.parent.is_dir():
-        raise MissingFileError(f"{option} {name}: the folder {path.parent} does not exist: make it first", path=name)
-    if path.is_dir():
-        raise ArgumentError(f"{option} {name} is a folder: give the name of a file")
-    return path
 
 
 def _console(**options: Any) -> Console:

@@ -14,7 +14,8 @@ from ...graph.components import require_undirected
 from ...graph.npy import storage_full
 from ...graph.search import require_vertex
 from ...replacing import replacing
-from ..output import Output, new_file
+from ..arguments import new_file
+from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,8 @@ import numpy as np
 from ... import kv
 from ...errors import ArgumentError, KeyLengthError, KeyMissingError
 from ...kv.keys import as_key
-from ..output import Output, new_file
+from ..arguments import new_file
+from ..output import Output
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from ...errors import ArgumentError, MissingFileError
 from ...pool.launch.gpus import list_gpus, users
 from ...pool.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
 from ...pool.launch.launcher import Launcher, RunOptions
-from ..output import new_file
+from ..arguments import new_file
 
 LEAST, ELSEWHERE = 16, 256
 """Agents that a host may always have, and those of another host, whose cores are not known."""
