@@ -49,7 +49,7 @@ class Attachment:
         Pages that the host holds, and how often.
     closed : bool
     viewed : bool
-        Views were given out by which kernels that nobody counts may write.
+        Views were given out; kernels that use them are not counted and may write.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Attachment:
             self._begun += writes
 
     def launch_ended(self) -> None:
-        """Count a launch no more."""
+        """Stop counting a launch."""
         with self.cache.lock:
             self._launches -= 1
 
@@ -140,7 +140,7 @@ class Attachment:
     # -- writing --------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what was changed to storage and make it durable; see `Array.flush`."""
+        """Write changes to storage and make them durable."""
         if not self.writable:
             return
         with self._turn:
@@ -209,7 +209,7 @@ class Attachment:
             raise left[0]
 
     def _end(self) -> None:
-        """Let no launch begin any more, once none is there."""
+        """Wait until no launch uses the array, then refuse new ones."""
         deadline = time.monotonic() + 2 * self.cache.timeout  # each wait of a launch is bounded by the time-out
         while True:
             with self.cache.lock:
@@ -316,7 +316,7 @@ class HostPins:
     Attributes
     ----------
     lock : threading.RLock
-        Held by whoever looks at the counts and changes the cache's pins accordingly; taken before the cache's lock.
+        Held while the counts are read and the cache's pins are changed accordingly; taken before the cache's lock.
     """
 
     def __init__(self) -> None:
@@ -346,7 +346,7 @@ class HostPins:
         return _ranges(gone)
 
     def clear(self) -> list[tuple[int, int]]:
-        """Count nothing any more; return what was counted, as ranges."""
+        """Clear the counts; return the pages that were counted, as ranges."""
         pages = sorted(self._counts)
         self._counts.clear()
         return _ranges(pages)

@@ -59,7 +59,7 @@ class DeviceArray:
     strides : tuple of int, optional
         Bytes between items, by dimension; left out: C order.
     keep : object, optional
-        Kept while the array, or what was made of it without a copy, is there.
+        Object to keep alive as long as the array, or anything that shares its memory.
 
     Attributes
     ----------

@@ -292,7 +292,7 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
 def _claim(target: pathlib.Path) -> Callable[[], None]:
     """Note that this process writes to a file; return what undoes it.
 
-    Without a lock: whoever held one could be interrupted by a finalizer that closes an array.
+    Without a lock: the thread that held it could be interrupted by a finalizer that closes an array.
     """
     status = target.stat()
     key = (status.st_dev, status.st_ino)
@@ -310,5 +310,5 @@ def _claim(target: pathlib.Path) -> Callable[[], None]:
     return release
 
 
-# they are the parent's
+# the files are open in the parent, not here
 os.register_at_fork(after_in_child=_writers.clear)

@@ -107,7 +107,7 @@ def access(space, page, item, bits):
             if frame >= 0:
                 load_acquire(word, DEVICE)
                 if operation != LOAD:
-                    # who reads the new item as one of the page that lived here before also sees that page's new word
+                    # a reader that takes the new item for one of the frame's old page then sees that page's new word
                     fence(DEVICE)
                 out = apply(frame_address(core, frame) + offset, bits, size, operation)
         changed = ballot(mask, mine and operation != LOAD)

@@ -35,7 +35,7 @@ MAX_STAGING = 256 << 20
 
 
 class OpeningProcess:
-    """The process that opened something, whose threads a process that is forked from it does not have."""
+    """The process that opened something. A process forked from it does not have its threads."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -76,7 +76,7 @@ class Cache:
     Raises
     ------
     ArgumentError
-        A size that cannot be.
+        A size or an option is out of range.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Cache:
         space = self._spaces[nsid]
         core = self.core
         launch = self.launches.of(flag) if flag is not None else None
-        if launch is None:  # of launches that nobody told the cache of, all of which share this one
+        if launch is None:  # plain views share one record: their launches are not announced to the cache
             with self._lock:
                 plain = plain_flag if self.device == "cuda" else lambda: LaunchFlag(self.device)
                 launch = self._views = self._views or self.launches.take(plain())
@@ -316,7 +316,7 @@ class Cache:
         return self._error(self.launches.give_back(launch))
 
     def _error(self, latched: tuple[int, int, int, int]) -> Exception | None:
-        if latched[0] in (at.CLEAR, at.ABORTED):  # whoever aborted raises by itself
+        if latched[0] in (at.CLEAR, at.ABORTED):  # the thread that aborted raises its own error
             return None
         return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
 
@@ -350,7 +350,7 @@ class Cache:
             time.sleep(1e-3)
 
     def take_left(self, nsid: int | None = None) -> list[Exception]:
-        """Return what launches in streams left, of one array or all, which nobody else is told any more."""
+        """Return, and forget, the errors that launches in streams left, of one array or of all."""
         with self._lock:
             self._reap()
             left = [pending for pending in self._pending if nsid is None or nsid in pending[0]]
@@ -359,7 +359,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _left_alone(self) -> Iterator[None]:
-        """Keep what launches in streams left for operations on their own arrays; with the lock."""
+        """Set the errors that launches in streams left aside, for operations on their own arrays (lock held)."""
         left, self._pending = self._pending, []
         try:
             yield
@@ -398,8 +398,8 @@ class Cache:
     def prefetch(self, nsid: int, first: int, end: int) -> None:
         """Start to bring pages [first, end) in, as many as the array's frames hold.
 
-        Commands are few: what exceeds them is asked for as earlier ones are done, and only the last are waited for by
-        nobody. Pages that find no frame, because others are pinned, are dropped.
+        Command ids are few: further pages are asked for as earlier ones arrive, and only the last ones are not waited
+        for. Pages that find no frame, because others are pinned, are dropped.
         """
         with self._held():
             space = self._spaces[nsid]
@@ -442,9 +442,9 @@ class Cache:
             return self.run(maintenance.unpin_pages, warps, nsid, base + first, base + end, counts=True)
 
     def _drop(self, nsid: int) -> None:
-        """Take the frames of an array that is closed back, with what could not be written and pins that were left."""
+        """Take back the frames of an array that is closed, with unwritten changes and pins that were left."""
         space = self._spaces[nsid]
-        with contextlib.suppress(errors.KernelError):  # some other launch's: nobody asks for these pages any more
+        with contextlib.suppress(errors.KernelError):  # of another launch: these pages are not used any more
             words = (space.base, space.base + space.pages)
             self._until_none(maintenance.drop_frames, self.frames, nsid, words, f"dropping pages of {space.name!r}")
 

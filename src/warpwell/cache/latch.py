@@ -50,8 +50,8 @@ def failed_before(space):
 def latched(space):
     """Return the kind of the launch's latched error or ABORTED, CLEAR where there is none (thread).
 
-    Of all that ask, one a millisecond looks at host memory: reads over the bus by everybody who waits take
-    it from the data (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
+    Of all callers, one a millisecond looks at host memory: reads over the bus by every waiting thread would
+    take it from the data (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
     """
     if interrupted() != 0:
         return at.ABORTED
@@ -61,7 +61,7 @@ def latched(space):
     if now >= due and compare_exchange(launch + 8 * at.R_LOOK, due, now + LOOK_NS, DEVICE) == due:
         kind = load_relaxed(field(launch, at.R_LATCH) + 8 * at.L_KIND, SYSTEM)
         if kind != at.CLEAR:
-            # for all who look at device memory alone: an abort ends what misses, and not only what waits
+            # for threads that look at device memory alone: an abort ends misses too, not only waits
             store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
             store_relaxed(launch + 8 * at.R_FAILED, 1, DEVICE)
     return load_relaxed(launch + 8 * at.R_KIND, DEVICE)

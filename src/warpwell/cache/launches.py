@@ -52,7 +52,7 @@ class CacheLaunch:
             self._latch[at.L_KIND] = at.ABORTED
 
     def start(self, flag: LaunchFlag) -> None:
-        """Let device code tell this flag when it fails."""
+        """Set this flag when device code fails."""
         self.flag = flag
         self._latch[: at.L_FLAG] = 0  # an abort that came too late for the launch before
         self._latch[at.L_FLAG] = flag.address
@@ -71,7 +71,7 @@ class CacheLaunch:
         self._block.write(self._offset + 8 * at.R_COUNT, np.zeros(1, np.int64))
 
     def take(self) -> tuple[int, int, int, int]:
-        """Return kind, namespace, page and value of what was latched, and clear that."""
+        """Return kind, namespace, page and value of the latched error, and clear it."""
         record = self._latch
         out = (int(record[at.L_KIND]), int(record[at.L_ARRAY]), int(record[at.L_PAGE]), int(record[at.L_VALUE]))
         if out[0] != at.CLEAR:
@@ -102,11 +102,11 @@ class Launches:
         self._free, self._taken, self.blocks = [], {}, []
 
     def of(self, flag: LaunchFlag) -> CacheLaunch | None:
-        """Return what is kept for a launch."""
+        """Return the records of a launch, or None."""
         return self._taken.get(flag)
 
     def take(self, flag: LaunchFlag) -> CacheLaunch:
-        """Return what is kept for a launch, from now on if there is nothing yet."""
+        """Return the records of a launch; take free ones if it has none yet."""
         launch = self._taken.get(flag)
         if launch is None:
             if not self._free:
@@ -117,7 +117,7 @@ class Launches:
         return launch
 
     def give_back(self, launch: CacheLaunch) -> tuple[int, int, int, int]:
-        """Use the records of a launch that is over for others; return what was latched."""
+        """Free the records of a launch that is over; return what was latched."""
         self._taken.pop(launch.flag, None)  # first: Ctrl-C, between any two lines, aborts what is found here
         latched = launch.take()
         launch.users, launch.done = 0, None
@@ -148,7 +148,7 @@ class Launches:
 def error_of(
     latched: tuple[int, int, int, int], spaces: Mapping[int, PageSpace], *, page_size: int, timeout: float
 ) -> Exception:
-    """Return the exception for what was latched; it names array, page and block, and the next step."""
+    """Return the exception for a latched error; it names array, page and block, and the next step."""
     kind, nsid, page, value = latched
     space = spaces.get(nsid)
     name = space.name if space else "an array that was closed"

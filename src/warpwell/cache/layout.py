@@ -73,7 +73,7 @@ F_RING = 4
 """Address of the stash: a ring of frames + 1, 0 where empty (see `cache.stash`)."""
 F_RING_MASK = 5
 F_STASHED = 16
-"""Frames in the stash that nobody has claimed (for a moment less than none). (Lines of their own from here.)"""
+"""Frames in the stash that are not claimed (negative for a moment). Words from here on have lines of their own."""
 F_STASH_HEAD = 17
 F_STASH_ROOM = 32
 F_STASH_TAIL = 33

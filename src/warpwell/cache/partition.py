@@ -90,7 +90,7 @@ class Partition:
     def records(self, address: int) -> NDArray[np.int64]:
         """Return the core, space and pool records for memory that starts at `address`.
 
-        The caller fills in what is not a matter of layout: queues, statistics, latch, time-out.
+        The caller fills in the words that are no matter of layout: queues, statistics, latch, time-out.
         """
         words = np.zeros(self._table_at // 8, np.int64)
         spaces_at = at.CORE_WORDS

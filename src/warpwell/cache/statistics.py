@@ -51,7 +51,7 @@ class Statistics:
         return self.bytes_read / self.bytes_wanted
 
     def __str__(self) -> str:
-        """Return what was counted, without what is zero: "60 misses, 45 evictions, 240.0 KiB read"."""
+        """Return the counters that are not zero: "60 misses, 45 evictions, 240.0 KiB read"."""
         told = [f"{getattr(self, name):,} {noun}" for name, noun in _NOUNS if getattr(self, name)]
         for name, noun in (("bytes_read", "read"), ("bytes_written", "written"), ("bytes_wanted", "wanted")):
             if getattr(self, name):

@@ -1,4 +1,4 @@
-"""Moving pages between frames and staging buffers, and settling commands that nobody waits for.
+"""Moving pages between frames and staging buffers, and settling commands that no thread waits for.
 
 All functions here are for a converged group: every lane of `mask` calls with the same arguments.
 """
@@ -99,7 +99,7 @@ def start(core, queue, cid, opcode, page, pages, space):
 
 @device
 def serve(core, queue, mask, lane, leader):
-    """Do a round of everybody's work on a queue: drain it, and settle one id that nobody waits for."""
+    """Do a round of the shared work on a queue: drain it, and settle one id that no thread waits for."""
     syncwarp(mask)
     drain(queue, mask, lane, leader)
     settle_one(core, queue, mask, lane, leader)

@@ -101,7 +101,7 @@ def build(
 
 
 def _write_meta(folder: Path, graph: Graph) -> None:
-    """Write what is to be known of a graph beside its arrays."""
+    """Write the description of a graph, `graph.json`."""
     meta = {
         "format": FORMAT,
         "version": FORMAT_VERSION,

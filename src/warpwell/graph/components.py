@@ -178,7 +178,7 @@ def connected_components(
     Raises
     ------
     ArgumentError
-        The graph is directed, or an option cannot be.
+        The graph is directed, or an option is out of range.
     FormatError
         The files of the graph contradict each other.
     KernelError

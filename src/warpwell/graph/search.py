@@ -147,7 +147,7 @@ def bfs(
     Raises
     ------
     ArgumentError
-        `source` is no vertex of the graph, or an option cannot be.
+        `source` is no vertex of the graph, or an option is out of range.
     FormatError
         The files of the graph contradict each other.
     KernelError

@@ -1,8 +1,8 @@
 """Arbitration: ports that all service threads share, served round-robin with weights.
 
 A thread that is free fetches a few commands under a lock, a port's weight of them at a time, and runs them
-without it. What is under way is bounded by a window, so that what waits does so in the rings, where weights
-decide, and not in a drive's queue, where who has the most commands would win. Where `serve.serve` gives every
+without it. What is under way is bounded by a window, so that commands wait in the rings, where weights
+decide, and not in a drive's queue, where the client with the most commands would win. Where `serve.serve` gives every
 thread ports of its own, weights hold only among these.
 """
 

@@ -25,7 +25,7 @@ NAMESPACES = 64
 """Size of the namespace table; namespace ids run from 1."""
 
 MAX_WEIGHT = native.FETCH
-"""Most that one queue can weigh against another."""
+"""Largest weight of a queue."""
 
 _PARK_SECONDS = 5.0
 _MAX_THREADS = 64
@@ -120,7 +120,7 @@ class Controller:
         Raises
         ------
         ArgumentError
-            The weight is none, or there are too many queues.
+            The weight is out of range, or there are too many queues.
         """
         if not 1 <= weight <= MAX_WEIGHT:
             raise errors.ArgumentError(f"weight is {weight}: 1 to {MAX_WEIGHT}", name="weight")
@@ -238,7 +238,7 @@ class Controller:
         name : str
             For messages.
         owner : object, optional
-            Kept while the namespace is served, as the functions' own owner is: what they work on.
+            What the functions work on; it is kept alive while the namespace is served.
 
         Raises
         ------
@@ -386,7 +386,7 @@ class Controller:
                 loop(self.control, index, self._stride, self.namespaces)
 
     def _unserved(self) -> bool:
-        """Whether commands wait or are under way: a launch may have begun and ended before a thread awoke."""
+        """Return whether commands wait or are under way: a launch may have begun and ended before a thread awoke."""
         return any(c.pairs.announced() or c.pairs.outstanding() for c in self._clients)
 
     def _require_open(self) -> None:

@@ -83,7 +83,7 @@ DUPLICATE = 4
 KINDS = ("ok", "error", "late", "lost", "duplicate")
 
 MOST_WAITING = 16384
-"""Entries of what comes later."""
+"""Entries of the queue of commands that come later."""
 ENTRY_BYTES = 64
 E_DUE = 0
 E_KIND = 1
@@ -109,7 +109,7 @@ class _FaultState:
         self._words[SILENT_AFTER] = -1 if silent_after is None else silent_after
 
     def _over(self, inner: NativeMedium) -> NativeMedium:
-        """Return native functions that call those of what is below."""
+        """Return native functions that call those of `inner`."""
         self._words[:3] = (inner.start, inner.complete, inner.state)
         return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, (self, inner))
 
@@ -180,7 +180,7 @@ class Faulty(_FaultState, Wrapper):
         torn_writes: bool | int = False,
         status: int = 0,
     ) -> None:
-        """Choose the faults from now on; what is left out does not happen.
+        """Choose the faults from now on; faults that are left out do not happen.
 
         Parameters
         ----------
@@ -295,7 +295,7 @@ class KeyValueFaulty(_FaultState):
         late_us: float = 1000.0,
         status: int = KV_UNRECOVERED_ERROR,
     ) -> None:
-        """Start another schedule with the next command; parameters as of the class."""
+        """Start another schedule with the next command; the parameters are those of the class."""
         unknown = sorted(set(schedule) - set(KINDS))
         if unknown or len(schedule) > MAX_STEPS:
             raise errors.ArgumentError(
@@ -372,8 +372,8 @@ def step_of(state: int) -> int:
 
 
 @device
-def put_off(state: int, kind: int, op: int, first: int, second: int, buffer: int, last: int, answer: int) -> None:
-    """Queue what comes later; with a full queue it never comes."""
+def postpone(state: int, kind: int, op: int, first: int, second: int, buffer: int, last: int, answer: int) -> None:
+    """Queue a command, or a second completion, for later; with a full queue it is lost."""
     lock(state + 8 * LOCK)
     # under the lock, so that times rise along the queue
     due = clock_ns() + word(state, LATE_NS)
@@ -394,7 +394,7 @@ def put_off(state: int, kind: int, op: int, first: int, second: int, buffer: int
 
 @device
 def attempt(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
-    """Run a command, well or not."""
+    """Run a command, with the faults of blocks that were chosen."""
     if word(state, KEYED) != 0:
         return call_native(word(state, START), word(state, INNER), op, first, second, buffer, last)
     fault = fault_of(state, op, first, second)
@@ -435,7 +435,7 @@ def faulty_decide(state: int, op: int, offset: int, nbytes: int, d: int, e: int)
 
 @native
 def faulty_start(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
-    """Run a command as was chosen, or let it wait while silent.
+    """Run a command with the fault that was chosen for it, or postpone it while silent.
 
     `first` and `second` are the offset and the number of bytes, `last` is the tag; or what those words are for keys.
     """
@@ -444,19 +444,19 @@ def faulty_start(state: int, op: int, first: int, second: int, buffer: int, last
     if kind == LOST:
         return PENDING
     if kind == LATE or silent:
-        put_off(state, LATE, op, first, second, buffer, last, 0)
+        postpone(state, LATE, op, first, second, buffer, last, 0)
         return PENDING
     if kind == ERROR:
         return injected(state, op)
     answer = attempt(state, op, first, second, buffer, last)
     if kind == DUPLICATE and answer != PENDING:
-        put_off(state, DUPLICATE, op, first, second, buffer, last, answer)
+        postpone(state, DUPLICATE, op, first, second, buffer, last, answer)
     return answer
 
 
 @native
 def faulty_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Nothing while silent; else what was put off and is due, then what the inner functions have.
+    """Return -1 while silent; else a postponed command that is due, then a completion of the inner functions.
 
     With `a` 1, return the result of the key-value command with tag `b`.
     """

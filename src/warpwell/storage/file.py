@@ -51,7 +51,7 @@ FAILURES = 6
 FDATASYNC = 7
 ERRNO_LOCATION = 8
 PROBE = 9
-"""A byte that nobody wants."""
+"""A byte to read into when only the length of the file is of interest."""
 
 SHORT = -1
 I4 = np.dtype(np.int32)
@@ -69,7 +69,7 @@ class FileMedium(Medium):
         It must exist; its size never changes.
     writable : bool
     direct : bool, optional
-        False: use the page cache. True: refuse a file system without O_DIRECT. Left out: what is possible.
+        False: use the page cache. True: refuse a file system without O_DIRECT. Left out: O_DIRECT where possible.
     nbytes : int, optional
         Size that the file must have at least, and the capacity then.
 
@@ -151,7 +151,7 @@ class FileMedium(Medium):
         return NativeMedium(file_start.address, 0, self._state.address)
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return bytes; see `Medium.read`."""
+        """Read with pread."""
         self._check_open()
         inside = self._inside(offset, nbytes)
         out = np.zeros(nbytes, np.uint8)
@@ -167,7 +167,7 @@ class FileMedium(Medium):
         return out
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
-        """Write bytes; see `Medium.write`."""
+        """Write with pwrite; refuse if the file has been cut."""
         self._check_open()
         self._check_writable()
         raw = raw_bytes(data)
@@ -182,7 +182,7 @@ class FileMedium(Medium):
                 raise self._failed(WRITE, offset, error.errno or errno.EIO) from error
 
     def sync(self) -> None:
-        """Make everything durable; see `Medium.sync`."""
+        """Call fdatasync, then check that the file is still there and whole."""
         self._check_open()
         if self.writable:
             try:
@@ -198,7 +198,7 @@ class FileMedium(Medium):
             )
 
     def close(self) -> None:
-        """Give everything back; see `Medium.close`."""
+        """Close the file."""
         for name, index in (("_fd", FD), ("_direct_fd", DIRECT_FD)):
             fd = getattr(self, name)
             if fd >= 0:
@@ -209,7 +209,7 @@ class FileMedium(Medium):
                 os.close(fd)
 
     def last_error(self) -> str | None:
-        """Return what is known of the last failure."""
+        """Return a description of the last failure, or None."""
         code = int(self._state.words[LAST_ERRNO])
         if code == 0:
             return None
@@ -232,7 +232,7 @@ class FileMedium(Medium):
             raise errors.ClosedError(f"{self.path} is closed: open it again")
 
     def _check_place(self) -> None:
-        """A file that was replaced under its name gets our writes no more."""
+        """Raise if another file has taken the place of this one: writes would be lost."""
         try:
             now = os.stat(self.path)
         except OSError:
@@ -246,7 +246,7 @@ class FileMedium(Medium):
             )
 
     def _open_direct(self) -> int:
-        """Open for O_DIRECT and return the alignment that it takes; 1 where there is none."""
+        """Open for O_DIRECT; return the alignment that it needs, or 1 if it is not possible."""
         try:
             mode = os.O_RDWR if self.writable else os.O_RDONLY
             fd = os.open(self.path, mode | os.O_CLOEXEC | os.O_DIRECT)

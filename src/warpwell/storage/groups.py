@@ -72,7 +72,7 @@ M_WORDS = 4
 
 MAX_MEDIA = 60
 MANY = 1 << 40
-"""More than the parts of a command: what a starter holds so that nobody finishes it meanwhile."""
+"""More than the parts of a command. The starter adds it, so that no completion finishes the command meanwhile."""
 
 
 class MediumGroup(Medium):
@@ -115,17 +115,17 @@ class MediumGroup(Medium):
         return self._native
 
     def sync(self) -> None:
-        """Make everything durable; see `Medium.sync`."""
+        """Sync every medium."""
         for m in self.media:
             m.sync()
 
     def close(self) -> None:
-        """Give everything back; see `Medium.close`."""
+        """Close every medium."""
         for m in self.media:
             m.close()
 
     def last_error(self) -> str | None:
-        """Return what is known of the last failure."""
+        """Return a description of the last failure of one of the media, or None."""
         return next((text for m in self.media if (text := m.last_error()) is not None), None)
 
 
@@ -335,7 +335,7 @@ def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot
     while done < nbytes:
         at = offset + done
         if at >= word(state, NBYTES):
-            # media of several sizes: bytes that one has beyond belong to nobody
+            # the media differ in size: bytes past the end of the group are not used
             if op == READ:
                 zero_fill(buffer + done, nbytes - done)
             break

@@ -126,7 +126,7 @@ def drive(name: str) -> Drive:
     Raises
     ------
     ArgumentError
-        There is none of that name.
+        No drive has that name.
     """
     for candidate in DRIVES:
         if candidate.name.lower() == name.lower().replace(" ", ""):

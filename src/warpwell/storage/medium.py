@@ -48,7 +48,7 @@ class NativeMedium:
     state : int
         First argument of both: the address of 64-bit words.
     owner : object
-        What holds the memory of `state`; whoever calls the functions keeps it.
+        Object that holds the memory of `state`; the caller of the functions must keep it.
     """
 
     start: int
@@ -113,7 +113,7 @@ class Medium(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Wait until everything written is durable, and check that nobody else changed the medium.
+        """Wait until everything written is durable, and check that the medium was not changed from outside.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class Medium(ABC):
         """Give everything back. Idempotent; does not sync. No command may be in flight."""
 
     def last_error(self) -> str | None:
-        """Return what is known of the last failed command beyond its status, or None."""
+        """Return a description of the last failed command, beyond its status, or None."""
         return None
 
     def __enter__(self) -> Medium:
@@ -192,7 +192,7 @@ class Wrapper(Medium):
         self.medium.close()
 
     def last_error(self) -> str | None:
-        """Return what the wrapped medium knows of its last failure."""
+        """Return the wrapped medium's description of its last failure."""
         return self.medium.last_error()
 
 
@@ -250,11 +250,11 @@ class PythonMedium(Medium):
         raise errors.ReadOnlyError(f"{self.name} has no write method: give it one, or open it for reading")
 
     def sync(self) -> None:
-        """Make everything durable; see `Medium.sync`."""
+        """Do nothing; a subclass that buffers overrides it."""
         self._check_open()
 
     def close(self) -> None:
-        """Give everything back; see `Medium.close`."""
+        """Refuse further use; a subclass that holds resources overrides it."""
         self._closed = True
 
     def _check_open(self) -> None:

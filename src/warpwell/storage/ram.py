@@ -64,7 +64,7 @@ class RamMedium(Medium):
         return NativeMedium(ram_start.address, 0, self._state.address)
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return bytes; see `Medium.read`."""
+        """Return a copy of the bytes."""
         self._check_open()
         inside = self._inside(offset, nbytes)
         out = np.zeros(nbytes, np.uint8)
@@ -72,7 +72,7 @@ class RamMedium(Medium):
         return out
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
-        """Write bytes; see `Medium.write`."""
+        """Copy bytes into the memory."""
         self._check_open()
         self._check_writable()
         raw = raw_bytes(data)
@@ -80,11 +80,11 @@ class RamMedium(Medium):
         self._bytes[offset : offset + inside] = raw[:inside]
 
     def sync(self) -> None:
-        """Make everything durable; see `Medium.sync`."""
+        """Do nothing: memory is never durable."""
         self._check_open()
 
     def close(self) -> None:
-        """Give everything back; see `Medium.close`."""
+        """Refuse further use."""
         # The memory lives as long as this object: a late command of a controller must not hit freed memory.
         self._closed = True
 

@@ -82,7 +82,7 @@ NS_BYTES = 3
 NS_ERRORS = 4
 NS_KIND = 5
 NS_STRAY = 6
-"""Completions that no command was under way for, and that were dropped."""
+"""Completions that were dropped, because no command was under way."""
 NS_WORDS = 8
 
 BLOCKS = 0
@@ -95,7 +95,7 @@ PENDING = -1
 FETCH = 32
 """Most commands fetched from a port in one round."""
 USES = 31
-"""Mask of how often an id was used, in the tag of a key-value command (see `take_off`)."""
+"""Mask of how often an id was used, in the tag of a key-value command (see `mark_started`)."""
 USES_SHIFT = 26
 """Where it stands in the tag, above the port's index and the id."""
 
@@ -205,7 +205,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
         answer = KV_INVALID_KEY_SIZE
     else:
         cid = word0_cid(word0)
-        uses = take_off(port, cid)
+        uses = mark_started(port, cid)
         if buffer == 0 and opcode == KV_RETRIEVE and word5_value_size(word5) > 0 and field(port, at.P_RETURNS) != 0:
             buffer = lend(port, cid)
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
@@ -218,7 +218,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
             answer = NAMESPACE_NOT_READY  # no place is free: to be submitted again
         if buffer != 0 or word5_value_size(word5) == 0:
             answer = call_native(function, state, operation, key0, key1, buffer, tail)
-        if answer != PENDING and not land(port, cid, uses):
+        if answer != PENDING and not mark_done(port, cid, uses):
             # it was completed as well, and that was posted
             fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
             answer = PENDING
@@ -228,10 +228,10 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
 
 
 @device
-def take_off(port, cid):
+def mark_started(port, cid):
     """Note that a key-value command is under way; return how often its id was used, reduced to the tag's bits.
 
-    A completion that comes twice must not pass for that of the id's next command.
+    So a completion that comes twice is not taken for the one of the id's next command.
     """
     flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
     uses = (load_relaxed(flight, SYSTEM) >> 1) + 1
@@ -240,8 +240,8 @@ def take_off(port, cid):
 
 
 @device
-def land(port, cid, uses):
-    """Note that a key-value command is done; return False where that one is not under way."""
+def mark_done(port, cid, uses):
+    """Note that a key-value command is done; return False if it is not under way."""
     flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
     now = load_acquire(flight, SYSTEM)
     if now & 1 == 0 or (now >> 1) & USES != uses:
@@ -251,14 +251,14 @@ def land(port, cid, uses):
 
 @device
 def count_error(record, status):
-    """Count a failed command; an absent key, one that is there, or no free place is an answer."""
+    """Count a failed command. An absent key, a key that exists, and no free place are answers, not failures."""
     if status != 0 and status != NAMESPACE_NOT_READY and status != KV_KEY_DOES_NOT_EXIST and status != KV_KEY_EXISTS:
         fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
 
 
 @device
 def serve_media(control, namespaces):
-    """Post what media with a complete function have finished (any service thread); return the number."""
+    """Post the commands that media with a complete function have finished (any service thread); return the number."""
     done = 0
     for nsid in range(1, load_relaxed(namespaces, SYSTEM)):
         record = namespaces + nsid * (8 * NS_WORDS)
@@ -285,12 +285,12 @@ def serve_media(control, namespaces):
 
 @device
 def finish_key_value(control, record, tag, status):
-    """Post a pending key-value command's completion with its result, or drop one that nobody is waiting for."""
+    """Post a pending key-value command's completion with its result, or drop it if no command is under way."""
     function = load_relaxed(record + 8 * NS_COMPLETE, SYSTEM)
     result = call_native(function, load_relaxed(record + 8 * NS_STATE, SYSTEM), 1, tag, 0, 0, 0)
     port = port_of(control, (tag >> 16) & (MAX_PORTS - 1))
     cid = tag & 0xFFFF
-    if port == 0 or cid >> field(port, at.P_DEPTH_SHIFT) != 0 or not land(port, cid, (tag >> USES_SHIFT) & USES):
+    if port == 0 or cid >> field(port, at.P_DEPTH_SHIFT) != 0 or not mark_done(port, cid, (tag >> USES_SHIFT) & USES):
         fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
         return
     count_error(record, status)

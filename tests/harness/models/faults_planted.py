@@ -132,7 +132,7 @@ _POSTED = """    store_release(entry + 8, completion_word1("""
 _STORE = """            if frame >= 0:
                 load_acquire(word, DEVICE)
                 if operation != LOAD:
-                    # who reads the new item as one of the page that lived here before also sees that page's new word
+                    # a reader that takes the new item for one of the frame's old page then sees that page's new word
                     fence(DEVICE)
                 out = apply(frame_address(core, frame) + offset, bits, size, operation)
 """
@@ -248,12 +248,12 @@ FAULTS = (
     ),
     Fault(
         "duplicate-posted", "key-value", "a completion is posted though its command is not under way",
-        (Edit(_SERVE, "land", "    if now & 1 == 0 or (now >> 1) & USES != uses:\n        return False\n",
+        (Edit(_SERVE, "mark_done", "    if now & 1 == 0 or (now >> 1) & USES != uses:\n        return False\n",
               "    if True:\n        return True\n"),),
     ),
     Fault(
         "uses-ignored", "key-value", "a completion that comes twice passes for that of the id's next command",
-        (Edit(_SERVE, "land", "if now & 1 == 0 or (now >> 1) & USES != uses:", "if now & 1 == 0:"),),
+        (Edit(_SERVE, "mark_done", "if now & 1 == 0 or (now >> 1) & USES != uses:", "if now & 1 == 0:"),),
         seed=40,
     ),
     Fault(
