@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from .. import errors
 from .fault import LaunchFlag
 from .gpu.device import has_cuda
 from .struct import DeviceStruct
@@ -44,6 +45,33 @@ def is_argument(value: Any) -> bool:
 
 _known: dict[type, bool] = {}
 _METHODS = ("kernel_struct", "launch_begins", "launch_ended", "launch_continues", "abort")
+
+
+def participants(args: Sequence[Any], device: str) -> list[KernelArgument]:
+    """Return the `KernelArgument`s among arguments, each once.
+
+    Raises
+    ------
+    ArgumentError
+        One of them is on another device.
+    """
+    found = list({id(a): a for a in args if is_argument(a)}.values())
+    for argument in found:
+        if argument.device != device:
+            raise errors.ArgumentError(
+                f"an array on {argument.device!r} cannot be used by a kernel on {device!r}: open it with device="
+            )
+    return found
+
+
+def begin(
+    participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any], flag: LaunchFlag
+) -> list[Any]:
+    """Begin a launch; note whose has begun, and return what device code receives."""
+    for argument in participants:
+        argument.launch_begins(flag)
+        begun.append(argument)
+    return [a.kernel_struct(flag) if is_argument(a) else a for a in args]
 
 
 def finish(participants: Sequence[KernelArgument], flag: LaunchFlag) -> None:

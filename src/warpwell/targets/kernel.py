@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from .arguments import KernelArgument, device_of, finish, is_argument
+from .arguments import KernelArgument, begin, device_of, finish, participants
 from .blocks.launch import BlockLaunch
 from .bounds import Record, checked, checking, for_interp
 from .device import device as mark_device
@@ -165,22 +165,17 @@ class Launch:
         if target != "interp" and checking(self.kernel):
             self._run_checked(args, target, flag or LaunchFlag(target), seed=seed, services=services, aborts=aborts)
             return
-        participants = list({id(a): a for a in args if is_argument(a)}.values())
-        for argument in participants:
-            if argument.device != target:
-                raise errors.ArgumentError(
-                    f"an array on {argument.device!r} cannot be used by a kernel on {target!r}: open it with device="
-                )
+        taking_part = participants(args, target)
         own = flag or LaunchFlag(target)
 
         def stop() -> None:
             own.interrupt()
-            for one in (*participants, *aborts):
+            for one in (*taking_part, *aborts):
                 one.abort(own)
 
         with interruptible(stop) as interrupts:
             interrupts.leaves = not aborts
-            self._run(args, target, participants, own, interrupts, seed=seed, services=services)
+            self._run(args, target, taking_part, own, interrupts, seed=seed, services=services)
 
     def _run_checked(self, args: Sequence[Any], target: str, flag: LaunchFlag, **options: Any) -> None:
         """Run with bounds checks, and wait for it also where the launch was given a stream."""
@@ -219,13 +214,13 @@ class Launch:
         done: Callable[[], bool] | None = None
         begun: list[Any] = []
         try:
-            values = _begin(participants, begun, args, flag)
+            values = begin(participants, begun, args, flag)
             if total and target == "cpu" and not _compiled(self.kernel, values):
                 # threads that serve arguments rest meanwhile: awake, they take a fifth of a core from the compiler
                 ended, begun[:] = list(begun), []
                 finish(ended, flag)
                 _compile(self.kernel, values)
-                values = _begin(participants, begun, args, flag)
+                values = begin(participants, begun, args, flag)
             if not total or interrupts.raised:
                 pass  # a launch that Ctrl-C ended before it began
             elif target == "interp":
@@ -282,16 +277,6 @@ def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
 
 def _again(function: Callable[..., Any], max_registers: int | None, block: int | None, check: bool | None) -> Kernel:
     return Kernel(function, max_registers=max_registers, block=block, check=check)
-
-
-def _begin(
-    participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any], flag: LaunchFlag
-) -> list[Any]:
-    """Begin a launch; note whose has begun, and return what device code receives."""
-    for argument in participants:
-        argument.launch_begins(flag)
-        begun.append(argument)
-    return [a.kernel_struct(flag) if is_argument(a) else a for a in args]
 
 
 def _compiled(kernel: Kernel, values: Sequence[Any]) -> bool:

@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import atomics
-from ..compiler.compiled import compile_host
-from ..compiler.hooks import seam_for
 from ..fault import FLAG
 
 _DRIVER = """
@@ -37,33 +34,20 @@ def driver(context, control, worker, total, threads{parameters}):
 
 def driver(blocks: Any) -> Any:
     """Return the compiled worker of a `BlockLaunch`."""
-    from ..compiler.run_cpu import compile_for, foreign
+    from ..compiler.run_cpu import compile_for, driver_of, host_arrays  # imports the compiler
 
-    kernel, values = blocks.kernel, [np.asarray(v) if foreign(v) else v for v in blocks.values]
-    key = ("cpu-blocks", len(values))
-    if key not in kernel.compiled:
-        seam_for("cpu")
-        from ..compiler.cpu_bodies import set_context
-
-        names = [f"argument{k}" for k in range(len(values))]
-        source = _DRIVER.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
-        scope = {
-            name: getattr(atomics, name)
-            for name in ("fetch_add", "load_acquire", "load_relaxed", "store_relaxed", "DEVICE", "BLOCK")
-        }
-        scope |= {"function": kernel.function, "set_context": set_context}
-        kernel.compiled[key] = compile_host(source, "driver", scope, kernel.function)
-    compiled = kernel.compiled[key]
-    compile_for(kernel, compiled, (0, 0, 0, 0, 0), values)
+    values = host_arrays(blocks.values)
+    compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values))
+    compile_for(blocks.kernel, compiled, (0, 0, 0, 0, 0), values)
     return compiled
 
 
 def work(blocks: Any, control: int, worker: int) -> None:
-    """See `BlockLaunch.work`."""
-    from ..compiler.run_cpu import foreign
+    """Run blocks until none is left; see `BlockLaunch.work`."""
+    from ..compiler.run_cpu import host_arrays  # imports the compiler
 
     context = np.zeros(8, np.int64)
     context[1:4] = (*blocks.launch.shape, 1, 1)[:3]  # code divides by them
-    values = [np.asarray(v) if foreign(v) else v for v in blocks.values]
     context[FLAG] = blocks.flag.address
+    values = host_arrays(blocks.values)
     driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)

@@ -7,29 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ..atomics import DEVICE, load_relaxed, rem, syncwarp
-from ..block import (
-    add_relaxed,
-    barrier,
-    div_short,
-    get_claim,
-    opaque,
-    own_block,
-    put_claim,
-    set_flag,
-    set_virtual,
-    thread_index,
-    virtual_grid,
-)
+from .. import atomics, block
+from ..atomics import DEVICE, load_relaxed
+from ..block import add_relaxed, barrier, get_claim, put_claim, thread_index
 from ..compiler.compiling import compiling, explained
 from ..compiler.hooks import seam_for
-from ..compiler.run_cuda import INSIDE, asks_flag, beginning, compiled, configured, numba_cuda
+from ..compiler.run_cuda import GENERATED, INSIDE, asks_flag, beginning, compiled, configured, numba_cuda
 from ..device import device
 from ..fault import share_fault_page
 from ..gpu.prepared import Prepared
 from ..signature import configuration
 
-_CURSOR, _DONE, _LIVE, _LEFT, _FLOOR, _BEGUN = 16, 24, 32, 40, 48, 56
+CURSOR, DONE, LIVE, LEFT, FLOOR, BEGUN = 16, 24, 32, 40, 48, 56
+"""Bytes of the control record before its words (see `launch`)."""
 
 _WORKERS = """
 def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
@@ -110,12 +100,12 @@ def claim(control, worker, chunk, ended):
     if thread_index() == 0:
         stop = load_relaxed(control, DEVICE)
         target = load_relaxed(control + 8, DEVICE)
-        floor = load_relaxed(control + _FLOOR, DEVICE)
+        floor = load_relaxed(control + FLOOR, DEVICE)
         if ended != 0:
-            add_relaxed(control + _DONE, ended)
+            add_relaxed(control + DONE, ended)
         first = -1
         if stop == 0 and floor <= worker and worker < target:
-            first = add_relaxed(control + _CURSOR, chunk)
+            first = add_relaxed(control + CURSOR, chunk)
         put_claim(first)
     barrier()
     return get_claim()
@@ -125,8 +115,8 @@ def claim(control, worker, chunk, ended):
 def leave(control):
     """Note that a worker leaves (all threads of a block)."""
     if thread_index() == 0:
-        add_relaxed(control + _LEFT, 1)
-        add_relaxed(control + _LIVE, -1)
+        add_relaxed(control + LEFT, 1)
+        add_relaxed(control + LIVE, -1)
 
 
 class Forms:
@@ -278,26 +268,8 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
         body=_indented(body, 12 if workers else 4),
         following=_indented(_FOLLOWING[dims], 12),
     )
-    scope = {
-        "function": blocks.virtual,
-        "claim": claim,
-        "set_flag": set_flag,
-        "set_virtual": set_virtual,
-        "div_short": div_short,
-        "rem": rem,
-        "opaque": opaque,
-        "leave": leave,
-        "barrier": barrier,
-        "syncwarp": syncwarp,
-        "own_block": own_block,
-        "thread_index": thread_index,
-        "virtual_grid": virtual_grid,
-        "add_relaxed": add_relaxed,
-        "LIVE": _LIVE,
-        "BEGUN": _BEGUN,
-        "ALL_LANES": ALL_LANES,
-        "__name__": "warpwell.targets.compiler.compiled",
-    }
+    own = {"claim": claim, "leave": leave, "LIVE": LIVE, "BEGUN": BEGUN, "ALL_LANES": ALL_LANES}
+    scope = {**vars(atomics), **vars(block), **own, "function": blocks.virtual, "__name__": GENERATED}
     return name, source, scope
 
 

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from ... import errors
-from ..arguments import KernelArgument, device_of, finish, is_argument
+from ..arguments import KernelArgument, begin, device_of, finish, participants
 from ..compiler.virtual import returns_early, virtual_copy
 from ..fault import LaunchFlag
 from ..memory import Block, memory_for
@@ -83,14 +83,7 @@ class BlockLaunch:
         self.total = math.prod(launch.shape)
         if self.total < 1:
             raise errors.ArgumentError(f"launch of {self.name!r} over {launch.shape} has no blocks")
-        self.participants: list[KernelArgument] = list(
-            {id(a): a for a in self.args if is_argument(a)}.values()
-        )
-        for argument in self.participants:
-            if argument.device != self.device:
-                raise errors.ArgumentError(
-                    f"an array on {argument.device!r} is of no use to a kernel on {self.device!r}: open it with device="
-                )
+        self.participants = participants(self.args, self.device)
         self.reason: errors.TransformError | None = None
         self.sliceable = True
         self._check()
@@ -133,10 +126,7 @@ class BlockLaunch:
     def begin(self) -> None:
         """Prepare the arguments (once, before the first block). NumPy arrays are copied to a GPU."""
         try:
-            for argument in self.participants:
-                argument.launch_begins(self.flag)
-                self._begun.append(argument)
-            values: list[Any] = [a.kernel_struct(self.flag) if is_argument(a) else a for a in self.args]
+            values = begin(self.participants, self._begun, self.args, self.flag)
             if self.device == "cuda":
                 from ..gpu.copies import to_gpu  # needs the cuda extra
 

@@ -21,7 +21,7 @@ from ..fault import FLAG
 from .checked_arrays import install
 from .checksum import define_checksum
 from .compiled import compile_native
-from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, scalar_of, symbol_of, to_bits
+from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, symbol_of, to_bits
 
 
 class CpuSeam(Seam):
@@ -52,212 +52,88 @@ if _libc.pthread_key_create(ctypes.byref(_tls_key), None) != 0:
 # By symbol, not by value: object code from the on-disk cache finds this process's own key.
 llvm.add_symbol("warpwell_tls_key", ctypes.addressof(_tls_key))
 
-Codegen = Callable[[Any, Any, Any, Any], Any]
-
-
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())
 
 
-def _define(stub: Any, result: types.Type, count: int, codegen: Codegen, *, scope: bool = False) -> None:
-    """Register a body whose arguments are `count` words, plus a literal scope where it takes one."""
-
-    def definition(typingctx: Any, *args: Any) -> Any:
-        if len(args) != count + scope or (scope and literal(args[-1]) not in (0, 1, 2)):
-            return None
-        return result(*([types.int64] * count), *args[count:]), codegen
-
-    seam.primitive(stub)(definition)
+def _load(order: str) -> Any:
+    return lambda builder, v, scope: builder.load_atomic(_pointer(builder, v[0]), order, 8)
 
 
-def _load(order: str) -> Codegen:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load_atomic(_pointer(builder, args[0]), order, 8)
-
-    return codegen
+def _store(order: str) -> Any:
+    return lambda builder, v, scope: builder.store_atomic(v[1], _pointer(builder, v[0]), order, 8)
 
 
-def _store(order: str) -> Codegen:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], _pointer(builder, args[0]), order, 8)
-        return context.get_dummy_value()
-
-    return codegen
+def _rmw(operation: str) -> Any:
+    return lambda builder, v, scope: builder.atomic_rmw(operation, _pointer(builder, v[0]), v[1], "acq_rel")
 
 
-def _rmw(operation: str) -> Codegen:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.atomic_rmw(operation, _pointer(builder, args[0]), args[1], "acq_rel")
-
-    return codegen
-
-
-def _compare_exchange(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    pair = builder.cmpxchg(_pointer(builder, args[0]), args[1], args[2], "acq_rel", "acquire")
+def _compare_exchange(builder: Any, values: Any, scope: int) -> Any:
+    pair = builder.cmpxchg(_pointer(builder, values[0]), values[1], values[2], "acq_rel", "acquire")
     return builder.extract_value(pair, 0)
 
 
-def _fence(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    builder.fence("acq_rel")
-    return context.get_dummy_value()
-
-
-_define(a.load_relaxed, types.int64, 1, _load("monotonic"), scope=True)
-_define(a.load_acquire, types.int64, 1, _load("acquire"), scope=True)
-_define(a.store_relaxed, types.void, 2, _store("monotonic"), scope=True)
-_define(a.store_release, types.void, 2, _store("release"), scope=True)
-_define(a.exchange, types.int64, 2, _rmw("xchg"), scope=True)
-_define(a.fetch_add, types.int64, 2, _rmw("add"), scope=True)
-_define(a.fetch_or, types.int64, 2, _rmw("or"), scope=True)
-_define(a.fetch_and, types.int64, 2, _rmw("and"), scope=True)
-_define(a.compare_exchange, types.int64, 3, _compare_exchange, scope=True)
-_define(a.fence, types.void, 0, _fence, scope=True)
+seam.word(a.load_relaxed, 1, _load("monotonic"), scope=True)
+seam.word(a.load_acquire, 1, _load("acquire"), scope=True)
+seam.word(a.store_relaxed, 2, _store("monotonic"), result=types.void, scope=True)
+seam.word(a.store_release, 2, _store("release"), result=types.void, scope=True)
+seam.word(a.exchange, 2, _rmw("xchg"), scope=True)
+seam.word(a.fetch_add, 2, _rmw("add"), scope=True)
+seam.word(a.fetch_or, 2, _rmw("or"), scope=True)
+seam.word(a.fetch_and, 2, _rmw("and"), scope=True)
+seam.word(a.compare_exchange, 3, _compare_exchange, scope=True)
+seam.word(a.fence, 0, lambda builder, v, scope: builder.fence("acq_rel"), result=types.void, scope=True)
 
 
 # -- items --------------------------------------------------------------------------------------------------
 
 
-def _load_item(stub: Any, order: str | None) -> None:
-    @seam.primitive(stub)
-    def definition(typingctx: Any, addr: Any, dtype: Any) -> Any:
-        scalar = scalar_of(dtype)
-        if scalar is None:
-            return None
+def _load_item(order: str | None) -> Any:
+    def load(builder: Any, address: Any, bits: int) -> Any:
+        pointer = _pointer(builder, address, bits)
+        return builder.load(pointer, align=1) if order is None else builder.load_atomic(pointer, order, bits // 8)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            bits = item_bits(scalar)
-            pointer = _pointer(builder, args[0], bits)
-            if order is None:
-                loaded = builder.load(pointer, align=1)
-            else:
-                loaded = builder.load_atomic(pointer, order, bits // 8)
-            return from_bits(context, builder, scalar, loaded)
-
-        return scalar(types.int64, dtype), codegen
+    return load
 
 
-def _store_item(stub: Any, order: str | None) -> None:
-    @seam.primitive(stub)
-    def definition(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
-        scalar = scalar_of(dtype)
-        if scalar is None:
-            return None
+def _store_item(order: str | None) -> Any:
+    def store(builder: Any, address: Any, value: Any) -> None:
+        pointer = _pointer(builder, address, value.type.width)
+        if order is None:
+            builder.store(value, pointer, align=1)
+        else:
+            builder.store_atomic(value, pointer, order, value.type.width // 8)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            bits = item_bits(scalar)
-            pointer = _pointer(builder, args[0], bits)
-            stored = to_bits(context, builder, scalar, args[1])
-            if order is None:
-                builder.store(stored, pointer, align=1)
-            else:
-                builder.store_atomic(stored, pointer, order, bits // 8)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, scalar, dtype), codegen
+    return store
 
 
-_load_item(a.load_relaxed_as, "monotonic")
-_load_item(a.load_acquire_as, "acquire")
-_load_item(a.load_weak_as, None)
-_store_item(a.store_relaxed_as, "monotonic")
-_store_item(a.store_weak_as, None)
+def _add_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
+    bits = item_bits(scalar)
+    pointer = _pointer(builder, address, bits)
+    if isinstance(scalar, types.Integer):
+        return builder.atomic_rmw("add", pointer, value, "monotonic")
+    # no processor adds floats atomically: compare and exchange until nobody came between
+    old = cgutils.alloca_once_value(builder, builder.load_atomic(pointer, "monotonic", bits // 8))
+    loop = builder.append_basic_block("add")
+    done = builder.append_basic_block("added")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    before = builder.load(old)
+    total = to_bits(context, builder, scalar, builder.fadd(from_bits(context, builder, scalar, before), value))
+    pair = builder.cmpxchg(pointer, before, total, "monotonic", "monotonic")
+    builder.store(builder.extract_value(pair, 0), old)
+    builder.cbranch(builder.extract_value(pair, 1), done, loop)
+    builder.position_at_end(done)
+    return from_bits(context, builder, scalar, builder.load(old))
 
 
-@seam.primitive(a.fetch_add_as)
-def _fetch_add_as(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
-    scalar = scalar_of(dtype)
-    if scalar is None or isinstance(scalar, types.Boolean) or item_bits(scalar) < 32:
-        return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        bits = item_bits(scalar)
-        pointer = _pointer(builder, args[0], bits)
-        if isinstance(scalar, types.Integer):
-            return builder.atomic_rmw("add", pointer, args[1], "monotonic")
-        # no processor adds floats atomically: compare and exchange until nobody came between
-        old = cgutils.alloca_once_value(builder, builder.load_atomic(pointer, "monotonic", bits // 8))
-        loop = builder.append_basic_block("add")
-        done = builder.append_basic_block("added")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        before = builder.load(old)
-        total = builder.fadd(from_bits(context, builder, scalar, before), args[1])
-        pair = builder.cmpxchg(
-            pointer, before, to_bits(context, builder, scalar, total), "monotonic", "monotonic"
-        )
-        builder.store(builder.extract_value(pair, 0), old)
-        builder.cbranch(builder.extract_value(pair, 1), done, loop)
-        builder.position_at_end(done)
-        return from_bits(context, builder, scalar, builder.load(old))
-
-    return scalar(types.int64, scalar, dtype), codegen
-
-
-def define_bits(target: Seam) -> None:
-    """Register `bits_as` and `as_bits`, which are the same for every compiled target."""
-
-    @target.primitive(a.bits_as)
-    def bits_as(typingctx: Any, bits: Any, dtype: Any) -> Any:
-        scalar = scalar_of(dtype)
-        if scalar is None:
-            return None
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            width = ir.IntType(item_bits(scalar))
-            low = args[0] if width.width == 64 else builder.trunc(args[0], width)
-            return from_bits(context, builder, scalar, low)
-
-        return scalar(types.int64, dtype), codegen
-
-    @target.primitive(a.as_bits)
-    def as_bits(typingctx: Any, value: Any, dtype: Any) -> Any:
-        scalar = scalar_of(dtype)
-        if scalar is None:
-            return None
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            bits = to_bits(context, builder, scalar, args[0])
-            return bits if bits.type.width == 64 else builder.zext(bits, I64)
-
-        return types.int64(scalar, dtype), codegen
-
-
-def define_arithmetic(target: Seam) -> None:
-    """Register the bit and integer helpers, which are the same for every compiled target."""
-
-    def binary(stub: Any, operation: str) -> None:
-        @target.primitive(stub)
-        def definition(typingctx: Any, x: Any, y: Any) -> Any:
-            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-                return getattr(builder, operation)(args[0], args[1])
-
-            return types.int64(types.int64, types.int64), codegen
-
-    binary(a.rem, "urem")
-    binary(a.div, "udiv")
-
-    @target.primitive(a.i64)
-    def i64(typingctx: Any, value: Any) -> Any:
-        return types.int64(types.int64), lambda context, builder, sig, args: args[0]
-
-    @target.primitive(a.popc)
-    def popc(typingctx: Any, value: Any) -> Any:
-        return types.int64(types.int64), lambda context, builder, sig, args: builder.ctpop(args[0])
-
-    @target.primitive(a.ffs)
-    def ffs(typingctx: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            position = builder.add(builder.cttz(args[0], ir.IntType(1)(0)), I64(1))
-            return builder.select(builder.icmp_signed("==", args[0], I64(0)), I64(0), position)
-
-        return types.int64(types.int64), codegen
-
-
-define_bits(seam)
-define_arithmetic(seam)
+seam.item_load(a.load_relaxed_as, _load_item("monotonic"))
+seam.item_load(a.load_acquire_as, _load_item("acquire"))
+seam.item_load(a.load_weak_as, _load_item(None))
+seam.item_store(a.store_relaxed_as, _store_item("monotonic"))
+seam.item_store(a.store_weak_as, _store_item(None))
+seam.item_add(a.fetch_add_as, _add_item)
 define_checksum(seam)
-seam.cold_call(a.call_cold)
-seam.element_address(a.element_address)
 
 
 # -- bulk copies and host services --------------------------------------------------------------------------
@@ -267,7 +143,7 @@ def _external(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-def _copy_wide(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _copy_wide(builder: Any, args: Any) -> None:
     dst, src, stride, count = args
     with cgutils.for_range(builder, count) as loop:
         offset = builder.mul(loop.index, stride)
@@ -275,32 +151,20 @@ def _copy_wide(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             at = builder.add(offset, I64(half))
             word = builder.load_atomic(_pointer(builder, builder.add(src, at)), "monotonic", 8)
             builder.store_atomic(word, _pointer(builder, builder.add(dst, at)), "monotonic", 8)
-    return context.get_dummy_value()
 
 
-_define(a.copy_wide, types.void, 4, _copy_wide)
+seam.word(a.copy_wide, 4, _copy_wide, result=types.void)
 
 
-def _constant(value: int) -> Codegen:
-    return lambda context, builder, sig, args: context.get_constant(sig.return_type, value)
-
-
-_define(a.lane_id, types.int64, 0, _constant(0))
-_define(a.warp_size, types.int64, 0, _constant(1))
-_define(a.activemask, types.int64, 0, _constant(1))
-_define(a.shfl, types.int64, 3, lambda context, builder, sig, args: args[1])
-_define(a.match_any, types.int64, 2, _constant(1))
-_define(a.syncwarp, types.void, 1, lambda context, builder, sig, args: context.get_dummy_value())
-
-
-@seam.primitive(a.ballot)
-def _ballot(typingctx: Any, mask: Any, predicate: Any) -> Any:
-    return types.int64(types.int64, types.boolean), lambda context, builder, sig, args: builder.zext(args[1], I64)
-
-
-@seam.primitive(a.any_sync)
-def _any_sync(typingctx: Any, mask: Any, predicate: Any) -> Any:
-    return types.boolean(types.int64, types.boolean), lambda context, builder, sig, args: args[1]
+_PREDICATE = types.int64, types.boolean
+seam.word(a.lane_id, 0, lambda builder, v: I64(0))
+seam.word(a.warp_size, 0, lambda builder, v: I64(1))
+seam.word(a.activemask, 0, lambda builder, v: I64(1))
+seam.word(a.shfl, 3, lambda builder, v: v[1])
+seam.word(a.match_any, 2, lambda builder, v: I64(1))
+seam.word(a.syncwarp, 1, lambda builder, v: None, result=types.void)
+seam.word(a.ballot, _PREDICATE, lambda builder, v: builder.zext(v[1], I64))
+seam.word(a.any_sync, _PREDICATE, lambda builder, v: v[1], result=types.boolean)
 
 
 def _thread_context(builder: Any) -> Any:
@@ -337,17 +201,18 @@ def _grid(typingctx: Any, ndim: Any) -> Any:
     return result(ndim), codegen
 
 
-def _launch_flag(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _launch_flag(builder: Any, args: Any) -> Any:
     return builder.load(cgutils.gep_inbounds(builder, _thread_context(builder), FLAG))
 
 
-def _interrupted(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _interrupted(builder: Any, args: Any) -> Any:
     # atomic: the host stores to it meanwhile, and loops that ask must not take it for a constant
-    return _load("monotonic")(context, builder, sig, [builder.add(_launch_flag(context, builder, sig, args), I64(8))])
+    address = builder.add(_launch_flag(builder, args), I64(8))
+    return builder.load_atomic(_pointer(builder, address), "monotonic", 8)
 
 
-_define(a.launch_flag, types.int64, 0, _launch_flag)
-_define(a.interrupted, types.int64, 0, _interrupted)
+seam.word(a.launch_flag, 0, _launch_flag)
+seam.word(a.interrupted, 0, _interrupted)
 
 
 def set_context(address: int) -> None:
@@ -355,18 +220,17 @@ def set_context(address: int) -> None:
     raise RuntimeError("set_context is compiled launch code")
 
 
-def _set_context(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _set_context(builder: Any, args: Any) -> None:
     _thread_context(builder)  # declares the key
     key = builder.load(builder.module.globals["warpwell_tls_key"])
     put = _external(builder, "pthread_setspecific", I32, I32, I8.as_pointer())
     builder.call(put, [key, builder.inttoptr(args[0], I8.as_pointer())])
-    return context.get_dummy_value()
 
 
-_define(set_context, types.void, 1, _set_context)
+seam.word(set_context, 1, _set_context, result=types.void)
 
 
-def _clock_ns(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _clock_ns(builder: Any, args: Any) -> Any:
     pair = cgutils.alloca_once(builder, ir.ArrayType(I64, 2))
     first = builder.bitcast(pair, I64.as_pointer())
     now = _external(builder, "clock_gettime", I32, I32, I64.as_pointer())
@@ -375,10 +239,10 @@ def _clock_ns(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.add(builder.mul(seconds, I64(10**9)), builder.load(cgutils.gep_inbounds(builder, first, 1)))
 
 
-_define(a.clock_ns, types.int64, 0, _clock_ns)
+seam.word(a.clock_ns, 0, _clock_ns)
 
 
-def _backoff(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _backoff(builder: Any, args: Any) -> None:
     attempt = args[0]
     with builder.if_else(builder.icmp_signed("<", attempt, I64(24))) as (short, long):
         with short:
@@ -387,26 +251,24 @@ def _backoff(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             grown = builder.mul(builder.sub(attempt, I64(20)), I64(10))
             capped = builder.select(builder.icmp_signed(">", grown, I64(1000)), I64(1000), grown)
             builder.call(_external(builder, "usleep", I32, I32), [builder.trunc(capped, I32)])
-    return context.get_dummy_value()
 
 
-_define(a.backoff, types.void, 1, _backoff)
+seam.word(a.backoff, 1, _backoff, result=types.void)
 
 
-def _copy_bytes(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _copy_bytes(builder: Any, args: Any) -> None:
     copy = _external(builder, "memcpy", I8.as_pointer(), I8.as_pointer(), I8.as_pointer(), I64)
     builder.call(
         copy,
         [builder.inttoptr(args[0], I8.as_pointer()), builder.inttoptr(args[1], I8.as_pointer()), args[2]],
     )
-    return context.get_dummy_value()
 
 
-_define(a.copy_bytes, types.void, 3, _copy_bytes)
+seam.word(a.copy_bytes, 3, _copy_bytes, result=types.void)
 
 
-def _transfer(name: str) -> Codegen:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _transfer(name: str) -> Any:
+    def codegen(builder: Any, args: Any) -> Any:
         fd, address, nbytes, offset = args
         call = _external(builder, name, I64, I32, I8.as_pointer(), I64, I64)
         done = builder.call(
@@ -419,17 +281,16 @@ def _transfer(name: str) -> Codegen:
     return codegen
 
 
-_define(a.pread, types.int64, 4, _transfer("pread"))
-_define(a.pwrite, types.int64, 4, _transfer("pwrite"))
+seam.word(a.pread, 4, _transfer("pread"))
+seam.word(a.pwrite, 4, _transfer("pwrite"))
 
 
-def _prefetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _prefetch(builder: Any, args: Any) -> None:
     function = _external(builder, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
     builder.call(function, [builder.inttoptr(args[0], I8.as_pointer()), I32(0), I32(3), I32(1)])
-    return context.get_dummy_value()
 
 
-_define(a.prefetch, types.void, 1, _prefetch)
+seam.word(a.prefetch, 1, _prefetch, result=types.void)
 
 
 def provide_guarded_ranges(address: int) -> None:
@@ -437,30 +298,30 @@ def provide_guarded_ranges(address: int) -> None:
     llvm.add_symbol("warpwell_guarded_ranges", address)
 
 
-def _guarded_ranges(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _guarded_ranges(builder: Any, args: Any) -> Any:
     name = "warpwell_guarded_ranges"
     table = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, I64, name)
     table.linkage = "external"
     return builder.ptrtoint(table, I64)
 
 
-_define(a.guarded_ranges, types.int64, 0, _guarded_ranges)
+seam.word(a.guarded_ranges, 0, _guarded_ranges)
 
 
-def _call_native(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _call_native(builder: Any, args: Any) -> Any:
     function = builder.inttoptr(args[0], ir.FunctionType(I64, [I64] * 6).as_pointer())
     return builder.call(function, args[1:])
 
 
-_define(a.call_native, types.int64, 7, _call_native)
+seam.word(a.call_native, 7, _call_native)
 
 
-def _call_foreign(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _call_foreign(builder: Any, args: Any) -> Any:
     function = builder.inttoptr(args[0], ir.FunctionType(I64, [I64] * 7).as_pointer())
     return builder.call(function, args[1:])
 
 
-_define(a.call_foreign, types.int64, 8, _call_foreign)
+seam.word(a.call_foreign, 8, _call_foreign)
 
 
 # -- arguments ----------------------------------------------------------------------------------------------
@@ -496,14 +357,10 @@ def link_all() -> None:
 # -- blocks, which have one thread --------------------------------------------------------------------------
 
 
-def _index(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    return builder.load(_thread_context(builder))
-
-
-_define(block.block_index, types.int64, 0, _index)
-_define(block.thread_index, types.int64, 0, lambda *_: I64(0))
-_define(block.block_threads, types.int64, 0, lambda *_: I64(1))
-_define(block.barrier, types.void, 0, lambda context, *_: context.get_dummy_value())
+seam.word(block.block_index, 0, lambda builder, v: builder.load(_thread_context(builder)))
+seam.word(block.thread_index, 0, lambda builder, v: I64(0))
+seam.word(block.block_threads, 0, lambda builder, v: I64(1))
+seam.word(block.barrier, 0, lambda builder, v: None, result=types.void)
 
 
 def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:

@@ -24,8 +24,7 @@ from .. import block
 from ..device import subscribe
 from ..fault import FAULT_PAGE
 from .checked_arrays import install
-from .cpu_bodies import define_arithmetic, define_bits
-from .seam import I16, I32, I64, Seam, from_bits, item_bits, literal, scalar_of, symbol_of, to_bits
+from .seam import I16, I32, I64, Seam, item_bits, literal, symbol_of
 
 
 class CudaSeam(Seam):
@@ -67,9 +66,6 @@ seam = CudaSeam(
 SCOPES = ("cta", "gpu", "sys")
 VOID = ir.VoidType()
 
-Codegen = Callable[[Any, Any, Any, Any], Any]
-
-
 def _asm(builder: Any, result: Any, text: str, constraints: str, args: list[Any]) -> Any:
     """Emit one statement; convergent, so that the optimizer moves it into no branch and out of none."""
     signature = ir.FunctionType(result, [arg.type for arg in args])
@@ -81,21 +77,12 @@ def _asm(builder: Any, result: Any, text: str, constraints: str, args: list[Any]
 
 def _define(stub: Any, result: types.Type, count: int, text: str, constraints: str, *, scope: bool = True) -> None:
     """Register one PTX statement over words; ``{s}`` stands for the scope."""
+    register = VOID if result is types.void else I64
 
-    def definition(typingctx: Any, *args: Any) -> Any:
-        chosen = literal(args[-1]) if scope and args else 0
-        if len(args) != count + scope or chosen not in (0, 1, 2):
-            return None
-        statement = text.replace("{s}", SCOPES[chosen])
-        llvm_result = VOID if result is types.void else I64
+    def codegen(builder: Any, values: Any, chosen: int = 0) -> Any:
+        return _asm(builder, register, text.replace("{s}", SCOPES[chosen]), constraints, values)
 
-        def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-            out = _asm(builder, llvm_result, statement, constraints, list(values[:count]))
-            return context.get_dummy_value() if result is types.void else out
-
-        return result(*([types.int64] * count), *args[count:]), codegen
-
-    seam.primitive(stub)(definition)
+    seam.word(stub, count, codegen, result=result, scope=scope)
 
 
 _MEMORY = ",~{memory}"
@@ -111,9 +98,6 @@ _define(
 )
 _define(a.fence, types.void, 0, "fence.acq_rel.{s};", "~{memory}")
 
-define_bits(seam)
-define_arithmetic(seam)
-
 
 # -- items --------------------------------------------------------------------------------------------------
 
@@ -121,103 +105,67 @@ define_arithmetic(seam)
 _REGISTER = {8: (I16, "h"), 16: (I16, "h"), 32: (I32, "r"), 64: (I64, "l")}
 
 
-def _load_item(stub: Any, instruction: str) -> None:
-    @seam.primitive(stub)
-    def definition(typingctx: Any, addr: Any, dtype: Any) -> Any:
-        scalar = scalar_of(dtype)
-        if scalar is None:
-            return None
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            bits = item_bits(scalar)
-            register, letter = _REGISTER[bits]
-            text = f"{instruction}.u{bits} $0, [$1];"
-            loaded = _asm(builder, register, text, f"={letter},l{_MEMORY}", [args[0]])
-            if register.width != bits:
-                loaded = builder.trunc(loaded, ir.IntType(bits))
-            return from_bits(context, builder, scalar, loaded)
-
-        return scalar(types.int64, dtype), codegen
-
-
-def _store_item(stub: Any, instruction: str) -> None:
-    @seam.primitive(stub)
-    def definition(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
-        scalar = scalar_of(dtype)
-        if scalar is None:
-            return None
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            bits = item_bits(scalar)
-            register, letter = _REGISTER[bits]
-            stored = to_bits(context, builder, scalar, args[1])
-            if register.width != bits:
-                stored = builder.zext(stored, register)
-            text = f"{instruction}.u{bits} [$0], $1;"
-            _asm(builder, VOID, text, f"l,{letter}{_MEMORY}", [args[0], stored])
-            return context.get_dummy_value()
-
-        return types.void(types.int64, scalar, dtype), codegen
-
-
-_load_item(a.load_relaxed_as, "ld.relaxed.gpu.global")
-_load_item(a.load_acquire_as, "ld.acquire.gpu.global")
-_load_item(a.load_weak_as, "ld.global")
-_store_item(a.store_relaxed_as, "st.relaxed.gpu.global")
-_store_item(a.store_weak_as, "st.global")
-
-
-@seam.primitive(a.fetch_add_as)
-def _fetch_add_as(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
-    scalar = scalar_of(dtype)
-    if scalar is None or isinstance(scalar, types.Boolean) or item_bits(scalar) < 32:
-        return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        bits = item_bits(scalar)
+def _load_item(instruction: str) -> Any:
+    def load(builder: Any, address: Any, bits: int) -> Any:
         register, letter = _REGISTER[bits]
-        kind = f"f{bits}" if isinstance(scalar, types.Float) else f"u{bits}"
-        text = f"atom.relaxed.gpu.global.add.{kind} $0, [$1], $2;"
-        if isinstance(scalar, types.Float):
-            register, letter = context.get_value_type(scalar), "f" if bits == 32 else "d"
-        return _asm(builder, register, text, f"={letter},l,{letter}{_MEMORY}", [args[0], args[1]])
+        loaded = _asm(builder, register, f"{instruction}.u{bits} $0, [$1];", f"={letter},l{_MEMORY}", [address])
+        return loaded if register.width == bits else builder.trunc(loaded, ir.IntType(bits))
 
-    return scalar(types.int64, scalar, dtype), codegen
+    return load
 
 
-@seam.primitive(a.copy_wide)
-def _copy_wide(typingctx: Any, dst: Any, src: Any, stride: Any, count: Any) -> Any:
-    """Up to four 16-byte loads in flight, then the stores."""
+def _store_item(instruction: str) -> Any:
+    def store(builder: Any, address: Any, value: Any) -> None:
+        bits = value.type.width
+        register, letter = _REGISTER[bits]
+        stored = value if register.width == bits else builder.zext(value, register)
+        _asm(builder, VOID, f"{instruction}.u{bits} [$0], $1;", f"l,{letter}{_MEMORY}", [address, stored])
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        dst, src, stride, count = args
-        pair = ir.LiteralStructType([I64, I64])
+    return store
 
-        def copy(pieces: int) -> None:
-            offsets = [builder.mul(stride, I64(k)) for k in range(pieces)]
-            loaded = [
-                _asm(builder, pair, "ld.relaxed.sys.global.v2.u64 {$0, $1}, [$2];", "=l,=l,l" + _MEMORY,
-                     [builder.add(src, offset)])
-                for offset in offsets
-            ]  # fmt: skip
-            for value, offset in zip(loaded, offsets, strict=True):
-                words = [builder.extract_value(value, k) for k in (0, 1)]
-                _asm(builder, VOID, "st.relaxed.sys.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY,
-                     [builder.add(dst, offset), *words])  # fmt: skip
 
-        with builder.if_else(builder.icmp_signed("==", count, I64(4))) as (whole, part):
-            with whole:
-                copy(4)
-            with part, cgutils.for_range(builder, count) as loop:
-                offset = builder.mul(loop.index, stride)
-                value = _asm(builder, pair, "ld.relaxed.sys.global.v2.u64 {$0, $1}, [$2];", "=l,=l,l" + _MEMORY,
-                             [builder.add(src, offset)])  # fmt: skip
-                words = [builder.extract_value(value, k) for k in (0, 1)]
-                _asm(builder, VOID, "st.relaxed.sys.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY,
-                     [builder.add(dst, offset), *words])  # fmt: skip
-        return context.get_dummy_value()
+def _add_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
+    bits = item_bits(scalar)
+    register, letter = _REGISTER[bits]
+    kind = f"u{bits}"
+    if isinstance(scalar, types.Float):
+        register, letter, kind = context.get_value_type(scalar), "f" if bits == 32 else "d", f"f{bits}"
+    text = f"atom.relaxed.gpu.global.add.{kind} $0, [$1], $2;"
+    return _asm(builder, register, text, f"={letter},l,{letter}{_MEMORY}", [address, value])
 
-    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+seam.item_load(a.load_relaxed_as, _load_item("ld.relaxed.gpu.global"))
+seam.item_load(a.load_acquire_as, _load_item("ld.acquire.gpu.global"))
+seam.item_load(a.load_weak_as, _load_item("ld.global"))
+seam.item_store(a.store_relaxed_as, _store_item("st.relaxed.gpu.global"))
+seam.item_store(a.store_weak_as, _store_item("st.global"))
+seam.item_add(a.fetch_add_as, _add_item)
+
+
+def _copy_wide(builder: Any, values: Any) -> None:
+    """Emit up to four 16-byte loads in flight, then the stores."""
+    dst, src, stride, count = values
+    pair = ir.LiteralStructType([I64, I64])
+
+    def copy(offsets: list[Any]) -> None:
+        loaded = [
+            _asm(builder, pair, "ld.relaxed.sys.global.v2.u64 {$0, $1}, [$2];", "=l,=l,l" + _MEMORY,
+                 [builder.add(src, offset)])
+            for offset in offsets
+        ]  # fmt: skip
+        for value, offset in zip(loaded, offsets, strict=True):
+            words = [builder.extract_value(value, k) for k in (0, 1)]
+            _asm(builder, VOID, "st.relaxed.sys.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY,
+                 [builder.add(dst, offset), *words])  # fmt: skip
+
+    with builder.if_else(builder.icmp_signed("==", count, I64(4))) as (whole, part):
+        with whole:
+            copy([builder.mul(stride, I64(k)) for k in range(4)])
+        with part, cgutils.for_range(builder, count) as loop:
+            copy([builder.mul(loop.index, stride)])
+
+
+seam.word(a.copy_wide, 4, _copy_wide, result=types.void)
 
 
 # -- warps --------------------------------------------------------------------------------------------------
@@ -231,32 +179,20 @@ def _narrow(builder: Any, value: Any) -> Any:
     return builder.trunc(value, I32)
 
 
-def _word(stub: Any, count: int, codegen: Callable[[Any, Any], Any], *, void: bool = False) -> None:
-    result = types.void if void else types.int64
-
-    @seam.primitive(stub)
-    def definition(typingctx: Any, *args: Any) -> Any:
-        def lower(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-            out = codegen(builder, values)
-            return context.get_dummy_value() if void else out
-
-        return result(*([types.int64] * count)), lower
-
-
-_word(a.lane_id, 0, lambda b, _: _widen(b, _asm(b, I32, "mov.u32 $0, %laneid;", "=r", [])))
-_word(a.warp_size, 0, lambda b, _: I64(32))
+seam.word(a.lane_id, 0, lambda b, _: _widen(b, _asm(b, I32, "mov.u32 $0, %laneid;", "=r", [])))
+seam.word(a.warp_size, 0, lambda b, _: I64(32))
 # ptxas takes the result of activemask for the same in all lanes wherever they meet again, and so lets two groups
 # that meet in a called function (seen with its release 13.0 on an H200) vote and shuffle as if they were one.
 # Adding laneid / 32, which is zero, hides where the mask comes from; then it keeps the groups apart.
 _ACTIVEMASK = (
     "{ .reg .b32 m, z; activemask.b32 m; mov.u32 z, %laneid; shr.u32 z, z, 5; add.u32 $0, m, z; }"
 )
-_word(a.activemask, 0, lambda b, _: _widen(b, _asm(b, I32, _ACTIVEMASK, "=r" + _MEMORY, [])))
-_word(
+seam.word(a.activemask, 0, lambda b, _: _widen(b, _asm(b, I32, _ACTIVEMASK, "=r" + _MEMORY, [])))
+seam.word(
     a.syncwarp,
     1,
     lambda b, v: _asm(b, VOID, "bar.warp.sync $0;", "r" + _MEMORY, [_narrow(b, v[0])]),
-    void=True,
+    result=types.void,
 )
 
 
@@ -267,7 +203,7 @@ def _match_any(builder: Any, values: Any) -> Any:
     return _widen(builder, builder.and_(found, mask))
 
 
-_word(a.match_any, 2, _match_any)
+seam.word(a.match_any, 2, _match_any)
 
 
 def _shfl(builder: Any, values: Any) -> Any:
@@ -279,7 +215,7 @@ def _shfl(builder: Any, values: Any) -> Any:
     return builder.or_(halves[0], builder.shl(halves[1], I64(32)))
 
 
-_word(a.shfl, 3, _shfl)
+seam.word(a.shfl, 3, _shfl)
 
 
 def _vote(builder: Any, mask: Any, predicate: Any) -> Any:
@@ -294,20 +230,9 @@ def _vote(builder: Any, mask: Any, predicate: Any) -> Any:
     return _widen(builder, builder.and_(found, narrow))
 
 
-@seam.primitive(a.ballot)
-def _ballot(typingctx: Any, mask: Any, predicate: Any) -> Any:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _vote(builder, args[0], args[1])
-
-    return types.int64(types.int64, types.boolean), codegen
-
-
-@seam.primitive(a.any_sync)
-def _any_sync(typingctx: Any, mask: Any, predicate: Any) -> Any:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.icmp_unsigned("!=", _vote(builder, args[0], args[1]), I64(0))
-
-    return types.boolean(types.int64, types.boolean), codegen
+_PREDICATE = types.int64, types.boolean
+seam.word(a.ballot, _PREDICATE, lambda b, v: _vote(b, *v))
+seam.word(a.any_sync, _PREDICATE, lambda b, v: b.icmp_unsigned("!=", _vote(b, *v), I64(0)), result=types.boolean)
 
 
 # -- where and when -----------------------------------------------------------------------------------------
@@ -344,9 +269,9 @@ def _define_grid(stub: Any, index: Callable[..., Any], special: Callable[..., An
 
 
 _define_grid(a.grid, lambda builder, axis: _special(builder, f"ctaid.{axis}"), _special)
-_word(a.interrupted, 0, lambda b, _: I64(0))
-_word(a.launch_flag, 0, lambda b, _: I64(FAULT_PAGE))
-_word(a.clock_ns, 0, lambda b, _: _asm(b, I64, "mov.u64 $0, %globaltimer;", "=l" + _MEMORY, []))
+seam.word(a.interrupted, 0, lambda b, _: I64(0))
+seam.word(a.launch_flag, 0, lambda b, _: I64(FAULT_PAGE))
+seam.word(a.clock_ns, 0, lambda b, _: _asm(b, I64, "mov.u64 $0, %globaltimer;", "=l" + _MEMORY, []))
 
 
 def _backoff(builder: Any, values: Any) -> Any:
@@ -355,11 +280,8 @@ def _backoff(builder: Any, values: Any) -> Any:
     return _asm(builder, VOID, "nanosleep.u32 $0;", "r" + _MEMORY, [_narrow(builder, capped)])
 
 
-_word(a.backoff, 1, _backoff, void=True)
+seam.word(a.backoff, 1, _backoff, result=types.void)
 
-
-seam.cold_call(a.call_cold)
-seam.element_address(a.element_address)
 
 
 # -- blocks -------------------------------------------------------------------------------------------------
@@ -421,16 +343,16 @@ def _threads(builder: Any) -> Any:
     return builder.mul(product, _constant_special(builder, "ntid.z"))
 
 
-_word(block.thread_index, 0, lambda builder, _: _tid(builder))
-_word(block.block_threads, 0, lambda builder, _: _threads(builder))
-_word(block.block_index, 0, lambda builder, _: _constant_special(builder, "ctaid.x"))
-_word(block.own_block, 0, lambda builder, _: _constant_special(builder, "ctaid.x"))
-_word(block.virtual_block_index, 0, lambda builder, _: _coordinate(builder, 0))
-_word(block.get_claim, 0, lambda builder, _: builder.load(_claimed(builder)))
-_word(block.own_flag, 0, lambda builder, _: builder.load(_flag(builder)))
+seam.word(block.thread_index, 0, lambda builder, _: _tid(builder))
+seam.word(block.block_threads, 0, lambda builder, _: _threads(builder))
+seam.word(block.block_index, 0, lambda builder, _: _constant_special(builder, "ctaid.x"))
+seam.word(block.own_block, 0, lambda builder, _: _constant_special(builder, "ctaid.x"))
+seam.word(block.virtual_block_index, 0, lambda builder, _: _coordinate(builder, 0))
+seam.word(block.get_claim, 0, lambda builder, _: builder.load(_claimed(builder)))
+seam.word(block.own_flag, 0, lambda builder, _: builder.load(_flag(builder)))
 # by every thread, the same value: none waits for another to read what it has stored itself
-_word(block.set_flag, 1, lambda builder, v: builder.store(v[0], _flag(builder)), void=True)
-_word(block.barrier, 0, lambda builder, _: _asm(builder, VOID, "bar.sync 0;", "~{memory}", []), void=True)
+seam.word(block.set_flag, 1, lambda builder, v: builder.store(v[0], _flag(builder)), result=types.void)
+seam.word(block.barrier, 0, lambda builder, _: _asm(builder, VOID, "bar.sync 0;", "~{memory}", []), result=types.void)
 _define(
     block.add_relaxed, types.int64, 2, "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", "=l,l,l" + _MEMORY, scope=False
 )
@@ -446,9 +368,9 @@ def _div_short(builder: Any, values: Any) -> Any:
     return builder.zext(builder.udiv(*short), I64)
 
 
-_word(block.set_virtual, 3, _set_virtual, void=True)
-_word(block.div_short, 2, _div_short)
-_word(block.put_claim, 1, lambda builder, v: builder.store(v[0], _claimed(builder)), void=True)
+seam.word(block.set_virtual, 3, _set_virtual, result=types.void)
+seam.word(block.div_short, 2, _div_short)
+seam.word(block.put_claim, 1, lambda builder, v: builder.store(v[0], _claimed(builder)), result=types.void)
 
 
 @seam.primitive(block.opaque)

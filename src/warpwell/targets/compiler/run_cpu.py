@@ -111,7 +111,7 @@ def run(
     contexts = np.zeros((threads, 8), np.int64)
     contexts[:, 1:4] = (*launch.shape, 1, 1)[:3]  # code divides by them
     contexts[:, FLAG] = flag.address
-    arguments = _arguments(values)
+    arguments = host_arrays(values)
     done = threading.Semaphore(0)
     failures: list[BaseException] = []
     ended: list[int] = []
@@ -161,8 +161,9 @@ _WORDS = 0, 0, 0, 0, 0
 _WORD_TYPES = tuple(map(typeof, _WORDS))  # asked once: each costs a microsecond
 
 
-def _arguments(values: Sequence[Any]) -> list[Any]:
-    return [np.asarray(v) if foreign(v) else v for v in values]
+def host_arrays(values: Sequence[Any]) -> list[Any]:
+    """Return launch values with arrays of other libraries in host memory as NumPy's."""
+    return [np.asarray(v) if hasattr(v, "__dlpack__") and not isinstance(v, np.ndarray) else v for v in values]
 
 
 def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:
@@ -171,7 +172,7 @@ def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:
     if driver is None:
         return False
     try:
-        return (*_WORD_TYPES, *map(typeof, _arguments(values))) in driver.overloads
+        return (*_WORD_TYPES, *map(typeof, host_arrays(values))) in driver.overloads
     except (ValueError, NotImplementedError, NumbaError):
         return False
 
@@ -181,7 +182,7 @@ def compile_launch(kernel: Any, values: Sequence[Any]) -> None:
 
     Not in the workers: one compilation, and a typing error is raised once.
     """
-    compile_for(kernel, _driver(kernel, len(values)), _WORDS, _arguments(values))
+    compile_for(kernel, driver_of(kernel, "cpu", _DRIVER, len(values)), _WORDS, host_arrays(values))
 
 
 def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: list[Any]) -> None:
@@ -201,28 +202,19 @@ def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: lis
             driver.compile(signature)
 
 
-def foreign(value: Any) -> bool:
-    """Tell whether a value is an array of another library in host memory."""
-    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+def driver_of(kernel: Any, kind: str, template: str, count: int) -> Any:
+    """Return the dispatcher of a loop over a kernel's indices, whose source takes `count` arguments after its own.
 
-
-def _driver(kernel: Any, count: int) -> Any:
-    key = ("cpu", count)
+    It is compiled once for a `kind`; see `compile_for`.
+    """
+    key = (kind, count)
     if key not in kernel.compiled:
         seam_for("cpu")
-        from .cpu_bodies import set_context
+        from .cpu_bodies import set_context  # imports the compiler
 
         names = [f"argument{k}" for k in range(count)]
-        source = _DRIVER.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
-        scope = {
-            "function": kernel.function,
-            "set_context": set_context,
-            "load_relaxed": atomics.load_relaxed,
-            "SYSTEM": atomics.SYSTEM,
-            "fetch_add": atomics.fetch_add,
-            "store_relaxed": atomics.store_relaxed,
-            "DEVICE": atomics.DEVICE,
-            "BLOCK": atomics.BLOCK,
-        }
+        source = template.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
+        used = ("load_relaxed", "load_acquire", "store_relaxed", "fetch_add", "BLOCK", "DEVICE", "SYSTEM")
+        scope = {"function": kernel.function, "set_context": set_context} | {n: getattr(atomics, n) for n in used}
         kernel.compiled[key] = compile_host(source, "driver", scope, kernel.function)
     return kernel.compiled[key]

@@ -17,6 +17,9 @@ from .compiling import compiling, explained
 from .hooks import seam_for
 from .virtual import asks, launch_copy
 
+GENERATED = "warpwell.targets.compiler.compiled"
+"""The module that generated launch code belongs to."""
+
 MAX_REGISTERS = 32
 """Registers a thread at most, unless a kernel says otherwise (``@kernel(max_registers=...)``).
 
@@ -261,7 +264,7 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
         "function": launch_copy(kernel.function),
         "grid": atomics.grid,
         "set_flag": block.set_flag,
-        "__name__": "warpwell.targets.compiler.compiled",
+        "__name__": GENERATED,
     }
     exec(compile(source, f"<warpwell {kernel.__name__}>", "exec"), scope)
     return scope[name]

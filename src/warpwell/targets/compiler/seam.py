@@ -17,6 +17,7 @@ from numba.core.datamodel import models
 from numba.core.errors import TypingError
 
 from ... import errors
+from .. import atomics as a
 from ..struct import DeviceStruct
 from .checked_arrays import CheckedArray, item_address
 
@@ -57,6 +58,9 @@ class Seam:
             return StructType(type(value), value.static)
 
         self._register_struct()
+        self._register_arithmetic()
+        self._cold_call(a.call_cold)
+        self._element_address(a.element_address)
 
     # -- functions ------------------------------------------------------------------------------------------
 
@@ -105,7 +109,7 @@ class Seam:
         """Make the compiled `function` known to what is being compiled; return its symbol (C convention)."""
         raise NotImplementedError
 
-    def cold_call(self, stub: Callable[..., Any]) -> None:
+    def _cold_call(self, stub: Callable[..., Any]) -> None:
         """Give ``stub(function, *args)`` a body that calls `function` and keeps LLVM from inlining it."""
 
         def definition(typingctx: Any, function: Any, *args: Any) -> Any:
@@ -127,6 +131,118 @@ class Seam:
             return resolved.return_type(function, *resolved.args), codegen
 
         self.primitive(stub)(definition)
+
+    # -- primitives -----------------------------------------------------------------------------------------
+
+    def word(
+        self,
+        stub: Callable[..., Any],
+        arguments: int | tuple[types.Type, ...],
+        codegen: Callable[..., Any],
+        *,
+        result: types.Type = types.int64,
+        scope: bool = False,
+    ) -> None:
+        """Give a stub its body, which is the same for all types.
+
+        Parameters
+        ----------
+        stub : callable
+        arguments : int or tuple of types
+            The types of the arguments, or the number of them where all are words.
+        codegen : callable
+            ``(builder, values)`` to the result, which `types.void` has not.
+        result : type
+        scope : bool
+            Whether a constant scope follows the arguments; `codegen` is given its number as a third argument.
+        """
+        given = (types.int64,) * arguments if isinstance(arguments, int) else arguments
+
+        def definition(typingctx: Any, *args: Any) -> Any:
+            chosen = [literal(args[-1])] if scope and args else []
+            if len(args) != len(given) + scope or any(one not in (0, 1, 2) for one in chosen):
+                return None
+
+            def lower(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+                out = codegen(builder, list(values[: len(given)]), *chosen)
+                return context.get_dummy_value() if result is types.void else out
+
+            return result(*given, *args[len(given) :]), lower
+
+        self.primitive(stub)(definition)
+
+    def item_load(self, stub: Callable[..., Any], load: Callable[[Any, Any, int], Any]) -> None:
+        """Give ``stub(address, dtype)`` its body: ``load(builder, address, bits)`` to an integer of so many bits."""
+
+        @self.primitive(stub)
+        def definition(typingctx: Any, addr: Any, dtype: Any) -> Any:
+            scalar = scalar_of(dtype)
+            if scalar is None:
+                return None
+
+            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                return from_bits(context, builder, scalar, load(builder, args[0], item_bits(scalar)))
+
+            return scalar(types.int64, dtype), codegen
+
+    def item_store(self, stub: Callable[..., Any], store: Callable[[Any, Any, Any], Any]) -> None:
+        """Give ``stub(address, value, dtype)`` its body: ``store(builder, address, bits)`` of an integer."""
+
+        @self.primitive(stub)
+        def definition(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
+            scalar = scalar_of(dtype)
+            if scalar is None:
+                return None
+
+            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                store(builder, args[0], to_bits(context, builder, scalar, args[1]))
+                return context.get_dummy_value()
+
+            return types.void(types.int64, scalar, dtype), codegen
+
+    def item_add(self, stub: Callable[..., Any], add: Callable[[Any, Any, Any, Any, Any], Any]) -> None:
+        """Give ``stub(address, value, dtype)`` its body: ``add(context, builder, scalar, address, value)``."""
+
+        @self.primitive(stub)
+        def definition(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
+            scalar = scalar_of(dtype)
+            if scalar is None or isinstance(scalar, types.Boolean) or item_bits(scalar) < 32:
+                return None
+
+            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                return add(context, builder, scalar, args[0], args[1])
+
+            return scalar(types.int64, scalar, dtype), codegen
+
+    def _register_arithmetic(self) -> None:
+        """Register what is the same on every compiled target."""
+        self.word(a.rem, 2, lambda builder, v: builder.urem(*v))
+        self.word(a.div, 2, lambda builder, v: builder.udiv(*v))
+        self.word(a.i64, 1, lambda builder, v: v[0])
+        self.word(a.popc, 1, lambda builder, v: builder.ctpop(v[0]))
+
+        def ffs(builder: Any, values: Any) -> Any:
+            position = builder.add(builder.cttz(values[0], ir.IntType(1)(0)), I64(1))
+            return builder.select(builder.icmp_signed("==", values[0], I64(0)), I64(0), position)
+
+        self.word(a.ffs, 1, ffs)
+
+        def low(builder: Any, word: Any, bits: int) -> Any:
+            return word if bits == 64 else builder.trunc(word, ir.IntType(bits))
+
+        self.item_load(a.bits_as, low)
+
+        @self.primitive(a.as_bits)
+        def as_bits(typingctx: Any, value: Any, dtype: Any) -> Any:
+            scalar = scalar_of(dtype)
+            if scalar is None:
+                return None
+
+            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                bits = to_bits(context, builder, scalar, args[0])
+                return bits if bits.type.width == 64 else builder.zext(bits, I64)
+
+            return types.int64(scalar, dtype), codegen
 
     # -- structs --------------------------------------------------------------------------------------------
 
@@ -150,17 +266,12 @@ class Seam:
             self._operation(name, operation)
 
     def _operation(self, name: str, operation: Any) -> None:
-        def implementation(*args: Any) -> Any:
-            return _resolve(args[0], name, *args[1:])
-
-        self._extending.overload(operation, strict=False)(implementation)
+        self._extending.overload(operation, strict=False)(_resolver(name))
 
     def method(self, name: str, parameters: tuple[str, ...]) -> None:
         """Make ``struct.name(...)`` callable in device code for every struct class that implements it."""
 
-        def implementation(*args: Any) -> Any:
-            return _resolve(args[0], name, *args[1:])
-
+        implementation = _resolver(name)
         # Numba binds a method's arguments by the signature of this function
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         implementation.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -171,14 +282,14 @@ class Seam:
     def function(self, stub: Callable[..., Any], name: str, other: Callable[..., Any]) -> None:
         """Make ``stub(struct, ...)`` call the struct's implementation of `name`, and `other` for arrays."""
 
+        resolve = _resolver(name)
+
         def implementation(*args: Any) -> Any:
-            if isinstance(args[0], types.Array):
-                return other
-            return _resolve(args[0], name, *args[1:])
+            return other if isinstance(args[0], types.Array) else resolve(*args)
 
         self._extending.overload(stub, strict=False)(implementation)
 
-    def element_address(self, stub: Callable[..., Any]) -> None:
+    def _element_address(self, stub: Callable[..., Any]) -> None:
         """Give the stub for the address of an array's item its body."""
 
         def definition(typingctx: Any, array: Any, index: Any) -> Any:
@@ -207,15 +318,19 @@ class Seam:
         self.primitive(stub)(definition)
 
 
-def _resolve(struct: Any, name: str, *args: Any) -> Any:
-    """Ask the struct's class for the plain Python function that implements `name`."""
-    if not isinstance(struct, StructType):
-        return None
-    index = args[0] if args else None
-    try:
-        return struct.cls.implementation(name, struct.static, _dimensions(index))
-    except errors.DTypeError as error:
-        raise TypingError(str(error)) from error
+def _resolver(name: str) -> Callable[..., Any]:
+    """Return what asks a struct's class for the plain Python function that implements `name`."""
+
+    def resolve(*args: Any) -> Any:
+        struct, *rest = args
+        if not isinstance(struct, StructType):
+            return None
+        try:
+            return struct.cls.implementation(name, struct.static, _dimensions(rest[0] if rest else None))
+        except errors.DTypeError as error:
+            raise TypingError(str(error)) from error
+
+    return resolve
 
 
 def _dimensions(index: Any) -> int | None:
