@@ -25,7 +25,7 @@ from typing import Any
 from measure import machine, table
 
 from warpwell.scheduler.predict.identity import footprint
-from warpwell.study.workloads import WORKLOADS, Application, Step, blocks_of, make, warps_of
+from warpwell.study.workloads import WORKLOADS, Application, Step, make
 
 METRICS = {
     "smsp__inst_executed.sum": "instructions",
@@ -56,8 +56,8 @@ def chosen(app: Application) -> list[int]:
 def described(app: Application, step: Step) -> dict[str, Any]:
     """Return what is known of a launch before it runs."""
     return {"app": app.workload.name, "family": app.workload.family, "kernel": step.name, "n": app.size,
-            "size": step.size, "shape": list(step.launch.shape), "blocks": blocks_of(step.launch.shape),
-            "warps": warps_of(step.launch.shape), "memory": app.memory,
+            "size": step.size, "shape": list(step.launch.shape), "blocks": step.blocks(),
+            "warps": step.warps(), "memory": app.memory,
             "bytes": footprint(step.arguments), "kind": app.workload.kinds[step.name].value}  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Kind
-from warpwell.study.workloads import WORKLOADS, blocks_of, make, warps_of
+from warpwell.study.workloads import WORKLOADS, Step, make
 from warpwell.study.workloads.irregular import reached
 from warpwell.targets.blocks.launch import BlockLaunch
 
@@ -91,10 +91,11 @@ def space(x):
 @pytest.mark.parametrize("shape", [(1,), (256,), (257,), (100, 70), (3, 4, 70)])
 def test_blocks_and_warps_of_a_shape(shape):
     launch = (line, plane, space)[len(shape) - 1][shape]
-    assert blocks_of(shape, "cpu") == BlockLaunch(launch, (np.zeros(shape),), device="cpu").blocks
-    assert warps_of(shape) == 8 * blocks_of(shape)
+    step = Step(launch, (np.zeros(shape),), {})
+    assert step.blocks("cpu") == BlockLaunch(launch, step.arguments, device="cpu").blocks
+    assert step.warps() == 8 * step.blocks()
     inner = {1: 256, 2: 32, 3: 32}[len(shape)]
-    assert blocks_of(shape) >= -(-shape[-1] // inner)
+    assert step.blocks() >= -(-shape[-1] // inner)
 
 
 def test_a_seed_decides_the_input():

@@ -55,7 +55,7 @@ class Profile:
     need : float
         Fraction of the multiprocessors that it needs to run as fast as alone (Orion's ``SM_usage``), 0 to 1.
     source : str
-        Where the figures come from: "measured", "predicted", "static" (code and peaks), "cold" (nothing is known: the
+        Where the figures come from: "measured", "predicted" (from other sizes), "cold" (nothing is known: the
         conservative answer), "imputed", "trace", "given".
     """
 

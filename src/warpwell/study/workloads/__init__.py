@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ... import errors
 from . import dense, irregular, matrix_vector, stencils, streams
-from .application import Application, Built, Inputs, Step, Workload, application, blocks_of, warps_of
+from .application import Application, Built, Inputs, Step, Workload, application
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
@@ -60,6 +60,4 @@ def make(name: str, size: int | None = None, device: str = "cpu", *, seed: int =
     return application(workload, workload.small if size is None else size, device, seed)
 
 
-__all__ = [
-    "WORKLOADS", "Application", "Built", "Inputs", "Step", "Workload", "blocks_of", "make", "warps_of",
-]  # fmt: skip
+__all__ = ["WORKLOADS", "Application", "Built", "Inputs", "Step", "Workload", "make"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
@@ -36,6 +37,17 @@ class Step(NamedTuple):
     def name(self) -> str:
         """The kernel's name."""
         return str(self.launch.kernel.__name__)  # type: ignore[attr-defined]
+
+    def blocks(self, device: str = "cuda") -> int:
+        """Return the thread blocks of the launch (`BlockLaunch.blocks` of a kernel without barriers)."""
+        if device != "cuda":
+            return -(-math.prod(self.launch.shape) // 256)
+        return math.prod(self.launch.configuration()[0])
+
+    def warps(self) -> int:
+        """Return the warps of the launch on a GPU; whole blocks are launched."""
+        blocks, threads = self.launch.configuration()
+        return math.prod(blocks) * -(-math.prod(threads) // 32)
 
 
 class Inputs:
@@ -205,7 +217,7 @@ class Application(Sequence[Step]):
         Parameters
         ----------
         profile : callable, optional
-            What is believed of a step; by default its class alone.
+            Returns the profile of a step; by default its class alone.
         arrival : float
             Seconds.
         tenant : str
@@ -214,29 +226,11 @@ class Application(Sequence[Step]):
         tasks = []
         for step in self:
             known = Profile(kind=self.workload.kinds[step.name]) if profile is None else profile(step)
-            blocks = blocks_of(step.launch.shape, self.device)
             tasks.append(
-                Task(step.name, blocks, known, step.launch, step.arguments, tenant=tenant, priority=priority,
-                     memory=self.memory, size=dict(step.size))
+                Task(step.name, step.blocks(self.device), known, step.launch, step.arguments, tenant=tenant,
+                     priority=priority, memory=self.memory, size=dict(step.size))
             )  # fmt: skip
         return Request(self.workload.name, tasks, arrival)
-
-
-BLOCK_SHAPES = {1: (256,), 2: (8, 32), 3: (2, 4, 32)}
-"""Threads of a block by the launch's dimensions; the last axis is CUDA's x."""
-
-
-def blocks_of(shape: Sequence[int], device: str = "cuda") -> int:
-    """Return how many thread blocks a launch of this shape has (`BlockLaunch.blocks` of a kernel without barriers)."""
-    if device != "cuda":
-        return -(-int(np.prod(shape)) // 256)
-    block = BLOCK_SHAPES[len(shape)]
-    return int(np.prod([-(-n // b) for n, b in zip(shape, block, strict=True)]))
-
-
-def warps_of(shape: Sequence[int]) -> int:
-    """Return how many warps a launch of this shape has on a GPU; whole blocks are launched."""
-    return blocks_of(shape) * 8
 
 
 def application(workload: Workload, size: int, device: str, seed: int) -> Application:
