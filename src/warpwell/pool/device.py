@@ -35,18 +35,18 @@ _thread = threading.local()
 
 
 class Event:
-    """A point in a stream of a device, for which streams of every device and the application can wait.
+    """A point in a stream of a device. Streams of any device, and the program, can wait for it.
 
     Parameters
     ----------
     device : Device
     timing : bool
-        Whether ``later - earlier`` is asked for.
+        Whether the device notes the time, for ``later - earlier``.
 
     Attributes
     ----------
     recorded : bool
-        Whether it stands for a point yet.
+        Whether it was recorded.
     """
 
     def __init__(self, device: Device, timing: bool = True) -> None:
@@ -64,7 +64,7 @@ class Event:
         return self._handle
 
     def record(self, stream: Stream | None = None) -> None:
-        """Let it stand for the point behind everything that a stream of its device was given."""
+        """Set it to the point behind all calls that a stream of its device was given."""
         stream = self.device.default_stream if stream is None else stream
         if getattr(stream, "device", self.device) is not self.device:
             raise errors.ArgumentError(
@@ -76,13 +76,13 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Whether the stream has come so far; true for an event that was not recorded."""
+        """Whether the stream has reached the point; True for an event that was not recorded."""
         if not self.recorded:
             return True
         return bool(self._ask(Op.REACHED, self._handle).get(self._what))
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Wait until the stream has come so far; raises as `Stream.synchronize`."""
+        """Wait until the stream has reached the point. Raise what `Stream.synchronize` raises."""
         timeout = checked_timeout(timeout)
         if self.recorded:
             reply = self._ask(Op.UNTIL, self._handle)
@@ -92,7 +92,7 @@ class Event:
             reply.get(self._what)
 
     def elapsed(self, earlier: Event) -> float:
-        """Return the seconds between `earlier` and this event of the same device; waits for both."""
+        """Wait for both events, and return the seconds from `earlier` to this one. Both are of the same device."""
         if _checked_event(earlier).device is not self.device:
             raise errors.ArgumentError("the clocks of two devices differ: ask for events of one", name="earlier")
         if not (self.recorded and earlier.recorded and self.timing and earlier.timing):
@@ -153,22 +153,22 @@ class Stream:
 
     @property
     def channel(self) -> Channel:
-        """The application's end of it."""
+        """The program's end of the stream."""
         if self._channel is None:
             raise errors.ClosedError("the stream was closed")
         return self._channel
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Wait until everything that the stream was given is done.
+        """Wait until all calls of the stream are done.
 
         Raises
         ------
         RemoteError
-            One of the calls failed since the last time; the first one's is raised, the others are in its notes.
+            A call failed since the last synchronization. The first failure is raised; its notes name the others.
         DeviceLostError
             The device is gone.
         StallError
-            It was not done after `timeout` seconds.
+            They were not done after `timeout` seconds.
         """
         connection = self.device.connection
         what = f"a stream of {connection.label}"
@@ -179,7 +179,7 @@ class Stream:
         reply.get(what)
 
     def record(self, event: Event | None = None) -> Event:
-        """Record an event behind everything that the stream was given, and return it.
+        """Record an event behind all calls of the stream so far, and return it.
 
         Parameters
         ----------
@@ -191,10 +191,10 @@ class Stream:
         return event
 
     def wait(self, other: Event | Stream) -> None:
-        """Let later calls wait for an event, or for all that another stream was given, of any device.
+        """Let later calls wait for an event, or for all calls of another stream so far, of any device.
 
-        An event that was never recorded is waited for by nobody. One that is recorded again later stands for the point
-        that it stood for at this call.
+        An event that was never recorded is not waited for. If it is recorded again later, the calls still wait for the
+        point that it stands for now.
         """
         event = other.record() if isinstance(other, Stream) else _checked_event(other, "an event, or a stream")
         if not event.recorded:
@@ -216,7 +216,7 @@ class Stream:
                 to.connection.post_locked(channel, Op.AWAIT, number, origin.connection.rank)
 
     def close(self) -> None:
-        """End the stream behind what it was given. Its failures are raised by the default stream from now on."""
+        """End the stream after its calls. From now on the default stream raises its failures."""
         if self._default or self._channel is None:
             return
         if self.device.connection.lost is None:
@@ -288,14 +288,14 @@ class Buffer:
         return self.device
 
     def copy_to_host(self, out: NDArray[Any] | None = None, stream: Stream | None = None) -> NDArray[Any]:
-        """Return its contents, behind everything that the stream was given before.
+        """Return its contents, as earlier calls of the stream leave them.
 
         Parameters
         ----------
         out : ndarray, optional
-            Where to put them: of the same shape and dtype, contiguous or not.
+            Array to write them to: of the same shape and dtype, contiguous or not.
         stream : Stream, optional
-            Of its device; the default one's otherwise.
+            A stream of its device; by default the default stream.
 
         Raises
         ------
@@ -348,7 +348,7 @@ class Buffer:
         self.device.connection.post(self.device.channel(stream), Op.FILL, self.handle, item)
 
     def free(self) -> None:
-        """Give the memory back, behind what was asked of it. The buffer cannot be used again; views of it can."""
+        """Free the memory after the calls that use it. The buffer cannot be used again; views of it can."""
         if self._handle and self.device.connection.lost is None:
             self.device.connection.tell(Op.FREE, self._handle)
         self._handle = 0  # behind it: after Ctrl-C the finalizer frees it, and twice does no harm
@@ -373,7 +373,7 @@ class Buffer:
         return view
 
     def part(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:
-        """Return another array in this buffer's memory, for kernels; only of contiguous ones bytes can be copied."""
+        """Return another array in this buffer's memory, for kernels; only contiguous ones can be copied."""
         view = Buffer(self.device, new_id(), shape, dtype)
         view._root, view._offset = self._root, self._offset + offset
         self.device.connection.tell(Op.VIEW, view.handle, self.handle, offset, pack_dtype(dtype), shape, strides)
@@ -387,7 +387,7 @@ class Buffer:
             view.fill(value)
 
     def overlaps(self, other: Buffer) -> bool:
-        """Tell whether it shares bytes with another."""
+        """Return whether it shares bytes with another buffer."""
         return (
             self._root == other._root
             and self._offset < other._offset + other.nbytes
@@ -505,7 +505,7 @@ class Device:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def empty(self, shape: Shape, dtype: DTypeLike = np.float64, stream: Stream | None = None) -> Buffer:
-        """Return a buffer whose items are not set. Having no room is raised by the next synchronization."""
+        """Return a buffer whose items are not set. The next synchronization raises if there was no memory."""
         kind, dimensions = checked_dtype(dtype), checked_shape(shape)
         handle, channel = new_id(), self.channel(stream)
         nbytes = int(np.prod(dimensions, dtype=object)) * kind.itemsize
@@ -521,20 +521,20 @@ class Device:
 
     def full(self, shape: Shape, value: Any, dtype: DTypeLike | None = None,
              stream: Stream | None = None) -> Buffer:  # fmt: skip
-        """Return a buffer filled with a value, of its dtype unless one is given."""
+        """Return a buffer filled with a value; its dtype is the value's unless one is given."""
         buffer = self.empty(shape, np.asarray(value).dtype if dtype is None else dtype, stream)
         buffer.fill(value, stream)
         return buffer
 
     def to_device(self, array: ArrayLike, stream: Stream | None = None) -> Buffer:
-        """Return a copy of an array, which may change as soon as this returns; a buffer of any device will do too."""
+        """Return a copy of an array, or of a buffer of any device. An array may change as soon as this returns."""
         source = array if isinstance(array, Buffer) else np.asarray(array)
         buffer = self.empty(source.shape, source.dtype, stream)
         buffer.copy_from(source, stream)
         return buffer
 
     def copy(self, destination: Any, source: Any, stream: Stream | None = None) -> None:
-        """Copy between buffers of any devices, or a buffer and an array. Data of agents go straight between them."""
+        """Copy between buffers of any devices, or a buffer and an array. Data go from agent to agent directly."""
         if isinstance(destination, Buffer):
             destination.copy_from(source, stream)
         elif isinstance(source, Buffer):
@@ -543,14 +543,14 @@ class Device:
             raise errors.ArgumentError("one of the two must be a buffer: use numpy.copyto for arrays")
 
     def memory_info(self) -> tuple[int, int]:
-        """Return free and total bytes of its memory, as they are now."""
+        """Ask for the free and the total bytes of its memory."""
         info = self.ask()
         return int(info["free"]), int(info["total"])
 
     # -- calls -------------------------------------------------------------------------------------------------
 
     def launch(self, launch: Launch, *args: Any, stream: Stream | None = None) -> None:
-        """Run a kernel: ``device.launch(kernel[n], x, y)``. It does not wait, unless an argument is a NumPy array.
+        """Run a kernel: ``device.launch(kernel[n], x, y)``. Do not wait, unless an argument is a NumPy array.
 
         NumPy arrays are copied there and back, as by launches on a local GPU; those that share memory share it there.
 
@@ -601,7 +601,7 @@ class Device:
         return CallResult(reply, channel, f"{code.name!r} on {self.connection.label}")
 
     def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Any:
-        """Make an object that stays on the agent, and return what stands for it here.
+        """Make an object that stays on the agent, and return its stand-in.
 
         Parameters
         ----------
@@ -677,7 +677,7 @@ class Device:
 
     @property
     def transfers(self) -> Tuning:
-        """How copies to it and from it are cut; another one may be set at any time."""
+        """How copies to and from the device are cut into chunks; it may be set at any time."""
         return self.connection.transfers
 
     @transfers.setter
@@ -700,19 +700,19 @@ class Device:
 
     @property
     def lost(self) -> str | None:
-        """Why its agent is gone; None while it is there."""
+        """Why its agent is gone; None while it lives."""
         return self.connection.lost
 
     def can_access(self, other: Device) -> bool:
-        """Tell whether kernels of this device may use buffers of another: only a device's own. Copy them instead."""
+        """Return whether kernels of this device can use buffers of another: only of itself. Copy them instead."""
         return other is self
 
     def ask(self) -> dict[str, Any]:
-        """Ask the agent about itself: what it did and holds, and its lanes."""
+        """Ask the agent about itself: what it has done, what it holds, and its lanes."""
         return dict(self.connection.ask(None, Op.INFO, Reply).get(f"an answer of {self.connection.label}"))
 
     def trace(self) -> dict[str, tuple[int, int, float]]:
-        """Return calls so far by kind: how many, bytes that went with them, seconds that the application waited."""
+        """Return counts by kind of call: calls, bytes that went with them, seconds that the program waited."""
         return {name: (int(n), int(b), w) for name, (n, b, w) in sorted(self.connection.counts.items())}
 
     def handle_of(self, value: Any) -> int | None:

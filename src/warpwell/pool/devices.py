@@ -150,7 +150,7 @@ class Devices(DeviceGroup):
         return self._leases.lease(count, target=target, memory=memory, host=host, timeout=timeout)
 
     def close(self) -> None:
-        """End the agents. What was not waited for has two seconds; buffers are gone."""
+        """End the agents. Calls that are still under way have two seconds; buffers are gone."""
         for caller in self._callers:
             caller.close()
         for thread, transport in self._closing:
@@ -160,7 +160,7 @@ class Devices(DeviceGroup):
         self._closing = []
 
     def forked(self) -> None:
-        """Let every call raise `ForkError`: the threads that would answer are those of the parent process."""
+        """Let every call raise `ForkError`: the threads that receive answers exist in the parent process only."""
         for caller in self._callers:
             caller.closed = True
             for connection in caller.connections.values():
@@ -213,29 +213,29 @@ def devices() -> Devices:
 
 
 def use(found: Devices | None) -> None:
-    """Let `devices` return these (for launchers and tests); None lets it find them again."""
+    """Set what `devices` returns (for launchers and tests); after None it finds them again."""
     global _devices, _own
     with _lock:
         _devices, _own = found, False
 
 
 def joined() -> bool:
-    """Tell whether `devices` has been told, or has found, what it returns."""
+    """Return whether `devices` has found, or was given, the devices that it returns."""
     return _devices is not None
 
 
 def current_device() -> Device:
     """Return the device of the innermost ``with device:`` of this thread, else the first one.
 
-    What has no place of its own goes there: ``ww.to_device``, ``ww.empty`` and ``ww.zeros``, and under ``warpwell run``
-    launches with NumPy arrays and files that ``ww.open`` and ``ww.create`` are given. In a program of one process these
-    two take a device that was entered, else they stay in the process.
+    ``ww.to_device``, ``ww.empty`` and ``ww.zeros`` allocate there. Under ``warpwell run``, launches with NumPy arrays
+    run there, and ``ww.open`` and ``ww.create`` open files there. In a program of one process these use a device that
+    was entered, else the process itself.
     """
     return entered() or devices()[0]
 
 
 def chosen_device() -> Device | None:
-    """Return `current_device` if it was entered, or is one of a pool; None where all stays in this process."""
+    """Return `current_device` if it was entered or is one of a pool; None if this process does the work itself."""
     return entered() or _first_of_pool()
 
 
@@ -247,19 +247,19 @@ def _first_of_pool() -> Device | None:
 
 
 def place(launch: Any, args: Sequence[Any], device: str | None) -> bool:
-    """Run a launch on a device of the pool if it belongs there.
+    """Run a launch on the device of the pool where it belongs, if there is one.
 
     Parameters
     ----------
     launch : Launch
     args : sequence
     device : str or None
-        What the launch was told with ``device=``.
+        The launch's option ``device=``.
 
     Returns
     -------
     bool
-        Whether it did; otherwise the launch is a local one.
+        Whether it ran there; otherwise the launch is a local one.
     """
     stream = launch.stream if isinstance(launch.stream, Stream) else None
     chosen: Device | None = None if stream is None else stream.device
@@ -283,7 +283,7 @@ def place(launch: Any, args: Sequence[Any], device: str | None) -> bool:
 
 
 def _is_here(value: Any) -> bool:
-    """Tell whether an argument is of this process: opened in it, or in the memory of a GPU that it uses itself."""
+    """Return whether an argument belongs to this process: opened in it, or on a GPU that it uses itself."""
     return is_argument(value) or isinstance(value, DeviceStruct) or hasattr(value, "__cuda_array_interface__")
 
 
@@ -353,7 +353,7 @@ def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any,
 
 
 def runtime_for(target: str) -> Runtime:
-    """Return what executes on "cpu", "cuda" (the first GPU) or "cuda:1"."""
+    """Return the runtime for "cpu", "cuda" (the first GPU) or "cuda:1"."""
     if target == "cpu":
         return CpuRuntime()
     kind, _, ordinal = target.partition(":")

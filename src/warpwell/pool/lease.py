@@ -63,11 +63,11 @@ class Lease(DeviceGroup):
 
     @property
     def released(self) -> bool:
-        """Whether they were given back."""
+        """Whether the devices were given back."""
         return not self._finalizer.alive
 
     def release(self) -> None:
-        """Give the devices back (idempotent). What they were given goes on."""
+        """Give the devices back (idempotent). Calls that are under way go on."""
         self._finalizer()
 
     def __enter__(self) -> Lease:
@@ -88,7 +88,7 @@ class _LeaseRequest:
 
 
 class Leases:
-    """Who has which devices of a pool.
+    """Which devices of a pool are leased, and who waits for some.
 
     First come, first served: a request that waits keeps later ones from the devices that it could use, so that one for
     many devices is served while others ask for one again and again.

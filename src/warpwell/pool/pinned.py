@@ -68,8 +68,8 @@ class Pinned:
 def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> NDArray[Any]:
     """Return an array in pinned memory; its items are not set.
 
-    A copy from it to a device does not copy it first: it is lent, and must not change until the stream of the copy
-    has come so far (an event, or `Stream.synchronize`).
+    A copy from it to a device reads it in place: it must not change until the stream has reached the copy (wait for an
+    event, or `Stream.synchronize`).
     """
     kind, dimensions = checked_dtype(dtype), checked_shape(shape)
     nbytes = math.prod(dimensions) * kind.itemsize
@@ -85,5 +85,5 @@ def memory_of(array: NDArray[Any]) -> Pinned | None:
 
 
 def is_pinned(array: NDArray[Any]) -> bool:
-    """Tell whether an array lies in memory of `pinned_empty`."""
+    """Return whether an array lies in memory of `pinned_empty`."""
     return memory_of(array) is not None

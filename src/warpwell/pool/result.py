@@ -32,9 +32,9 @@ class CallResult:
         return self._reply.done and (value.done if isinstance(value, Answer) else True)
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Call ``call()`` when it is there, or its large arrays on their way: perhaps twice, in a thread of the pool's.
+        """Call ``call()`` once the result is there, or its large arrays are on their way: perhaps twice.
 
-        It must not wait.
+        A thread of the pool calls it, so it must not wait.
         """
         self._reply.when_come(call)
 
