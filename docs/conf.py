@@ -30,10 +30,16 @@ myst_fence_as_directive: list[str] = []
 
 add_module_names = False
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # docstrings tell types, shapes and units
 # What classes inherit of these is documented in Python's own library.
 _FOREIGN = "object, MutableMapping, Mapping, Collection, Container, Iterable, Sized, Sequence, Future, ABC, Protocol"
-autodoc_default_options = {"members": True, "inherited-members": _FOREIGN}
+# Public for other rooms, not for programs: what launches, agents and schedulers call of these classes.
+_INSIDE = (
+    "kernel_struct, launch_begins, launch_ended, launch_continues, abort, interp_services, warpwell_place, settle, "
+    "check_open, forked, channel, handle_of"
+)
+autodoc_default_options = {"members": True, "inherited-members": _FOREIGN, "exclude-members": _INSIDE}
 default_role = "name"
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False

@@ -1,6 +1,7 @@
 """The directive ``commands``: a section for each command of ``warpwell``, made from its parsers."""
 
 import argparse
+import textwrap
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -21,7 +22,7 @@ class Commands(Directive):
         self.state.document.note_implicit_target(section, section)
         if command.description:
             section += nodes.paragraph("", command.description)
-        usage = command.format_usage().removeprefix("usage: ").strip()
+        usage = textwrap.dedent(" " * 7 + command.format_usage().removeprefix("usage: ")).strip()
         section += nodes.literal_block(usage, usage, language="none")
         rows = [row for action in command._actions if (row := self._row(action)) is not None]
         if rows:
