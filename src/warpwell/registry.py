@@ -1,7 +1,7 @@
-"""Names by which a room asks for what a room above it provides, for example an array that an agent opens.
+"""Names by which a folder asks for what a folder above it provides, for example the class of an array on an agent.
 
-A room imports only from rooms below it. `warpwell/__init__.py` stands above all of them: it registers what comes with
-Warpwell, as text, so that nothing is imported before it is used.
+A folder imports only from folders below it. `warpwell/__init__.py` stands above all of them: it registers what comes
+with Warpwell, as text, so that nothing is imported before it is used.
 
 ========== ============================================================== ============================================
 kind       name                                                           what the path leads to

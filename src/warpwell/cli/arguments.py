@@ -12,10 +12,10 @@ Commands = argparse._SubParsersAction  # the type of add_subparsers(); argparse 
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose commands say themselves what they do not know; the usage of all commands would not help."""
+    """A parser whose commands report unknown arguments with their own usage, not with that of `warpwell`."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse; what is not known ends the program."""
+        """Parse arguments; end the program if one is unknown."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -30,7 +30,7 @@ def program(**options: Any) -> argparse.ArgumentParser:
 def command(
     commands: Commands[argparse.ArgumentParser], name: str, module: str, text: str
 ) -> argparse.ArgumentParser:
-    """Add a command whose work is `run` of a module of this folder."""
+    """Add a command; the function `run` of a module of this folder does its work."""
     parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.set_defaults(module=module, command=name)
     return parser
@@ -53,9 +53,9 @@ def new_file(name: str, option: str) -> Path:
     Raises
     ------
     ArgumentError
-        It is a folder.
+        The path is a folder.
     MissingFileError
-        Its folder does not exist.
+        The folder of the file does not exist.
     """
     path = Path(name)
     if not path.parent.is_dir():

@@ -36,7 +36,7 @@ with ww.open(path, cache=cache, device=device) as edges:  # nothing is loaded
     degree = np.zeros(vertices, np.int64)
     in_degree[edges.size](edges, degree)
 '''
-"""What the demo shows is what it runs."""
+"""The demo prints and runs this code."""
 
 
 def run(arguments: argparse.Namespace) -> int:

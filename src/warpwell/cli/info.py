@@ -22,7 +22,7 @@ _PACKAGES = {"numpy": None, "numba": None, "rich": None, "greenlet": None, "numb
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is here and how to get what is not."""
+    """Print devices and versions, and how to install what is missing."""
     found = gpus()
     versions: dict[str, str | None] = {name: _version(name) for name in _PACKAGES}
     advice = [

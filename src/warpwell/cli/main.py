@@ -1,4 +1,4 @@
-"""``main``: the arguments of ``warpwell``, and what it does about errors.
+"""``main``: parses the arguments of ``warpwell``, runs the command, and reports its errors.
 
 Nothing here imports a compiler: ``warpwell --help`` answers at once. Commands import what they need.
 """
@@ -23,7 +23,7 @@ BAD_INPUT = 2
 BROKEN_PIPE = 141
 
 _OWN = ("pool.run", "pool.notebook", "bench")
-"""Modules of commands whose programs see to Ctrl-C themselves."""
+"""Modules of commands whose programs handle Ctrl-C themselves."""
 
 _DESCRIPTION = "Arrays on storage, many times larger than memory, that kernels in Python read on demand."
 

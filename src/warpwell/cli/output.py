@@ -24,7 +24,7 @@ _STAGES = {"read": "reading", "generate": "generating", "write": "writing", "com
 
 _SIZES = {"bytes", "memory"}
 _NUMBERS = {"pid", "seed", "source"}
-"""Words of keys whose integers name something: no thousands are marked off in them."""
+"""Words of keys whose integers are names: they are printed without separators of thousands."""
 
 Report = Callable[[str, int, int], None]
 
@@ -80,10 +80,10 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Report]:
-        """Give a function that shows progress: ``report(stage, done, total)``, 0 where a total is not known.
+        """Yield a function that shows progress: ``report(stage, done, total)``; a total of 0 is unknown.
 
-        Nothing is shown for JSON, or where stderr is no terminal; except that a compilation of over a
-        second is announced, because nothing else would explain the wait.
+        Nothing is shown with JSON, or if stderr is not a terminal. But a compilation that takes over a second is
+        announced on any stderr, because nothing else would explain the wait.
         """
         notice: threading.Timer | None = None
         from ..targets.compiler import compiling as launches

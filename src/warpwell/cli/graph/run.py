@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
-    """Open a graph with the options that all runs have."""
+    """Open a graph with the options of `how_to_run`."""
     return LoadedGraph(
         graph, device=arguments.device, tier=arguments.tier, cache=arguments.cache,
         page_size=arguments.page_size, stats="full",
@@ -58,7 +58,7 @@ def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
 
 
 def describe(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
-    """Return what every run reports: how it ran and what was read."""
+    """Return the figures that every traversal reports: how it ran, and what it read."""
     edges = loaded.edges
     cached = edges.tier in ("storage", "host-cached")
     return {

@@ -51,7 +51,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def placing(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say how many agents there are, and where."""
+    """Add the options for the number and the places of agents."""
     group = parser.add_argument_group("agents")
     group.add_argument("--agents", type=int, metavar="N", help="how many; default: all of the hosts or of the Slurm "
                        "job, else one for each GPU here, or one")  # fmt: skip

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
-    """Return what was given of the options that `run` takes, too; the kernel starts in another folder."""
+    """Return the options for `run` that were given, with absolute paths: the kernel starts in another folder."""
     parser = argparse.ArgumentParser()
     placing(parser)
     found: list[str] = []
@@ -84,7 +84,7 @@ class KernelSpec:
     Raises
     ------
     ArgumentError
-        The name cannot be.
+        The name is not allowed.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -96,7 +96,7 @@ class KernelSpec:
         self.path = folder / self.name
 
     def write(self, options: Sequence[str], title: str) -> dict[str, Any]:
-        """Write it, in place of an older one with its name; return what was written.
+        """Write the specification, in place of an older one of this name; return its content.
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class KernelSpec:
         Raises
         ------
         ArgumentError
-            There is a kernel with this name that somebody else has made.
+            Another program has made a kernel of this name.
         """
         if self._others():
             raise ArgumentError(f"{self.path} is a kernel of another program: give another --name", name="name")
@@ -137,7 +137,7 @@ class KernelSpec:
         MissingFileError
             There is none.
         ArgumentError
-            Somebody else has made it.
+            Another program has made it.
         """
         if not (self.path / _FILE).exists():
             raise MissingFileError(f"{self.path} is no kernel: `jupyter kernelspec list` says where which are",
@@ -163,7 +163,7 @@ class KernelSpec:
 
 
 def kernels_folder(prefix: str | None, environ: Mapping[str, str]) -> Path:
-    """Return where Jupyter looks for kernels: below `prefix`, or else those of the user.
+    """Return the folder in which Jupyter looks for kernels: below `prefix`, or else the user's.
 
     Parameters
     ----------

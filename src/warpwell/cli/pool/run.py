@@ -15,7 +15,7 @@ from ...pool.launch.launcher import Launcher, RunOptions
 from ..arguments import new_file
 
 LEAST, ELSEWHERE = 16, 256
-"""Agents that a host may always have, and those of another host, whose cores are not known."""
+"""Agents that this host may always have, and that another host may have, whose cores are not known."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,12 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def options(arguments: argparse.Namespace) -> RunOptions:
-    """Return what `placing` has read.
+    """Return how to run an application, from the options that `placing` adds.
 
     Raises
     ------
     ArgumentError
-        Something cannot be, such as more agents than GPUs.
+        An option is not allowed, or there are more agents than GPUs.
     """
     for name, least in (("bandwidth", 0.0), ("start_timeout", 0.0)):
         value = getattr(arguments, name)
@@ -96,7 +96,7 @@ def _hosts(arguments: argparse.Namespace) -> list[Host]:
 
 
 def _check_number(placed: Sequence[Host], here: int) -> None:
-    """Raise where a digit too many would start more processes than a host can take."""
+    """Raise if a digit too many would start more processes than a host can run."""
     cores = len(os.sched_getaffinity(0))
     for count, room, what in (
         (here, max(LEAST, cores), f"this host, which has {cores} core{'s' * (cores > 1)}"),
