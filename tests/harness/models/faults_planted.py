@@ -102,29 +102,30 @@ _READ = """        head += 1
         # released, because it tells submitters that the entry was read
         store_release(port + 8 * at.P_SQ_HEAD, head, SYSTEM)
 """
-_COPIES = """            cache = field(core, K_CACHE)
+_COPIES = """    cache = field(core, K_CACHE)
 """
-_FENCED = """                    syncwarp(mask)
-                    fence(DEVICE)
+_FENCED = """    syncwarp(mask)
+    fence(DEVICE)
 """
-_FILLED = """                    copy_each(filling, to, source, piece, mask, lane)
-                    syncwarp(mask)
-                    if way != 0:
-                        source = to  # so that it passes the bus once
+_FILLED = """    copy_each(filling, to, source, piece, mask, lane)
+    syncwarp(mask)
+    if way != 0:
+        return to  # so that it passes the bus once
 """
-_PUBLISH = """                        publish(way, key0, key1, length, size)
+_TAKEN = """                offset += piece
 """
-_LATER = """                        copy_each(mask, bytes_of(cache, way), at, size, mask, lane)
+_LATER = """                if way != 0 and not more:
+                    copy_each(mask, bytes_of(field(core, K_CACHE), way), at, size, mask, lane)
 """
 _EVEN = """    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)
 
 
 @device
 def abandon"""
-_EARLY = """            if status >= 0:
-                """
-_ANSWERED = """                    release_id(queue, cid)
-                    answer = status"""
+_EARLY = """    if status >= 0:
+        """
+_ANSWERED = """    release_id(queue, cid)
+    return -1, offset, status"""
 _GIVEN = """                give_place(queue, cid)
                 refused = False
 """
@@ -272,7 +273,7 @@ FAULTS = (
     ),
     Fault(
         "filler-fence-removed", "store", "nothing orders the odd version before the new bytes",
-        (Edit(_REQUESTS, "execute", _FENCED, _FENCED.replace("fence(DEVICE)", "pass")),),
+        (Edit(_REQUESTS, "fill_ways", _FENCED, _FENCED.replace("fence(DEVICE)", "pass")),),
         seed=75,
     ),
     Fault(
@@ -282,25 +283,25 @@ FAULTS = (
     ),
     Fault(
         "filled-from-the-kernel", "store", "the cache takes a value from the kernel's own memory",
-        (Edit(_REQUESTS, "execute", _FILLED, ""), Edit(_REQUESTS, "execute", _PUBLISH, _LATER + _PUBLISH)),
+        (Edit(_REQUESTS, "fill_ways", _FILLED, ""), Edit(_REQUESTS, "execute", _TAKEN, _TAKEN + _LATER)),
         seed=104,
     ),
     Fault(
         "version-ignored", "store", "pieces of a value are taken together whatever version they are of",
-        (Edit(_REQUESTS, "execute", "stale = status == 0 and offset > 0 and", "stale = offset < 0 and"),),
+        (Edit(_REQUESTS, "piece_of", "stale = status == 0 and offset > 0 and", "stale = offset < 0 and"),),
     ),
     Fault(
         "rest-left", "store", "bytes of the version before stay behind the value",
-        (Edit(_REQUESTS, "execute", "                    wipe(at, offset)\n", ""),),
+        (Edit(_REQUESTS, "after_piece", "        wipe(at, offset)\n", ""),),
     ),
     Fault(
         "id-released-before-copy", "store", "the id, and its staging buffer, are free before the value is copied",
-        (Edit(_REQUESTS, "execute", _COPIES, _EARLY + "release_id(queue, cid)\n" + _COPIES),
-         Edit(_REQUESTS, "execute", _ANSWERED, _ANSWERED.replace("release_id(queue, cid)", "pass"))),
+        (Edit(_REQUESTS, "pull_pieces", _COPIES, _EARLY + "release_id(queue, cid)\n" + _COPIES),
+         Edit(_REQUESTS, "after_piece", _ANSWERED, _ANSWERED.replace("release_id(queue, cid)", "pass"))),
     ),
     Fault(
         "place-given-before-copy", "store", "the place in the return value queue is free before the value is copied",
-        (Edit(_REQUESTS, "execute", _COPIES, _EARLY + "give_place(queue, cid)\n" + _COPIES),
+        (Edit(_REQUESTS, "pull_pieces", _COPIES, _EARLY + "give_place(queue, cid)\n" + _COPIES),
          Edit(_REQUESTS, "execute", _GIVEN, "                refused = False\n")),
     ),
     Fault(

@@ -17,8 +17,6 @@ from .checksum import crc32c
 FORMAT_VERSION = 2
 """The format of new files. Stores of format 1 are read, and become format 2 when a manifest is written."""
 
-MAX_KEY = 16
-"""Bytes."""
 MAX_VALUE = 1 << 24
 """Bytes; 16 MiB."""
 
@@ -29,6 +27,14 @@ UNIT = 64
 PAGE = 4096
 """Bytes; values of at least this size start at multiples of it."""
 
+
+def layout_of(nbytes: int, fields: list[tuple[str, Any, int]]) -> np.dtype[Any]:
+    """Return the dtype of a record of the format: each field's name, type and byte offset, without gaps."""
+    layout = np.dtype([(name, kind) for name, kind, _ in fields])
+    require_layout(layout, nbytes, {name: offset for name, _, offset in fields})
+    return layout
+
+
 # -- location of a value: two words ---------------------------------------------------------------------------
 SEGMENT_SHIFT = 40
 CRC_SHIFT = 32
@@ -36,7 +42,6 @@ KEY_LEN_SHIFT = 25
 INTEGER = 32
 """Mark beside the length of a key: it was given as an integer, and is shown and ordered as one."""
 MAX_SEGMENT = (1 << 23) - 1
-VACANT = 0
 TOMBSTONE = -1
 
 # -- journal record -------------------------------------------------------------------------------------------
@@ -52,37 +57,21 @@ MOVED = 4
 """Flag: a copy that compaction made."""
 
 RECORD_BYTES = 64
-RECORD: np.dtype[Any] = np.dtype(
-    [
-        ("magic", "<u4"),
-        ("type", "u1"),
-        ("key_len", "u1"),
-        ("flags", "<u2"),
-        ("seq", "<i8"),  # 1, 2, ... over the whole life of a store
-        ("key", "<i8", (2,)),
-        ("loc", "<i8", (2,)),
-        ("ordinal", "<u4"),  # 0, 1, ... in the group
-        ("salt", "<u4"),  # the journal's, so that no other file's record can pass for one of its own
-        ("previous", "<u4"),  # `crc` of the record before
-        ("crc", "<u4"),  # CRC-32C of the 60 bytes before it
-    ]
-)
-require_layout(
-    RECORD,
+RECORD = layout_of(
     RECORD_BYTES,
-    {
-        "magic": 0,
-        "type": 4,
-        "key_len": 5,
-        "flags": 6,
-        "seq": 8,
-        "key": 16,
-        "loc": 32,
-        "ordinal": 48,
-        "salt": 52,
-        "previous": 56,
-        "crc": 60,
-    },
+    [
+        ("magic", "<u4", 0),
+        ("type", "u1", 4),
+        ("key_len", "u1", 5),
+        ("flags", "<u2", 6),
+        ("seq", "<i8", 8),  # 1, 2, ... over the whole life of a store
+        ("key", ("<i8", (2,)), 16),
+        ("loc", ("<i8", (2,)), 32),
+        ("ordinal", "<u4", 48),  # 0, 1, ... in the group
+        ("salt", "<u4", 52),  # the journal's, so that no other file's record can pass for one of its own
+        ("previous", "<u4", 56),  # `crc` of the record before
+        ("crc", "<u4", 60),  # CRC-32C of the 60 bytes before it
+    ],
 )
 
 SLOT_BYTES = 32
@@ -95,41 +84,23 @@ SNAPSHOT_FILE = 3
 KINDS = {SEGMENT_FILE: "segment", JOURNAL_FILE: "journal", SNAPSHOT_FILE: "snapshot"}
 SUFFIXES = {SEGMENT_FILE: ".val", JOURNAL_FILE: ".jnl", SNAPSHOT_FILE: ".snap"}
 
-SUPER: np.dtype[Any] = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "<u4"),
-        ("kind", "<u4"),
-        ("uuid", "V16"),
-        ("id", "<i8"),
-        ("seq", "<i8"),  # journal and snapshot: last sequence number before, or in, it
-        ("count", "<i8"),  # snapshot: slots
-        ("chain", "<u4"),  # `crc` of the record `seq`
-        ("salt", "<u4"),
-        ("body_crc", "<u4"),  # snapshot: CRC-32C of all slots
-        ("alignment", "<u4"),
-        ("reserved", "V4020"),
-        ("crc", "<u4"),  # CRC-32C of the 4092 bytes before it
-    ]
-)
-require_layout(
-    SUPER,
+SUPER = layout_of(
     SUPERBLOCK,
-    {
-        "magic": 0,
-        "version": 8,
-        "kind": 12,
-        "uuid": 16,
-        "id": 32,
-        "seq": 40,
-        "count": 48,
-        "chain": 56,
-        "salt": 60,
-        "body_crc": 64,
-        "alignment": 68,
-        "reserved": 72,
-        "crc": 4092,
-    },
+    [
+        ("magic", "S8", 0),
+        ("version", "<u4", 8),
+        ("kind", "<u4", 12),
+        ("uuid", "V16", 16),
+        ("id", "<i8", 32),
+        ("seq", "<i8", 40),  # journal and snapshot: last sequence number before, or in, it
+        ("count", "<i8", 48),  # snapshot: slots
+        ("chain", "<u4", 56),  # `crc` of the record `seq`
+        ("salt", "<u4", 60),
+        ("body_crc", "<u4", 64),  # snapshot: CRC-32C of all slots
+        ("alignment", "<u4", 68),
+        ("reserved", "V4020", 72),
+        ("crc", "<u4", 4092),  # CRC-32C of the 4092 bytes before it
+    ],
 )
 SUPER_MAGIC = b"warpwkv1"
 
