@@ -19,10 +19,13 @@ class KernelArgument(Protocol):
     device: str
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> DeviceStruct:
-        """Return what device code of a launch that has begun receives in its place (its type alone needs none)."""
+        """Return the struct that device code receives in place of the object.
+
+        `flag` is that of a launch that has begun. Without it only the type of the struct counts.
+        """
 
     def launch_begins(self, flag: LaunchFlag) -> None:
-        """Prepare for a launch, which its flag names (raise what one left that went on in a stream)."""
+        """Prepare for the launch with this flag. Raise what an earlier launch, which went on in a stream, has left."""
 
     def launch_ended(self, flag: LaunchFlag) -> None:
         """Raise what device code latched during this launch."""
@@ -35,7 +38,7 @@ class KernelArgument(Protocol):
 
 
 def is_argument(value: Any) -> bool:
-    """Tell whether a value is a `KernelArgument`; a question about its class, which is asked of each class once."""
+    """Tell whether a value is a `KernelArgument`. The answer depends on its class alone, and is kept for each class."""
     cls = type(value)
     if cls not in _known:
         # isinstance() of a protocol looks at every member of every object: tens of microseconds a launch
@@ -67,7 +70,7 @@ def participants(args: Sequence[Any], device: str) -> list[KernelArgument]:
 def begin(
     participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any], flag: LaunchFlag
 ) -> list[Any]:
-    """Begin a launch; note whose has begun, and return what device code receives."""
+    """Begin a launch for its arguments, which are added to `begun` one by one; return what device code receives."""
     for argument in participants:
         argument.launch_begins(flag)
         begun.append(argument)

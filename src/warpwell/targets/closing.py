@@ -1,4 +1,4 @@
-"""What its owner did not close: dropped objects are closed by a thread, and the rest is written at the program's end.
+"""Closing of objects that were dropped, in a thread, and writing of the others at the end of the program.
 
 A finalizer runs in any thread between any two lines, in the middle of whoever holds a lock. So it takes none and waits
 for nothing: it hands over what is to be closed, by the one call that Python documents as safe there.
@@ -20,7 +20,7 @@ _END_SECONDS = 120.0
 
 
 class Unfinished(Protocol):
-    """Something with changes that are not written by themselves."""
+    """An object with changes that must be written before the program ends."""
 
     def finish(self) -> None:
         """Write what was changed, and stay open."""
@@ -61,7 +61,7 @@ def hand_over(close: Callable[[], None]) -> None:
 
 
 def hand_over_to_thread(close: Callable[[], None], name: str) -> None:
-    """As `hand_over`, for what may take as long as a program does: it has a thread of its own."""
+    """Have `close` called in a thread of its own, because it may take as long as the program runs."""
 
     def start() -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter ends
@@ -80,7 +80,7 @@ def settle(seconds: float) -> bool:
 
 
 def say(name: str, error: BaseException) -> None:
-    """Tell on stderr that changes of `name` are lost: nobody is left who could catch an exception."""
+    """Report on stderr that changes of `name` are lost, where no caller could catch an exception."""
     kind = type(error).__name__
     text = f"warpwell: changes of {name} may be lost: {kind}: {error}"
     if sys.stderr is not None:  # there is none in a program without a console

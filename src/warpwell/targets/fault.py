@@ -65,7 +65,7 @@ class LaunchFlag:
             self._words[0][:] = 1
 
     def clear(self) -> None:
-        """Undo what device code set."""
+        """Clear the flag that device code set, unless the launch was interrupted."""
         if self._words is not None and not self.interrupted:
             self._words[0][:] = 0
 
@@ -102,7 +102,7 @@ def _take() -> Words:
 
 
 def plain_flag() -> LaunchFlag:
-    """Return a flag for plain kernels, all of which look at the same words."""
+    """Return the flag of kernels that Warpwell does not launch, which all read the same words."""
     return _PlainFlag()
 
 

@@ -27,13 +27,13 @@ _place: Place | None = None
 
 
 def set_place(place: Place | None) -> None:
-    """Have launches ask ``place(launch, args, device)``, which runs them elsewhere and returns whether it did."""
+    """Have every launch call ``place(launch, args, device)``, which may run it elsewhere, and then returns True."""
     global _place
     _place = place
 
 
 def placed(launch: Any, args: Sequence[Any], device: str | None) -> bool:
-    """Tell whether a launch was run elsewhere."""
+    """Offer a launch to `set_place`'s function; return whether it ran the launch."""
     return _place is not None and _place(launch, args, device)
 
 
@@ -235,7 +235,7 @@ class Launch:
                 argument.launch_continues(flag, done)
 
     def check(self, args: Sequence[Any]) -> None:
-        """Raise where the kernel cannot be launched over this shape, or with so many arguments."""
+        """Raise `ArgumentError` if the kernel does not take this shape, or this number of arguments."""
         key = len(self.shape), len(args)
         if key not in self.kernel.checked:  # its code is looked at once
             check_launch(self.kernel, self.shape, len(args))
@@ -268,7 +268,7 @@ def _check_options(max_registers: Any, block: Any) -> None:
 
 
 def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
-    """Return what is raised for arguments by name, which compiled launches do not have."""
+    """Return the exception for arguments that were given by name, which launches do not take."""
     given = ", ".join(f"{name}=" for name in named)
     return errors.ArgumentError(
         f"kernel {kernel.__name__!r} takes its arguments by their places, not by name ({given}): leave the names out"

@@ -31,7 +31,7 @@ class LaunchStream(ABC):
 
     @abstractmethod
     def after_default(self, stream: int | None = None) -> None:
-        """Let what follows wait for all that the device's default stream, and one of this handle, were given so far."""
+        """Let later work wait for all work so far in the device's default stream, and in the stream of this handle."""
 
     @abstractmethod
     def launch(
@@ -45,7 +45,7 @@ class LaunchStream(ABC):
 
     @abstractmethod
     def mark(self) -> Callable[[], bool]:
-        """Return what tells whether all that was begun so far is done."""
+        """Return a function that tells whether all work so far is done."""
 
     @abstractmethod
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
@@ -85,7 +85,7 @@ class HostStream(LaunchStream):
 
 
 class GpuStream(LaunchStream):
-    """A stream of one GPU that does not wait for the default stream, nor that for it; its blocks go first."""
+    """A stream of one GPU with the highest priority. It and the default stream do not wait for each other."""
 
     def __init__(self, ordinal: int) -> None:
         self._gpu = GpuDevice(ordinal)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .memory import view_of
 
 _EFFORT = 100_000
-"""How long it is looked whether two arrays with interleaved items have one in common; after that they are together."""
+"""The effort of a search for an item that two interleaved arrays share; after it they count as sharing one."""
 
 _ALIGNMENT = 64
 
@@ -75,12 +75,12 @@ class Span:
         return self.pad + int(array.ctypes.data) - self._first
 
     def bring_back(self, copy: NDArray[np.uint8]) -> None:
-        """Write what a copy has become to those arrays that may be written, and to no byte between their items."""
+        """Write the values of a copy to the arrays that may be written, and to no byte between their items."""
         for array, values in self.changed(copy):
             array[...] = values
 
     def changed(self, copy: NDArray[np.uint8]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Return the arrays that may be written, with what has become of them in a copy."""
+        """Yield the arrays that may be written, each with its new values in a copy."""
         for array in self.arrays:
             if array.flags.writeable:
                 yield array, np.ndarray(array.shape, array.dtype, copy, self.place(array), array.strides)

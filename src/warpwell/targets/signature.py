@@ -15,7 +15,7 @@ from .compiler.bytecode import is_primitive, said
 
 
 def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
-    """Raise where a kernel does not take so many arguments, or asks for an index in more or fewer extents.
+    """Check the number of a launch's arguments, and that its shape has the dimensions that the kernel asks for.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def _check_count(kernel: Any, count: int) -> None:
 
 
 def _asked(value: Any, seen: set[int]) -> Iterator[tuple[int, int | None, str]]:
-    """Yield what a function, or one that it names, passes to `grid`, with line and file; constants only."""
+    """Yield the constants that a function, or one that it calls, passes to `grid`, each with line and file."""
     value = getattr(value, "py_func", value)
     if not isinstance(value, types.FunctionType) or id(value) in seen or is_primitive(value):
         return
@@ -103,7 +103,7 @@ def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int,
 
 
 def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
-    """Raise where an argument is nothing that kernels take. Called before a compilation: compiled code knows its types.
+    """Check that kernels take the arguments. Called before a compilation; compiled code has checked its types.
 
     Raises
     ------

@@ -35,25 +35,25 @@ def uninterrupted() -> Iterator[None]:
 
 
 class Interrupts:
-    """What came of Ctrl-C in a block; see `interruptible`."""
+    """The interrupts that came during a block; see `interruptible`."""
 
     def __init__(self, stop: Callable[[], object]) -> None:
         self.raised: list[BaseException] = []
         self.at_once = False
-        """Whether the second one raises where it comes: in a block that does not look for it."""
+        """Whether a second interrupt raises at once, for blocks that do not look at `raised`."""
         self.leaves = True
-        """Whether what the block waits for may be left behind after a second one."""
+        """Whether the block may return after a second interrupt, and leave what it waits for running."""
         self.caught = False
         self._stop = stop
 
     def came(self, error: BaseException) -> None:
-        """Note one; the first stops what the block waits for."""
+        """Note an interrupt. The first one stops what the block waits for."""
         self.raised.append(error)
         if len(self.raised) == 1:
             self._stop()
 
     def catch(self, error: BaseException) -> None:
-        """Note what was raised while the block waited: by a handler of another signal."""
+        """Note an exception that the handler of another signal raised while the block waited."""
         self.caught = True
         self.came(error)
 

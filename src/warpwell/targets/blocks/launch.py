@@ -148,7 +148,7 @@ class BlockLaunch:
 
     @property
     def ends_at_once(self) -> bool:
-        """Whether `end` has nothing to bring back and nobody to ask."""
+        """Whether `end` has no array to bring back and no argument to call."""
         return not self._copied and not self._begun
 
     def _close(self) -> None:

@@ -27,7 +27,7 @@ _MISSING = "No implementation of function"
 
 @contextlib.contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Say on standard error, once a process, that `name` is being compiled, if that takes over a second.
+    """Write to standard error, once a process, that `name` is being compiled, if it takes over a second.
 
     An interrupt is raised when it is done: see `uninterrupted`.
     """
@@ -76,7 +76,7 @@ def explained(name: str, target: str) -> Iterator[None]:
 
 
 def innermost(text: str) -> str:
-    """Return the innermost thing that an error of Numba says in its own words, and where in the user's code."""
+    """Return the innermost message of an error of Numba, with the place in the user's code."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     said: list[str] = []
     open_calls: list[str] = []

@@ -39,8 +39,8 @@ def check(result: Any) -> Any:
 class MemoryPool:
     """A pool of device memory, whose allocations other processes of this user and host may open.
 
-    Where the driver cannot do that, or keeps the memory of such a pool for good, it is the device's default pool, and
-    nobody may. Use `of`.
+    Where the driver has no such pools, or never gives their memory back, it is the device's default pool, which other
+    processes cannot open. Use `of`.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class MemoryPool:
         check(put(self.handle, attributes.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0))
 
     def _gives_back(self) -> bool:
-        """Tell whether freed memory can be had by others; older drivers never let go of such a pool's."""
+        """Tell whether the pool gives freed memory back to the GPU, which older drivers never do."""
         driver = self._driver
         address = check(driver.cuMemAllocFromPoolAsync(_PROBE, self.handle, 0))
         check(driver.cuMemFreeAsync(address, 0))
@@ -134,7 +134,7 @@ class MemoryPool:
             check(self._driver.cuMemPoolSetAccess(self.handle, [_access(self._driver, ordinal)], 1))
 
     def name(self) -> str | None:
-        """Return the name of a socket that hands the pool to processes of this user; None where it cannot be had."""
+        """Return the name of a socket that hands the pool to processes of this user; None if it is not `exportable`."""
         if not self.exportable:
             return None
         with self._lock:
@@ -249,9 +249,9 @@ class ImportedPool:
     Raises
     ------
     OSError
-        Nobody is there: another host, or another network namespace.
+        No process listens there: it is on another host, or in another network namespace.
     PoolError
-        Another user is; or the one GPU cannot reach the other's memory.
+        The process is another user's, or this GPU cannot reach the other's memory.
     """
 
     def __init__(self, driver: Any, ordinal: int, name: str) -> None:
