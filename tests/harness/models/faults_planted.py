@@ -173,7 +173,7 @@ FAULTS = (
         "store-fence-removed", "cache", "nothing orders the old page's INVALID before a store under a pin",
         (Edit("cache.access", "access", "                    fence(DEVICE)\n", "                    pass\n"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=MIDDLE, writers=True),
-        seed=25,
+        seed=185,
     ),
     Fault(
         "owner-relaxed", "frame", "who sees the owner of a later page need not see that the word has changed",
