@@ -481,7 +481,7 @@ def test_always_takes_a_put_back_that_was_not_committed(path):
 def test_folders_that_are_no_stores(tmp_path):
     with pytest.raises(errors.MissingFileError, match="does not exist"):
         Log.open(tmp_path / "none", writable=False)
-    with pytest.raises(errors.FormatError, match="no key-value store"):
+    with pytest.raises(errors.FormatError, match="not a key-value store"):
         Log.open(tmp_path, writable=True)
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(errors.FormatError, match="folder"):
@@ -498,7 +498,7 @@ def test_folders_that_are_no_stores(tmp_path):
             Log.create(tmp_path / "new", **wrong)
     assert sorted(os.listdir(tmp_path)) == ["file"]
     Log.create(tmp_path / "new").close()
-    with pytest.raises(errors.ArgumentError, match="a store already"):
+    with pytest.raises(errors.ArgumentError, match="already a store"):
         Log.create(tmp_path / "new")
 
 

@@ -238,7 +238,7 @@ def test_a_read_that_the_parent_began_is_refused_in_a_child(store: Any) -> None:
 
     def refused() -> None:
         assert future.done()
-        with pytest.raises(errors.ForkError, match="begin it again here"):
+        with pytest.raises(errors.ForkError, match="start it again here"):
             future.wait()
         assert store.get_async(np.arange(3)).wait(20)[0] == [value(k) for k in range(3)]
 

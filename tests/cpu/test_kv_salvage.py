@@ -160,11 +160,11 @@ def test_stores_that_are_no_stores_or_in_use(tmp_path, damaged):
     (tmp_path / "empty").mkdir()
     with pytest.raises(errors.FormatError):
         ww.kv.salvage(tmp_path / "empty", tmp_path / "new.kv")
-    with pytest.raises(errors.ArgumentError, match="in the store itself"):
+    with pytest.raises(errors.ArgumentError, match="inside the store itself"):
         ww.kv.salvage(path, path / "new.kv")
     assert not (tmp_path / "new.kv").exists()
     ww.kv.create(tmp_path / "other.kv").close()
-    with pytest.raises(errors.ArgumentError, match="store already"):
+    with pytest.raises(errors.ArgumentError, match="already a store"):
         ww.kv.salvage(path, tmp_path / "other.kv")
 
 

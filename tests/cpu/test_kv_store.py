@@ -682,4 +682,4 @@ def test_an_integer_that_is_too_large_may_come_first(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "s.kv")], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "no signed integer of 64 bits" in done.stdout
+    assert "not a signed 64-bit integer" in done.stdout

@@ -183,7 +183,7 @@ def test_a_file_cut_under_it_is_an_error_not_zeros(path: Path, direct: bool | No
         with pytest.raises(OSError, match="cut"):
             medium.write(12288, buffer.bytes)
         assert path.stat().st_size == 9000
-        with pytest.raises(errors.FormatError, match="cut from 16384 to 9000"):
+        with pytest.raises(errors.FormatError, match="truncated from 16384 to 9000"):
             medium.sync()
 
 
@@ -192,7 +192,7 @@ def test_a_file_that_was_replaced_is_noticed(path: Path) -> None:
         medium.write(0, np.zeros(8))
         (path.parent / "new").write_bytes(path.read_bytes())
         os.replace(path.parent / "new", path)
-        with pytest.raises(errors.FormatError, match="took the place"):
+        with pytest.raises(errors.FormatError, match="was replaced by another file"):
             medium.sync()
 
 
@@ -295,7 +295,7 @@ def test_every_replica_bad() -> None:
 
 
 def test_replicas_of_one_size() -> None:
-    with pytest.raises(errors.ArgumentError, match="not replicas"):
+    with pytest.raises(errors.ArgumentError, match="differ in size"):
         Replicated([RamMedium(1), RamMedium(2)])
 
 

@@ -304,7 +304,7 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
     out = tmp_path / "graph.ww"
     with pytest.raises(ArgumentError, match="64 KiB"):
         build(chunks([(0, 1)]), out, memory_bytes=1000)
-    with pytest.raises(ArgumentError, match="more than this machine gives"):
+    with pytest.raises(ArgumentError, match="more than this machine has"):
         build(chunks([(0, 1)]), out, memory_bytes=1 << 60)
     with pytest.raises(ArgumentError, match="vertices is -1"):
         build(chunks([(0, 1)]), out, vertices=-1)

@@ -239,13 +239,15 @@ class Attachment:
             room = self.cache.pool_frames(self.nsid) - 1 - self.cache.pinned(self.nsid)
             if number > room:
                 raise errors.PinError(
-                    f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit beside one free "
-                    "frame; pin less, enlarge the cache or the array's share"
+                    f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit if one frame "
+                    "stays free; pin less, enlarge the cache or the array's share"
                 )
             try:
                 done = sum(self.cache.hold(self.nsid, a, b) for a, b in fresh)
                 if done != number:
-                    raise errors.PinError(f"{number - done} pages of array {self.name!r} could not be brought in")
+                    raise errors.PinError(
+                        f"{number - done} pages of array {self.name!r} could not be read into the cache"
+                    )
             except BaseException:
                 for a, b in fresh:
                     self.cache.unpin(self.nsid, a, b)
@@ -286,7 +288,9 @@ class Attachment:
         self.flush()
         with self.cache.lock:
             if self._running():
-                raise errors.SharingError("a launch in a daemon thread or stream goes on: wait for it before the end")
+                raise errors.SharingError(
+                    "a launch in a daemon thread or stream is still running: wait for it before the program ends"
+                )
         if left:
             raise left[0]
 

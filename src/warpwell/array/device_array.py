@@ -121,8 +121,9 @@ class DeviceArray:
         if self.strides is not None:
             if any(step % self.dtype.itemsize for step in self.strides):
                 raise errors.DTypeError(
-                    f"DLPack counts strides in items, and {self.strides} bytes are not whole ones of {self.dtype}: copy"
-                    " the field with copy_to_host(), or give it a store of its own"
+                    f"DLPack counts strides in items, and {self.strides} bytes are not a multiple of "
+                    f"{self.dtype}'s size: copy"
+                    " the field with copy_to_host(), or store the field in an array of its own"
                 )
             steps = (ctypes.c_int64 * max(ndim, 1))(*(step // self.dtype.itemsize for step in self.strides))
         managed = _Managed()

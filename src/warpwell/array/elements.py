@@ -372,7 +372,7 @@ def adder(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any
     operation = _ADD.get(f"{dtype.kind}{dtype.itemsize}")
     if operation is None or not static.aligned:
         raise errors.DTypeError(
-            f"atomic_add takes aligned 4- and 8-byte integers and floats, not {dtype}: use such a dtype"
+            f"atomic_add takes aligned 4- and 8-byte integers and floats, not {dtype}: use one of those dtypes"
         )
     zero = np.zeros((), dtype)[()]
     if not static.writable:

@@ -38,8 +38,7 @@ def check_extents(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
     """
     if math.prod(n for n in shape if n) * dtype.itemsize >= 1 << 63:
         raise errors.ArgumentError(
-            f"{name}: shape {shape} of {dtype} is too large: extents but for 0, and the {dtype.itemsize} bytes of an "
-            "item, multiply to 2^63 or more",
+            f"{name}: shape {shape} of {dtype} is too large: it has 2^63 bytes or more (extents of 0 not counted)",
             name="shape",
         )
 

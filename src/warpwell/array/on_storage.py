@@ -111,7 +111,7 @@ class OnStorage:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            f"array {self.name!r} is an open file and cannot be pickled: send its path, and open it again over there"
+            f"array {self.name!r} is an open file and cannot be pickled: send its path, and open it again there"
         )
 
 

@@ -123,13 +123,15 @@ def _checked_device(
     require_device(chosen)
     if isinstance(cache, Cache):
         if cache.device != chosen:
-            raise errors.ArgumentError(f"the cache is on {cache.device!r}, the array is asked for on {chosen!r}")
+            raise errors.ArgumentError(f"the cache is on {cache.device!r}, but device= asks for {chosen!r}")
         has = {"page_size": cache.page_size, "stats": "full" if cache.full else "basic", "timeout": cache.timeout}
         for option, value in given.items():
             if option == "page_size" and value is not None:
                 value = parse_size(value, "page_size")
             if value is not None and value != has.get(option):
-                raise errors.ArgumentError(f"{option}={value!r} belongs to the shared Cache: give it to that one")
+                raise errors.ArgumentError(
+                    f"{option}={value!r} belongs to the shared Cache: pass it to Cache() instead"
+                )
     unknown = sorted(given.keys() - {"page_size", "stats", "timeout", "queues", "depth", "threads", "merge"})
     if unknown:
         raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")
@@ -195,7 +197,8 @@ def create(
         target.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise errors.StorageFullError(
-                f"no room for {math.prod(extents) * checked.itemsize} bytes of {target}: free some, or choose another",
+                f"there is no room for {math.prod(extents) * checked.itemsize} bytes of {target}: free some, or "
+                "choose another",
                 path=str(target),
             ) from error
         raise
@@ -207,7 +210,7 @@ def require_device(device: str) -> None:
         raise errors.ArgumentError(f"device {device!r} is unknown: choose cpu, cuda or interp")
     if device == "cuda" and not has_cuda():
         raise errors.DeviceNotFoundError(
-            f"no GPU can be used here: install the driver and {errors.general.extra('cuda')}, see `warpwell info`, or "
+            f"no GPU is usable here: install the driver and {errors.general.extra('cuda')}, see `warpwell info`, or "
             "take device cpu"
         )
 
@@ -273,7 +276,7 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
     if shape is None:
         if (size - offset) % checked.itemsize:
             raise errors.FormatError(
-                f"{name}: {size - offset} bytes are no whole number of {checked} items of {checked.itemsize}: "
+                f"{name}: {size - offset} bytes are not a whole number of {checked} items of {checked.itemsize}: "
                 "check dtype, or pass shape=",
                 path=name,
             )
@@ -300,7 +303,7 @@ def _claim(target: pathlib.Path) -> Callable[[], None]:
     holder = _writers.setdefault(key, mine)
     if holder is not mine:
         raise errors.SharingError(
-            f"{target} is open for writing in this process already (as {holder[0]}): use that array or close it"
+            f"{target} is already open for writing in this process (as {holder[0]}): use that array or close it"
         )
 
     def release() -> None:

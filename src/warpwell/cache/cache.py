@@ -525,7 +525,7 @@ class Cache:
 
     def _silence(self, what: str) -> errors.StallError:
         return errors.StallError(
-            f"{what}: {self.pairs.in_use()} commands had no answer for {self.timeout:g} s: the medium does not answer",
+            f"{what}: {self.pairs.in_use()} commands got no answer for {self.timeout:g} s: the medium does not answer",
             seconds=self.timeout,
         )
 

@@ -204,7 +204,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     except TypeError as error:
         raise DTypeError(f"dtype {dtype!r:.60}: {error}") from None
     if kind.hasobject:
-        raise DTypeError(f"{kind} holds Python objects, which live in one process only")
+        raise DTypeError(f"{kind} holds Python objects, which exist in one process only")
     return kind
 
 

@@ -146,14 +146,12 @@ def _vertices(sort: ExternalSort, vertices: int | None, source: str) -> int:
     if vertices is None:
         if sort.largest < 0:
             raise FormatError(
-                f"{source or 'the input'} holds no edge. Check that it is whole; "
-                "for a graph without edges give vertices=N."
+                f"{source or 'the input'} holds no edge. Check that the file is complete; for a graph without "
+                "edges give vertices=N."
             )
         return sort.largest + 1
     if sort.largest >= vertices:
-        raise FormatError(
-            f"vertex {sort.largest} does not fit {vertices} vertices. Raise that number or leave it out."
-        )
+        raise FormatError(f"vertex {sort.largest} does not fit {vertices} vertices. Raise vertices or leave it out.")
     return vertices
 
 

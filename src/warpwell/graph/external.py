@@ -120,7 +120,7 @@ class ExternalSort:
             return np.empty(max(_LEAST, self._memory // 2 // dtype.itemsize), dtype)
         except (MemoryError, ValueError):
             raise ArgumentError(
-                f"memory_bytes is {self._memory}, more than this machine gives. Take less: larger graphs are "
+                f"memory_bytes is {self._memory}, more than this machine has. Use less: larger graphs are "
                 "sorted in parts.",
                 name="memory_bytes",
             ) from None

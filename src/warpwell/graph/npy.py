@@ -89,9 +89,9 @@ def storage_full(path: Path) -> Iterator[None]:
         if error.errno not in _FULL or isinstance(error, StorageFullError):
             raise
         raise StorageFullError(
-            f"{path}: no space left ({os.strerror(error.errno)}). Nothing half-written stays behind. "
+            f"{path}: no space left ({os.strerror(error.errno)}). No partial file is left. "
             "Free some space or write to another disk. "
-            "A graph larger than the memory needs about twice its own size meanwhile.",
+            "A graph larger than memory needs about twice its own size during conversion.",
             path=path,
         ) from error
 

@@ -211,5 +211,5 @@ def require_vertex(source: int, vertices: int) -> None:
         raise ArgumentError(f"source {source!r} is not an integer: give the number of a vertex", name="source")
     if not 0 <= source < vertices:
         raise ArgumentError(
-            f"source {source} is no vertex of this graph: give a number from 0 to {vertices - 1}", name="source"
+            f"source {source} is not a vertex of this graph: give a number from 0 to {vertices - 1}", name="source"
         )

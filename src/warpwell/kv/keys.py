@@ -136,13 +136,13 @@ def as_key(key: Any) -> bytes:
             return int(key).to_bytes(INT_KEY, "little", signed=True)
         except OverflowError:
             raise errors.KeyLengthError(
-                f"key {int(key)} is no signed integer of 64 bits: pass it as bytes, at most {MAX_KEY}", name="key"
+                f"key {int(key)} is not a signed 64-bit integer: pass it as bytes, at most {MAX_KEY}", name="key"
             ) from None
     elif isinstance(key, (bytearray, memoryview)):
         raw = bytes(key)
     else:
         raise errors.ArgumentError(
-            f"a key of type {type(key).__name__}: pass an int of 64 bits, bytes or str", name="key"
+            f"a key has type {type(key).__name__}: pass an int of 64 bits, bytes or str", name="key"
         )
     if not 1 <= len(raw) <= MAX_KEY:
         raise _length_error(raw, len(raw))
@@ -186,7 +186,7 @@ def as_keys(keys: Any) -> Keys:
         return _from_array(keys)
     if isinstance(keys, (str, bytes, int)) or not isinstance(keys, Iterable):
         raise errors.ArgumentError(
-            f"keys is one {type(keys).__name__}: pass a list or an array of keys, or use the method for one key",
+            f"keys is a single {type(keys).__name__}: pass a list or an array of keys, or use the method for one key",
             name="keys",
         )
     listed = list(keys)
@@ -233,7 +233,7 @@ def _from_array(keys: NDArray[Any]) -> Keys:
     if kind in "iu":
         if keys.dtype == np.uint64 and keys.size and keys.max() > np.uint64((1 << 63) - 1):
             raise errors.KeyLengthError(
-                f"key {int(keys.max())} is no signed integer of 64 bits: pass keys.view('int64'), or bytes", name="keys"
+                f"key {int(keys.max())} is not a signed 64-bit integer: pass keys.view('int64'), or bytes", name="keys"
             )
         return Keys(np.ascontiguousarray(keys, np.int64), None)
     if kind == "S" and keys.view(np.uint8).reshape(keys.size, -1)[:, -1].min() == 0:

@@ -185,7 +185,8 @@ def _close_at_exit(store: _OpenStore, failed: bool) -> None:
         if failed and left:
             _say(
                 f"{_changes(left)} of {store.path} since its last commit() {_are(left)} lost, as at the end of a `with`"
-                " block: an exception ended the program. Call commit() where what was put is whole"
+                " block: an exception ended the program. Call commit() after each group of changes that belongs "
+                "together"
             )
     except BaseException as error:
         why = str(error) or type(error).__name__

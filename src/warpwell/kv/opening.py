@@ -243,8 +243,8 @@ def _reduced_on_device(store: DeviceStore) -> tuple[Any, ...]:
     _check_sendable(store)
     if store.stays:
         raise errors.ForkError(
-            f"{store.path} cannot be sent to another process, as it is on a GPU, beside another store, or on an"
-            " emulated drive: open it there",
+            f"{store.path} cannot be sent to another process, as it is on a GPU, beside another store, or on an "
+            "emulated drive: open it in the other process",
             path=store.path,
         )
     return _reopen, (store.path, store.options)
@@ -348,7 +348,8 @@ def put_aside(main: str, folders: list[str], undo: contextlib.ExitStack) -> Call
             meta = read_manifest(path).schema or {}
             if "shard" in meta and path not in own:
                 raise errors.SharingError(
-                    f"{path} is shard {meta['shard']} of the store {home_of(path, meta)}, which would lose it: choose"
+                    f"{path} is shard {meta['shard']} of the store {home_of(path, meta)}, which would lose this "
+                    "shard: choose"
                     " another folder, or remove that store first",
                     path=path,
                 )

@@ -131,7 +131,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
             report.lost.append(Problem(str(error.path), None, str(error)))
     schema = (manifest.schema or {}).get("schema")
     if os.path.commonpath([report.target, folder]) == folder:
-        raise errors.ArgumentError(f"{target} is in the store itself: name another place", name="target")
+        raise errors.ArgumentError(f"{target} is inside the store itself: choose another folder", name="target")
     with contextlib.ExitStack() as stack:
         for place in folders:
             stack.enter_context(_kept_from_writers(place))
@@ -257,11 +257,11 @@ def _put(store: Any, folder: str, slots: NDArray[np.int64], whole: bool, report:
             status = check_file(fd, offset_of(slots[rows, 2]), slots[rows, 3])
             for k, bad in zip(rows.tolist(), status.tolist(), strict=True):
                 size, offset = int(size_of(slots[k, 3])), int(offset_of(slots[k, 2]))
-                wrong = "the value does not have its checksum" if bad else ""
+                wrong = "the value does not match its checksum" if bad else ""
                 if not bad and store.schema is not None and size != store.schema.nbytes:
                     wrong = f"the value has {size} bytes, and a record of the schema {store.schema.nbytes}"
                 if wrong or offset < SUPERBLOCK:
-                    report.lost.append(Problem(path, offset, wrong or "the record names no place", keys.row(k)))
+                    report.lost.append(Problem(path, offset, wrong or "the record has no location", keys.row(k)))
                     continue
                 kept.append(k)
                 values.append(read_at(fd, size, offset))
@@ -399,7 +399,7 @@ def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
         slots = body.view(np.int64).reshape(-1, SLOT_BYTES // 8)
         sound = block is not None and len(slots) == block.count and crc32c(body) == block.body_crc
         if not sound and block is not None:
-            found.note(path, SUPERBLOCK, "the records of the snapshot do not have their checksum")
+            found.note(path, SUPERBLOCK, "the records of the snapshot do not match their checksum")
         if not sound:
             lens = key_len_of(slots[:, 3])
             slots = slots[(slots[:, 2] > 0) & (lens >= 1) & (lens <= 16)]

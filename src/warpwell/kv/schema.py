@@ -120,7 +120,7 @@ class Schema:
         try:
             fields = {name: (dtype, tuple(shape)) for name, dtype, shape in data}
         except (TypeError, ValueError):
-            raise errors.SchemaError(f"a schema in a manifest cannot be {data!r}: is the manifest edited?") from None
+            raise errors.SchemaError(f"a manifest has the invalid schema {data!r}: was the manifest edited?") from None
         return cls(fields)
 
     # -- records --------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def _checked(field: Field, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise errors.SchemaError(f"field {field.name!r} is no array: {error}", field=field.name) from None
+        raise errors.SchemaError(f"field {field.name!r} is not an array: {error}", field=field.name) from None
     if typed and array.dtype != field.dtype:
         raise errors.SchemaError(
             f"field {field.name!r} has dtype {array.dtype} where the schema says {field.dtype}:"
@@ -241,7 +241,7 @@ def _checked(field: Field, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     exact = field.dtype.kind in "fc" or np.array_equal(converted, array)
     if not exact or (field.dtype.kind == "f" and array.dtype.kind == "c"):
         raise errors.SchemaError(
-            f"field {field.name!r} holds a value that {field.dtype} has not: check it, or widen the schema",
+            f"field {field.name!r} holds a value that does not fit {field.dtype}: check it, or widen the schema",
             field=field.name,
         )
     return converted
@@ -274,7 +274,8 @@ def one_value(value: Any, key: Any) -> Any:
             ) from None
     if len(value) > MAX_VALUE:
         raise errors.ValueSizeError(
-            f"the value of key {shown(key)!r} has {len(value)} bytes, and a store takes at most {MAX_VALUE}: split it",
+            f"the value of key {shown(key)!r} has {len(value)} bytes, but a store accepts at most {MAX_VALUE}: "
+            "split it",
             name="value",
             nbytes=len(value),
         )
@@ -292,7 +293,7 @@ def many_values(values: Any, keys: Keys) -> Any:
     """Return values as the log takes them: a list of buffers, or uint8 [N, nbytes]."""
     if isinstance(values, (bytes, str, dict)) or not isinstance(values, Iterable):
         raise errors.ArgumentError(
-            f"values is one {type(values).__name__}: pass a list of bytes or uint8 [N, nbytes], one for each key;"
+            f"values is a single {type(values).__name__}: pass a list of bytes or uint8 [N, nbytes], one for each key;"
             " dicts need a store with a schema",
             name="values",
         )

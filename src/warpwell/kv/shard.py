@@ -204,7 +204,7 @@ class Shard:
                 raise  # a sync of what was committed may be what failed
             first, self._retry_at = self._retry_at == 0, self.log.seq + _RETRY
             if first or self.log.failed:
-                then = "takes no more writes: close it and open it again" if self.log.failed else "tries again later"
+                then = "accepts no more writes: close it and open it again" if self.log.failed else "tries again later"
                 warnings.warn(
                     f"{self.path}: the commit is durable, but the snapshot after it failed"
                     f" ({error.__cause__ or error}). The store {then}",

@@ -60,8 +60,8 @@ class HostFuture:
         timeout = checked_timeout(timeout)
         if self._pid != os.getpid():
             raise errors.ForkError(
-                f"this read was begun in process {self._pid}, which this one ({os.getpid()}) was forked from: begin it"
-                " again here"
+                f"this read was started in process {self._pid}, which this one ({os.getpid()}) was forked from: "
+                "start it again here"
             )
         try:
             return self._future.result(timeout)
@@ -155,7 +155,7 @@ class Store(MutableMapping[Any, Any]):
         value = self.get(key, self)
         if value is self:
             raise errors.KeyMissingError(
-                f"{self.path} has no key {shown(key)!r}: use get() for a default, or `in` to ask", key=as_key(key)
+                f"{self.path} has no key {shown(key)!r}: use get() for a default, or `in` to test", key=as_key(key)
             )
         return value
 

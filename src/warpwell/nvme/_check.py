@@ -16,6 +16,6 @@ def require_layout(dtype: np.dtype[Any], size: int, offsets: Mapping[str, int]) 
     actual = {name: field[1] for name, field in dtype.fields.items()} if dtype.fields else {}
     if dtype.itemsize != size or actual != dict(offsets):
         raise ImportError(
-            f"wire struct has {dtype.itemsize} bytes and offsets {actual}, "
-            f"the specification wants {size} bytes and {dict(offsets)}"
+            f"a wire struct has {dtype.itemsize} bytes and offsets {actual}, but the specification says {size} "
+            f"bytes and {dict(offsets)}"
         )

@@ -89,7 +89,7 @@ def key_words(key: bytes) -> tuple[int, int]:
         It is longer.
     """
     if len(key) > MAX_KEY_BYTES:
-        raise ValueError(f"a key of {len(key)} bytes: a command holds {MAX_KEY_BYTES}, so hash longer ones")
+        raise ValueError(f"a key of {len(key)} bytes: a command holds at most {MAX_KEY_BYTES}, so hash longer ones")
     low, high = np.frombuffer(key.ljust(MAX_KEY_BYTES, b"\0"), "<i8").tolist()
     return low, high
 

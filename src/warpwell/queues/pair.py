@@ -70,8 +70,8 @@ class QueuePairs:
         wrong_place = place_bytes < 512 or place_bytes % 512 or not results
         if returns & (returns - 1) or returns > 32768 or (returns and wrong_place):
             raise errors.ArgumentError(
-                f"{returns} places of {place_bytes} bytes: a power of two up to 32768, of multiples of 512 bytes, and"
-                " with results"
+                f"{returns} return places of {place_bytes} bytes: use a power of two up to 32768 places, of a "
+                "multiple of 512 bytes, on pairs with results"
             )
         self.returns = returns
         returned = 8 * (at.R_WORDS + returns + self.ids)

@@ -123,7 +123,7 @@ class FileMedium(Medium):
             size = self._size()
             if nbytes is not None and size < nbytes:
                 raise errors.FormatError(
-                    f"{self.path} has {size} bytes where {nbytes} are expected: it is truncated",
+                    f"{self.path} has {size} bytes, but {nbytes} are expected: it is truncated",
                     path=self.path,
                 )
             self.nbytes = size if nbytes is None else nbytes
@@ -131,7 +131,8 @@ class FileMedium(Medium):
             self.direct = self._direct_fd >= 0
             if direct and not self.direct:
                 raise errors.ArgumentError(
-                    f"{self.path}: no O_DIRECT on its file system, or it is too small: leave direct out",
+                    f"{self.path}: its file system does not support O_DIRECT, or the file is too small: leave "
+                    "direct out",
                     name="direct",
                 )
         except BaseException:
@@ -193,7 +194,7 @@ class FileMedium(Medium):
         size = self._size()
         if size < self.nbytes:
             raise errors.FormatError(
-                f"{self.path} was cut from {self.nbytes} to {size} bytes while it was open: restore it",
+                f"{self.path} was truncated from {self.nbytes} to {size} bytes while it was open: restore it",
                 path=self.path,
             )
 
@@ -214,7 +215,7 @@ class FileMedium(Medium):
         if code == 0:
             return None
         if code == SHORT:
-            return f"{self.path} ended before byte {self.nbytes}: it was cut while it was open, restore it"
+            return f"{self.path} ended before byte {self.nbytes}: it was truncated while it was open, restore it"
         advice = ": free some space" if code in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"{self.path}: {os.strerror(code)}{advice}"
 
@@ -240,8 +241,8 @@ class FileMedium(Medium):
         ours = os.fstat(self._fd)
         if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
             raise errors.FormatError(
-                f"another file took the place of {self.path} while it was open: what was written is lost"
-                " when this one is closed; copy it first",
+                f"{self.path} was replaced by another file while it was open: what was written to the old file "
+                "is lost when it is closed; copy it first",
                 path=self.path,
             )
 

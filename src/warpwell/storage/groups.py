@@ -220,7 +220,7 @@ class Replicated(MediumGroup):
         sizes = {m.nbytes for m in media}
         if len(sizes) > 1:
             raise errors.ArgumentError(
-                f"replicas of {sorted(sizes)} bytes are not replicas: copy one to the others", name="media"
+                f"replicas of {sorted(sizes)} bytes differ in size: copy one to the others", name="media"
             )
         super().__init__(media, REPLICATED, sizes.pop() if sizes else 0, 0)
         self._turn = 0

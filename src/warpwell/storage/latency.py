@@ -132,7 +132,7 @@ def drive(name: str) -> Drive:
         if candidate.name.lower() == name.lower().replace(" ", ""):
             return candidate
     known = ", ".join(d.name for d in DRIVES)
-    raise errors.ArgumentError(f"no drive {name!r}: one of {known}", name="preset")
+    raise errors.ArgumentError(f"there is no drive {name!r}: choose one of {known}", name="preset")
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ class ArrayConformance(ItemConformance):
         (tmp_path / "link.npy").hardlink_to(numbers)
         with self.open(numbers, "r+"):
             for path in (numbers, tmp_path / "link.npy"):
-                with pytest.raises(errors.SharingError, match="open for writing in this process already"):
+                with pytest.raises(errors.SharingError, match="already open for writing in this process"):
                     self.open(path, "r+")
             with self.open(numbers) as reader:
                 assert reader[4] == 4

@@ -181,7 +181,9 @@ class _Entries:
     def __init__(self, store: Store, prefix: str) -> None:
         first = prefix.encode(errors="surrogateescape")
         if len(first) > MAX_KEY:
-            raise KeyLengthError(f"prefix {prefix!r} has more than {MAX_KEY} bytes, as no key has", name="prefix")
+            raise KeyLengthError(
+                f"prefix {prefix!r} has more than {MAX_KEY} bytes, the longest that a key can be", name="prefix"
+            )
         self.kinds = store._shards.kinds
         self.keys = with_prefix(store.ordered(), first, None)
         self.sizes = store._shards.sizes(self.keys)
@@ -217,7 +219,9 @@ def _read(store: Store, keys: Keys) -> Any:
 
 
 def _changed(store: Store) -> ArgumentError:
-    return ArgumentError(f"{store.path} was changed meanwhile: dump it again, or through a store open with mode \"r\"")
+    return ArgumentError(
+        f'{store.path} was changed during the dump: dump it again, or through a store open with mode "r"'
+    )
 
 
 @contextlib.contextmanager
@@ -254,7 +258,7 @@ def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
             wrong = _parent_of_another(keys, good)
             if wrong is None:
                 return choice, good
-    raise ArgumentError(f"key {wrong!r} cannot be the name of a file as {rule}: take --names hex", name="names")
+    raise ArgumentError(f"key {wrong!r} cannot be the name of a file as {rule}: use --names hex", name="names")
 
 
 def _parent_of_another(keys: list[bytes], names: list[str]) -> bytes | None:

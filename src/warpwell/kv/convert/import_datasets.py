@@ -77,7 +77,7 @@ class DatasetSource:
         try:
             data = datasets.load_from_disk(str(path)) if path.is_dir() else datasets.Dataset.from_file(str(path))
         except Exception as error:  # Arrow and datasets raise classes of their own for damage
-            raise FormatError(f"{path} is not a data set that can be read ({error})", path=path) from None
+            raise FormatError(f"{path} cannot be read as a data set ({error})", path=path) from None
         return cls(data, rule, key_field, fields, str(path))
 
     def batches(self) -> Iterator[Batch]:

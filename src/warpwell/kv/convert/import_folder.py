@@ -36,7 +36,7 @@ class FolderSource:
         # names alone take far less than the values; the count makes progress tell something
         self.records = sum(1 for _ in _files(path))
         if not self.records:
-            raise FormatError(f"{path} holds no file: is it the right folder?", path=path)
+            raise FormatError(f"{path} holds no file: check the path", path=path)
 
     def batches(self) -> Iterator[Batch]:
         """Read all files; a file that grows over the limit or vanishes meanwhile is an error."""

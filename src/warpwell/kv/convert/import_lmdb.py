@@ -40,7 +40,7 @@ class LmdbSource:
         try:
             self._environment = self._open()
         except self._lmdb.Error as error:
-            raise FormatError(f"{path} is not an LMDB environment that can be read ({error})", path=path) from None
+            raise FormatError(f"{path} cannot be read as an LMDB environment ({error})", path=path) from None
         try:
             name = None if database is None else database.encode()
             self._database = self._environment.open_db(name, create=False)
@@ -53,7 +53,9 @@ class LmdbSource:
         if several and rule.rule != "number":
             self.close()
             raise FormatError(
-                f"{path} has several values for one key, and a store has one: take --keys number to keep all", path=path
+                f"{path} has several values for one key, and a store holds one value a key: use --keys number to "
+                "keep all",
+                path=path,
             )
 
     def batches(self) -> Iterator[Batch]:

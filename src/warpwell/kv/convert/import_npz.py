@@ -60,7 +60,7 @@ class NpzSource:
             special = {self._key, *({LENGTHS, INTEGERS} & set(names) if self._key == KEYS and LENGTHS in names else ())}
             wanted = [VALUES] if self._bytes else [n for n in choose(fields, names, str(path)) if n not in special]
             if not wanted:
-                raise FormatError(f"{path} holds no array besides the keys: what are the values?", path=path)
+                raise FormatError(f"{path} holds no array besides the keys: add an array of values", path=path)
             for name in [*wanted, *(n for n in special if n), *([OFFSETS] if self._bytes else [])]:
                 self._arrays[name] = _Member(self._zip, name, path)
             self._fields = wanted
@@ -105,7 +105,7 @@ class NpzSource:
             ends = offsets.read(count)
             sizes = np.diff(ends, prepend=begin)
             if (sizes < 0).any() or begin < 0 or int(ends[-1]) > values.shape[0]:
-                raise FormatError(f"{self.path}: {OFFSETS} does not rise to the end of {VALUES}: is it edited?",
+                raise FormatError(f"{self.path}: {OFFSETS} does not rise to the end of {VALUES}: was the file edited?",
                                   path=self.path)  # fmt: skip
             check_value(int(sizes.max()), f"{self.path}: record {start + int(sizes.argmax())}")
             keys = self._keys(start, count)
@@ -174,7 +174,7 @@ class _Member:
             shape, fortran, dtype = read(self._file)
         except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, KeyError,
                 RuntimeError, NotImplementedError) as error:  # fmt: skip
-            raise FormatError(f"{self._where} is no array that can be read ({error}): write the file with numpy.savez",
+            raise FormatError(f"{self._where} is not a readable array ({error}): write the file with numpy.savez",
                               path=path) from None  # fmt: skip
         if fortran and len(shape) > 1:
             raise FormatError(f"{self._where} is in Fortran order: save numpy.ascontiguousarray(array)", path=path)

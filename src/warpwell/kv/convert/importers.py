@@ -170,6 +170,6 @@ def _kind(path: Path) -> str:
     if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b":
         raise FormatError(f"{path} is an archive: unpack it, and give the folder", path=path)
     raise FormatError(
-        f"{path} is of no known format: give a folder of files, a .npz file, an LMDB environment or a saved data set",
+        f"{path} has an unknown format: give a folder of files, a .npz file, an LMDB environment or a saved data set",
         path=path,
     )

@@ -94,8 +94,8 @@ class KeyRule:
         for k, name in enumerate(names):
             if not 1 <= len(name) <= MAX_KEY:
                 raise KeyLengthError(
-                    f"{where}: record {start + k} is named {name[:40]!r}, which has {len(name)} bytes where a key has "
-                    f"1 to {MAX_KEY}: take --keys hash (16 bytes of BLAKE2b of the name) or --keys number",
+                    f"{where}: record {start + k} is named {name[:40]!r}, which has {len(name)} bytes but keys "
+                    f"have 1 to {MAX_KEY}: take --keys hash (16 bytes of BLAKE2b of the name) or --keys number",
                     name="key",
                     length=len(name),
                 )
@@ -161,7 +161,7 @@ def check_value(nbytes: int, where: str) -> None:
     """Refuse a value over the limit; `where` names it."""
     if nbytes > MAX_VALUE:
         raise ValueSizeError(
-            f"{where} has {nbytes} bytes where a value has at most {MAX_VALUE}: split it", name="value", nbytes=nbytes
+            f"{where} has {nbytes} bytes, but a value has at most {MAX_VALUE}: split it", name="value", nbytes=nbytes
         )
 
 

@@ -305,26 +305,28 @@ class Engine:
         if status == at.TIMED_OUT:
             return errors.StallError(
                 f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"
-                f" {at.PATIENCE} times as long), or another thread's Ctrl-C ended all waits: its command ids stay"
+                f" {at.PATIENCE} times as long), or a Ctrl-C in another thread ended all waits: its command ids stay"
                 " quarantined until it answers; check the drive",
                 array=self.name,
                 seconds=self.options.timeout,
             )
         if status == at.CHANGED:
             return errors.MediumError(
-                f"{what} was changed between its pieces, {at.RESTARTS} times: read it when nobody writes it, or open"
+                f"{what} changed while it was read in pieces, {at.RESTARTS} times: read it when nobody writes "
+                "it, or open"
                 f" the store with larger pieces than {self.chunk} bytes (fewer queues, less depth)",
                 status=status,
             )
         if status == at.BAD_TICKET:
             return errors.KernelError(
-                f"a kernel took a ticket of {self.name} that was taken before, given up, or never given: take each that"
+                f"a kernel used an invalid ticket of {self.name} that was taken before, given up, or never "
+                "given: take each that"
                 " submit() returned once",
                 array=self.name,
             )
         if status == at.BAD_BUFFER:
             return errors.KernelError(
-                f"a kernel passed {self.name} an array whose items do not stand side by side: pass a row that does",
+                f"a kernel passed {self.name} an array whose items are not contiguous: pass a row that does",
                 array=self.name,
             )
         if status == KV_UNRECOVERED_ERROR:

@@ -207,7 +207,7 @@ class DeviceFuture:
                 raise self._failed
             if self._result is None:
                 self._failed = errors.KernelError(
-                    f"the wait for a batch of {self._engine.name} was interrupted: begin it again"
+                    f"the wait for a batch of {self._engine.name} was interrupted: call it again"
                 )
                 try:
                     self._result = self._finish()

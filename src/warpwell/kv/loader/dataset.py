@@ -74,8 +74,8 @@ class Dataset:
         for k in np.flatnonzero(~np.asarray(found, dtype=bool))[:1]:
             key = keys.row(int(k))
             raise errors.KeyMissingError(
-                f"the store does not have key {key!r} any more: was it deleted after the dataset was made? Make it"
-                " anew",
+                f"the store does not have key {key!r} any more: was it deleted after the dataset was made? Make "
+                "the dataset again",
                 key=keys.raw(int(k)),
             )
         if not isinstance(batch, dict):

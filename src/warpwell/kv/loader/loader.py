@@ -184,11 +184,12 @@ class DataLoader:
             )
         except (KeyError, TypeError):
             raise errors.ArgumentError(
-                f"{state!r} is no state of a DataLoader: pass what state_dict() returned", name="state"
+                f"{state!r} is not a state of a DataLoader: pass what state_dict() returned", name="state"
             ) from None
         if version != STATE_VERSION:
             raise errors.ArgumentError(
-                f"the state has version {version!r}, and this Warpwell reads {STATE_VERSION}: take the one that saved",
+                f"the state has version {version!r}, and this Warpwell reads {STATE_VERSION}: use the Warpwell "
+                "that saved it",
                 name="state",
             )
         if samples != self.samples or keys != self._checksum():
@@ -199,7 +200,7 @@ class DataLoader:
             )
         place = _Place(checked_integer(epoch, "epoch", least=0), checked_integer(position, "position", least=0))
         if place.position > self.samples:
-            raise errors.ArgumentError(f"position {position} of {samples} samples: is the state edited?", name="state")
+            raise errors.ArgumentError(f"position {position} of {samples} samples: was the state edited?", name="state")
         self.seed = checked_integer(seed, "seed", least=None)
         self.shuffle = checked_flag(shuffle, "shuffle")
         self._place = place
@@ -353,7 +354,7 @@ def _checked(part: _Part, batch: Any, found: Any) -> Any:
         key = part.keys.row(int(absent[0]))
         raise errors.KeyMissingError(
             f"the store does not have key {key!r} ({absent.size} of a batch of {there.size} are missing): was it"
-            " deleted after the loader was made? Make the loader anew, or pass keys= that are there",
+            " deleted after the loader was made? Make the loader again, or pass keys= that the store has",
             key=part.keys.raw(int(absent[0])),
         )
     return batch
@@ -445,7 +446,7 @@ class Prefetch(Generic[Request]):
             raise StopIteration
         if os.getpid() != self._pid:
             raise errors.ForkError(
-                f"this iterator was begun in process {self._pid} and prefetches there: begin one in each process"
+                f"this iterator was created in process {self._pid} and prefetches there: create one in each process"
             )
         try:
             self._flight.fill(max(1, self._depth))

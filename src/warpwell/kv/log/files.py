@@ -198,8 +198,8 @@ class Guard:
             return errors.SharingError(str(self._fenced), path=self._path)
         what, code = self._failure or ("", None)
         return errors.StoreFailedError(
-            f"{self._path} takes no more writes since one failed ({what}): what was committed before is safe. "
-            "Close it, look after the disk, and open it again",
+            f"{self._path} accepts no more writes, because one failed ({what}): earlier commits are safe. Close "
+            "it, check the disk, and open it again",
             path=self._path,
             code=code,
         )

@@ -157,7 +157,7 @@ class Superblock:
             raise newer(path, int(block["version"]))
         if int(block["kind"]) != kind or block["uuid"].tobytes() != uuid or int(block["id"]) != id:
             raise errors.CorruptionError(
-                f"{path} is not the {what} {id} of this store but another file under its name; restore the right one",
+                f"{path} is not the {what} {id} of this store but another file with its name; restore the right one",
                 path=path,
                 offset=0,
             )

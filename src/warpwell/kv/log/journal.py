@@ -233,7 +233,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
         good = scan_records(state, records)
         wrong = _unusable(records[:good])
         if wrong is not None:
-            bad, why = offset + RECORD_BYTES * wrong, "it is sound but says nothing that this release could mean"
+            bad, why = offset + RECORD_BYTES * wrong, "its checksum is right, but no release writes such a record"
             break
         slots.append(np.concatenate([records["key"][:good], records["loc"][:good]], axis=1))
         ordered.append((records["flags"][:good] & ORDERED) != 0)
@@ -261,7 +261,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
     elif not out.damaged and floor[0] > position.seq:
         out.damaged, out.why = True, f"records up to {floor[0]} had been committed and end at {position.seq}"
     elif not out.damaged and bad is not None and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
-        out.damaged, out.why = True, "sound records follow it"
+        out.damaged, out.why = True, "valid records follow it"
     return out
 
 

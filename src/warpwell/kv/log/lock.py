@@ -66,7 +66,7 @@ class WriterLock:
         try:
             if not self._lock(fd):
                 raise errors.SharingError(
-                    f"{folder} is open for writing already ({_holder(read_at(fd, LOCK_BYTES, 0))}): close it there, "
+                    f"{folder} is already open for writing ({_holder(read_at(fd, LOCK_BYTES, 0))}): close it there, "
                     'or open it with mode="r"',
                     path=folder,
                 )

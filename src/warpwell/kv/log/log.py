@@ -319,7 +319,8 @@ class Log:
             wrong = set(np.unique(segment_of(slots[:, 2])).tolist()) - (set(self._manifest.segments) - set(drop))
             if wrong or self.segments.head in drop:
                 raise errors.ArgumentError(
-                    f"records are in segments {sorted(wrong)}, which are not to stay: move them first", name="locs"
+                    f"records are in segments {sorted(wrong)}, which will be removed: move the records first",
+                    name="locs",
                 )
             with self._guard.writing():
                 self._guard.sync(self.segments.sync)

@@ -136,7 +136,7 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
                 f"{folder} does not exist: create a store there with warpwell.kv.create, or check the path", path=folder
             ) from None
         raise errors.FormatError(
-            f"{folder} is no key-value store (it has no {MANIFEST_NAME}): check the path, or create a store there",
+            f"{folder} is not a key-value store (it has no {MANIFEST_NAME}): check the path, or create a store there",
             path=folder,
         ) from None
     except NotADirectoryError:
@@ -144,12 +144,15 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
             f"{folder} is a file, and a key-value store is a folder: check the path", path=folder
         ) from None
     except IsADirectoryError:
-        raise errors.FormatError(f"{path} is a folder: this is no key-value store; check the path", path=path) from None
+        raise errors.FormatError(
+            f"{path} is a folder: this is not a key-value store; check the path", path=path
+        ) from None
     title, _, body = data.partition(b"\n")
     words = title.split(b" ")
     if words[0] != TITLE.encode() or len(words) != 4:
         raise errors.CorruptionError(
-            f"{path} does not start with '{TITLE}': it is damaged or of another program; restore it from a copy",
+            f"{path} does not start with '{TITLE}': it is damaged or belongs to another program; restore it from "
+            "a copy",
             path=path,
             offset=0,
         )

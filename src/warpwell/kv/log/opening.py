@@ -134,8 +134,8 @@ def _told(path: str, instead: str) -> Iterator[None]:
             raise storage_full(path) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise errors.ReadOnlyError(
-                f"{path} cannot be written ({os.strerror(error.errno)}): {instead}, or have its file system or"
-                " permissions changed"
+                f"{path} cannot be written ({os.strerror(error.errno)}): {instead}, or change its file system or "
+                "permissions"
             ) from error
         raise
 
@@ -170,7 +170,7 @@ def check_empty(path: str) -> None:
     names = os.listdir(path)
     if MANIFEST_NAME in names:
         raise errors.ArgumentError(
-            f'{path} is a store already: open it with mode="r+", or replace it with overwrite=True', name="path"
+            f'{path} is already a store: open it with mode="r+", or replace it with overwrite=True', name="path"
         )
     for name in names:
         if not _left_over(os.path.join(path, name)):

@@ -115,7 +115,7 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
         if (block.seq, block.chain) != (seq, chain):
             raise errors.CorruptionError(
                 f"{path} begins after record {block.seq} and the snapshot ends at {seq}: one of them is another "
-                "file under its name; restore the right one",
+                "file with its name; restore the right one",
                 path=path,
                 offset=0,
             )
@@ -159,8 +159,8 @@ def refuse_damage(scanned: Scanned, path: str) -> None:
     if scanned.damaged:
         offset = scanned.bad if scanned.bad is not None else scanned.position.offset
         raise errors.CorruptionError(
-            f"{path} is damaged at byte {offset}: {scanned.why}. Nothing was changed; `warpwell kv verify` says more, "
-            "and a copy of the store is the way back, or `warpwell kv salvage`",
+            f"{path} is damaged at byte {offset}: {scanned.why}. Nothing was changed; `warpwell kv verify` says "
+            "more; restore a copy of the store, or run `warpwell kv salvage`",
             path=path,
             offset=offset,
         )
@@ -237,7 +237,7 @@ def value_damaged(slot: NDArray[np.int64], path: str) -> errors.CorruptionError:
     offset = int(offset_of(slot[2]))
     return errors.CorruptionError(
         f"{path}: the value of {int(size_of(slot[3]))} bytes at byte {offset} is damaged; "
-        "`warpwell kv verify` lists all such values, and a copy of the store is the way back",
+        "`warpwell kv verify` lists all damaged values; restore a copy of the store",
         path=path,
         offset=offset,
     )
@@ -438,7 +438,7 @@ def _follow(
     floor = highest(read_floor(folder, uuid), journal.salt)
     newest = read_manifest(folder)
     if newest.uuid != manifest.uuid:
-        raise errors.CorruptionError(f"{folder} is another store than before: open it again", path=folder)
+        raise errors.CorruptionError(f"{folder} was replaced by another store: open it again", path=folder)
     same = newest.journal == manifest.journal
     path = journal_path(folder, manifest.journal)
     for segment in newest.segments:

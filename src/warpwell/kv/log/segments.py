@@ -280,7 +280,7 @@ def place(sizes: NDArray[np.int64], end: int) -> NDArray[np.int64]:
 def too_large(nbytes: int) -> errors.ValueSizeError:
     """Return the error for a value of so many bytes."""
     return errors.ValueSizeError(
-        f"a value has {nbytes} bytes, and a store takes at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
+        f"a value has {nbytes} bytes, but a store accepts at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
     )
 
 

@@ -57,7 +57,7 @@ def read_snapshot(folder: str, uuid: bytes, id: int) -> tuple[NDArray[np.int64],
         nbytes = os.fstat(fd).st_size - SUPERBLOCK
         if nbytes != SLOT_BYTES * block.count:
             raise errors.CorruptionError(
-                f"{path} has {nbytes} bytes of records where {SLOT_BYTES * block.count} are expected: "
+                f"{path} has {nbytes} bytes of records, but {SLOT_BYTES * block.count} are expected: "
                 "restore it from a copy",
                 path=path,
                 offset=SUPERBLOCK,
@@ -72,8 +72,8 @@ def read_snapshot(folder: str, uuid: bytes, id: int) -> tuple[NDArray[np.int64],
             at += got
         if at < nbytes or crc32c(slots) != block.body_crc:
             raise errors.CorruptionError(
-                f"{path} is damaged: its {block.count} records do not have the checksum that it states; "
-                "restore it from a copy, or copy its sound records into a new store with `warpwell kv salvage`",
+                f"{path} is damaged: its {block.count} records do not match its checksum; "
+                "restore it from a copy, or copy its undamaged records into a new store with `warpwell kv salvage`",
                 path=path,
                 offset=SUPERBLOCK,
             )

@@ -173,7 +173,7 @@ def _bad_value(slot: Any, status: int, path: str) -> Problem:
     key: int | bytes = np.ascontiguousarray(slot[:2]).tobytes()[: int(key_len_of(slot[3]))]
     if int(marked_len_of(slot[3])) & INTEGER:
         key = int(slot[0])
-    what = "does not have its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
+    what = "does not match its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
     return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[3]))} bytes {what}", key)
 
 
