@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.arrays.kernels import write
 
 import warpwell as ww
 from warpwell import errors, storage
 from warpwell.array import opening
 from warpwell.targets import closing
-from warpwell.testing.array_kernels import write
 
 TIERS = ["storage", "host-cached", "host", "device"]
 N = 1024

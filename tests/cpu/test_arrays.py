@@ -1,6 +1,6 @@
 """Arrays on `cpu`: what holds on every device."""
 
-from warpwell.testing.arrays import ArrayConformance
+from tests.harness.arrays.conformance import ArrayConformance
 
 
 class TestArrays(ArrayConformance):

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.arrays.kernels import add, read, write
 
 import warpwell as ww
 from warpwell import errors, storage
 from warpwell.targets import has_cuda
-from warpwell.testing.array_kernels import add, read, write
 
 PAGE = 512
 N = 400 * PAGE // 8
@@ -386,7 +386,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import warpwell as ww
 from warpwell import storage
-from warpwell.testing.array_kernels import read
+from tests.harness.arrays.kernels import read
 
 @ww.kernel
 def spin(a, out):

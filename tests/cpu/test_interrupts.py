@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.harness import interrupts
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors, storage
-from warpwell.testing.until import until
 
 MANY = 1 << 40
 """Indices that nobody waits for."""

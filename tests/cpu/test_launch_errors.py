@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness.arrays.kernels import write
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
@@ -13,8 +15,6 @@ from warpwell.cache.launches import CacheLaunch
 from warpwell.scheduler import Scheduler
 from warpwell.storage import Faulty, RamMedium
 from warpwell.targets.fault import LaunchFlag
-from warpwell.testing.array_kernels import write
-from warpwell.testing.until import until
 
 WAITING, OPEN = 0, 1
 

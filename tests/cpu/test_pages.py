@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.pages import SERVICE, blocks, name, pages_with, program
-
-from warpwell.testing.until import until
+from tests.harness.until import until
 
 
 @pytest.mark.parametrize("page", pages_with(None), ids=name)

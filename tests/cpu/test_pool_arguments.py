@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.pool_agents import pool_of
+from tests.harness.until import until
 
 from warpwell import errors
 from warpwell.pool.agent import code
@@ -16,8 +18,6 @@ from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.copy import program
 from warpwell.pool.devices import Devices
-from warpwell.testing.pool_agents import pool_of
-from warpwell.testing.until import until
 
 ITEMS = 200_000
 NUMBERS = np.arange(ITEMS, dtype=np.int64)

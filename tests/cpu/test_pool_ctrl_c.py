@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.pool_agents import pool_of
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
-from warpwell.testing.pool_agents import pool_of
-from warpwell.testing.until import until
 
 OWN = str(Path(ww.__file__).parent / "pool")
 POINTS = 40

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.pool_agents import Pool, pool_of
 from tests.harness.pool_programs import run
+from tests.harness.until import until
 
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
@@ -27,8 +29,6 @@ from warpwell.pool.copy.direct import SharedMemory
 from warpwell.pool.copy.neighbour import HostInside
 from warpwell.pool.copy.program import _may_write
 from warpwell.testing.emulated_device import EmulatedDevice
-from warpwell.testing.pool_agents import Pool, pool_of
-from warpwell.testing.until import until
 
 
 def late(k: int) -> EmulatedDevice:

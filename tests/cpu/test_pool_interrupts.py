@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.pool_agents import pool_of
 
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
@@ -21,7 +22,6 @@ from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.devices import Devices
 from warpwell.pool.pinned import pinned_empty
 from warpwell.pool.reply import Reply
-from warpwell.testing.pool_agents import pool_of
 
 
 def nap(seconds: float) -> float:

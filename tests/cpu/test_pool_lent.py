@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.harness.pool_agents import pool_of
+from tests.harness.until import until
 
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.copy import program
@@ -14,8 +16,6 @@ from warpwell.pool.copy.lent import MappedArray
 from warpwell.pool.devices import Devices
 from warpwell.pool.pinned import memory_of, pinned_empty
 from warpwell.testing.emulated_device import EmulatedDevice
-from warpwell.testing.pool_agents import pool_of
-from warpwell.testing.until import until
 
 MANY = 300_000
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import until
 
 from warpwell import errors
 from warpwell.pool.agent.memory import BufferView, DeviceMemory
@@ -25,7 +26,6 @@ from warpwell.pool.agent.state import Half
 from warpwell.pool.copy import neighbour
 from warpwell.pool.copy.direct import SharedMemory
 from warpwell.pool.copy.neighbour import HostInside, HostOutside
-from warpwell.testing.until import until
 
 
 def can_watch() -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
 from warpwell.pool.devices import Devices
-from warpwell.testing.until import until
 
 
 @ww.kernel

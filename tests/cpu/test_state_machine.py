@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.harness.arrays.kernels import add, read, write
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.testing.array_kernels import add, read, write
 
 PAGE = 512
 N = 9 * PAGE // 8 + 5

@@ -1,5 +1,4 @@
 """Kernels that the tests of arrays share, so that each is compiled once."""
-# ruff: noqa: D103
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..array import atomic_add
-from ..targets import clock_ns, failed, grid, kernel
+from warpwell.array import atomic_add
+from warpwell.targets import clock_ns, failed, grid, kernel
 
 PAGE = 512
 DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "c8", "c16", "M8[us]")

@@ -1,6 +1,6 @@
 """ArrayConformance: tests that every device passes; a subclass names the device.
 
-Needs pytest. A subclass in a test module is collected as it is::
+A subclass in a test module is collected as it is::
 
     class TestArrays(ArrayConformance):
         DEVICE = "cuda"
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .. import errors
-from .array_items import ItemConformance
-from .array_kernels import PAGE, add, ask_for, hold, mark3, read, read2, release, scan_beside, total, write
+from warpwell import errors
+
+from .items import ItemConformance
+from .kernels import PAGE, add, ask_for, hold, mark3, read, read2, release, scan_beside, total, write
 
 
 class ArrayConformance(ItemConformance):

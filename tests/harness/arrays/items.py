@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .. import errors
-from ..array import Array, create, open_array
-from ..cache import Cache
-from .array_kernels import (
+from warpwell import errors
+from warpwell.array import Array, create, open_array
+from warpwell.cache import Cache
+
+from .kernels import (
     ADDABLE,
     DTYPES,
     PAGE,

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..pool.agent.agent import Agent, start
-from ..pool.devices import Devices
-from ..pool.transport.local_transport import local_transports
+from warpwell.pool.agent.agent import Agent, start
+from warpwell.pool.devices import Devices
+from warpwell.pool.transport.local_transport import local_transports
 
 Pool = tuple[Devices, list[Agent]]
 
