@@ -12,8 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors  # modules within import it from here, which must not wait for those that wait for them
-from .registry import importing as _importing
-from .registry import register as _register
+from . import registry as _registry
 
 if TYPE_CHECKING:
     from . import cache, graph, kv, nvme, pool, remote, scheduler, storage
@@ -114,7 +113,7 @@ _PROVIDED = {
 }
 for _kind, _names in _PROVIDED.items():
     for _name, _path in _names.items():
-        _register(_kind, _name, _path)
+        _registry.register(_kind, _name, _path)
 
 if not TYPE_CHECKING:  # whoever checks types is told of wrong names
 
@@ -123,7 +122,7 @@ if not TYPE_CHECKING:  # whoever checks types is told of wrong names
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home, inside = _HOMES[name]
-        with _importing:
+        with _registry.importing:
             if home:
                 found = getattr(importlib.import_module(f".{home}", __name__), inside)
             else:

@@ -15,14 +15,26 @@ policies   ``"compared"``: policies beside the scheduler's own            a dict
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import threading
 from typing import Any
 
 from .errors import ArgumentError
 
 importing = threading.RLock()
-"""Held while names are imported on first use: threads that start at different modules would meet half-way."""
+"""Held while modules of Warpwell are imported on first use: threads that start at different modules would meet
+half-way."""
+
+
+def _renew() -> None:
+    """Make the lock anew in a forked child: the thread that held it does not exist there."""
+    global importing
+    importing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 _paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler": {}, "policies": {}}
 
@@ -81,7 +93,8 @@ def path_of(kind: str, name: str) -> str:
 def load(path: str) -> Any:
     """Import the module of a path, and return the attribute."""
     module, _, name = path.partition(":")
-    with importing:
+    # not for a program's own module: it may start threads that use Warpwell, and wait for them
+    with importing if module.startswith(f"{__package__}.") else contextlib.nullcontext():
         found: Any = importlib.import_module(module)
     for attribute in name.split("."):
         found = getattr(found, attribute)

@@ -1,9 +1,15 @@
 """Names of what agents can make: those that come with Warpwell are there from the start, and may be taken."""
 
+import os
+import signal
+import threading
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import warpwell
 from warpwell import errors, registry
 
 
@@ -38,3 +44,45 @@ def test_a_name_that_somebody_has_taken_stays_theirs() -> None:
 def test_a_path_names_a_module_and_an_attribute() -> None:
     with pytest.raises(errors.ArgumentError, match="give 'module:callable'"):
         registry.register("service", "cache", "mine.Cache")
+
+
+def test_a_module_of_a_program_may_use_warpwell_in_other_threads_while_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "import threading, warpwell",
+        "thread = threading.Thread(target=lambda: warpwell.clock_ns, daemon=True)",
+        "thread.start()",
+        "thread.join(10)",
+        "def ended(): return not thread.is_alive()",
+    )
+    (tmp_path / "of_a_program.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(vars(warpwell), "clock_ns", raising=False)  # as if nobody had used it yet
+    assert registry.load("of_a_program:ended")()
+
+
+def test_a_forked_child_imports_although_a_thread_was_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(warpwell), "clock_ns", raising=False)
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with registry.importing:
+            held.set()
+            over.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: it is what is tested
+        child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        warpwell.clock_ns  # noqa: B018 - imported on first use
+        os._exit(0)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        over.set()
+        thread.join()
