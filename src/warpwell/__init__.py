@@ -6,6 +6,26 @@
 ...     i = ww.grid(1)
 ...     if i < edges.size:
 ...         ww.atomic_add(degree, edges[i], 1)
+
+The rooms, from the bottom up; each has a map of its files in its own docstring:
+
+    errors/      the exceptions, and checks of options
+    replacing    files and folders that appear whole, or not at all
+    registry     names of what upper rooms add to lower ones: services, policies
+    targets/     device code: kernels, launches, primitives; compiled for CPU and GPU, or interpreted
+    nvme/        commands and completions as the NVMe specification lays them out
+    queues/      rings on which threads submit commands and find completions
+    pool/        the GPUs of a cluster as local devices: agents, transports, copies, jobs
+    storage/     media, and the controller that carries out commands
+    cache/       pages in device memory: misses, eviction, write-back, statistics
+    array/       `open`, `Array`, and how kernels and the host subscript it
+    graph/       graphs on storage: conversion, search, components
+    kv/          key-value stores: log, index, access by kernels, loaders, conversion
+    scheduler/   kernels that share one device: tasks, policies, preemption, service
+    remote/      arrays, stores and schedulers on the devices of a pool
+    study/       traces, workloads, simulator: what compares policies and stores
+    testing/     conformance suites for media, transports, executors and policies of your own
+    cli/         the `warpwell` command
 """
 
 import importlib

@@ -76,10 +76,10 @@ def test_functions_are_short() -> None:
     assert not long, "\n".join(f"{f.module}.{f.name} has {f.lines} lines" for f in long)
 
 
-@pytest.mark.parametrize("folder", sorted({module.path.parent for module in INSIDE}), ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", sorted({module.path.parent for module in MODULES}), ids=lambda p: p.name)
 def test_a_folder_maps_its_files(folder: Path) -> None:
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    inside = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    inside = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")]
     inside += [path.name for path in folder.iterdir() if (path / "__init__.py").exists()]
     missing = [one for one in sorted(inside) if not re.search(rf"\b{re.escape(one)}\b", text)]
     assert not missing, f"{folder.name}/__init__.py does not say what {', '.join(missing)} is for"
