@@ -63,7 +63,7 @@ class AgentConnection:
         self._sent: weakref.WeakSet[Code] = weakref.WeakSet()
         self.counts: dict[str, list[float]] = {}
         self.caller = caller
-        self.transfers = Tuning.from_environment()
+        self.transfers = Tuning()
         self.host = self.target = ""
         self.process = 0
 

@@ -497,6 +497,7 @@ class Device:
         self.compute_capability: tuple[int, int] | None = None if capability is None else (capability[0], capability[1])
         self.link = caller.transport.name
         self.peers: tuple[Device, ...] = ()
+        connection.transfers = Tuning.from_environment()
         connection.index = index
         connection.host, connection.target, connection.process = self.host, self.target, self.process
         connection.label = f"device {index} ({self.target} on {self.host})"

@@ -64,8 +64,8 @@ class Devices(DeviceGroup):
     ) -> None:
         self._found: list[Device] = []
         super().__init__(self._found)
-        self._callers: list[Caller] = []
-        self._closing: list[Any] = []
+        self._caller: Caller | None = None
+        self._closing: list[tuple[threading.Thread, Transport]] = []
         self._leases = Leases(self._devices)
         self._process = os.getpid()
         _all.add(self)
@@ -82,14 +82,14 @@ class Devices(DeviceGroup):
 
     def _start(self, targets: Sequence[str]) -> Transport:
         own, *others = local_transports(1 + len(targets))
-        for target, transport in zip(targets, others, strict=True):
-            thread = start(Agent(transport, runtime_for(target)), f"warpwell agent {target}")
-            self._closing.append((thread, transport))
+        # all of them before any runs: nobody would tell those that run to end if the next target cannot be used
+        agents = [Agent(transport, runtime_for(target)) for target, transport in zip(targets, others, strict=True)]
+        for target, agent in zip(targets, agents, strict=True):
+            self._closing.append((start(agent, f"warpwell agent {target}"), agent.transport))
         return own
 
     def _join(self, transport: Transport, timeout: float) -> None:
-        caller = Caller(transport)
-        self._callers.append(caller)
+        caller = self._caller = Caller(transport)
         asked = [(c, c.ask(None, Op.INFO, Reply)) for c in caller.connections.values()]
         for connection, reply in asked:
             try:
@@ -151,8 +151,8 @@ class Devices(DeviceGroup):
 
     def close(self) -> None:
         """End the agents. Calls that are still under way have two seconds; buffers are gone."""
-        for caller in self._callers:
-            caller.close()
+        if self._caller is not None:
+            self._caller.close()
         for thread, transport in self._closing:
             thread.join(5.0)
             with contextlib.suppress(errors.WarpwellError):
@@ -161,18 +161,19 @@ class Devices(DeviceGroup):
 
     def forked(self) -> None:
         """Let every call raise `ForkError`: the threads that receive answers exist in the parent process only."""
-        for caller in self._callers:
-            caller.closed = True
-            for connection in caller.connections.values():
-                connection.lost = connection.forked = (
-                    f"{connection.label} belongs to process {self._process} and this is {os.getpid()}, forked from it: "
-                    f"ask ww.devices() here (multiprocessing: use the spawn method), and move data as NumPy arrays"
-                )
-                connection.lock = threading.RLock()
-            for rank, reply in list(caller.replies.values()):
-                with contextlib.suppress(Exception):
-                    reply.come(None, errors.ForkError(str(caller.connections[rank].forked)))
-        self._callers, self._closing = [], []
+        caller, self._caller, self._closing = self._caller, None, []
+        if caller is None:
+            return
+        caller.closed = True
+        for connection in caller.connections.values():
+            connection.lost = connection.forked = (
+                f"{connection.label} belongs to process {self._process} and this is {os.getpid()}, forked from it: "
+                f"ask ww.devices() here (multiprocessing: use the spawn method), and move data as NumPy arrays"
+            )
+            connection.lock = threading.RLock()
+        for rank, reply in list(caller.replies.values()):
+            with contextlib.suppress(Exception):
+                reply.come(None, errors.ForkError(str(caller.connections[rank].forked)))
 
     def __enter__(self) -> Devices:
         return self

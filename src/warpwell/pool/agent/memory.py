@@ -51,7 +51,7 @@ class Shared(NamedTuple):
 
 
 class DeviceMemory:
-    """DeviceMemory that is allocated when it is first used, in the order of some stream.
+    """Memory that is allocated when it is first used, in the order of some stream.
 
     Calls that wait in lanes refer to it, so freeing a buffer takes effect when they are over and not before.
 
