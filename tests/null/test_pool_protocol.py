@@ -230,3 +230,10 @@ def test_each_operation_that_an_agent_receives_has_one_handler() -> None:
     assert set(HANDLERS) == {op for op in Op if op < Op.DONE or op >= Op.SIGNAL} and HANDLER_MODULES
     with pytest.raises(ValueError, match=r"WRITE.*two handlers: write and write"):
         handles(Op.WRITE)(HANDLERS[Op.WRITE])
+
+
+@pytest.mark.parametrize("program", ["agent.agent_main", "launch.application"])
+def test_a_process_of_a_job_tells_the_launcher_of_itself_before_it_loads_the_compiler(program: str) -> None:
+    code = f"import sys, warpwell.pool.{program}; assert not {{'llvmlite', 'numba', 'mpi4py'}} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -25,6 +25,6 @@ def communicator() -> Any:
     except ImportError as error:
         raise ImportError(f"mpi4py cannot be imported ({error}): install {extra('mpi')}") from None
 
-    from .transport import connecting
+    from .launch import connecting
 
     return MPI.COMM_SELF.Dup() if connecting.joined else MPI.COMM_WORLD

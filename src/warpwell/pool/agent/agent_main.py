@@ -11,9 +11,9 @@ import traceback
 from ...errors import WarpwellError
 from ...targets import closing
 from ..devices import runtime_for
+from ..launch.connecting import connect
 from ..launch.gpus import Claim, list_gpus, users, visible
 from ..launch.lifeline import Lifeline
-from ..transport.connecting import connect
 from .agent import Agent
 
 

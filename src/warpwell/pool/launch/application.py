@@ -23,8 +23,7 @@ from typing import Any
 from ...errors import WarpwellError
 from .. import devices
 from ..device import Device
-from ..transport import connecting
-from . import job_output
+from . import connecting, job_output
 from .lifeline import Lifeline, interrupt
 
 _PR_SET_PDEATHSIG = 1

@@ -15,5 +15,4 @@ The interface, what all transports have in common, the transports, and what they
     signal.py           Signal: a word that threads sleep on (futex)
     milestone.py        Milestone: what others wait for; `limit`, how long
     handshake.py        Hello: versions, which processes compare first
-    connecting.py       how a process that the launcher started joins the others
 """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ..launch.lifeline import Lifeline
-from .mpi_progress import compiled_loop
-from .transport import Transport
+from ..transport.transport import Transport
+from .lifeline import Lifeline
 
 LINK = "WARPWELL_POOL_LINK"
 """``bandwidth,latency`` of an emulated link, in MB/s and microseconds."""
@@ -27,6 +26,8 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
         See `MpiTransport`.
     """
     global joined
+    from ..transport.mpi_progress import compiled_loop  # slow: it loads LLVM; the launcher knows of the process by now
+
     lifeline.tell(compiling=True)
     compiled_loop()
     lifeline.tell(compiling=False)
@@ -36,7 +37,7 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
     import mpi4py
 
     mpi4py.rc.finalize = False  # it would wait forever for those who died; whoever ends leaves by os._exit
-    from .mpi_transport import MpiTransport
+    from ..transport.mpi_transport import MpiTransport
 
     made: Transport = MpiTransport(start=start)
     joined = True
@@ -44,7 +45,7 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
     lifeline.on("lost", lambda said: made.lose(said["lost"], "its process ended"))
     text = os.environ.get(LINK)
     if text:
-        from .emulated_link import EmulatedLink
+        from ..transport.emulated_link import EmulatedLink
 
         bandwidth, latency = map(float, text.split(","))
         return EmulatedLink(made, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
