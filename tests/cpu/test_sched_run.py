@@ -100,7 +100,7 @@ def submit(scheduler):
     (["run", "--log", "/nowhere/l.jsonl"], "/nowhere does not exist"),
     (["explain", "absent.jsonl"], "absent.jsonl does not exist"),
     (["serve", "--allow", "x"], "add --group"),
-    (["serve", "--tenants", "absent.json"], "--tenants: absent.json does not exist"),
+    (["serve", "--tenants", "absent.json"], "absent.json does not exist: give the file of --tenants"),
     (["status", "--socket", "absent/s.sock"], "warpwell sched serve"),
 ])  # fmt: skip
 def test_bad_input(capsys: Capture, arguments: list[str], told: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.harness import house
 # A folder imports only from folders of a lower rank; folders of one rank not from each other.
 RANKS = (
     ("errors",),
-    ("registry", "replacing"),
+    ("json_file", "registry", "replacing"),
     ("targets", "nvme"),
     ("queues", "pool"),
     ("storage",),

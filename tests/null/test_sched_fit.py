@@ -19,7 +19,7 @@ from warpwell.scheduler.decision import SOURCE, SourceModel
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.predict.history import History
 from warpwell.scheduler.predict.predictor import Predictor
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.predict.rates import ClassTable, Matrix
 from warpwell.scheduler.predict.sample import Sample, kind_of
 from warpwell.scheduler.task import Kind
 from warpwell.study.counts import read_counts
@@ -94,7 +94,8 @@ def test_csv_in_bytes_or_by_the_block(tmp_path):
 
 @pytest.mark.parametrize(
     ("header", "row", "message"),
-    [(["a", "b"], [1, 2], "columns a, b"), (["bytes", "miss_rate", "cycles"], [1, 1.5, 3], "line 2: miss_rate is 1.5"),
+    [(["a", "b"], [1, 2], "columns a, b"),
+     (["bytes", "miss_rate", "cycles"], [1, 1.5, 3], "line 2: miss_rate is '1.5'"),
      (["bytes", "miss_rate", "cycles"], [1, -1, 3], "line 2: miss_rate is '-1'"),
      (["bytes", "miss_rate", "cycles"], ["x", 1, 3], "line 2: bytes is 'x'"),
      (["kind", "decay"], ["mixed", 0.5], "line 2: kind is 'mixed'")],
@@ -102,6 +103,19 @@ def test_csv_in_bytes_or_by_the_block(tmp_path):
 def test_bad_csv_is_refused(tmp_path, header, row, message):
     with pytest.raises(errors.FormatError, match=message):
         read_csv(write(tmp_path / "a.csv", header, row), 1e9)
+
+
+def test_files_that_are_not_text_or_nest_too_deeply_are_refused(tmp_path):
+    binary, deep = tmp_path / "binary", tmp_path / "deep"
+    binary.write_bytes(b"\xff\xfe\0")
+    deep.write_text("[" * 100_000)
+    for read in (lambda path: read_csv(path, 1e9), read_kernels):
+        with pytest.raises(errors.FormatError, match="binary"):
+            read(binary)
+    for read in (SourceModel.load, Matrix.read, read_counts, Log.load):
+        for path in (binary, deep):
+            with pytest.raises(errors.FormatError, match=path.name):
+                read(path)
 
 
 def a_log(path):

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from .. import errors
+from ..json_file import read_json
 from .task import Kind
 
 
@@ -87,16 +88,10 @@ class SourceModel:
         FormatError
             It is not a JSON object with these names and numbers.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise errors.MissingFileError(
-                f"{path} does not exist: make it with `warpwell sched fit`", path=path
-            ) from error
+        values = read_json(path, "a cost model of `warpwell sched fit`")
         names = [f.name for f in fields(cls)]
         try:
-            values = json.loads(text)
-            if not isinstance(values, dict) or not set(values) <= set(names):
+            if not set(values) <= set(names):
                 raise ValueError(f"it must be an object with some of {', '.join(names)}")
             for name in names[:4]:
                 if not isinstance(values.get(name, 0.0), int | float):

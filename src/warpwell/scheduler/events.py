@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
 from .. import errors
@@ -128,13 +130,33 @@ class Log:
                     log.about = dict(fields["about"])
                 else:
                     log.add(_checked(Event(**fields)))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 raise errors.FormatError(
                     f"{path}: line {number} is not an event of a log: each is a JSON object with time, kind, task and "
                     "name, as --log writes it",
                     path=path,
                 ) from None
         return log
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Log:
+        """Read a file that `write` wrote.
+
+        Raises
+        ------
+        MissingFileError
+            There is no such file.
+        FormatError
+            A line is not an event of a log.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            message = f"{path} does not exist: make a log with --log of another command"
+            raise errors.MissingFileError(message, path=path) from None
+        except UnicodeDecodeError:
+            raise errors.FormatError(f"{path} is not a log: it is not text", path=path) from None
+        return cls.read(text.splitlines(), str(path))
 
 
 def _checked(event: Event) -> Event:

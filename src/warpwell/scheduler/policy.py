@@ -133,7 +133,10 @@ class Policy(ABC):
         """Learn where estimates will come from, before anything waits."""
 
     def bucket(self, job: Job) -> Hashable:
-        """Return the part of the waiting list that a job belongs to: in a part, only the first may be chosen."""
+        """Return the part of the waiting list that a job belongs to: in a part, only the first may be chosen.
+
+        By class, and preempted or new. (With perfect prediction the predicted class still sorts.)
+        """
         return job.task.profile.kind, job.state is State.PREEMPTED
 
     def key(self, job: Job) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .executor import Capacity
 from .task import Placement, Profile
@@ -11,8 +11,19 @@ from .task import Placement, Profile
 REMEMBERED = 1 << 13
 """Kernels whose figures are kept, at most: each is asked for many times in a simulation."""
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 _SLACK = 1e-9
 _FOOTPRINTS: dict[tuple[float, float, float, float], tuple[float, float, float, float]] = {}
+
+
+def remember(table: dict[K, V], key: K, value: V) -> V:
+    """Put a value into a table, and return it. A full table is emptied before: all can be computed again."""
+    if len(table) >= REMEMBERED:
+        table.clear()
+    table[key] = value
+    return value
 
 
 class ResidentKernel:
@@ -66,9 +77,7 @@ class Shape:
             profile.threads / (processors * capacity.threads),
             1 / (processors * capacity.blocks),
         )
-        if len(_FOOTPRINTS) >= REMEMBERED:
-            _FOOTPRINTS.clear()
-        self.footprint = _FOOTPRINTS.setdefault(footprint, footprint)
+        self.footprint = _FOOTPRINTS.get(footprint) or remember(_FOOTPRINTS, footprint, footprint)
         self.load = max(self.footprint)
         self.alone = max(1, min(profile.resident, blocks, int(1 / self.load + 1e-6)))
 
@@ -107,15 +116,9 @@ def shape_of(profile: Profile, blocks: int, capacity: Capacity) -> Shape:
     """
     found = _SHAPES.get((id(profile), blocks, id(capacity)))
     if found is None:
-        if len(_SHAPES) >= REMEMBERED:
-            _SHAPES.clear()
-        found = _SHAPES[id(profile), blocks, id(capacity)] = Shape(profile, blocks, capacity), profile, capacity
+        made = Shape(profile, blocks, capacity), profile, capacity
+        found = remember(_SHAPES, (id(profile), blocks, id(capacity)), made)
     return found[0]
-
-
-def footprint(profile: Profile, capacity: Capacity) -> tuple[float, float, float, float]:
-    """Return the parts of the device's registers, shared memory, threads and block slots that one block holds."""
-    return shape_of(profile, 1, capacity).footprint
 
 
 def resident_alone(profile: Profile, blocks: int, capacity: Capacity) -> int:

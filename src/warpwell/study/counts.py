@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 from .. import errors
+from ..json_file import read_json
 from ..scheduler.executor import Capacity, Machine
 from ..scheduler.predict.peaks import machine_for
 from ..scheduler.predict.sample import Sample, sized
@@ -33,7 +32,9 @@ def read_counts(
     ------
     MissingFileError, FormatError
     """
-    content = _content(path)
+    content = read_json(path, "a file of sched_counts.py")
+    if not isinstance(content.get("rows"), list) or not content["rows"]:
+        raise errors.FormatError(f'{path} has no list "rows": give a file of sched_counts.py', path=path)
     if not isinstance(content.get("machine", {}), dict):
         raise errors.FormatError(f"{path} does not name its machine: give a file of sched_counts.py", path=path)
     device = str(content.get("machine", {}).get("gpu", "unknown"))
@@ -48,18 +49,6 @@ def read_counts(
         except (TypeError, ValueError, ZeroDivisionError) as error:
             raise errors.FormatError(f"{place} is damaged: {error}", path=path) from error
     return samples, device
-
-
-def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise errors.MissingFileError(f"{path} does not exist: give a file of sched_counts.py", path=path) from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise errors.FormatError(f"{path} is not JSON ({error}): give a file of sched_counts.py", path=path) from error
-    if not isinstance(content, dict) or not isinstance(content.get("rows"), list) or not content["rows"]:
-        raise errors.FormatError(f'{path} has no list "rows": give a file of sched_counts.py', path=path)
-    return content
 
 
 def _measured(row: dict[str, Any], capacity: Capacity, machine: Machine) -> Sample:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from .. import errors
 from ..scheduler.decision import SOURCE, SourceModel
 from ..scheduler.events import Log
 from ..scheduler.task import Kind
+from .traces import rows
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,9 @@ def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
     ArgumentError
         There is neither a cost nor a decay among them.
     """
-    rows = list(preemptions)
-    costs = [(p.nbytes, p.miss_rate, p.cycles) for p in rows if None not in (p.nbytes, p.miss_rate, p.cycles)]
-    decays = [(p.kind, p.decay) for p in rows if p.kind is not None and p.decay is not None]
+    those = list(preemptions)
+    costs = [(p.nbytes, p.miss_rate, p.cycles) for p in those if None not in (p.nbytes, p.miss_rate, p.cycles)]
+    decays = [(p.kind, p.decay) for p in those if p.kind is not None and p.decay is not None]
     if not costs and not decays:
         raise errors.ArgumentError(
             "no preemption with its cost (bytes, miss_rate, and cycles or seconds) or decay (kind and decay) was "
@@ -108,8 +107,8 @@ def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
     return Fit(model, len(costs), len(decays), r2_decay=r2_decay, notes=notes, **found)
 
 
-def _fit_costs(rows: np.ndarray[Any, Any], notes: list[str]) -> tuple[float, float, float | None, dict[str, float]]:
-    nbytes, miss, cycles = rows.T
+def _fit_costs(costs: np.ndarray[Any, Any], notes: list[str]) -> tuple[float, float, float | None, dict[str, float]]:
+    nbytes, miss, cycles = costs.T
     design = np.stack([miss * nbytes, nbytes], axis=1)
     (slope, base), _ = _nonnegative(design, cycles)
     if np.ptp(miss) < 1e-3:
@@ -185,16 +184,15 @@ def read_csv(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
     clock : float
         Cycles a second, for ``seconds``.
     """
-    with _opened(path) as file:
-        reader = csv.DictReader(file)
-        names = set(reader.fieldnames or ())
-        if not ({"cycles", "seconds"} & names and "miss_rate" in names) and not {"kind", "decay"} <= names:
-            raise errors.FormatError(
-                f"{path} has columns {', '.join(sorted(names)) or 'none'}: it needs miss_rate, bytes and cycles (or "
-                "seconds), or kind and decay",
-                path=path,
-            )
-        return [_row(row, f"{path}: line {number}", clock) for number, row in enumerate(reader, 2)]
+    names = set(rows.header_of(path))
+    if not ({"cycles", "seconds"} & names and "miss_rate" in names) and not {"kind", "decay"} <= names:
+        raise errors.FormatError(
+            f"{path} has columns {', '.join(sorted(names)) or 'none'}: it needs miss_rate, bytes and cycles (or "
+            "seconds), or kind and decay",
+            path=path,
+        )
+    with rows.opened(path) as text:
+        return [_preemption(row, clock) for row in rows.read(text, path, (), ignored=names)]
 
 
 def read_log(
@@ -214,17 +212,12 @@ def read_log(
     kernels : mapping, optional
         ``bytes`` that a kernel holds on a multiprocessor, and its ``miss_rate``, by its name.
     """
-    with _opened(path) as file:
-        try:
-            log = Log.read(file)
-        except (ValueError, TypeError, KeyError) as error:
-            raise errors.FormatError(f"{path} is not a log of a scheduler ({error})", path=path) from error
     table = kernels or {}
     names: dict[int, str] = {}
     running: list[int] = []
     asked: dict[int, tuple[float, float | None, float | None]] = {}
     found = []
-    for event in log:
+    for event in Log.load(path):
         names[event.task] = event.name
         if event.kind == "launch":
             running.append(event.task)
@@ -245,52 +238,29 @@ def read_log(
 
 def read_kernels(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
     """Read a CSV of kernels: ``name``, ``bytes`` and ``miss_rate``."""
-    with _opened(path) as file:
-        reader = csv.DictReader(file)
-        if not {"name", "bytes", "miss_rate"} <= set(reader.fieldnames or ()):
-            raise errors.FormatError(f"{path} needs the columns name, bytes and miss_rate", path=path)
+    columns = ("bytes", "miss_rate")
+    with rows.opened(path) as text:
         return {
-            row["name"]: {k: _number(row[k], f"{path}: line {number}", k) or 0.0 for k in ("bytes", "miss_rate")}
-            for number, row in enumerate(reader, 2)
+            row["name"]: {k: row.number(k) if row.has(k) else 0.0 for k in columns}
+            for row in rows.read(text, path, ("name", *columns), ignored=rows.header_of(path))
         }
 
 
 _NUMBERS = ("bytes", "registers", "shared", "blocks", "miss_rate", "cycles", "seconds", "decay")
 
 
-def _opened(path: str | os.PathLike[str]) -> Any:
-    try:
-        return Path(path).open(encoding="utf-8", newline="")
-    except FileNotFoundError as error:
-        raise errors.MissingFileError(f"{path} does not exist: give a file of measurements", path=path) from error
-
-
-def _row(row: Mapping[str, str | None], place: str, clock: float) -> Preemption:
-    values = {name: _number(row.get(name), place, name) for name in _NUMBERS}
+def _preemption(row: rows.Row, clock: float) -> Preemption:
+    most = {"miss_rate": 1.0, "decay": 1.0}
+    values = {n: row.number(n, most=most.get(n, math.inf)) if row.has(n) else None for n in _NUMBERS}
     nbytes, registers, blocks = values["bytes"], values["registers"], values["blocks"]
     if nbytes is None and registers is not None and blocks is not None:
         nbytes = (registers + (values["shared"] or 0.0)) * blocks
     cycles, seconds = values["cycles"], values["seconds"]
     if cycles is None and seconds is not None:
         cycles = seconds * clock
-    for name in ("miss_rate", "decay"):
-        value = values[name]
-        if value is not None and value > 1:
-            raise errors.FormatError(f"{place}: {name} is {value:g}; it is a ratio, 0 to 1")
-    text = (row.get("kind") or "").strip().lower()
-    kinds = {k.value: k for k in Kind}
-    if text and text not in kinds:
-        raise errors.FormatError(f"{place}: kind is {text!r}: write memory or compute")
-    return Preemption(nbytes, values["miss_rate"], cycles, kinds.get(text), values["decay"])
-
-
-def _number(text: str | None, place: str, name: str) -> float | None:
-    if text is None or not text.strip():
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise errors.FormatError(f"{place}: {name} is {text!r}: write a number of 0 or more")
-    return value
+    kind = None
+    if row.has("kind"):
+        kind = {k.value: k for k in Kind}.get(row["kind"].strip().lower())
+        if kind is None:
+            raise row.wrong("kind", "memory or compute")
+    return Preemption(nbytes, values["miss_rate"], cycles, kind, values["decay"])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from ...cache.sizes import format_size
-from ...errors import ArgumentError, FormatError, MissingFileError
+from ...errors import ArgumentError
 from ...scheduler.events import KINDS, Event, Log
 from ...scheduler.report.explain import QUIET, sentences
 from ...scheduler.report.prometheus import LogMetrics
@@ -55,7 +54,7 @@ def write_views(log: Log, trace: str | None, picture: str | None) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Explain a log."""
     output = Output(arguments.json)
-    log = read(arguments.log)
+    log = Log.read(sys.stdin, "stdin") if arguments.log == "-" else Log.load(arguments.log)
     kinds = None if arguments.kind is None else [k for k in arguments.kind.split(",") if k]
     for kind in kinds or ():
         if kind not in KINDS:
@@ -121,27 +120,6 @@ def _nothing(arguments: argparse.Namespace, log: Log) -> str:
     if not (arguments.all or arguments.kind):
         text += " (arrivals, stops and ends are shown with --all)"
     return text
-
-
-def read(path: str) -> Log:
-    """Read a log.
-
-    Raises
-    ------
-    MissingFileError
-        There is no such file.
-    FormatError
-        A line is not an event of a log.
-    """
-    if path == "-":
-        return Log.read(sys.stdin, "stdin")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingFileError(f"{path} does not exist: make a log with --log of another command", path=path) from None
-    except UnicodeDecodeError:
-        raise FormatError(f"{path} is not a log: it is not text", path=path) from None
-    return Log.read(text.splitlines(), path)
 
 
 def _about(event: Event) -> set[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import time
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...cache.sizes import parse_size
-from ...errors import ArgumentError, FormatError, MissingFileError, ServiceError
+from ...errors import ArgumentError, ServiceError
+from ...json_file import read_json
 from ...replacing import unfinished
 from ..arguments import Commands, command, json_option
 from ..output import Output
@@ -86,8 +86,8 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
 
     service = Service(
         arguments.socket, device=arguments.device, policy=arguments.policy, limit=arguments.limit,
-        tenants=_object(arguments.tenants, "tenants"), group=arguments.group,
-        users=_object(arguments.users, "users"), allow=arguments.allow, trust_group=arguments.trust_group,
+        tenants=_by_name(arguments.tenants, "--tenants"), group=arguments.group,
+        users=_by_name(arguments.users, "--users"), allow=arguments.allow, trust_group=arguments.trust_group,
         log=arguments.log, max_message=parse_size(arguments.max_message, "max-message"),
         max_held=parse_size(arguments.max_held, "max-held"), stuck=arguments.stuck_after,
     )  # fmt: skip
@@ -152,16 +152,6 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _object(path: str | None, name: str) -> dict[str, Any] | None:
-    """Read a JSON object from a file."""
-    if path is None:
-        return None
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MissingFileError(f"--{name}: {path} does not exist", path=path) from None
-    except ValueError as error:
-        raise FormatError(f"--{name}: {path} is not JSON: {error}", path=path) from None
-    if not isinstance(found, dict):
-        raise FormatError(f"--{name}: {path} must be an object, by name", path=path)
-    return found
+def _by_name(path: str | None, option: str) -> dict[str, Any] | None:
+    """Read the file of an option."""
+    return None if path is None else read_json(path, f"the file of {option}, an object by name")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..policy import View
-from ..residency import REMEMBERED, footprint, shape_of
+from ..residency import remember, shape_of
 from ..task import Job, Kind, Placement, Profile
 from .sharing import Sight, alone, at_most, pairs, quota, within
 
@@ -167,9 +167,7 @@ class Arranger:
                 key = self._cards[job][1], part
                 place = self._quotas.get(key)
                 if place is None:
-                    if len(self._quotas) >= REMEMBERED:
-                        self._quotas.clear()
-                    place = self._quotas[key] = at_most(quota(job, part, view.capacity))
+                    place = remember(self._quotas, key, at_most(quota(job, part, view.capacity)))
                 found.append(place)
         if found[-1].workers is not None and jobs[-1].waits and "switch" not in view.capacity.modes:
             # What comes last takes what the others leave, now and, without a word from the host, when they end.
@@ -211,7 +209,8 @@ class Arranger:
             shape.alone, task.blocks, task.name if getattr(view.rates, "by_name", True) else "", bool(task.whole),
         )  # fmt: skip
         if (number := self._numbers.get(figures)) is None:
-            number = self._number(self._numbers, figures)
+            # a number that was never used: entries under old numbers must not match
+            number = remember(self._numbers, figures, next(self._next))
         found = self._cards[job] = profile, number, shape.alone, shape.load, task.blocks
         return found
 
@@ -257,20 +256,13 @@ class Arranger:
         """Return a number that like kernels have in common."""
         profile, capacity = self._sight.profile(view, job), view.capacity
         name = job.task.name if getattr(view.rates, "by_name", True) else ""
-        most = alone(job, capacity) * max(footprint(profile, capacity))
+        most = alone(job, capacity) * shape_of(profile, 1, capacity).load
         eighths = [math.ceil(8 * x) for x in (profile.need, profile.compute, profile.bandwidth, most)]
         kind = name, profile.kind, bool(job.task.whole), *eighths
         if (found := self._kinds.get(kind)) is None:
-            found = self._number(self._kinds, kind)
+            found = remember(self._kinds, kind, next(self._next))
         self._likes[job] = found
         return found
-
-    def _number(self, table: dict[tuple[Any, ...], int], figures: tuple[Any, ...]) -> int:
-        """Give figures a number that was never used: entries under old numbers must not match."""
-        if len(table) >= REMEMBERED:
-            table.clear()
-        table[figures] = number = next(self._next)
-        return number
 
 
 def _parts(jobs: Sequence[Job], fixed: int, fits: bool, view: View) -> Sequence[Sequence[float | str | None]]:

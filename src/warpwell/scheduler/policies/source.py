@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..decision import SOURCE, SourceModel, gain, together, worth
@@ -59,10 +59,6 @@ class Source(Policy):
         self.name = name or self.name
         self._sight = Sight(perfect)
         self._promised: Job | None = None
-
-    def bucket(self, job: Job) -> Hashable:
-        """By class, and preempted or new. (With perfect prediction the predicted class still sorts.)"""
-        return job.task.profile.kind, job.state is PREEMPTED
 
     def ended(self, job: Job, now: float) -> None:
         """Forget it."""

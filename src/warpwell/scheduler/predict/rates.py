@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
+from ...json_file import read_json
 from ..executor import Capacity
-from ..residency import REMEMBERED, ResidentKernel, Shape, fit, part_of, shape_of, share_of
+from ..residency import REMEMBERED, ResidentKernel, Shape, fit, part_of, remember, shape_of, share_of
 from ..task import MEMORY, Job, Kind, Placement, Profile, Task
 
 Points = tuple[tuple[float, float], ...]
@@ -106,9 +107,7 @@ class RateModel(ABC):
         key = tuple(parts)
         found = self._together.get(key)
         if found is None:
-            if len(self._together) >= REMEMBERED:
-                self._together.clear()
-            found = self._together[key] = self._evaluate(jobs, shapes, parts)
+            found = remember(self._together, key, self._evaluate(jobs, shapes, parts))
         return found.copy()
 
     def _evaluate(self, jobs: Sequence[Job], shapes: Sequence[Shape], parts: list[Any]) -> list[float]:
@@ -124,8 +123,6 @@ class RateModel(ABC):
 
     def _learn(self, task: Task) -> tuple[int, Shape, Profile]:
         """Number a kernel: kernels with the same figures for rates have the same number."""
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
         profile, shape = task.profile, shape_of(task.profile, task.blocks, self.capacity)
         figures = (
             profile.kind, profile.bandwidth, profile.compute, profile.need, profile.miss_rate, shape.footprint,
@@ -133,11 +130,9 @@ class RateModel(ABC):
         )  # fmt: skip
         number = self._alike.get(figures)
         if number is None:
-            if len(self._alike) >= REMEMBERED:
-                self._alike.clear()
-            number = self._alike[figures] = next(self._next)  # none is given twice: what is kept goes by them
-        found = self._known[id(profile), task.blocks, task.name] = number, shape, profile
-        return found
+            # none is given twice: what is kept goes by them
+            number = remember(self._alike, figures, next(self._next))
+        return remember(self._known, (id(profile), task.blocks, task.name), (number, shape, profile))
 
     @abstractmethod
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
@@ -148,9 +143,7 @@ class RateModel(ABC):
         key = id(profile), name, share, partition
         found = self._residents.get(key)
         if found is None:
-            if len(self._residents) >= REMEMBERED:
-                self._residents.clear()
-            found = self._residents[key] = ResidentKernel(name, profile, share, partition)
+            found = remember(self._residents, key, ResidentKernel(name, profile, share, partition))
         return found
 
 
@@ -211,10 +204,8 @@ class ClassTable(RateModel):
             one, other = facts
             pair = self._pairs.get((one, other))
             if pair is None:
-                if len(self._pairs) >= REMEMBERED:
-                    self._pairs.clear()
                 older, newer = _factors(one, other)
-                pair = self._pairs[one, other] = one.alone * older, other.alone * newer
+                pair = remember(self._pairs, (one, other), (one.alone * older, other.alone * newer))
             return [*pair]
         rates = [fact.alone for fact in facts]
         for j in range(1, len(facts)):
@@ -234,9 +225,7 @@ class ClassTable(RateModel):
         figures = class_of(resident.profile) is MEMORY, resident.profile.need, resident.share, resident.partition
         found = self._facts.get(figures)
         if found is None:
-            if len(self._facts) >= REMEMBERED:
-                self._facts.clear()
-            found = self._facts[figures] = self._derive(*figures)
+            found = remember(self._facts, figures, self._derive(*figures))
         resident.facts = found
         return found
 
@@ -398,6 +387,8 @@ class Matrix(RateModel):
 
     Attributes
     ----------
+    pairs : list of Pair
+        All measurements.
     missing : set of tuple
         Pairs (first, second) that were asked for and are not there; the first ones, where they are many.
     """
@@ -409,20 +400,13 @@ class Matrix(RateModel):
         super().__init__(self.otherwise.capacity)
         self.device = device
         self.missing: set[tuple[str, str]] = set()
-        self._pairs: dict[tuple[str, str], list[Pair]] = {}
+        self.pairs = list(pairs)
         self._shared: dict[tuple[str, str], list[Pair]] = {}
         self._apart: dict[tuple[str, str], list[Pair]] = {}
-        count = 0
-        for count, pair in enumerate(pairs, 1):  # noqa: B007 - the last count is the sum
-            key = pair.first, pair.second
-            self._pairs.setdefault(key, []).append(pair)
-            (self._shared if pair.partition is None else self._apart).setdefault(key, []).append(pair)
-        self.name = f"measured matrix ({count} pairs, {device}), otherwise {self.otherwise.name}"
-
-    @property
-    def pairs(self) -> list[Pair]:
-        """All measurements."""
-        return [pair for those in self._pairs.values() for pair in those]
+        for pair in self.pairs:
+            those = self._shared if pair.partition is None else self._apart
+            those.setdefault((pair.first, pair.second), []).append(pair)
+        self.name = f"measured matrix ({len(self.pairs)} pairs, {device}), otherwise {self.otherwise.name}"
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return measured rates; for a pair that is missing, the rates of the other model."""
@@ -469,16 +453,8 @@ class Matrix(RateModel):
         MissingFileError, FormatError
             No such file, or not a pair matrix: the message names the entry.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            message = f"{path} does not exist: give the file of a pair matrix"
-            raise errors.MissingFileError(message, path=path) from error
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            message = f"{path} is not JSON ({error}): give the file of a pair matrix"
-            raise errors.FormatError(message, path=path) from error
-        known = isinstance(content, dict) and content.get("format") == FORMAT
-        if not known or not isinstance(content.get("pairs"), list):
+        content = read_json(path, "the file of a pair matrix")
+        if content.get("format") != FORMAT or not isinstance(content.get("pairs"), list):
             message = f'{path} is not a pair matrix: its "format" must be "{FORMAT}", with a list "pairs"'
             raise errors.FormatError(message, path=path)
         pairs = [_checked_pair(entry, number, path) for number, entry in enumerate(content["pairs"])]

@@ -9,7 +9,7 @@ from ...scheduler.executor import Capacity
 from ...scheduler.policies.order import at_least_one
 from ...scheduler.policies.sharing import age, at_most, highest, preemptible
 from ...scheduler.policy import Decision, Launch, Policy, Resize, View
-from ...scheduler.residency import REMEMBERED, shape_of
+from ...scheduler.residency import remember, shape_of
 from ...scheduler.task import Job
 
 
@@ -69,10 +69,8 @@ class SmkDrf(Policy):
             key += weight, shape.alone if shape.alone < left else max(1, left), shape.alone, shape.footprint
         known = self._known.get(tuple(key))
         if known is None:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
             weights = [view.tenants[j.task.tenant].tenant.weight for j in jobs]
-            known = self._known[tuple(key)] = divide(jobs, weights, view.capacity)
+            known = remember(self._known, tuple(key), divide(jobs, weights, view.capacity))
         return known.copy()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from ...scheduler.policies.order import at_least_one
 from ...scheduler.policies.sharing import age, at_most, demand, grow, preemptible, quota, share, stopping
 from ...scheduler.policy import Decision, Launch, Policy, Preempt, Resize, View
@@ -35,10 +33,6 @@ class MemoryFirst(Policy):
         self.part = part
         self.patience = at_least_one("patience", patience)
         self.most = most
-
-    def bucket(self, job: Job) -> Hashable:
-        """By class, and preempted or new."""
-        return job.task.profile.kind, job.state is PREEMPTED
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the complement of what runs, memory first."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 from ...scheduler.policies.order import at_least_one
 from ...scheduler.policies.sharing import age, at_most, pairs, quota, within
 from ...scheduler.policy import Decision, Launch, Policy, View
-from ...scheduler.residency import REMEMBERED
-from ...scheduler.task import MEMORY, PREEMPTED, Job, Kind, Placement, Request
+from ...scheduler.residency import remember
+from ...scheduler.task import MEMORY, Job, Kind, Placement, Request
 
 
 class EvenPartition(Policy):
@@ -70,10 +70,6 @@ class BestPartition(Policy):
         self.patience = at_least_one("patience", patience)
         self._last: dict[Kind | None, Job] = {}
         self._chosen: dict[tuple[str, str], tuple[Placement, Placement]] = {}
-
-    def bucket(self, job: Job) -> Hashable:
-        """By class, and preempted or new."""
-        return job.task.profile.kind, job.state is PREEMPTED
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the kernel that belongs in the free partition."""
@@ -144,10 +140,8 @@ class BestPartition(Policy):
             return min(choices, key=lambda c: abs(_part(c[0], view, job) - _part(c[1], view, job)))
         rated = [(c, view.rates.together([memory, compute], list(c))) for c in choices]
         kept = [r for r in rated if r[1][0] >= self.keeps] or rated
-        if len(self._chosen) >= REMEMBERED:
-            self._chosen.clear()
-        chosen = self._chosen[memory.task.name, compute.task.name] = max(kept, key=lambda r: sum(r[1]))[0]
-        return chosen
+        best = max(kept, key=lambda r: sum(r[1]))[0]
+        return remember(self._chosen, (memory.task.name, compute.task.name), best)
 
 
 def _size(name: str, view: View) -> int:

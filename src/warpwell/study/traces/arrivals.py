@@ -50,10 +50,10 @@ def read_azure(path: str | os.PathLike[str]) -> Arrivals:
     times: list[float] = []
     epoch = None
     with rows.opened(path) as text:
-        for line, row in rows.read(text, path, AZURE):
+        for row in rows.read(text, path, AZURE):
             for column in AZURE[1:]:
-                rows.whole(row, column, line, path)
-            stamp = _azure_seconds(row["TIMESTAMP"], line, path)
+                row.whole(column)
+            stamp = _azure_seconds(row)
             epoch = stamp if epoch is None else epoch
             times.append(stamp - epoch)
     if not times:
@@ -63,17 +63,16 @@ def read_azure(path: str | os.PathLike[str]) -> Arrivals:
                     notes={"application": "drawn with equal chances (the trace has tokens, not kernels)"})  # fmt: skip
 
 
-def _azure_seconds(stamp: str, line: int, path: str | os.PathLike[str]) -> float:
-    """Return seconds of a time such as ``2023-11-16 18:15:46.6805900``: seven decimals, one more than Python takes."""
-    whole, _, fraction = stamp.strip().partition(".")
+def _azure_seconds(row: rows.Row) -> float:
+    """Return the seconds of a time such as ``2023-11-16 18:15:46.6805900``: seven decimals, one more than Python's."""
+    whole, _, fraction = row["TIMESTAMP"].strip().partition(".")
     try:
         if fraction and not fraction.isdigit():
-            raise ValueError(stamp)
+            raise ValueError(fraction)
         moment = datetime.fromisoformat(whole)
         return (moment - datetime(2000, 1, 1)).total_seconds() + (float(f"0.{fraction}") if fraction else 0.0)
     except (ValueError, TypeError) as error:
-        message = f"{path}, line {line}: TIMESTAMP is {stamp!r}; give a time such as 2023-11-16 18:15:46.68"
-        raise errors.FormatError(message, path=path) from error
+        raise row.wrong("TIMESTAMP", "a time such as 2023-11-16 18:15:46.68") from error
 
 
 def read_alibaba(path: str | os.PathLike[str]) -> Arrivals:
@@ -86,13 +85,12 @@ def read_alibaba(path: str | os.PathLike[str]) -> Arrivals:
     found: list[tuple[float, int]] = []
     left_out = 0
     with rows.opened(path) as text:
-        for line, row in rows.read(text, path, ALIBABA):
-            time = rows.number(row, "creation_time", line, path)
+        for row in rows.read(text, path, ALIBABA):
+            time = row.number("creation_time")
             for column in ("num_gpu", "gpu_milli"):
-                rows.whole(row, column, line, path)
+                row.whole(column)
             if row["qos"] not in PRIORITIES:
-                message = f"{path}, line {line}: qos is {row['qos']!r}; give one of {', '.join(PRIORITIES)}"
-                raise errors.FormatError(message, path=path)
+                raise row.wrong("qos", f"one of {', '.join(PRIORITIES)}")
             if row["num_gpu"] == "0":
                 left_out += 1
             else:

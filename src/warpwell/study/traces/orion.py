@@ -140,15 +140,12 @@ def _text(content: bytes, path: str | os.PathLike[str]) -> str:
 
 def _lines(text: str, where: str) -> list[_KernelRow]:
     found = []
-    for line, row in rows.read(io.StringIO(text), where, COLUMNS):
-        kind = rows.number(row, "Profile", line, where, least=-1, most=1)
+    for row in rows.read(io.StringIO(text), where, COLUMNS):
+        kind = row.number("Profile", least=-1, most=1)
         if kind not in KINDS:
-            message = f"{where}, line {line}: Profile is {row['Profile']!r}; give 1, 0 or -1"
-            raise errors.FormatError(message, path=where)
-        found.append(_KernelRow(
-            row["Name"], KINDS[int(kind)], rows.whole(row, "Memory_footprint", line, where),
-            rows.number(row, "SM_usage", line, where), rows.number(row, "Duration", line, where),
-        ))  # fmt: skip
+            raise row.wrong("Profile", "1, 0 or -1")
+        memory, processors, nanoseconds = row.whole("Memory_footprint"), row.number("SM_usage"), row.number("Duration")
+        found.append(_KernelRow(row["Name"], KINDS[int(kind)], memory, processors, nanoseconds))
     if not found:
         raise errors.FormatError(f"{where} has no kernels: leave it out", path=where)
     return found

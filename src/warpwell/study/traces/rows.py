@@ -15,7 +15,55 @@ from ... import errors
 
 _GZIP = b"\x1f\x8b"
 
-Row = dict[str, str]
+
+class Row(dict[str, str]):
+    """A row of a file: the text of each column.
+
+    Attributes
+    ----------
+    line : int
+        Its number, from 1.
+    path : path
+        Of the file, for messages.
+    """
+
+    def __init__(self, cells: Iterable[tuple[str, str]], line: int, path: str | os.PathLike[str]) -> None:
+        super().__init__(cells)
+        self.line = line
+        self.path = path
+
+    def has(self, column: str) -> bool:
+        """Return whether the column exists and is not blank."""
+        return bool(self.get(column, "").strip())
+
+    def number(self, column: str, *, least: float = 0.0, most: float = math.inf) -> float:
+        """Return a number.
+
+        Raises
+        ------
+        FormatError
+            It is no finite number, or out of its bounds: negative, where `least` is 0.
+        """
+        try:
+            value = float(self[column])
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and least <= value <= most):
+            bounds = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
+            raise self.wrong(column, f"a number {bounds}")
+        return value
+
+    def whole(self, column: str, *, least: int = 0) -> int:
+        """Return a whole number; errors as those of `number`."""
+        value = self.number(column, least=least)
+        if value != int(value):
+            raise self.wrong(column, f"a whole number from {least} up")
+        return int(value)
+
+    def wrong(self, column: str, give: str) -> errors.FormatError:
+        """Return the error about a cell; `give` says what to give instead."""
+        message = f"{self.path}, line {self.line}: {column} is {self[column]!r}; give {give}"
+        return errors.FormatError(message, path=self.path)
 
 
 @contextlib.contextmanager
@@ -31,7 +79,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         with open(path, "rb") as file:
             packed = file.read(2) == _GZIP
     except (FileNotFoundError, IsADirectoryError) as error:
-        message = f"{path} is not a file: give the path of a trace"
+        message = f"{path} {'does not exist' if isinstance(error, FileNotFoundError) else 'is a folder'}: give a file"
         raise errors.MissingFileError(message, path=path) from error
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") if packed else open(
@@ -39,7 +87,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         ) as text:
             yield text
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise errors.FormatError(f"{path} is not CSV text ({error}): give a trace", path=path) from error
+        raise errors.FormatError(f"{path} is not CSV text ({error}): give a file of rows", path=path) from error
 
 
 def header_of(path: str | os.PathLike[str]) -> list[str]:
@@ -55,8 +103,8 @@ def read(
     optional: Iterable[str] = (),
     *,
     ignored: Iterable[str] = (),
-) -> Iterator[tuple[int, Row]]:
-    """Give each row with its line number; lines that begin with ``#`` are comments.
+) -> Iterator[Row]:
+    """Give each row; lines that begin with ``#`` are comments.
 
     Parameters
     ----------
@@ -93,37 +141,7 @@ def read(
             counts = f"{len(values)} values for {len(columns)} columns"
             message = f"{path}, line {reader.line_num}: {counts}; correct the line"
             raise errors.FormatError(message, path=path)
-        yield reader.line_num, dict(zip(columns, values, strict=True))
-
-
-def number(
-    row: Row, column: str, line: int, path: str | os.PathLike[str], *, least: float = 0.0, most: float = math.inf
-) -> float:
-    """Return a number of a row.
-
-    Raises
-    ------
-    FormatError
-        It is no finite number, or out of its bounds: negative, where `least` is 0.
-    """
-    try:
-        value = float(row[column])
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and least <= value <= most):
-        bounds = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
-        message = f"{path}, line {line}: {column} is {row[column]!r}; give a number {bounds}"
-        raise errors.FormatError(message, path=path)
-    return value
-
-
-def whole(row: Row, column: str, line: int, path: str | os.PathLike[str], *, least: int = 0) -> int:
-    """Return a whole number of a row; errors as those of `number`."""
-    value = number(row, column, line, path, least=least)
-    if value != int(value):
-        message = f"{path}, line {line}: {column} is {row[column]!r}; give a whole number from {least} up"
-        raise errors.FormatError(message, path=path)
-    return int(value)
+        yield Row(zip(columns, values, strict=True), reader.line_num, path)
 
 
 def name_of(path: str | os.PathLike[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ their default."""
 
 _COUNTS = ("registers", "shared", "threads", "resident")
 _RATIOS = ("miss_rate", "bandwidth", "compute", "need")
-_DEFAULTS = Profile()
 _TRUTH = {"": False, "0": False, "no": False, "false": False, "1": True, "yes": True, "true": True}
 
 
@@ -44,13 +43,13 @@ def read(path: str | os.PathLike[str], capacity: Capacity | None = None) -> Trac
     chains: dict[str, list[TracedKernel]] = {}
     heads: dict[str, tuple[float, str, str, int]] = {}
     with rows.opened(path) as text:
-        for line, row in rows.read(text, path, REQUIRED, OPTIONAL):
+        for row in rows.read(text, path, REQUIRED, OPTIONAL):
             request = row["request"].strip()
-            head = _head(row, line, path)
+            head = _head(row)
             if request not in chains:
                 heads[request] = head
                 chains[request] = []
-            chains[request].append(_kernel(row, line, path))
+            chains[request].append(_kernel(row))
     if not chains:
         raise errors.FormatError(f"{path} has no kernels: give a trace with rows", path=path)
     shared: dict[tuple[Any, ...], TracedApplication] = {}
@@ -89,54 +88,34 @@ def write(workload: Trace, path: str | os.PathLike[str]) -> None:
                 ])  # fmt: skip
 
 
-def _head(row: rows.Row, line: int, path: str | os.PathLike[str]) -> tuple[float, str, str, int]:
+def _head(row: rows.Row) -> tuple[float, str, str, int]:
     """Return arrival, application, tenant and priority."""
-    arrival = rows.number(row, "arrival", line, path)
-    priority = _optional(row, "priority", 0.0, lambda: rows.number(row, "priority", line, path, least=-math.inf))
+    arrival = row.number("arrival")
+    priority = row.number("priority", least=-math.inf) if row.has("priority") else 0.0
     if priority != int(priority):
-        message = f"{path}, line {line}: priority is {row['priority']!r}; give a whole number, larger is sooner"
-        raise errors.FormatError(message, path=path)
+        raise row.wrong("priority", "a whole number, larger is sooner")
     return arrival, row.get("application") or row["kernel"], row.get("tenant") or "default", int(priority)
 
 
-def _kernel(row: rows.Row, line: int, path: str | os.PathLike[str]) -> TracedKernel:
-    def ratio(name: str) -> Callable[[], float]:
-        return lambda: rows.number(row, name, line, path, most=1.0)
-
-    def count(name: str, least: int = 0) -> Callable[[], int]:
-        return lambda: rows.whole(row, name, line, path, least=least)
-
-    def amount(name: str) -> Callable[[], float]:
-        return lambda: rows.number(row, name, line, path)
-
-    values: dict[str, Any] = {name: _optional(row, name, getattr(_DEFAULTS, name), count(name)) for name in _COUNTS}
-    values |= {name: _optional(row, name, getattr(_DEFAULTS, name), ratio(name)) for name in _RATIOS}
-    kind = row.get("kind", "").strip()
-    if kind not in ("", "memory", "compute"):
-        message = f'{path}, line {line}: kind is {kind!r}; give "memory", "compute" or nothing'
-        raise errors.FormatError(message, path=path)
-    profile = Profile(
-        kind=Kind(kind) if kind else None,
-        seconds=rows.number(row, "seconds", line, path),
-        instructions=_optional(row, "instructions", None, amount("instructions")),
-        source="trace",
-        **values,
-    )
-    deadline = _optional(row, "deadline", None, amount("deadline"))
+def _kernel(row: rows.Row) -> TracedKernel:
+    values: dict[str, Any] = {name: row.whole(name) for name in _COUNTS if row.has(name)}
+    values |= {name: row.number(name, most=1.0) for name in _RATIOS if row.has(name)}
+    if row.has("kind"):
+        if row["kind"].strip() not in ("memory", "compute"):
+            raise row.wrong("kind", '"memory", "compute" or nothing')
+        values["kind"] = Kind(row["kind"].strip())
+    if row.has("instructions"):
+        values["instructions"] = row.number("instructions")
+    profile = Profile(seconds=row.number("seconds"), source="trace", **values)
+    deadline = row.number("deadline") if row.has("deadline") else None
     if deadline == 0:
-        message = f"{path}, line {line}: deadline is 0 s; give a positive time, or nothing"
-        raise errors.FormatError(message, path=path)
-    idempotent = row.get("idempotent", "").strip().lower()
-    if idempotent not in _TRUTH:
-        message = f"{path}, line {line}: idempotent is {idempotent!r}; give 0 or 1"
-        raise errors.FormatError(message, path=path)
-    blocks = _optional(row, "blocks", profile.resident or 1, count("blocks", 1))
-    memory = _optional(row, "memory", 0, count("memory"))
-    return TracedKernel(row["kernel"], profile, blocks, memory, _TRUTH[idempotent], deadline)
-
-
-def _optional(row: rows.Row, name: str, default: Any, value: Callable[[], Any]) -> Any:
-    return value() if row.get(name, "").strip() else default
+        raise row.wrong("deadline", "a positive time, or nothing")
+    idempotent = _TRUTH.get(row.get("idempotent", "").strip().lower())
+    if idempotent is None:
+        raise row.wrong("idempotent", "0 or 1")
+    blocks = row.whole("blocks", least=1) if row.has("blocks") else profile.resident or 1
+    memory = row.whole("memory") if row.has("memory") else 0
+    return TracedKernel(row["kernel"], profile, blocks, memory, idempotent, deadline)
 
 
 def _identity(kernel: TracedKernel) -> tuple[Any, ...]:
