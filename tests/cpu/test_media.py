@@ -2,8 +2,10 @@
 
 import ctypes
 import errno
+import gc
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,20 @@ class TestPythonUnderWrappers(MediumConformance):
         parts = stripes(content, 2, 512)
         media = [Faulty(Latency(ListMedium(c, writable), latency_us=1)) for c in parts]
         return Replicated([Striped(media, 512)])
+
+
+@pytest.mark.parametrize("wrap", [Faulty, Latency])
+def test_a_wrapper_that_is_dropped_gives_its_memory_back_at_once(wrap: Any) -> None:
+    inner = RamMedium(4096)
+    wrapper = wrap(inner)
+    wrapper.native()
+    alive = [weakref.ref(wrapper), weakref.ref(inner)]
+    gc.disable()
+    try:
+        del wrapper, inner
+        assert [reference() for reference in alive] == [None, None]
+    finally:
+        gc.enable()
 
 
 # -- files ---------------------------------------------------------------------------------------------------

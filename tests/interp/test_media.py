@@ -7,9 +7,9 @@ from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
 from warpwell.storage.faulty import Faulty
 from warpwell.storage.groups import Replicated, Striped
 from warpwell.storage.latency import Latency
-from warpwell.storage.medium import Medium
+from warpwell.storage.medium import PENDING, Medium
 from warpwell.storage.ram import RamMedium
-from warpwell.targets import call_native, grid, memory_for
+from warpwell.targets import call_native, clock_ns, grid, memory_for
 from warpwell.targets.interp.interpreter import launch
 from warpwell.testing.media import HostBytes, drive_part
 
@@ -119,3 +119,23 @@ def test_withheld_commands_run_once(seed: int) -> None:
     launch(complete, 2, seed=seed, coarse_copies=True)
     assert sorted(done) == [k << 16 for k in range(4)]
     assert np.array_equal(np.concatenate([b.bytes for b in buffers]), content()[:2048])
+
+
+def test_commands_that_came_while_it_was_silent_run_at_once_in_a_later_launch() -> None:
+    medium = Faulty(RamMedium(content()))
+    medium.stop()
+    native, buffer, answers = medium.native(), HostBytes(512), []
+    assert native is not None
+
+    def begin() -> None:
+        for _ in range(50):
+            clock_ns()
+        answers.append(call_native(native.start, native.state, READ, 0, 512, buffer.address, 7))
+
+    def end() -> None:
+        answers.append(call_native(native.complete, native.state, 0, 0, 0, 0, 0))
+
+    launch(begin, 1, seed=0)
+    medium.resume()
+    launch(end, 1, seed=0)
+    assert answers == [PENDING, 7 << 16] and medium.withheld == 0

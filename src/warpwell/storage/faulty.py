@@ -111,7 +111,8 @@ class _FaultState:
     def _over(self, inner: NativeMedium) -> NativeMedium:
         """Return native functions that call those of `inner`."""
         self._words[:3] = (inner.start, inner.complete, inner.state)
-        return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, (self, inner))
+        kept = (self._block, self._entries, self._results, inner)
+        return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, kept)
 
     def stop(self) -> None:
         """Answer no command any more, those in flight included."""
@@ -375,8 +376,11 @@ def step_of(state: int) -> int:
 def postpone(state: int, kind: int, op: int, first: int, second: int, buffer: int, last: int, answer: int) -> None:
     """Queue a command, or a second completion, for later; with a full queue it is lost."""
     lock(state + 8 * LOCK)
-    # under the lock, so that times rise along the queue
-    due = clock_ns() + word(state, LATE_NS)
+    # under the lock, so that times rise along the queue; without a delay no time, as the interpreter's clock starts
+    # anew with each launch
+    due = word(state, LATE_NS)
+    if due > 0:
+        due += clock_ns()
     at = word(state, TAIL)
     if at - word(state, HEAD) < MOST_WAITING:
         entry = word(state, ENTRIES) + ENTRY_BYTES * (at & (MOST_WAITING - 1))
