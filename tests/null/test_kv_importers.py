@@ -296,7 +296,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="savez"):
         open_source(tmp_path / "a.npy")
     (tmp_path / "t").write_bytes(b"text")
-    with pytest.raises(FormatError, match="no known format"):
+    with pytest.raises(FormatError, match="unknown format"):
         open_source(tmp_path / "t")
     (tmp_path / "z.tar.gz").write_bytes(b"\x1f\x8b0000000000")
     with pytest.raises(FormatError, match="unpack"):

@@ -8,22 +8,22 @@
 
 The files, in the order in which a record meets them:
 
-    opening.py        creates and opens stores, and checks the options of both
-    store.py          the mapping that the host uses; its views, its statistics, reads that go on in a thread
-    keys.py           what may be a key; keys as arrays; the orders of keys
-    schema.py         what may be a value: bytes, or a record of named arrays
-    shards.py         several folders as one: which shard a key belongs to (rendezvous hash)
+    opening.py        create and open stores; check their options
+    store.py          `Store`, the mapping that the host uses; views, statistics, reads in the background
+    keys.py           types of keys; keys as arrays; the order of keys
+    schema.py         types of values: bytes, or a record of named arrays
+    shards.py         several folders as one store: the shard of each key (rendezvous hash)
     shard.py          the records of one folder: log, index and reader together; commit, refresh, compaction
     log/              the files on disk: segments of values, journal, snapshots, recovery
     index/            where each value lies, in memory; native code that looks keys up and reads values
-    native.py         device code as functions that Python calls
-    writes.py         changes that kernels ask for, carried out by one thread
+    native.py         compile device code into functions that Python calls
+    writes.py         one thread that carries out the writes and deletes of kernels
     device/           how kernels fetch records: queues, requests, device cache, batches
     loader/           shuffled batches for training
-    shard_folders.py  where shards are after a store was moved or copied; whether a store with its shards is sound
-    salvage.py        what is sound of a damaged store, put into a new one
-    lifetime.py       what becomes of stores that are dropped, forked, or open when the program ends
-    convert/          records from and to other formats
+    shard_folders.py  find the shards of a store that was moved or copied; verify a store with its shards
+    salvage.py        copy the undamaged records of a damaged store into a new one
+    lifetime.py       stores that are dropped, forked, or open when the program ends: commit and close
+    convert/          import records from other formats, and export them
 """
 
 from .device.device_store import DeviceStore

@@ -1,4 +1,4 @@
-"""Keys: the types that callers may pass, the arrays that the log and the index take, and the orders of keys."""
+"""Keys: the types that callers may pass, the arrays for the log and the index, and the order of keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Keys(NamedTuple):
     lengths : numpy.ndarray or None
         uint8 [N]; None where every key has 8 bytes and `words` is flat.
     integers : numpy.ndarray, bool or None
-        Which keys were given as integers, bool [N], or one answer for all; None: they are if `words` is flat.
+        Which keys were given as integers: bool [N], or one bool for all; None means all if `words` is flat, else none.
     """
 
     words: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Keys(NamedTuple):
         return out.view(np.uint8), np.full(self.size, INT_KEY, np.uint8)
 
     def marked(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return what `padded` does, with the mark `INTEGER` at the lengths of integers."""
+        """Return the result of `padded`, with the mark `INTEGER` in the lengths of integers."""
         padded, lengths = self.padded()
         kinds = self.kinds
         if kinds is not False:
@@ -60,7 +60,7 @@ class Keys(NamedTuple):
 
     @property
     def kinds(self) -> NDArray[np.bool_] | bool:
-        """Which keys are integers: bool [N], or one answer for all."""
+        """Which keys are integers: bool [N], or one bool for all."""
         return self.lengths is None if self.integers is None else self.integers
 
     @property
@@ -79,7 +79,7 @@ class Keys(NamedTuple):
         return Keys(np.ascontiguousarray(self.words[rows]), lengths, integers)
 
     def copied(self) -> Keys:
-        """Return keys in memory of their own: the caller may use its array again."""
+        """Return a copy of the keys, so that the caller may change its array."""
         lengths = None if self.lengths is None else self.lengths.copy()
         return self._replace(words=self.words.copy(), lengths=lengths)
 
@@ -97,7 +97,7 @@ class Keys(NamedTuple):
         return self.raw(k)
 
     def to_list(self) -> list[int | bytes]:
-        """Return the keys, integers as such and all others as bytes."""
+        """Return the keys: integers as int, all others as bytes."""
         kinds = self.kinds
         if kinds is True:
             numbers: list[int | bytes] = self.numbers().tolist()
@@ -118,14 +118,14 @@ def as_key(key: Any) -> bytes:
     Parameters
     ----------
     key : int, bytes or str
-        An integer of 64 bits is its 8 bytes, little-endian; a string is its UTF-8.
+        A 64-bit integer becomes its 8 bytes, little-endian; a string becomes UTF-8.
 
     Raises
     ------
     KeyLengthError
-        It has 0 or more than 16 bytes, or is an integer over 64 bits.
+        The key has 0 or more than 16 bytes, or is an integer of more than 64 bits.
     ArgumentError
-        It is of another type.
+        The key has another type.
     """
     if isinstance(key, bytes):
         raw = key
@@ -155,13 +155,13 @@ def is_integer(key: Any) -> bool:
 
 
 def shown(key: Any) -> int | bytes:
-    """Return a key as messages show it: an integer as one, all others as bytes."""
+    """Return a key as messages show it: an integer as int, all others as bytes."""
     raw = as_key(key)
     return int(key) if is_integer(key) else raw
 
 
 def as_keys(keys: Any) -> Keys:
-    """Check the keys of a batch and bring them into arrays.
+    """Check the keys of a batch and convert them to arrays.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def _from_list(keys: list[Any]) -> Keys:
 
 
 def from_bytes(keys: list[bytes]) -> Keys:
-    """Bring checked keys that are no integers into arrays."""
+    """Convert checked keys that are not integers to arrays."""
     lengths = np.fromiter(map(len, keys), np.uint8, len(keys))
     raw = b"".join([k.ljust(MAX_KEY, b"\0") for k in keys])
     words = np.frombuffer(bytearray(raw), np.int64).reshape(-1, 2)
@@ -298,7 +298,7 @@ def in_byte_order(keys: Keys) -> Keys:
 
 
 def with_prefix(keys: Keys, prefix: bytes, start: int | bytes | None) -> Keys:
-    """Return the keys that begin with `prefix`, as no integer does, and do not come before `start`."""
+    """Return the keys that begin with `prefix` (integers never do) and are not before `start` in order."""
     raw, lengths = keys.padded()
     keep = lengths >= len(prefix)
     if prefix and len(prefix) <= raw.shape[1]:
@@ -312,7 +312,7 @@ def with_prefix(keys: Keys, prefix: bytes, start: int | bytes | None) -> Keys:
 
 
 def _columns(keys: Keys) -> Columns:
-    """Return what orders keys, the most important last: zero padding and then the length tell all names apart."""
+    """Return the sort columns of keys, the most significant last: padded bytes, then the length."""
     raw, lengths = keys.padded()
     big = np.ascontiguousarray(raw).view(">u8").reshape(-1, 2).astype(np.uint64)
     integers = np.broadcast_to(keys.kinds, keys.size)

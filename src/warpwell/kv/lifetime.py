@@ -1,20 +1,21 @@
-"""The end of stores: those that are dropped, those that are open when the process ends, and forks.
+"""Close stores that are dropped or still open when the process ends; forks.
 
-A store that nobody holds any more is closed as `Store.close` does it, commit included, and so are those that are open
-for writing when the process ends: records are not lost because a program forgot to close. Where an exception ends the
-process, nothing is committed, as at the end of a ``with`` block: the exception may have cut a group of changes. A
+A store that is no longer referenced is closed as by `Store.close`, with a commit; so are stores that are open for
+writing when the process ends: no record is lost because a program forgot to close. If an exception ends the process,
+nothing is committed, as at the end of a ``with`` block: the exception may have interrupted a group of changes. A
 message on stderr says how many changes were lost.
 
-A dropped store that is open for writing has files to sync, and one on a device has threads and kernels that may be
-under way: the closing thread sees to both (`warpwell.targets.closing`), since a finalizer may come in the middle of
-anything, with locks held, and Ctrl-C in the middle of a finalizer. A reader of the host closes its files at once.
+A dropped store that is open for writing has files to sync, and one on a device has threads and kernels that may still
+run. The closing thread (`warpwell.targets.closing`) does both, because a finalizer may run at any point, with locks
+held, and Ctrl-C may interrupt it. A reader on the host closes its files at once.
 
-A fork: a child goes on with what its parent had: memory as of the fork (`warpwell.targets.memory.private_memory`), and
-descriptors and mappings of its own of files that never change in place. Three things have to be seen to.
+After a fork the child continues with a copy of its parent's state: memory as of the fork
+(`warpwell.targets.memory.private_memory`), and its own descriptors and mappings of files that never change in place.
+Three cases need care.
 
-- A refresh in another thread would leave its half of the work in the child. So a fork waits for it, for `_SECONDS` at
-  most; the store of one that takes longer cannot be used in the child, and raises ForkError.
-- Locks that other threads have, and the marks of readers that are inside, are the parent's: the child makes them anew.
+- A refresh in another thread would be left half done in the child. So a fork waits for it, at most `_SECONDS`; if it
+  takes longer, the store cannot be used in the child and raises ForkError.
+- Locks held by other threads, and the marks of readers inside, belong to the parent: the child creates new ones.
 - A store that is open for writing has one writer, the parent.
 """
 
@@ -44,7 +45,7 @@ _DEVICE_SECONDS = 60.0
 
 
 class _OpenStore(Protocol):
-    """What this module needs of a `Store`."""
+    """The methods of a `Store` that this module calls."""
 
     path: str
     writable: bool
@@ -64,7 +65,7 @@ _open: dict[int, weakref.ref[_OpenStore]] = {}
 
 @dataclass(eq=False)
 class Estate:
-    """The parts of a store that must be closed after it."""
+    """The parts of a store that must be closed when it is dropped."""
 
     store: weakref.ref[_OpenStore]
     shards: Shard | Shards
@@ -213,7 +214,7 @@ def forked_error(path: str) -> Exception:
 
 
 def busy_error(path: str) -> Exception:
-    """Return the error for a store whose refresh, in another thread, a fork did not wait for."""
+    """Return the error for a store that was forked during a refresh in another thread."""
     return errors.ForkError(
         f"{path} was being refreshed when this process ({os.getpid()}) was forked: open it again here, or fork when no"
         " refresh() is under way",
@@ -222,7 +223,7 @@ def busy_error(path: str) -> Exception:
 
 
 class _Holding(threading.local):
-    """What a thread holds while it forks."""
+    """The locks that a thread holds while it forks."""
 
     def __init__(self) -> None:
         self.shards: list[Shard] = []

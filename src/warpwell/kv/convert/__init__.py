@@ -1,7 +1,7 @@
-"""Records from other formats, and to them.
+"""Import records from other formats, and export them.
 
 importers.py        the table of formats; opens a source, and loads it into a store
-sources.py          what a source gives: batches of records, keys made of names
+sources.py          the interface of a source: batches of records, and keys made from names
 import_folder.py    a folder of files
 import_npz.py       a ``.npz`` file
 import_lmdb.py      an LMDB environment

@@ -1,4 +1,4 @@
-"""Records of a store into other formats: ``to_npz`` and ``to_folder``."""
+"""Export the records of a store: ``to_npz`` and ``to_folder``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .sources import BATCH_BYTES, BATCH_RECORDS
 
 @dataclass(frozen=True)
 class Dumped:
-    """What was written.
+    """The result of an export.
 
     Attributes
     ----------
@@ -46,10 +46,10 @@ class Dumped:
 def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | None = None) -> Dumped:
     """Write a ``.npz`` file, in bounded memory (not compressed).
 
-    It has the array ``keys``: int64 [N] where every key is an integer, else uint8 [N, 16] beside ``key_lengths``, and
-    ``key_integers``, bool [N], where some are integers; in the order of `Store.list`. With a schema each field is an
-    array; without one, ``values`` are all bytes in a row and ``value_offsets`` their
-    N + 1 borders. `importers.open_source` reads it back.
+    It has the array ``keys``: int64 [N] if every key is an integer; otherwise uint8 [N, 16] with ``key_lengths``, and
+    with ``key_integers``, bool [N], if some are integers. Keys are in the order of `Store.list`. With a schema each
+    field is an array; without one, ``values`` holds the bytes of all values and ``value_offsets`` their N + 1 bounds.
+    `importers.open_source` reads it back.
 
     Raises
     ------
@@ -88,8 +88,9 @@ def to_folder(
     prefix : str, optional
         Only keys that begin with it.
     names : {"auto", "text", "int", "hex"}
-        What files are named: the key as text (``/`` makes folders), as a decimal number (8-byte keys), or in
-        hexadecimal. "auto": numbers if all keys are integers, text if none is and it fits, else hexadecimal.
+        How files are named: the key as text (``/`` makes folders), as a decimal number (8-byte keys), or in
+        hexadecimal. "auto" chooses numbers if all keys are integers, text if none is and all are valid names, otherwise
+        hexadecimal.
     progress : callable, optional
         Called as ``progress("write", done, total)``.
 
@@ -127,7 +128,7 @@ def to_folder(
 
 @contextlib.contextmanager
 def storage_full(path: Path) -> Iterator[None]:
-    """Turn the error of a full disk into StorageFullError."""
+    """Turn the OSError of a full disk into StorageFullError."""
     try:
         yield
     except OSError as error:
@@ -201,11 +202,11 @@ class _Entries:
 
     @property
     def key_kind(self) -> str:
-        """How those arrays hold them."""
+        """Return how those arrays store the keys."""
         return "int" if self.keys.all_integers else "bytes"
 
     def batches(self) -> Iterator[tuple[int, Keys]]:
-        """Give keys whose values fit into memory, and how many were given so far."""
+        """Yield batches of keys whose values fit into memory, and the number of keys so far."""
         for some in in_batches(self.sizes, BATCH_BYTES, BATCH_RECORDS):
             yield some.stop, self.keys.take(some)
 
@@ -262,7 +263,7 @@ def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
 
 
 def _parent_of_another(keys: list[bytes], names: list[str]) -> bytes | None:
-    """Return a key whose name would have to be a folder too: "a" beside "a/b"."""
+    """Return a key whose name would be both a file and a folder ("a" and "a/b"), or None."""
     folders = {str(parent) for name in names if "/" in name for parent in PurePosixPath(name).parents}
     return next((key for key, name in zip(keys, names, strict=True) if name in folders), None)
 

@@ -16,9 +16,10 @@ _FIRST_ROWS = 64
 
 
 class DatasetSource:
-    """Rows of a data set. Columns of numbers become the fields of a schema; one of text or bytes alone, the value.
+    """Rows of a data set. Columns of numbers become the fields of a schema; a single column of text or bytes becomes
+    the value.
 
-    Columns are read as Arrow has them, so dtypes stay what they are.
+    Columns are read from Arrow, so dtypes are kept.
 
     Parameters
     ----------
@@ -31,14 +32,14 @@ class DatasetSource:
     fields : list of str, optional
         Columns to take; all but the keys by default.
     where : str
-        What messages call it.
+        Name of the data set in messages.
 
     Raises
     ------
     ArgumentError
         A column does not exist.
     FormatError
-        A column that has no fixed shape, or lacks values.
+        A column has no fixed shape, or values are missing.
     """
 
     kind = "datasets"
@@ -101,7 +102,7 @@ class DatasetSource:
             yield Batch(keys, arrays, sum(a.nbytes for a in arrays.values()))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _keys(self, table: Any, start: int) -> NDArray[np.int64] | list[bytes]:
         if self._key is None:

@@ -19,7 +19,7 @@ class FolderSource:
     path : pathlib.Path
         The folder.
     rule : KeyRule
-        Names are paths from the folder on, with ``/``.
+        Names are paths relative to the folder, with ``/``.
 
     Raises
     ------
@@ -39,11 +39,11 @@ class FolderSource:
             raise FormatError(f"{path} holds no file: check the path", path=path)
 
     def batches(self) -> Iterator[Batch]:
-        """Read all files; a file that grows over the limit or vanishes meanwhile is an error."""
+        """Read all files; raise an error if a file grows over the limit or vanishes during the load."""
         return in_batches(self._records(), self._rule, self.path)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _records(self) -> Iterator[tuple[bytes, bytes]]:
         for file in _files(self.path):

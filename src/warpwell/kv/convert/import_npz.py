@@ -38,7 +38,7 @@ class NpzSource:
     Raises
     ------
     FormatError
-        Damaged, of Python objects, in Fortran order, or arrays of several lengths.
+        The file is damaged, holds Python objects or Fortran order, or its arrays differ in length.
     """
 
     kind = "npz"
@@ -71,7 +71,7 @@ class NpzSource:
 
     @property
     def schema(self) -> SchemaFields | None:
-        """The fields; None for a dump of a store without a schema."""
+        """Return the fields; None for a dump of a store without a schema."""
         if self._bytes:
             return None
         return {n: (self._arrays[n].dtype.name, self._arrays[n].shape[1:]) for n in self._fields}
@@ -151,13 +151,13 @@ class NpzSource:
         return next(iter(lengths.values()))
 
     def _finish(self) -> None:
-        """Read to the ends of the members: that is where a zip file's checksums are compared."""
+        """Read the members to their ends, where the zip file's checksums are compared."""
         for member in self._arrays.values():
             member.finish()
 
 
 class _Member:
-    """One array, read from its start on."""
+    """One array, read from its start."""
 
     def __init__(self, archive: zipfile.ZipFile, name: str, path: Path) -> None:
         self._where = f"{path}: {name}"

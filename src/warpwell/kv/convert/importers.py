@@ -1,4 +1,4 @@
-"""Records out of other formats into a store: ``open_source``, the table of formats, and ``load``."""
+"""Import records into a store: ``open_source``, the table of formats, and ``load``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Target(Protocol):
-    """What `load` needs of a store."""
+    """The methods of a store that `load` calls."""
 
     def put_many(self, keys: Any, values: Any) -> Any:
         """Write records."""
@@ -32,12 +32,12 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load` did.
+    """The result of `load`.
 
     Attributes
     ----------
     records : int
-        Records that were read and put; a key that came twice counts twice, and its later value stays.
+        Records that were read and put. A key that occurs twice counts twice; its last value stays.
     nbytes : int
         Size of their values.
     """
@@ -47,7 +47,7 @@ class LoadReport:
 
 
 class Format(NamedTuple):
-    """A format that records are read from: what opens a source of it, and the options that it takes."""
+    """A format of records: the function that opens a source, and the options that it accepts."""
 
     open: Callable[..., RecordSource]
     options: tuple[str, ...]
@@ -70,7 +70,7 @@ def open_source(
     fields: list[str] | None = None,
     database: str | None = None,
 ) -> RecordSource:
-    """Open records in another format; the content tells which.
+    """Open a source of records; the format is recognized by its content.
 
     Parameters
     ----------
@@ -79,9 +79,10 @@ def open_source(
         file), or a data set that Hugging Face's ``datasets`` saved with ``save_to_disk`` or as ``.arrow``.
     keys : {"name", "number", "hash"}, optional
         What the keys are. A name is a file's path in the folder, an LMDB key, or what `key_field` holds; it is the
-        default where there are names. A number counts from 0 in the order of the source.
+        default if the source has names. A number counts from 0 in the order of the source.
     key_field : str, optional
-        Array or column whose items are the keys. A ``.npz`` file has its array ``keys`` for it, if there is one.
+        Array or column whose items are the keys. For a ``.npz`` file the default is its array ``keys``, if there is
+        one.
     fields : list of str, optional
         Arrays or columns to take; all by default.
     database : str, optional
@@ -90,16 +91,16 @@ def open_source(
     Returns
     -------
     RecordSource
-        Opened; only its head has been read.
+        The open source; only its head has been read.
 
     Raises
     ------
     MissingFileError
         No such file or folder.
     FormatError
-        Of no known format, or damaged.
+        The format is unknown, or the source is damaged.
     ArgumentError
-        An option that the format does not have, or a package is missing.
+        The format does not have an option, or a package is missing.
     """
     path = Path(path)
     if keys is not None and keys not in KEY_RULES:
@@ -117,18 +118,18 @@ def open_source(
 
 
 def load(source: RecordSource, store: Target, progress: Progress | None = None) -> LoadReport:
-    """Put all records of a source into a store, in bounded memory; commit now and then and at the end.
+    """Put all records of a source into a store, in bounded memory; commit from time to time and at the end.
 
-    A load that is broken off leaves a store with the records up to some batch.
+    An interrupted load leaves a store with the records up to some batch.
 
     Parameters
     ----------
     source : RecordSource
-        Where from.
+        The source.
     store : Store
-        Where to; its schema is the source's.
+        The target; it must have the source's schema.
     progress : callable, optional
-        Called after each batch as ``progress("load", records, total)``; total is 0 where it is not known.
+        Called after each batch as ``progress("load", records, total)``; total is 0 if it is not known.
     """
     records = nbytes = 0
     committed = (0, 0)

@@ -1,4 +1,4 @@
-"""Sources of records in other formats: what each gives (`RecordSource`), in batches, and how keys are made of names."""
+"""The interface of sources of records (`RecordSource`): batches, and keys made from names."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Batch:
 
 
 class RecordSource(Protocol):
-    """Where records come from."""
+    """A source of records in another format."""
 
     @property
     def kind(self) -> str:
-        """What it is, for people: "folder", "npz", "lmdb", "datasets"."""
+        """The kind of source, for messages: "folder", "npz", "lmdb", "datasets"."""
 
     @property
     def schema(self) -> SchemaFields | None:
@@ -58,13 +58,13 @@ class RecordSource(Protocol):
 
     @property
     def records(self) -> int:
-        """How many records there are; 0 where only the end tells."""
+        """Number of records; 0 if it is known only at the end."""
 
     def batches(self) -> Iterator[Batch]:
         """Read all records, in bounded memory."""
 
     def close(self) -> None:
-        """Let go of the source; may be called again."""
+        """Close the source (idempotent)."""
 
 
 class KeyRule:
@@ -80,12 +80,12 @@ class KeyRule:
         self.rule = rule
 
     def from_names(self, names: list[bytes], start: int, where: str) -> NDArray[np.int64] | list[bytes]:
-        """Return a key for each name; `start` is the number of the first.
+        """Return a key for each name; `start` is the number of the first name.
 
         Raises
         ------
         KeyLengthError
-            A name is empty or has more than 16 bytes; says what to do.
+            A name is empty or has more than 16 bytes.
         """
         if self.rule == "number":
             return self.from_numbers(start, len(names))
@@ -111,7 +111,7 @@ class KeyRule:
         Raises
         ------
         FormatError
-            An array of something else.
+            The array has another dtype or shape.
         """
         if self.rule == "number":
             return self.from_numbers(start, len(column))
@@ -141,7 +141,7 @@ class KeyRule:
 
 
 def in_batches(records: Iterable[tuple[bytes, bytes]], rule: KeyRule, path: Path) -> Iterator[Batch]:
-    """Gather names and values, which come one at a time, to batches that fit into memory."""
+    """Gather names and values, which arrive one at a time, into batches that fit into memory."""
     names: list[bytes] = []
     values: list[bytes] = []
     nbytes = start = 0
@@ -158,7 +158,7 @@ def in_batches(records: Iterable[tuple[bytes, bytes]], rule: KeyRule, path: Path
 
 
 def check_value(nbytes: int, where: str) -> None:
-    """Refuse a value over the limit; `where` names it."""
+    """Raise ValueSizeError for a value over the limit; `where` names it in the message."""
     if nbytes > MAX_VALUE:
         raise ValueSizeError(
             f"{where} has {nbytes} bytes, but a value has at most {MAX_VALUE}: split it", name="value", nbytes=nbytes
@@ -166,7 +166,7 @@ def check_value(nbytes: int, where: str) -> None:
 
 
 def need(module: str, brings: str) -> Any:
-    """Import an optional package, or say how to get it."""
+    """Import an optional package; raise ArgumentError, which says how to install it, if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -175,12 +175,12 @@ def need(module: str, brings: str) -> Any:
 
 
 def rows_of(row_bytes: int) -> int:
-    """Return how many records of a size make a batch."""
+    """Return the number of records of a size in one batch."""
     return max(1, min(BATCH_RECORDS, BATCH_BYTES // max(1, row_bytes)))
 
 
 def choose(fields: list[str] | None, there: Mapping[str, Any] | list[str], where: str) -> list[str]:
-    """Return the fields to take, or say which there are."""
+    """Return the fields to load; raise ArgumentError, which lists the fields, for an unknown one."""
     names = list(there)
     for name in fields or ():
         if name not in names:

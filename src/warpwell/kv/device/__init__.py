@@ -1,13 +1,13 @@
-"""Records for kernels.
+"""How kernels fetch records.
 
 In the order in which a request meets them:
 
     device_store.py  the store as the host sees it: `get_async`, an argument of kernels
-    engine.py        options, queues, controller, device cache and time-outs of one device
+    engine.py        options, queues, controller, device cache and timeouts of one device
     future.py        a batch in flight: its memory, its wait, its arrays
     batch.py         the kernels of a batch: equal keys are merged, values fetched and spread
     kernel_view.py   methods that kernels call: submit, poll, take, retrieve, store, delete, exists
-    requests.py      a command from its id to its value: pieces, retries, time-outs
-    device_cache.py  values in device memory that threads answer themselves
+    requests.py      a Get or Put of a thread, from its command id to its value: pieces, retries, the timeout
+    device_cache.py  values that are kept in device memory
     copying.py       copies by all lanes of a group
 """

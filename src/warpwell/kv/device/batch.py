@@ -1,6 +1,6 @@
 """Kernels of a batch: one row a thread; the rows of a warp share a queue and copy their values together.
 
-``begin_rows`` merges equal keys, takes values from the device cache and submits commands for the rest; it never waits.
+``begin_rows`` merges equal keys, reads values from the device cache and submits commands for the rest; it never waits.
 ``finish_rows`` waits for these commands, submits those that found no id, and fills the cache; a second launch does
 nothing. ``spread_rows`` copies rows to others of the same key.
 """
@@ -94,7 +94,7 @@ def key_length(batch, row):
 
 @device
 def first_of(batch, row, key0, key1, length):
-    """Return the row that stands for all with this key: this one, if it was the first to come (thread)."""
+    """Return the row that represents all rows with this key: this one, if it was the first (thread)."""
     if field(batch, B_UNIQUE) != 0:
         return row
     mask = field(batch, B_TABLE_MASK)
@@ -111,7 +111,7 @@ def first_of(batch, row, key0, key1, length):
 
 @device
 def tell(batch, row, size):
-    """Note what became of a row (thread)."""
+    """Store the result of a row (thread)."""
     store_relaxed(field(batch, B_SIZES) + 8 * row, size, DEVICE)
     there = 0
     if size >= 0:
@@ -127,7 +127,7 @@ def queue_of_row(core, batch, row):
 
 @kernel
 def begin_rows(core, batch):
-    """See the module's text."""
+    """Run one step of a batch; see the module's docstring."""
     row = grid(1)
     mask = activemask()
     lane = lane_id()
@@ -159,7 +159,7 @@ def begin_rows(core, batch):
 
 @kernel
 def finish_rows(core, batch):
-    """See the module's text."""
+    """Run one step of a batch; see the module's docstring."""
     row = grid(1)
     mask = activemask()
     lane = lane_id()
@@ -188,7 +188,7 @@ def finish_rows(core, batch):
 
 @kernel
 def spread_rows(batch):
-    """See the module's text."""
+    """Run one step of a batch; see the module's docstring."""
     row = grid(1)
     mask = activemask()
     lane = lane_id()

@@ -1,4 +1,4 @@
-"""Copies of values by all lanes of a group together, out of staging, the device cache or a row."""
+"""Copy values with all lanes of a group together, from staging, the device cache or a row."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def copy(to, source, nbytes, mask, lane):
 
 @device
 def wipe(to, nbytes):
-    """Write zeros over bytes that a value took which turned out not to be whole (thread)."""
+    """Overwrite the bytes of an incomplete value with zeros (thread)."""
     at = to
     end = to + nbytes
     while at < end:

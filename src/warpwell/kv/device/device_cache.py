@@ -1,10 +1,10 @@
-"""Device cache: values in device memory that threads answer themselves.
+"""Device cache: values in device memory, which threads read without a command.
 
 Two ways a set; each way has a version, the key, the size and the bytes of one value. A filler makes the
-version odd, writes, and makes it even again; a reader copies the bytes and then looks at the version once
-more. So nobody waits: a reader that was too slow has a miss, and a way that is being filled is left alone. The
-filler copies out of what the controller wrote (`requests`), never out of a kernel's memory, which others may write
-to; a way of a value of several pieces stays odd until the last one has come.
+version odd, writes, and makes it even again; a reader copies the bytes and then checks the version again. So no thread
+waits: a reader that was too slow has a miss, and a way that is being filled is skipped. The filler copies from the
+memory that the controller wrote (`requests`), never from a kernel's memory, which other threads may change; a way of a
+value of several pieces stays odd until the last one has arrived.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ W_WORDS = 4
 
 @device
 def holds(address, key0, key1, length):
-    """Tell whether a way that is not empty has this key, or seems to while it is being filled (thread)."""
+    """Return whether a way has this key and is not empty; may be wrong while the way is being filled (thread)."""
     same = load_relaxed(address + 8 * W_KEY0, DEVICE) == key0
     same = same and load_relaxed(address + 8 * W_KEY1, DEVICE) == key1
     return same and load_relaxed(address + 8 * W_SIZE, DEVICE) >> 32 == length
@@ -58,7 +58,7 @@ def holds(address, key0, key1, length):
 def look_up(cache, want, key0, key1, length, to, room, mask, lane):
     """Copy a value out of the cache for each lane that wants one; return its size, -1 for a miss.
 
-    All lanes of `mask`, converged. The copy is acquired by the lane.
+    For all lanes of `mask`, converged. The lane's copy has acquire order.
     """
     way = 0
     version = 0
@@ -91,10 +91,10 @@ def look_up(cache, want, key0, key1, length, to, room, mask, lane):
 
 @device
 def claim(cache, key0, key1, length, size):
-    """Make the version of a way odd for a value's bytes; return the way, 0 where none is to be had (thread).
+    """Make the version of a way odd for a value's bytes; return the way, or 0 if none is available (thread).
 
-    A way that is being filled is left alone, and a value that stands there already is not put there again. All lanes
-    that copy into it learn of it at a barrier, and fence (`DEVICE`); then comes `publish` or `abandon`.
+    A way that is being filled is skipped, and a value that is already there is not stored again. All lanes that copy
+    into the way learn its address at a barrier, and fence (`DEVICE`); then `publish` or `abandon` follows.
     """
     if size > field(cache, D_STRIDE):
         return 0
@@ -124,7 +124,7 @@ def bytes_of(cache, way):
 
 @device
 def publish(way, key0, key1, length, size):
-    """Let everybody read a way whose value is there, after a barrier of those that copied it (thread)."""
+    """Make a filled way readable, after a barrier of the lanes that copied the value (thread)."""
     store_relaxed(way + 8 * W_KEY0, key0, DEVICE)
     store_relaxed(way + 8 * W_KEY1, key1, DEVICE)
     store_relaxed(way + 8 * W_SIZE, size | (length << 32), DEVICE)
@@ -133,6 +133,6 @@ def publish(way, key0, key1, length, size):
 
 @device
 def abandon(way):
-    """Leave a way whose value will not come to the next filler: no key has length 0 (thread)."""
+    """Free a way whose value will not arrive for the next filler: no key has length 0 (thread)."""
     store_relaxed(way + 8 * W_SIZE, 0, DEVICE)
     store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)

@@ -1,4 +1,4 @@
-"""DeviceStore: a store whose records a device fetches by itself."""
+"""DeviceStore: a store whose records kernels fetch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Drive = Callable[[NativeMedium], Any]
 
 
 class DeviceStore(Store):
-    """A `Store` on a device: `get_async` fetches there, and kernels take the store as an argument.
+    """A `Store` on a device: `get_async` fetches to the device, and kernels receive the store as an argument.
 
-    Use `warpwell.kv.open` with ``device=``. Everything that the host does with a store it does with this one,
-    too. A store that is open for writing has no device cache, because kernels and the host change records.
+    Use `warpwell.kv.open` with ``device=``. The host can use it like every `Store`. A store that is open for writing
+    has no device cache, because kernels and the host may change records.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class DeviceStore(Store):
         self._marks = threading.local()
 
     def get_async(self, keys: Any) -> Any:
-        """Begin to fetch the values of many keys; see `DeviceFuture.wait` for the result.
+        """Start to fetch the values of many keys; return a `DeviceFuture`, whose ``wait()`` returns them.
 
         Equal keys are fetched once. Keys: as for `get_many`, or int64 [N] in the GPU's memory.
         """
@@ -77,7 +77,7 @@ class DeviceStore(Store):
 
     @property
     def device_stats(self) -> dict[str, int]:
-        """Return counts of the device: values from its cache, commands, merged rows; and the size of a piece."""
+        """Return counters of the device: values from its cache, commands, merged rows; and the size of a piece."""
         self.check_open()
         hits, commands, merged = self._engine.read_words(at.K_COUNTERS, 3)
         return {
@@ -86,9 +86,9 @@ class DeviceStore(Store):
         }  # fmt: skip
 
     def refresh(self) -> int:
-        """Follow what another process committed since, as `Store.refresh` does.
+        """Read what another process committed since the last refresh, as `Store.refresh` does.
 
-        Batches and launches that are in flight end before, and device caches are emptied.
+        Batches and launches in flight end first, and device caches are emptied.
         """
         if self._engine.forked:
             return super().refresh()  # the device is the parent's
@@ -126,12 +126,12 @@ class DeviceStore(Store):
     # -- an argument of kernels (`warpwell.targets.KernelArgument`) -----------------------------------------------
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> KernelStore:
-        """Return what kernels receive."""
+        """Return the struct that kernels receive."""
         self.check_open()
         return self._engine.view
 
     def launch_begins(self, flag: LaunchFlag) -> None:
-        """A launch that takes the store begins."""
+        """Note that a launch with this store begins."""
         self._engine.begin()
         self._stack().append(self._engine.failures)
 
@@ -142,18 +142,18 @@ class DeviceStore(Store):
         return stack
 
     def launch_ended(self, flag: LaunchFlag) -> None:
-        """A launch ended: raise where a command of it failed, or it gave up waiting."""
+        """Note that a launch ended; raise if one of its commands failed or timed out."""
         failures = self._stack().pop()
         self._engine.end()
         self._engine.raise_since(failures)
 
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """A launch goes on in a stream: it is served until `done` says True; what failed is raised by a later one."""
+        """Serve a launch that continues in a stream until `done` returns True; a later launch raises its errors."""
         self._stack().pop()
         self._engine.continues(done)
 
     def interp_services(self) -> list[Callable[[], int]]:
-        """Return the steps that an interpreted launch calls beside its threads."""
+        """Return the functions that an interpreted launch calls between the steps of its threads."""
         return self._engine.services()
 
     def abort(self, flag: LaunchFlag) -> None:

@@ -75,7 +75,7 @@ class DeviceOptions:
 
 
 class Engine:
-    """Queue pairs of one device on a store's controller, and what its threads share.
+    """The queue pairs of one device on a store's controller, and the records that its threads share.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Engine:
     name : str
         Of the store, for messages.
     beside : Engine, optional
-        Use its controller: two devices read one store's device.
+        Use this engine's controller, so that two devices read through one controller.
     """
 
     def __init__(
@@ -143,14 +143,14 @@ class Engine:
         self.view = KernelStore(None, {"core": self._core.address, "chunk": self.pairs.staging_bytes})
 
     def _chunk(self) -> int:
-        """Return the bytes of a piece: as large as a value, as far as the arena allows."""
+        """Return the bytes of a piece: the size of a value, if the arena has room for it."""
         wanted = max(SMALLEST, 1 << max(0, self.options.value_bytes - 1).bit_length())
         inside = max(1, self.options.depth // 2) if self.options.returns == "request" else 16
         share = ARENA // (self.options.queues * inside)
         return max(SMALLEST, min(wanted, LARGEST, 1 << max(share, 1).bit_length() - 1))
 
     def _places(self) -> int:
-        """Return the places of a queue pair's return value queue, 0 where values come to the requests themselves."""
+        """Return the number of places of a return value queue, or 0 if each request has its own place."""
         if self.options.returns == "request":
             return 0
         share = ARENA // (self.options.queues * self.chunk)
@@ -188,7 +188,7 @@ class Engine:
         ------
         ClosedError
         ForkError
-            This process was forked from the one that opened the store: nobody serves its queues here.
+            This process was forked from the one that opened the store: its queues are not served here.
         """
         self.check()
         self.reap()
@@ -208,11 +208,11 @@ class Engine:
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened the store: nobody serves its queues here."""
+        """Whether this process was forked from the one that opened the store: its queues are not served here."""
         return self._process != os.getpid()
 
     def check(self) -> None:
-        """Raise where the device cannot be used."""
+        """Raise an error if the device cannot be used."""
         if self._closed:
             raise errors.ClosedError(f"the store {self.name} is closed: open it again")
         if self.forked:
@@ -223,7 +223,7 @@ class Engine:
             )
 
     def services(self) -> list[Callable[[], int]]:
-        """Return the steps that an interpreted launch calls beside its threads."""
+        """Return the functions that an interpreted launch calls between the steps of its threads."""
         return self.controller.services()
 
     def launch(self, function: Any, n: int, *args: int) -> None:
@@ -231,15 +231,15 @@ class Engine:
         self.stream.launch(function, n, *args, services=self.services(), aborts=(self,))
 
     def continues(self, done: Callable[[], bool]) -> None:
-        """Note that a launch goes on: `end` is for later, when `done` says True."""
+        """Note that a launch continues; `end` is called later, when `done` returns True."""
         self._going.append(done)
 
     def abandon(self, function: Any, n: int, lease: Any) -> None:
-        """Note a batch that nobody will wait for: `reap` launches `function`, which releases its command ids."""
+        """Note a batch whose future was dropped: `reap` launches `function`, which releases its command ids."""
         self._abandoned.append((function, n, lease))
 
     def reap(self) -> None:
-        """End launches that went on and are done, and batches that were abandoned."""
+        """End continued launches that are done, and batches that were abandoned."""
         for _ in range(len(self._going)):
             done = self._going.popleft()
             if done():
@@ -263,7 +263,7 @@ class Engine:
         self._abort.words[0] = 1
 
     def recover(self, function: Any, n: int, address: int) -> None:
-        """After an interruption: end a batch without waiting for its values, and let other batches go on."""
+        """End a batch after an interruption without waiting for its values; other batches continue."""
         self.abort()
         with contextlib.suppress(Exception):
             if n:
@@ -272,7 +272,7 @@ class Engine:
         self.resume()
 
     def resume(self) -> bool:
-        """Let device code wait again, after some gave up; return whether this thread had aborted the waits."""
+        """Let device code wait again after an abort; return whether this thread had aborted the waits."""
         aborted = self._aborting == threading.get_ident()
         if aborted:
             self._aborting = 0
@@ -288,11 +288,11 @@ class Engine:
 
     @property
     def failures(self) -> int:
-        """Commands of kernels that are known to have failed: a mark for `raise_since`."""
+        """Number of failed commands of kernels so far: a mark for `raise_since`."""
         return self._failures
 
     def raise_since(self, failures: int) -> None:
-        """Raise where a command of a kernel failed since that mark, and make the device usable again."""
+        """Raise the error of a command that failed since that mark, and make the device usable again."""
         is_stopped, _, status, count = self.read_words(at.K_STOPPED, 4)
         self._failures = max(self._failures, count)
         if (is_stopped or self._aborting == threading.get_ident()) and self.resume():
@@ -301,7 +301,7 @@ class Engine:
             raise self.error_of(status, f"{self.name}: a record that a kernel named")
 
     def error_of(self, status: int, what: str) -> Exception:
-        """Return the error for a command's status, or what stands in its place; `what` it asked for."""
+        """Return the error for a command's status, or for a timeout; `what` names the request."""
         if status == at.TIMED_OUT:
             return errors.StallError(
                 f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"
@@ -340,7 +340,7 @@ class Engine:
     # -- batches --------------------------------------------------------------------------------------------
 
     def register(self, future: Any) -> None:
-        """Note a batch that was begun; it has ``settle()``."""
+        """Note a batch in flight; it has a method ``settle()``."""
         with self._idle:
             self._futures.add(future)
 
@@ -354,7 +354,7 @@ class Engine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Run the block while no launch or batch is in flight; those of other threads wait meanwhile."""
+        """Run the block while no launch or batch is in flight; other threads wait before they start one."""
         with self._idle:
             while self._alone is not None:
                 self._idle.wait(0.1)
@@ -372,7 +372,7 @@ class Engine:
                 self._idle.notify_all()
 
     def forget(self) -> None:
-        """Empty the device cache: the store changed. Call it `alone`."""
+        """Empty the device cache because the store changed. Call it inside of `alone`."""
         if self._cache is not None:
             with self.stream.on_device():
                 self._cache.write(self._ways[0], np.zeros(self._ways[1], np.uint8))
@@ -380,7 +380,7 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------------------
 
     def quiet(self, seconds: float) -> bool:
-        """Wait until no command id is taken; return whether that is so."""
+        """Wait until no command id is in use; return False if some stay in use."""
         end = time.monotonic() + seconds
         while self.pairs.in_use():
             if time.monotonic() > end:
@@ -395,7 +395,7 @@ class Engine:
         return True
 
     def close(self) -> None:
-        """Give everything back (idempotent).
+        """Release all resources (idempotent).
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""DeviceFuture: a batch whose values come to a device meanwhile."""
+"""DeviceFuture: a batch whose values are being fetched to a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .engine import Engine
 
 
 class BatchSpace:
-    """Memory of one batch, used again by others once its arrays are gone.
+    """Memory of one batch; reused for other batches once its arrays are dropped.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class BatchSpaces:
         self._free: dict[tuple[int, int], list[BatchSpace]] = {}
 
     def take(self, engine: Engine, count: int, stride: int) -> BatchSpace:
-        """Return a space for `count` rows; made where none is free."""
+        """Return a space for `count` rows; allocate one if none is free."""
         capacity = 1 << max(5, (count - 1).bit_length())
         free = self._free.setdefault((capacity, stride), [])
         with contextlib.suppress(IndexError):
@@ -74,7 +74,7 @@ class BatchSpaces:
 
 
 class _Lease:
-    """What the arrays of a batch hold: when it is gone, its space is free."""
+    """Keeps a space in use: the arrays of a batch hold it, and the space is free when it is dropped."""
 
     def __init__(self, spaces: BatchSpaces, space: BatchSpace) -> None:
         self.space = space
@@ -83,10 +83,10 @@ class _Lease:
 
 
 class DeviceFuture:
-    """A batch that was begun; ``wait()`` gives what `Store.get_many` would, on the device.
+    """A batch in flight; ``wait()`` returns the same result as `Store.get_many`, in device memory.
 
-    The memory of its arrays is used again once all of them are dropped, after what the default stream was given
-    until then: whoever reads them in another stream keeps them until that is done.
+    The memory of the arrays is reused once all of them are dropped, in the order of the default stream: if you read
+    them in another stream, keep them until that stream is done.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class DeviceFuture:
         As for `Store.get_many`, or int64 [N] in the GPU's memory.
     schema : Schema or None
     keep : object
-        Kept until the values are there: a store that is dropped is closed.
+        An object to keep alive until the values have arrived: a store that is dropped is closed.
     """
 
     def __init__(self, engine: Engine, spaces: BatchSpaces, keys: Any, schema: Schema | None, keep: Any = None) -> None:
@@ -174,20 +174,20 @@ class DeviceFuture:
             engine.launch(at.begin_rows, n, engine.core, base)
 
     def done(self) -> bool:
-        """Tell whether all values have come, so that `wait` returns soon."""
+        """Return whether all values have arrived, so that `wait` returns soon."""
         if self._result is not None or self._failed is not None:
             return True
         pairs = self._engine.pairs
         return self._begun() and pairs.announced() == 0 and pairs.outstanding() == 0
 
     def wait(self) -> tuple[Any, Any]:
-        """Wait for the values; may be called again.
+        """Wait for the values and return them (may be called again).
 
         Returns
         -------
         batch : dict of arrays
             On the device: fields [N, ...] of the schema (zeros for absent keys); without a schema ``"value"``,
-            uint8 [N, value_bytes], and ``"size"``, int64 [N], less than 0 where there is none.
+            uint8 [N, value_bytes], and ``"size"``, int64 [N], negative for an absent key.
         found : array
             bool [N], on the device.
 
@@ -196,11 +196,11 @@ class DeviceFuture:
         CorruptionError
             A value is damaged.
         MediumError
-            The device answered that it could not.
+            The device answered with an error status.
         StallError
-            The device did not answer in time. Later batches may do better; this one is lost.
+            The device did not answer in time. This batch is lost; later ones may succeed.
         KernelError
-            Ctrl-C ended a wait before.
+            An earlier wait was interrupted by Ctrl-C.
         """
         with self._lock:
             if self._failed is not None:
@@ -222,7 +222,7 @@ class DeviceFuture:
             return self._result  # type: ignore[no-any-return]
 
     def settle(self) -> None:
-        """Wait, and leave what there is to raise to `wait`."""
+        """Wait until the batch has ended; `wait` raises its errors."""
         with contextlib.suppress(Exception):
             self.wait()
 

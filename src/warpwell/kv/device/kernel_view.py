@@ -1,4 +1,4 @@
-"""KernelStore: what kernels receive in place of a store, and the paths behind its methods."""
+"""KernelStore: the struct that kernels receive for a store, and the device code of its methods."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ USES = (1 << 31) - 1
 
 @device
 def note(core, status):
-    """Leave word of a failure for the host, which raises after the launch (thread)."""
+    """Record a failure for the host, which raises it after the launch (thread)."""
     if status != 0 and status != KV_KEY_DOES_NOT_EXIST and status != KEY_EXISTS:
         store_relaxed(core + 8 * K_STATUS, status, DEVICE)
         fetch_add(core + 8 * K_FAILED, 1, DEVICE)
@@ -100,7 +100,7 @@ def note(core, status):
 
 @device
 def size_of_answer(answer):
-    """Turn an answer into a size, `ABSENT` or `FAILED` (thread)."""
+    """Return the size of an answer, or `ABSENT` or `FAILED` (thread)."""
     status = answer & 0xFFFF
     if status == 0:
         return answer >> 16
@@ -148,7 +148,7 @@ def run(core, operation, key0, key1, length, at, nbytes):
 
 @linked
 def submit_one(core, key0, key1, length):
-    """Submit a Retrieve of as much as one command carries; return a ticket, -1 where no id is free (thread)."""
+    """Submit a Retrieve for the first piece of a value; return a ticket, or -1 if no id is free (thread)."""
     number = rem(hash_of(key0, key1, length) & 0x7FFFFFFF, field(core, K_N_QUEUES))
     cid = start(core, queue_at(core, number), KV_RETRIEVE, key0, key1, length, field(core, K_CHUNK))
     if cid < 0:
@@ -169,9 +169,9 @@ def submit_one(core, key0, key1, length):
 
 @device
 def held(core, ticket):
-    """Return the id record of a ticket, or 0 for a number that is none, or is one no more (thread).
+    """Return the id record of a ticket, or 0 if the ticket is invalid or no longer held (thread).
 
-    Acquires what `submit_one` did: the id is taken, and its key is there.
+    Acquires the writes of `submit_one`: the id is taken, and its key is stored.
     """
     number = (ticket >> 16) & 0xFFFF
     if ticket < 0 or number >= field(core, K_N_QUEUES):
@@ -194,14 +194,14 @@ def open_use(ticket):
 
 @device
 def let_go(record, ticket):
-    """End a ticket; return False where another thread did (thread)."""
+    """End a ticket; return False if another thread already ended it (thread)."""
     use = open_use(ticket)
     return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use
 
 
 @device
 def overdue(core, queue, record, ticket):
-    """Give a ticket up if nothing has come for long, or others alone; return whether it is given up (thread)."""
+    """Time a ticket out if no command, or only others, completed for too long; return whether it timed out (thread)."""
     count = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
     since = load_relaxed(record + 8 * ID_SINCE, DEVICE)
     if since == 0 or count != load_relaxed(record + 8 * ID_SEEN, DEVICE):
@@ -225,7 +225,7 @@ def overdue(core, queue, record, ticket):
 
 @linked
 def poll_one(core, ticket):
-    """Return the status of a ticket's command, -1 while it is under way; never waits (any set of lanes)."""
+    """Return the status of a ticket's command, or -1 while it is in flight; never waits (any set of lanes)."""
     mask = activemask()
     lane = lane_id()
     record = held(core, ticket)
@@ -255,7 +255,7 @@ def poll_one(core, ticket):
 
 @device
 def again(core, queue, cid):
-    """Submit a command once more for which no place was free; return -1, or the status if that failed (thread)."""
+    """Submit a command again that found no free place; return -1, or the status if that failed (thread)."""
     record = id_record(queue, cid)
     if compare_exchange(record + 8 * ID_STATE, DONE | (NO_PLACE << 8), TAKEN, DEVICE) != DONE | (NO_PLACE << 8):
         return -1  # another thread that polls the ticket did it
@@ -271,7 +271,7 @@ def again(core, queue, cid):
 
 @linked
 def size_one(core, ticket):
-    """Return the size of the value that a completed ticket brought, `ABSENT` or `FAILED` (thread)."""
+    """Return the size of the value of a completed ticket, or `ABSENT` or `FAILED` (thread)."""
     if held(core, ticket) == 0:
         return FAILED
     queue = queue_at(core, (ticket >> 16) & 0xFFFF)
@@ -366,7 +366,7 @@ def _of_key(do: Callable[..., Any], words: bool, data: bool) -> Callable[..., An
 
 @device
 def room_of(data):
-    """Return the bytes of an array, -1 where its items do not stand side by side (thread)."""
+    """Return the bytes of an array, or -1 if it is not contiguous (thread)."""
     last = data.size - 1
     if last > 0 and element_address(data, last) - element_address(data, 0) != last * data.itemsize:
         return -1
@@ -444,24 +444,24 @@ METHODS = {
 
 
 class KernelStore(DeviceStruct):
-    """A store as device code sees it.
+    """A store in device code.
 
     Keys are 64-bit integers, or tuples ``(key0, key1, length)`` of a longer key's words.
 
-    - ``submit(key)`` asks for a value and returns a ticket at once; -1 where too many are held: take some first, or
-      use `retrieve`, for which ids are left.
-    - ``poll(ticket)`` returns -1 while that is under way, then the status, 0 for success; it never waits. Another
-      status means that the command failed, and `take` gives the ticket back; or that it was given up after the
-      store's time-out (four of them while others are answered), or that it is no ticket that is held.
-    - ``length(ticket)`` returns the size of the value that came.
-    - ``take(ticket, out)`` copies it and gives the ticket back; -2 before it has come. Each ticket must be taken
-      once: a second take gets -2, and the host raises.
-    - ``retrieve(key, out)`` does all of that and waits; it answers from the device cache where it can.
+    - ``submit(key)`` requests a value and returns a ticket at once, or -1 if too many tickets are held: take some
+      first, or use `retrieve`, for which ids are reserved.
+    - ``poll(ticket)`` returns -1 while the request is in flight, then its status, 0 for success; it never waits.
+      Another status means that the command failed (`take` then gives the ticket back), that it timed out (after the
+      store's timeout, or four times that while other commands are answered), or that the ticket is not held.
+    - ``length(ticket)`` returns the size of the value that arrived.
+    - ``take(ticket, out)`` copies the value and gives the ticket back; it returns -2 before the value has arrived. Each
+      ticket must be taken exactly once: a second take returns -2, and the host raises.
+    - ``retrieve(key, out)`` does all of this and waits; it reads from the device cache if it can.
     - ``exists(key)``, ``store(key, value)``, ``delete(key)`` wait too; deleting an absent key returns -1.
 
-    Arrays are in the device's global memory, of one dimension, with their items side by side.
+    Arrays must be in the device's global memory, one-dimensional and contiguous.
 
-    `take` and `retrieve` return the value's whole size, however small `out` is, -1 for an absent key, -2 where
+    `take` and `retrieve` return the size of the whole value, even if `out` is smaller, -1 for an absent key, and -2 if
     the device failed; the host then raises after the launch.
     """
 

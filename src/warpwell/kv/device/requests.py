@@ -1,10 +1,10 @@
 """Requests: how device threads fetch, look for and store records, through the queues alone.
 
-A converged group of lanes works on one queue: every lane that wants something takes a command id and submits
-its own command, the group drains the ring, and for each value that has come all lanes copy it together out of
-the id's part of the staging arena. Values larger than that part come in pieces, each asked for by its offset, and
-begin once more where a piece is of another version of the value than the first one was.
-No lane waits for an id while it holds one, so a group of any size gets on with a single id.
+A converged group of lanes works on one queue: every lane with a request takes a command id and submits its own command,
+the group drains the ring, and all lanes together copy each value that has arrived from the id's part of the staging
+arena. A value larger than that part arrives in pieces, each requested by its offset; the read starts again if a piece
+has another version of the value than the first piece. No lane waits for an id while it holds one, so a group of any
+size makes progress with a single id.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def queue_at(core, number):
 
 @device
 def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
-    """Submit the command of an id that the thread holds (thread); return False where the ring is stuck.
+    """Submit the command of an id that the thread holds (thread); return False if the ring is stuck.
 
-    It is for the bytes of the value from `offset` to `nbytes`, or for as many of them as one command carries.
+    The command requests the bytes of the value from `offset` to `nbytes`, or as many as one command carries.
     """
     nsid = field(core, K_NSID)
     shards = field(core, K_SHARDS)
@@ -123,11 +123,11 @@ def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
 
 @device
 def start(core, queue, opcode, key0, key1, length, nbytes):
-    """Take an id and submit a command without data to send; return the id, -1 where none is free (thread).
+    """Take an id and submit a command that sends no data; return the id, or -1 if none is free (thread).
 
-    The id is held for as long as the caller likes, and so is the place of its value in a return value queue. So some
-    are left for those that wait in `execute`, who hold them only until the value has come: else batches that nobody
-    waits for yet would keep them from everybody.
+    The caller may hold the id, and the place of its value in a return value queue, for any time. So some ids are
+    reserved for `execute`, which holds an id only until the value has arrived: otherwise batches that are not yet
+    waited for could use up all ids.
     """
     cid = take_id(queue, field(core, K_RESERVE))
     if cid < 0:
@@ -159,7 +159,7 @@ def serve(queue, mask, lane, leader):
 
 @device
 def stopped(core, since):
-    """Tell whether waiting is over: nothing came for long since `since`, or the host said so (thread)."""
+    """Return whether to stop waiting: the timeout since `since` is over, or the host aborted (thread)."""
     if load_relaxed(core + 8 * K_STOPPED, DEVICE) != 0:
         return True
     now = clock_ns()
@@ -180,19 +180,19 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
     Parameters
     ----------
     want : bool
-        Whether the lane takes part.
+        Whether the lane has a request.
     cid : int
-        An id whose Retrieve the lane has submitted already (`start`), or -1.
+        An id whose Retrieve the lane has already submitted (`start`), or -1.
     at, nbytes : int
-        Where the value goes to (Retrieve) or comes from (Store), and the room there or its size.
+        Address of the value's buffer, and its room (Retrieve) or the value's size (Store).
 
     Returns
     -------
     int
-        ``status | size << 16``; status 0 is success, `TIMED_OUT` where waiting is over: for this lane's command
-        alone (`PATIENCE`), or for everybody (`stopped`). The lane acquired the value; it holds no id any more.
+        ``status | size << 16``; status 0 is success, `TIMED_OUT` a timeout: of this lane's command alone (`PATIENCE`),
+        or of all commands (`stopped`). The lane has acquired the value and holds no id any more.
 
-    Values come into the device cache, where there is one, on their way: a kernel's memory may be written by others.
+    Values are first copied to the device cache, if there is one: other threads may write to a kernel's memory.
     """
     answer = 0
     offset = 0
@@ -290,14 +290,14 @@ def submit_some(core, queue, seeking, free, opcode, cid, key0, key1, length, at,
 
 @device
 def begin_again(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
-    """Submit the command of an id once more, for the piece at `offset` (thread); False where the ring is stuck."""
+    """Submit the command of an id again, for the piece at `offset` (thread); return False if the ring is stuck."""
     store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
     return begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset)
 
 
 @device
 def source_of(core, queue, opcode, status, cid):
-    """Return where a lane's value has come to, 0 where none has (thread)."""
+    """Return the address of a lane's value that has arrived, or 0 (thread)."""
     if status < 0:
         return 0
     if opcode == KV_RETRIEVE and field(core, K_RETURNS) != 0:
@@ -307,18 +307,18 @@ def source_of(core, queue, opcode, status, cid):
 
 @device
 def piece_of(core, queue, opcode, status, cid, nbytes, offset):
-    """Look at the answer that has come for a lane (thread).
+    """Read the answer that has arrived for a lane (thread).
 
     Returns
     -------
     size : int
         Bytes of the whole value.
     piece : int
-        Bytes that came, from byte `offset` of the value on.
+        Bytes that arrived, from byte `offset` of the value.
     stale : bool
-        They are of another version of the value than the first piece was.
+        They belong to another version of the value than the first piece.
     more : bool
-        Another piece is wanted.
+        Another piece is needed.
     """
     size = 0
     piece = 0
@@ -337,7 +337,7 @@ def piece_of(core, queue, opcode, status, cid, nbytes, offset):
 
 @device
 def way_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset, more):
-    """Return the way of the device cache that takes a lane's value, 0 where none does (thread)."""
+    """Return the way of the device cache for a lane's value, or 0 (thread)."""
     if status >= 0 and offset > 0:
         return word_of(queue, cid, ID_WAY)
     way = 0
@@ -351,7 +351,7 @@ def way_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset,
 
 @device
 def fill_ways(cache, way, offset, source, piece, mask, lane):
-    """Copy pieces into the device cache; return where a lane's piece is to be read from (all lanes of `mask`)."""
+    """Copy pieces into the device cache; return the address of the lane's piece (all lanes of `mask`)."""
     filling = ballot(mask, way != 0 and piece > 0)
     if filling == 0:
         return source
@@ -370,7 +370,7 @@ def fill_ways(cache, way, offset, source, piece, mask, lane):
 
 @device
 def pull_pieces(core, queue, opcode, status, cid, key0, key1, length, at, nbytes, offset, mask, lane):
-    """Copy the pieces that have come, to the device cache and to the lanes' buffers (all lanes of `mask`).
+    """Copy the pieces that have arrived to the device cache and to the lanes' buffers (all lanes of `mask`).
 
     Return size, piece, stale and more (see `piece_of`), and the way of the device cache that the value goes to, or 0.
     """
@@ -389,12 +389,12 @@ def pull_pieces(core, queue, opcode, status, cid, key0, key1, length, at, nbytes
 
 @device
 def after_piece(core, queue, cid, opcode, status, key0, key1, length, at, nbytes, offset, size, way, stale, more):
-    """Ask for the next piece, begin the value once more where it is `stale`, or end the command (thread).
+    """Request the next piece, start the value again if it is `stale`, or end the command (thread).
 
     Returns
     -------
     cid : int
-        The id of the command, -1 where it is over.
+        The id of the command, or -1 if it has ended.
     offset : int
         Where the next piece begins.
     answer : int
@@ -422,10 +422,12 @@ def after_piece(core, queue, cid, opcode, status, key0, key1, length, at, nbytes
 
 @device
 def whose_wait_is_over(core, queue, unanswered, seen, since, own):
-    """Return `EVERYBODY`, `WHO_ASKED` or 0, and what to give to the next call (the leader of a group).
+    """Return which waits have timed out, `EVERYBODY`, `WHO_ASKED` or 0, and the state for the next call (a group's
+    leader).
 
-    `seen` is the number of completions at the time `since`; `own` is when the lanes' commands were begun (0: now). An
-    answer that refuses (`unanswered`) is no progress: the places may be held by tickets that nobody takes.
+    `seen` is the number of completions at the time `since`; `own` is the time at which the lanes' commands were
+    submitted (0: now). A refusal (`unanswered`) does not count as progress: the places may be held by tickets that no
+    thread takes.
     """
     now = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
     if now != seen and unanswered == 0:
@@ -442,7 +444,7 @@ def whose_wait_is_over(core, queue, unanswered, seen, since, own):
 
 @device
 def give_up(core, queue, cid, offset):
-    """Leave a command to the next drain of its queue; return False if its completion came just now (thread)."""
+    """Abandon a command to the next drain of its queue; return False if its completion has just arrived (thread)."""
     way = 0
     if offset > 0 and field(core, K_CACHE) != 0:
         way = word_of(queue, cid, ID_WAY)

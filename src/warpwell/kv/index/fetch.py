@@ -1,4 +1,4 @@
-"""Reading values as native code: look keys up, read from the segments' files, check every CRC."""
+"""Read values in native code: look keys up, read from the segments' files, check every CRC."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def segment_entry(state, segment):
 
 @device
 def read_all(fd, buffer, nbytes, offset):
-    """Read all bytes of a range; return FOUND or what went wrong."""
+    """Read all bytes of a range; return FOUND or an error."""
     done = 0
     while done < nbytes:
         got = pread(fd, buffer + done, nbytes - done, offset + done)
@@ -96,7 +96,7 @@ def read_all(fd, buffer, nbytes, offset):
 
 @device
 def read_value(state, loc0, loc1, out):
-    """Read a whole value and check its CRC (inside of an epoch); return FOUND or what went wrong."""
+    """Read a whole value and check its CRC (inside of an epoch); return FOUND or an error."""
     entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
     if entry == 0:
         return STALE
@@ -116,7 +116,7 @@ def read_value(state, loc0, loc1, out):
 
 @device
 def call_ahead(state, locations, k, count):
-    """Begin to load a value that comes a little later in a batch, if it is in a mapped file."""
+    """Prefetch a value that follows a little later in a batch, if it is in a mapped file."""
     loc0 = load_weak_as(locations + 16 * (k + LATER), INT64) if k + LATER < count else 0
     if loc0 == 0:
         return
@@ -218,7 +218,7 @@ def get_one(block, key0, key1, length):
 
 
 def get_int(block, key):
-    """Read the value of an 8-byte key as `get_one` does: the fewer arguments, the faster Python's call."""
+    """Read the value of an 8-byte key, as `get_one` with fewer arguments: that makes Python's call faster."""
     return get_value(block, key, 0, 8)
 
 
@@ -233,8 +233,8 @@ def has_one(state, stripe, key0, key1, length):
 def get_rows(state, stripe, keys, lengths, count, out, row_bytes, found, locations):
     """Read values of `row_bytes` bytes each into rows; absent rows become zero.
 
-    `found` (uint8) gets ABSENT, FOUND or what went wrong, `locations` is scratch of two words a key. Returns
-    how many went wrong.
+    `found` (uint8) receives ABSENT, FOUND or an error; `locations` is scratch memory of two words a key. Return the
+    number of errors.
     """
     epoch = enter(state, stripe)
     look_up_all(load_acquire(state + 8 * S_TABLE, SYSTEM), keys, lengths, count, locations)
@@ -263,7 +263,7 @@ def get_rows(state, stripe, keys, lengths, count, out, row_bytes, found, locatio
 
 
 def read_many(state, stripe, locations, count, out, starts, found):
-    """Read the values at locations to byte offsets of `out`; return how many went wrong."""
+    """Read the values at locations to byte offsets of `out`; return the number of errors."""
     epoch = enter(state, stripe)
     hits = 0
     wrong = 0
@@ -288,7 +288,7 @@ def read_many(state, stripe, locations, count, out, starts, found):
 
 @device
 def clear(address, nbytes):
-    """Zero a row (nobody else looks at it)."""
+    """Zero a row (no other thread reads it)."""
     at = address
     end = address + nbytes
     while at + 8 <= end:

@@ -38,9 +38,9 @@ class Index:
     Parameters
     ----------
     state : StoreState
-        Where readers find the table.
+        The state block through which readers find the table.
     capacity : int
-        Keys that it takes without growing.
+        Number of keys that fit without growing.
     """
 
     def __init__(self, state: StoreState, capacity: int = 0) -> None:
@@ -96,7 +96,7 @@ class Index:
         return replaced
 
     def move(self, keys: Keys, before: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Move keys whose location still is `before` to `after` (int64 [N, 2]); tell which were."""
+        """Move keys whose location is still `before` to `after` (int64 [N, 2]); return which keys were moved."""
         moved = np.empty(keys.size, np.bool_)
         before, after = np.ascontiguousarray(before, np.int64), np.ascontiguousarray(after, np.int64)
         compiled(move_many)(
@@ -128,14 +128,14 @@ class Index:
         self._take(table)
 
     def replace(self, keys: Keys, locations: NDArray[np.int64]) -> None:
-        """Forget all keys and take these; readers see either all of the old ones or all of the new ones."""
+        """Replace all keys; readers see either all of the old keys or all of the new ones."""
         locations = np.ascontiguousarray(locations, np.int64)
         table = _Table(_slots_for(keys.size))
         compiled(put_many)(table.address, *_addresses(keys), keys.size, locations.ctypes.data, 0)
         self._take(table)
 
     def _take(self, table: _Table) -> None:
-        """Go on with another table, which is filled."""
+        """Switch to another, filled table."""
         old, self._table = self._table, table
         self._publish()
         self._state.retire(old.free)
@@ -145,7 +145,7 @@ class Index:
 
 
 class _Table:
-    """The memory of one table; huge pages where the system gives them, since lookups go everywhere."""
+    """The memory of one table; in huge pages if the system has them, since lookups are random."""
 
     def __init__(self, slots: int) -> None:
         self.nbytes = TABLE_HEADER + SLOT * slots
@@ -160,7 +160,7 @@ class _Table:
         self.header[T_MASK] = slots - 1
 
     def free(self) -> None:
-        """Drop the memory (it goes once no array looks at it any more)."""
+        """Release the memory (it is freed when no array views it any more)."""
         self._raw = self._hold = None
 
 

@@ -1,8 +1,7 @@
-"""The words that native code of a store works on, and epochs: when what readers may hold can be given back.
+"""The words that native code of a store works on, and epochs, which tell when replaced memory may be freed.
 
 A store has one state block. Its pointers are replaced, never changed in place: a native reader enters an epoch,
-loads a pointer, follows it, and leaves. What was replaced is given back once every reader that may have seen it
-has left.
+loads a pointer, follows it, and leaves. Replaced memory is freed once every reader that may have seen it has left.
 """
 
 from __future__ import annotations
@@ -83,13 +82,13 @@ UINT8 = np.dtype(np.uint8)
 
 @device
 def stripe_of(state: int, stripe: int) -> int:
-    """Return the address of a stripe; any integer may name one."""
+    """Return the address of a stripe; any integer selects one."""
     return state + 8 * S_STRIPES + 8 * STRIPE_WORDS * (stripe & (STRIPES - 1))
 
 
 @device
 def enter(state: int, stripe: int) -> int:
-    """Enter the present epoch and return it: what is reached from the state block stays until `leave`."""
+    """Enter the current epoch and return it: memory reachable from the state block is not freed until `leave`."""
     readers = stripe_of(state, stripe)
     while True:
         epoch = load_acquire(state + 8 * S_EPOCH, SYSTEM)
@@ -109,7 +108,7 @@ def leave(state: int, stripe: int, epoch: int) -> None:
 
 @device
 def next_epoch(state: int) -> int:
-    """Begin another epoch; return the old one. Its readers must have left the one before (host, one thread)."""
+    """Start the next epoch; return the old one. All readers must have left the epoch before (host, one thread)."""
     return fetch_add(state + 8 * S_EPOCH, 1, SYSTEM)
 
 
@@ -129,7 +128,7 @@ def publish(state: int, index: int, address: int) -> None:
 
 
 class StoreState:
-    """The state block of one store, and what waits for readers to leave.
+    """The state block of one store, and the memory to free once readers have left.
 
     Attributes
     ----------
@@ -150,14 +149,14 @@ class StoreState:
         self._epoch = 0
 
     def retire(self, give_back: Callable[[], None]) -> None:
-        """Call `give_back` once every reader that is inside now has left; it is no longer reachable for new ones."""
+        """Call `give_back` once every reader that is inside now has left; new readers cannot reach the memory."""
         self._next.append(give_back)
         self.collect()
 
     def collect(self) -> bool:
-        """Give back the memory that no reader holds any more; return True if none waits. Never blocks.
+        """Free the memory that no reader uses any more; return True if none is left to free. Never blocks.
 
-        Where another thread does so, or this one where it was interrupted, that is left to it.
+        Does nothing while another thread, or an interrupted call of this thread, is doing so.
         """
         flip, count = compiled(next_epoch), compiled(readers_in)
         if not self._collecting.acquire(blocking=False):
@@ -177,7 +176,7 @@ class StoreState:
             self._collecting.release()
 
     def drain(self, seconds: float = 5.0) -> bool:
-        """Wait until everything that was retired is given back; return False where readers stay inside."""
+        """Wait until all retired memory is freed; return False if readers stay inside."""
         end = time.monotonic() + seconds
         pause = 1e-5
         while not self.collect():
@@ -188,7 +187,7 @@ class StoreState:
         return True
 
     def forked(self) -> None:
-        """Forget the readers that were inside when this process was forked: their threads are the parent's."""
+        """Forget the readers that were inside when this process was forked: their threads exist only in the parent."""
         self._collecting = threading.Lock()
         self.words[S_STRIPES:].reshape(STRIPES, STRIPE_WORDS)[:, C_READERS : C_READERS + 2] = 0
         self._scratch.words[:: (64 + SCRATCH_BYTES) // 8] = 0  # the buffers' locks

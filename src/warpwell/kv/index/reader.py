@@ -1,4 +1,4 @@
-"""Reader: fetches values by native code, from the segments that the log has open."""
+"""Reader: reads values with native code, from the segments that the log has open."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Reader:
     # -- segments -------------------------------------------------------------------------------------------
 
     def on_segment(self, segment: int, fd: int) -> None:
-        """Follow the log: it opened a segment as `fd`, or is about to close it (-1), when no reader is inside."""
+        """Note that the log opened a segment as `fd`, or is about to close it (-1) when no reader is inside."""
         with self._lock:
             if segment >= self._table.count:
                 self._grow(segment + 1)
@@ -115,7 +115,7 @@ class Reader:
             self._table.entries[segment, G_MAPPED] = mapping.nbytes
 
     def look_again(self) -> None:
-        """Map one more segment, if reads have brought it into the page cache since it was looked at last."""
+        """Map one more segment, if reads have loaded it into the page cache since the last check."""
         with self._lock:
             fds = self._table.entries[:, G_FD]
             candidates = np.flatnonzero((fds > 0) & (self._table.entries[:, G_MAPPED] == 0))
@@ -125,11 +125,11 @@ class Reader:
                 self._map(segment, int(fds[segment]) - 1)
 
     def forked(self) -> None:
-        """Go on in a forked child; the thread that had the lock is the parent's."""
+        """Continue in a forked child; the thread that held the lock exists only in the parent."""
         self._lock = threading.RLock()
 
     def close(self) -> None:
-        """Read nothing from now on, and wait for readers that are inside."""
+        """Stop reading, and wait for readers that are inside."""
         with self._lock:
             self._mapped = False
             self._table.entries[:, [G_MAPPED, G_FD]] = 0
@@ -155,7 +155,7 @@ class Reader:
     # -- values ---------------------------------------------------------------------------------------------
 
     def contains(self, key: bytes | int) -> bool:
-        """Tell whether a key is there."""
+        """Return whether a key exists."""
         key0, key1 = (key, 0) if isinstance(key, int) else words_of(key)
         length = 8 if isinstance(key, int) else len(key)
         return bool(compiled(has_one)(self._address, threading.get_ident() >> 12, key0, key1, length))
@@ -168,11 +168,11 @@ class Reader:
         Raises
         ------
         CorruptionError
-            A value's CRC is wrong, or its file ends before it.
+            A value's CRC is wrong, or its file ends before the value.
         ValueSizeError
             A value has another size.
         MediumError
-            The system could not read.
+            A read failed.
         """
         count = keys.size
         self._calls += 1
@@ -261,7 +261,7 @@ class Reader:
 
 
 def _getter(state: int, path: str) -> Callable[[Any], bytes | None]:
-    """Return `Reader.get`: one record at a time is where Python costs more than the store, so it is made for speed."""
+    """Return `Reader.get`, which is optimized: for a single record Python takes longer than the store."""
     # Buffers that nobody uses. A call takes one, so that whoever reads in the middle of it gets another: other threads,
     # and signal handlers and finalizers in this one.
     unused: list[tuple[Any, int, Any]] = []
@@ -290,7 +290,7 @@ def _getter(state: int, path: str) -> Callable[[Any], bytes | None]:
 
 
 def _buffer(state: int) -> tuple[Any, int, Any]:
-    """Return what reads an int key, the words that it takes, and the memory that it reads a value to."""
+    """Return the function that reads an int key, its argument words, and the memory for the value."""
     raw = private_memory(SCRATCH_BYTES + BLOCK_BYTES)
     address = int(np.frombuffer(raw, np.uint8).ctypes.data)
     block = address + SCRATCH_BYTES
@@ -300,7 +300,7 @@ def _buffer(state: int) -> tuple[Any, int, Any]:
 
 
 def _get_hard(state: int, path: str, given: int | bytes, size: int) -> bytes | None:
-    """A value that is larger than a buffer, or a read that went wrong."""
+    """Return a value that is larger than the buffer, or raise the error of a read."""
     key = as_key(given)
     while -_ERROR < size < 0:
         out = np.empty(-1 - size, np.uint8)
@@ -315,7 +315,7 @@ def _get_hard(state: int, path: str, given: int | bytes, size: int) -> bytes | N
 
 
 def read_error(path: str, key: int | bytes, status: int, segment: int | None = None) -> Exception:
-    """Return the error for what went wrong with a key."""
+    """Return the exception for an error code of a key."""
     where = path if segment is None else f"{path}, segment {segment}"
     if status == BAD_CRC:
         return errors.CorruptionError(

@@ -1,4 +1,4 @@
-"""The functions that a controller calls for a key-value command: reads are answered here, changes go to a ring."""
+"""The functions that a controller calls for a key-value command: reads are served here, changes are put into a ring."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CLOSING = 2
 
 @device
 def masked(word, nbytes):
-    """Return the low bytes of a word of a key, 0 to 8 of them, and zeros."""
+    """Return the low 0 to 8 bytes of a word of a key, padded with zeros."""
     if nbytes >= 8:
         return word
     if nbytes <= 0:
@@ -115,7 +115,7 @@ def hand_over(ring, op, key0, key1, buffer, tail):
 
 @device
 def version_of(loc0, loc1):
-    """Return 15 bits of where a value lies and of its CRC, for readers that fetch it in pieces."""
+    """Return 15 bits of a value's location and CRC, as a version for readers that fetch it in pieces."""
     mixed = (loc0 * VERSION_MIX) ^ loc1
     mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * VERSION_MIX
     return (mixed >> 49) & 0x7FFF
@@ -123,7 +123,7 @@ def version_of(loc0, loc1):
 
 @device
 def retrieve(state, key0, key1, length, buffer, nbytes, first, stripe):
-    """Copy a value from byte `first` on, as much as fits; return status, whole size and version (see `kv_start`)."""
+    """Copy as much of a value as fits, from byte `first`; return status, size and version (see `kv_start`)."""
     epoch = enter(state, stripe)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     size = loc1 & SIZE_MASK
@@ -157,8 +157,8 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
     state : int
         Address of the store's state block.
     op : int
-        Opcode, key length from bit 8 on, options from bit 16 on; from bit 24 on where in the value a retrieve
-        begins, in units of 512 bytes.
+        Opcode; key length from bit 8, options from bit 16; from bit 24 the offset at which a retrieve starts, in units
+        of 512 bytes.
     key0, key1 : int
         The key's words.
     buffer : int
@@ -169,8 +169,8 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
     Returns
     -------
     int
-        ``status | dw0 << 16 | version << 48``, or PENDING; then `kv_complete` tells the end. Only a retrieve has
-        a version: 15 bits, others once the value was replaced (but for one in 32,768) or has moved.
+        ``status | dw0 << 16 | version << 48``, or PENDING; then `kv_complete` returns the result. Only a retrieve has a
+        version: 15 bits that change when the value is replaced (except with a chance of 1 in 32,768) or moved.
     """
     opcode = op & 0xFF
     length = (op >> 8) & 0xFF
@@ -201,7 +201,7 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
 
 @native
 def kv_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return ``tag << 16 | status`` of a command that was pending and is done, -1 where there is none."""
+    """Return ``tag << 16 | status`` of a pending command that has completed, or -1."""
     if a == 1:
         return 0  # dw0 of the command that the call before told of: only what is never pending has any
     ring = load_acquire(state + 8 * S_RING, SYSTEM)
@@ -223,7 +223,7 @@ def kv_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
 
 
 def wait_for_requests(ring, attempts):
-    """Wait until the ring has requests, for a while; return the number (the interpreter's thread, no lock held)."""
+    """Wait a limited time until the ring has requests; return their number (the interpreter's thread, no lock held)."""
     head = load_relaxed(ring + 8 * Q_HEAD, SYSTEM)
     for attempt in range(attempts):
         count = load_acquire(ring + 8 * Q_TAIL, SYSTEM) - head
@@ -244,6 +244,6 @@ def answer(ring, word):
 
 
 def taken(ring, count):
-    """Say that requests were taken (the interpreter's thread)."""
+    """Note that requests were removed from the ring (the interpreter's thread)."""
     store_release(ring + 8 * Q_HEAD, load_relaxed(ring + 8 * Q_HEAD, SYSTEM) + count, SYSTEM)
     return 0

@@ -1,8 +1,7 @@
 """The index as device code: open addressing over 32-byte slots, one writer, readers without locks.
 
 A slot's keys never change once it is used, and a deleted key keeps its slot (a tombstone) until the table is
-replaced. Locations are never used twice, so a reader that finds the same loc0 before and after it loaded loc1
-has a pair that belongs together.
+replaced. Locations are never reused, so a reader that reads the same loc0 before and after loc1 has a consistent pair.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ AHEAD = 8
 
 @device
 def hash_of(key0, key1, length):
-    """Return a word whose low bits are the slot to look at first."""
+    """Return the hash of a key; its low bits are the first slot to probe."""
     h = i64(key0 ^ i64(i64(key1 + length) * _MIX2))
     h = i64((h ^ ((h >> 33) & _LOW)) * _MIX1)
     h = i64((h ^ ((h >> 33) & _LOW)) * _MIX2)
@@ -89,7 +88,7 @@ def lookup(table, key0, key1, length):
 
 @device
 def slot_of(table, key0, key1, length):
-    """Return the slot of a key, or the unused one that it would get (the writer; the table is never full)."""
+    """Return the slot of a key, or the free slot for it (the writer; the table is never full)."""
     mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
     at = hash_of(key0, key1, length) & mask
     while True:
@@ -146,7 +145,7 @@ def key_at(keys, lengths, k):
 
 @device
 def look_up_all(table, keys, lengths, count, locations):
-    """Write the locations of keys, two words each, (0, 0) for absent ones; return how many are there."""
+    """Write the locations of keys, two words each, (0, 0) for absent ones; return how many were found."""
     mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
     found = 0
     for k in range(count):
@@ -163,7 +162,7 @@ def look_up_all(table, keys, lengths, count, locations):
 
 
 def lookup_many(state, stripe, keys, lengths, count, locations):
-    """Write the locations of keys, two words each, (0, 0) for absent ones; return how many are there."""
+    """Write the locations of keys, two words each, (0, 0) for absent ones; return how many were found."""
     epoch = enter(state, stripe)
     found = look_up_all(load_acquire(state + 8 * S_TABLE, SYSTEM), keys, lengths, count, locations)
     leave(state, stripe, epoch)

@@ -1,4 +1,4 @@
-"""Dataset: a store as a sequence of records, which the data loaders of other libraries take as it is."""
+"""Dataset: a store as a sequence of records, for the data loaders of other libraries."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from .loader import require_store
 
 
 class Dataset:
-    """Records of a store by position; PyTorch's ``DataLoader`` takes it, and fetches a batch in one call.
+    """The records of a store by position; PyTorch's ``DataLoader`` accepts it and fetches a batch in one call.
 
     Parameters
     ----------
     store : Store
         A record is a dict of arrays for a store with a schema, bytes otherwise.
     keys : optional
-        The keys to offer, as `Store.get_many` takes them. Left out: all that the store has now, in the order of
+        The keys of the dataset, as for `Store.get_many`. Default: all keys that the store has now, in the order of
         `Store.keys_array`.
 
     Raises
     ------
     KeyMissingError
-        On access: the store does not have a key any more.
+        On access: a key was deleted from the store.
     ForkError
-        On access in a forked process, where the store is open for writing; on pickling, where it is open for writing or
-        on a GPU.
+        On access in a forked process if the store is open for writing; on pickling if it is open for writing or on a
+        GPU.
 
     Notes
     -----
-    In a worker that was forked, the store goes on as it was at the fork. One that is sent to a worker (spawn and
-    forkserver) opens it again there, at the first access.
+    In a forked worker the store shows the records as of the fork. A dataset that is sent to a worker (spawn and
+    forkserver) opens the store again there, at the first access.
     """
 
     def __init__(self, store: Any, keys: Any = None) -> None:

@@ -1,15 +1,16 @@
-"""DataLoader: the records of a store in a shuffled order, in batches, shared out between ranks.
+"""DataLoader: the records of a store in shuffled batches, divided among ranks.
 
-One order holds for each seed and epoch, whatever the number of ranks. It is cut into global batches of
-``batch_size * world_size`` consecutive positions, and rank r takes the r-th of `world_size` consecutive parts of
-each. So
+Each seed and epoch has one order, for any number of ranks. It is cut into global batches of
+``batch_size * world_size`` consecutive positions, and rank r takes the r-th of `world_size` consecutive parts of each.
+Therefore:
 
-- the ranks' batches put one after another are the order itself. A single rank with `world_size` times the batch size
-  has the same global batches, row for row, and one with the same batch size has the ranks' batches one after another
-  (but for an incomplete last one). With strided parts, rank r taking every `world_size`-th row, neither would hold.
-- every rank has as many batches as the others. An incomplete last global batch is cut in the same way, into parts
-  whose sizes differ by at most one; where there are fewer rows than ranks, some get a batch of no rows.
-- a place in the order is (seed, epoch, position), and says nothing of ranks: a run resumes with another number.
+- the concatenated batches of all ranks are the order itself. A single rank with `world_size` times the batch size has
+  the same global batches, row for row; one with the same batch size has the ranks' batches one after another (except
+  for an incomplete last one). With strided parts (rank r takes every `world_size`-th row) neither would be true.
+- every rank has as many batches as the others. An incomplete last global batch is divided in the same way, into parts
+  whose sizes differ by at most one; if there are fewer rows than ranks, some ranks get an empty batch.
+- a place in the order is (seed, epoch, position) and does not depend on ranks: a run can resume with another number of
+  ranks.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ class DataLoader:
         With a schema, batches are dicts of arrays ``(rows, *shape)``: NumPy arrays in C order, or device arrays
         (DLPack) of a store on a GPU. Without one, batches are lists of bytes.
     batch_size : int
-        Rows of a batch, for each rank.
+        Rows per batch and rank.
     shuffle : bool
-        False: the order of the keys.
+        If False, records come in the order of the keys.
     seed : int
-        Orders of different seeds have nothing in common. Give all ranks the same.
+        Orders of different seeds are unrelated. All ranks must use the same seed.
     prefetch : int
-        Batches fetched ahead; with 0 a batch is fetched when it is asked for.
+        Number of batches to fetch ahead; with 0 a batch is fetched when it is requested.
     rank, world_size : int
-        Which part of each global batch to deliver.
+        The part of each global batch to deliver.
     drop_last : bool
-        Leave out the last global batch of an epoch where it is incomplete.
+        Skip the last global batch of an epoch if it is incomplete.
     keys : optional
-        The keys to deliver, as `Store.get_many` takes them, for example a training split; a ``range`` takes no memory.
-        Left out: all keys that the store has now, in the order of `Store.keys_array`.
+        The keys to deliver, as for `Store.get_many`, for example a training split; a ``range`` needs no memory.
+        Default: all keys that the store has now, in the order of `Store.keys_array`.
 
     Attributes
     ----------
     epoch : int
-        The epoch that is being delivered, or is delivered next.
+        The current epoch, or the next one between two iterations.
 
     Raises
     ------
@@ -73,9 +74,10 @@ class DataLoader:
 
     Notes
     -----
-    An iteration that is left early is over: the next one is the next epoch, so that a loop over a limited number of
-    batches does not see the same samples each time. To go on in mid-epoch, keep the iterator, or load the state that
-    `state_dict` gave. All ranks must begin the same number of iterations, or call `set_epoch` before each.
+    An iteration that is left early ends its epoch: the next iteration is the next epoch, so that a loop over a limited
+    number of batches does not see the same samples each time. To continue in the middle of an epoch, keep the iterator,
+    or load a state from `state_dict`. All ranks must start the same number of iterations, or call `set_epoch` before
+    each.
     """
 
     def __init__(
@@ -122,16 +124,16 @@ class DataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being delivered, or is delivered next."""
+        """The current epoch, or the next one between two iterations."""
         return self._place.epoch
 
     @property
     def samples(self) -> int:
-        """Samples of an epoch, of all ranks together."""
+        """Number of samples of an epoch, over all ranks."""
         return self._keys.size
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch, the same for every rank."""
+        """Return the number of batches per epoch, which is the same for every rank."""
         whole, rest = divmod(self.samples, self.batch_size * self.world_size)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -145,11 +147,11 @@ class DataLoader:
         return _Epoch(Prefetch(self._parts(place), fetch.submit, self.prefetch), place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Deliver this epoch from its start in the next iteration."""
+        """Set the epoch that the next iteration delivers, from its start."""
         self._place = _Place(checked_integer(epoch, "epoch", least=0), 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch that was delivered, as numbers that JSON and pickle take.
+        """Return the place after the last delivered batch, as numbers that fit JSON and pickle.
 
         It is the same for all ranks after the same number of batches, and does not depend on how many ranks there are.
         The first call reads all keys once, for a checksum.
@@ -165,18 +167,18 @@ class DataLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a place: the next iteration delivers what its epoch has left, and the one after it the next epoch.
+        """Resume at a place: the next iteration delivers the rest of its epoch.
 
         Parameters
         ----------
         state : dict
-            From `state_dict`, of a loader with any batch size and any number of ranks. Its seed and shuffle hold from
-            now on.
+            From `state_dict` of a loader with any batch size and any number of ranks. Its seed and shuffle replace this
+            loader's.
 
         Raises
         ------
         ArgumentError
-            It is no such state, or is of other keys; the loader stays as it was.
+            The state is not valid, or belongs to other keys; the loader is unchanged.
         """
         try:
             version, seed, epoch, position, shuffle, samples, keys = (
@@ -215,7 +217,7 @@ class DataLoader:
         return self._crc
 
     def _parts(self, place: _Place) -> Iterator[_Part]:
-        """Return an iterator of this rank's parts of an epoch, from a place on."""
+        """Return an iterator of this rank's parts of an epoch, from a place."""
         order = Permutation(self.samples, self.seed, place.epoch) if self.shuffle and self.samples else None
         cuts = cut(self.samples, place.position, self.batch_size, self.rank, self.world_size, self.drop_last)
         # an order is computed faster for many positions at once
@@ -257,7 +259,7 @@ def cut(
 
 
 class _Place:
-    """Where an epoch stands; moved on by its iterator."""
+    """The position in an epoch; advanced by its iterator."""
 
     def __init__(self, epoch: int, position: int) -> None:
         self.epoch = epoch
@@ -301,13 +303,13 @@ class _Epoch:
         return batch
 
     def close(self) -> None:
-        """End the epoch here, and give up the batches that are being fetched."""
+        """End the epoch here, and drop the batches that are being fetched."""
         self._over = True
         self._ahead.close()
 
 
 class _Fetch:
-    """Reads batches of one iteration: futures of a store on a GPU, or threads of the host.
+    """Reads the batches of one iteration, with futures of a store on a GPU or with threads on the host.
 
     Parameters
     ----------
@@ -332,7 +334,7 @@ class _Fetch:
         return self._store.get_async(keys)
 
     def _read(self, keys: Any, count: int) -> Any:
-        """Return a batch; run by a thread, since copies take as long as reads."""
+        """Read and return a batch; runs in a thread, because copies take as long as reads."""
         if self._shape is None:
             return self._store.get_many(keys)
         # Fields of several are views of whole records, over which sums would round in another order than over arrays
@@ -361,7 +363,7 @@ def _checked(part: _Part, batch: Any, found: Any) -> Any:
 
 
 def require_store(store: Any, keys: Any) -> None:
-    """Raise ArgumentError unless `store` is a store, and lists its keys where `keys` are left out."""
+    """Raise ArgumentError unless `store` is a store, and can list its keys if `keys` is left out."""
     if not hasattr(store, "get_many"):
         raise errors.ArgumentError(
             f"store is {store!r}: pass a store that is open, from warpwell.kv.open(path)", name="store"
@@ -371,12 +373,12 @@ def require_store(store: Any, keys: Any) -> None:
 
 
 def name_of(store: Any) -> str:
-    """Return what stands for a store in a repr."""
+    """Return the name of a store for a repr."""
     return repr(str(getattr(store, "path", None) or type(store).__name__))
 
 
 class _KeyRange:
-    """Integer keys in arithmetic progression: no list of them is kept."""
+    """Integer keys in arithmetic progression, without a list of them."""
 
     def __init__(self, keys: range) -> None:
         self.size = len(keys)
@@ -388,7 +390,7 @@ class _KeyRange:
 
 
 def _keys_of(keys: Any, *, given: bool = False) -> Keys | _KeyRange:
-    """Return keys in the form that takes least memory; those that somebody gave may change later, and are copied."""
+    """Return keys in the form that needs least memory; keys from the caller are copied, since they may change."""
     if isinstance(keys, range) and len(keys) > 2:
         as_keys([keys[0], keys[-1]])  # they have 64 bits, or an error says so
         return _KeyRange(keys)
@@ -404,28 +406,28 @@ Request = TypeVar("Request")
 
 
 class Future(Protocol):
-    """What a store's ``get_async`` returns."""
+    """The interface of a future that a store's ``get_async`` returns."""
 
     def wait(self) -> Any:
         """Return the result, or raise."""
 
 
 class Prefetch(Generic[Request]):
-    """Iterator of requests and their results, in order, of which at most `depth` are in flight ahead.
+    """Iterator of requests and their results, in order, with at most `depth` requests in flight ahead.
 
-    Nothing is in flight any more once it is exhausted or closed, or has raised; where it is dropped, the closing thread
-    waits for what is (`warpwell.targets.closing`). An error comes in its turn: after the results of the requests before
-    it.
+    No request is in flight after the iterator is exhausted, closed, or has raised; if it is dropped, the closing thread
+    (`warpwell.targets.closing`) waits for requests in flight. An error is raised in order: after the results of the
+    requests before it.
 
     Parameters
     ----------
     requests : iterator
-        What to fetch; advanced no further than needed.
+        The requests; advanced only as far as needed.
     submit : callable
-        Returns a future for a request, at once.
+        Returns a future for a request without waiting.
     depth : int
-        Results that may be in flight or ready, beside the one that was delivered last. With 0 a request is submitted
-        when its result is asked for.
+        Number of results that may be in flight or ready, besides the one that was delivered last. With 0 a request is
+        submitted when its result is requested.
     """
 
     def __init__(self, requests: Iterator[Request], submit: Callable[[Request], Future], depth: int) -> None:
@@ -458,7 +460,7 @@ class Prefetch(Generic[Request]):
         return result
 
     def close(self) -> None:
-        """Fetch no more, and wait for the requests in flight; may be called again."""
+        """Stop fetching, and wait for the requests in flight (idempotent)."""
         if self._dropped.detach() is not None:
             closing.forget(self._flight)
             if os.getpid() == self._pid:  # a forked child has the list, and not the requests

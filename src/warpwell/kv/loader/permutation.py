@@ -1,11 +1,11 @@
-"""Permutation: a shuffled order of any number of positions that takes no memory, for NumPy and for device code.
+"""Permutation: a shuffled order of any number of positions, computed without memory by NumPy or device code.
 
-A Feistel network is a bijection of the numbers of `bits` bits, whatever its round function does. Sizes that are no
-power of two are reached by cycle walking: a result outside of [0, size) goes through the network again until one
-falls inside. The numbers of a cycle that lie inside still follow one another in it: a bijection of [0, size).
-The network has less than twice `size` numbers (64 at least), so a position passes it 2 times on average at most.
+A Feistel network is a bijection of the numbers of `bits` bits, for any round function. Sizes that are not a power of
+two use cycle walking: a result outside of [0, size) passes through the network again until it falls inside. The numbers
+inside keep their order within each cycle, so the result is a bijection of [0, size). The network has less than twice
+`size` numbers (at least 64), so a position passes it at most 2 times on average.
 
-The order is part of the format: a training run that resumes with a later version goes on in the same order.
+The order is part of the format: a training run that resumes with a later version continues in the same order.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Permutation:
     seed : int
         Any integer.
     epoch : int
-        Any integer; each epoch has an order of its own.
+        Any integer; each epoch has its own order.
 
     Attributes
     ----------
     words : ndarray of int64, shape (19,)
-        What the device function `permuted` takes.
+        The argument of the device function `permuted`.
     """
 
     def __init__(self, size: int, seed: int = 0, epoch: int = 0) -> None:
@@ -81,7 +81,7 @@ class Permutation:
         return f"<Permutation of {self.size} positions, seed {self.seed}, epoch {self.epoch}>"
 
     def __call__(self, positions: Any) -> NDArray[np.int64]:
-        """Return what stands at these positions of the order.
+        """Return the numbers at these positions of the order.
 
         Parameters
         ----------
@@ -108,11 +108,11 @@ class Permutation:
         return flat.reshape(given.shape)
 
     def slice(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return what stands at positions start to ``stop - 1``."""
+        """Return the numbers at positions start to ``stop - 1``."""
         return self(np.arange(start, stop, dtype=np.int64))
 
     def _permute(self, block: NDArray[np.int64]) -> None:
-        """Replace positions by what stands there, in place."""
+        """Replace positions by the numbers at these positions, in place."""
         network = self._network if self._table is None else self._table.take
         once = network(block)
         outside = np.flatnonzero(once >= self.size)
@@ -153,7 +153,7 @@ class Permutation:
 
 @device
 def permuted(position: int, words: Any) -> Any:
-    """Return what stands at a position of the order whose `Permutation.words` are given (thread)."""
+    """Return the number at a position of the order with these `Permutation.words` (thread)."""
     number = network(position, words)
     while number >= words[SIZE]:
         number = network(number, words)
