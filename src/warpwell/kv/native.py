@@ -1,4 +1,4 @@
-"""Device code as compiled functions that Python calls."""
+"""Compile device code into functions that Python calls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _compiled: dict[Any, Any] = {}
 
 
 def compiled(function: Any) -> Any:
-    """Return the compiled form of device code of any number of words (made or loaded once a process).
+    """Return device code compiled for any number of words; compiled or loaded once a process.
 
-    It runs without the interpreter lock.
+    The function runs without Python's global interpreter lock.
     """
     found = _compiled.get(function)
     if found is None:

@@ -1,4 +1,4 @@
-"""Creating and opening stores: options, shards, replacing a store that is there, and sending one to a process."""
+"""Create and open stores: options, shards, replacing an existing store, pickling."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def create(
     path : path-like
         A folder that does not exist yet, or is empty. Its parent must exist.
     schema : mapping of str to (dtype, shape), optional
-        Makes every value a record of arrays: ``{"x": ("uint8", (8, 8)), "y": ("int64", ())}``. Left out, values
-        are bytes of any length up to 16 MiB.
+        The arrays of every value: ``{"x": ("uint8", (8, 8)), "y": ("int64", ())}``. Default: values are bytes of any
+        length up to 16 MiB.
     durability : {"commit", "always", "none"}
-        What was put is durable after `Store.commit`, after each put, or when the system gets to it.
+        When changes become durable: at `Store.commit`, at each change, or whenever the system writes them.
     segment_bytes : int or str
-        Size of the files that values are in.
+        Size of the files that hold values.
     shards : sequence of path-like, optional
-        Folders to spread the records over, on several drives say; as `path`, they must not exist or be empty. Those
-        in the folder that `path` is in may be moved and copied together with it.
+        Folders among which to divide the records, for example on several drives; like `path`, they must not exist or be
+        empty. Shards in the same parent folder as `path` may be moved and copied together with it.
     overwrite : bool
-        Replace a store that is there, and its shards. Anything else that is there is left alone.
+        Replace an existing store and its shards. Other files are never replaced.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def create(
     Raises
     ------
     ArgumentError
-        Something is at `path` already, or an option is not valid.
+        `path` already exists, or an option is not valid.
     SchemaError, MissingFileError, StorageFullError, SharingError
         Nothing was created.
     """
@@ -115,47 +115,48 @@ def open_store(
     path : path-like
         Its folder.
     mode : {"r", "r+"}
-        "r" opens it for reading, beside other readers and a writer; "r+" for reading and writing, as the only
-        writer. A reader sees what was committed before it opened the store, and later commits after `Store.refresh`.
+        "r" opens the store for reading, along with other readers and one writer; "r+" for reading and writing, as the
+        only writer. A reader sees what was committed before it opened the store, and later commits after
+        `Store.refresh`.
     device : str, optional
-        "cuda" (or "cuda:1"), "cpu" or "interp": where kernels and `DeviceStore.get_async` fetch records. Left out,
-        only the host reads; the options below go with a device.
+        "cuda" (or "cuda:1"), "cpu" or "interp": where kernels and `DeviceStore.get_async` fetch records. Default: only
+        the host reads. All options below need a device.
     cache : int or str, optional
-        Bytes of device memory for values that are fetched again, for example "1GiB".
+        Bytes of device memory that caches values, for example "1GiB".
     queues, depth : int
-        Queue pairs, and entries of each (a power of two); half as many commands are in flight at most.
+        Number of queue pairs, and entries of each (a power of two); at most half as many commands are in flight.
     threads : int, optional
-        Native threads that serve the queues.
+        Number of native threads that serve the queues.
     value_bytes : int or str, optional
-        Room for a value in a batch, for stores without a schema (4096). Larger values are cut there.
+        Room for a value in a batch, for stores without a schema (default 4096). Larger values are truncated in batches.
     timeout : float
-        Seconds without any answer after which waiting device code gives up. Where others are answered, a command is
-        given up after four times as many.
+        Timeout of a request of device code, in seconds without any answer. While other commands are answered, a command
+        times out after four times as long.
     window, weight : int
         See `warpwell.storage.Controller`.
     returns : {"request", "queue"}
-        Where the device puts values: in a region that each request has, or in a return value queue, whose places
-        it lends to values as they come. With a queue, larger values travel in one piece, and fewer at a time.
+        Where the device writes values: to the region of each request, or to a return value queue, whose places it
+        assigns as values arrive. With a queue, larger values arrive in one piece, but fewer at a time.
     beside : DeviceStore, optional
-        A store of the same folder on another device: this one's queues are served by that one's controller.
+        A store of the same folder on another device, whose controller serves this store's queues too.
     drive : callable, optional
-        Makes an emulated drive of a shard's native functions (`warpwell.storage.KeyValueLatency`).
+        Wraps a shard's native functions in an emulated drive (`warpwell.storage.KeyValueLatency`).
 
     Returns
     -------
     Store
-        A `DeviceStore` where a device was given.
+        A `DeviceStore` if `device` is given.
 
     Raises
     ------
     MissingFileError, FormatError
-        There is nothing, or no store.
+        The path does not exist, or is not a store.
     StoreVersionError
         It was written by a newer Warpwell.
     CorruptionError
-        What had been committed is damaged or missing. Nothing was changed.
+        Committed data is damaged or missing. Nothing was changed.
     SharingError
-        Another process, or this one, has it open for writing; or it is a copy whose shards are those of another store.
+        The store is open for writing, in this process or another; or it is a copy whose shards belong to another store.
     """
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
@@ -172,7 +173,7 @@ def _device_options(
     device: str | None, beside: DeviceStore | None, drive: Drive | None, *, cache: int | str | None,
     value_bytes: int | str | None, **others: Any,
 ) -> DeviceOptions | None:  # fmt: skip
-    """Check what `open_store` was given for a device; return None where only the host reads."""
+    """Check the device options of `open_store`; return None if only the host reads."""
     options = DeviceOptions(
         device="cpu" if device is None else _device(device),
         cache_bytes=0 if cache is None else parse_size(cache, "cache"),
@@ -196,7 +197,7 @@ def _device_options(
 def _open(
     path: str, writable: bool, options: DeviceOptions | None, beside: DeviceStore | None, drive: Drive | None
 ) -> Store:
-    """Open the log and the shards of a store; where something fails, close what was opened."""
+    """Open the log and the shards of a store; on an error close all that was opened."""
     log = Log.open(path, writable=writable)
     opened: list[Callable[[], None]] = [log.close]
     try:
@@ -233,13 +234,13 @@ def _open(
 
 
 def _reduced(store: Store) -> tuple[Any, ...]:
-    """Return what opens a store again (`pickle`)."""
+    """Return the function and arguments that open a store again (`pickle`)."""
     _check_sendable(store)
     return open_store, (store.path,)
 
 
 def _reduced_on_device(store: DeviceStore) -> tuple[Any, ...]:
-    """Return what opens a store on a device again (`pickle`)."""
+    """Return the function and arguments that open a store on a device again (`pickle`)."""
     _check_sendable(store)
     if store.stays:
         raise errors.ForkError(
@@ -325,7 +326,7 @@ def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[
 
 
 def _check_shards(path: str, folders: list[str] | None) -> None:
-    """Raise ArgumentError for too many folders, or one that is named twice."""
+    """Raise ArgumentError if there are too many folders, or one is named twice."""
     if folders is None:
         return
     if not 1 <= len(folders) <= MAX_SHARDS:
@@ -335,7 +336,7 @@ def _check_shards(path: str, folders: list[str] | None) -> None:
 
 
 def put_aside(main: str, folders: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:
-    """Move a store and its shards out of the way; return what removes them for good. `undo` moves them back."""
+    """Move a store and its shards aside; return the function that deletes them. `undo` moves them back."""
     moved: list[str] = []
     # main goes first and comes back last: without it there is no store
     own = [os.path.realpath(path) for path in own_shards(main)]

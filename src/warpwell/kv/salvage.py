@@ -1,8 +1,7 @@
-"""Salvage: the sound records of a damaged store, put into a new one; the source is only read.
+"""Salvage: copy the undamaged records of a damaged store into a new one; the source is only read.
 
-A store keeps the snapshot and the journal before the present ones (see `Manifest.previous`). Every record has a number
-and a checksum of its own. So the state is that of the newest sound snapshot, and all sound records behind it, in
-whichever journals they are.
+A store keeps the previous snapshot and journal (see `Manifest.previous`). Every record has its own number and checksum.
+So the recovered state is the newest undamaged snapshot and all undamaged records after it, in any journal.
 """
 
 from __future__ import annotations
@@ -61,21 +60,21 @@ Progress = Callable[[int, int], object]
 
 @dataclass
 class SalvageReport:
-    """The records that `salvage` found, and those that are lost.
+    """The result of `salvage`: the records recovered, and those lost.
 
     Attributes
     ----------
     path, target : str
     records : int
-        Those that were put into the new store.
+        Records that were put into the new store.
     value_bytes : int
     lost : list of Problem
-        Records whose value is damaged or missing, with their keys; and shards that are missing, without.
+        Records whose value is damaged or missing, with their keys; and missing shards, without keys.
     missing_records : int
-        Puts and deletes that cannot be read, so that their keys are not known: of each the value before may have been
-        recovered, or nothing.
+        Puts and deletes that cannot be read, so that their keys are unknown: the previous value of such a key, or
+        nothing, was recovered.
     unproven : int
-        Records whose value is sound, and whose key stands in a damaged snapshot that nothing confirms.
+        Records with an undamaged value whose key is found only in a damaged snapshot.
     problems : list of Problem
         Files that are damaged or missing.
     """
@@ -91,28 +90,28 @@ class SalvageReport:
 
     @property
     def complete(self) -> bool:
-        """Whether the new store has everything that was committed."""
+        """Whether all committed records were recovered."""
         return not self.lost and not self.missing_records and not self.unproven
 
 
 def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> SalvageReport:
-    """Copy the sound records of a store, damaged or not, into a new one.
+    """Copy the undamaged records of a store into a new one.
 
-    The source is never changed. Shards are gathered in the one new store.
+    The source is never changed. The records of all shards go into the one new store.
 
     Parameters
     ----------
     path : path-like
         The store; no process may have it open for writing.
     target : path-like
-        Where the new one is created; nothing is there yet.
+        Folder of the new store; it must not exist.
     progress : callable, optional
-        Called with the number of records that were looked at, and of all.
+        Called with the number of records checked and the number of all records.
 
     Raises
     ------
     MissingFileError, FormatError
-        There is no store, or one of a newer format.
+        There is no store, or its format is newer.
     SharingError
         It is open for writing.
     ArgumentError, StorageFullError
@@ -158,7 +157,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
 
 
 def _described(folder: str, report: SalvageReport) -> Manifest:
-    """Return the manifest, or the copy of the first one."""
+    """Return the manifest, or the copy of the store's first manifest."""
     try:
         return read_manifest(folder)
     except errors.StoreVersionError:
@@ -200,7 +199,7 @@ def _kept_from_writers(folder: str) -> Iterator[None]:
 
 
 def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
-    """Return the live slots of one folder, as far as they can be told."""
+    """Return the live slots of one folder, as far as they can be recovered."""
     found = DamagedFolder(folder, report.problems)
     journals = read_journals(found)
     snapshots = read_snapshots(found)
@@ -226,7 +225,7 @@ def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
 
 
 def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64], int]:
-    """Return the sound committed records behind number `seq`, in their order, and the last number."""
+    """Return the undamaged committed records after number `seq`, in order, and the last number."""
     slots, last = [], seq
     for k, journal in enumerate(journals):
         # A journal may go on behind the point where the next one begins: the records of a writer that was fenced off.
@@ -238,7 +237,7 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
 
 
 def _put(store: Any, folder: str, slots: NDArray[np.int64], whole: bool, report: SalvageReport) -> None:
-    """Read and check the values of a batch, and put those that are sound."""
+    """Read and check the values of a batch, and put the undamaged ones."""
     values: list[bytes] = []
     kept: list[int] = []
     lengths = key_len_of(slots[:, 3])
@@ -280,7 +279,7 @@ class DamagedFolder:
     ----------
     folder : str
     problems : list of Problem
-        Where damage is noted.
+        The list to which damage is added.
     """
 
     def __init__(self, folder: str, problems: list[Problem]) -> None:
@@ -341,7 +340,7 @@ class DamagedFolder:
 
 @dataclass
 class JournalRecords:
-    """The sound records of a journal: slots [N, 4] and numbers [N], where it begins, and its last commit."""
+    """The undamaged records of a journal: slots [N, 4] and numbers [N], its start, and its last commit."""
 
     slots: NDArray[np.int64]
     seqs: NDArray[np.int64]
@@ -352,7 +351,7 @@ class JournalRecords:
 
 @dataclass
 class SnapshotSlots:
-    """The slots of a snapshot; all of them are those that were written if it is `sound`."""
+    """The slots of a snapshot; `sound` says that none is damaged."""
 
     slots: NDArray[np.int64]
     seq: int
@@ -360,7 +359,7 @@ class SnapshotSlots:
 
 
 def read_journals(found: DamagedFolder) -> list[JournalRecords]:
-    """Return what can be read of journals."""
+    """Return the readable records of all journals."""
     out = []
     for id, path, data in found.files(JOURNAL_FILE):
         block = found.superblock(data, JOURNAL_FILE, id, path)
@@ -389,7 +388,7 @@ def read_journals(found: DamagedFolder) -> list[JournalRecords]:
 
 
 def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
-    """Return what can be read of snapshots, in the order of their ids."""
+    """Return the readable slots of all snapshots, in the order of their ids."""
     out = []
     for id, path, data in found.files(SNAPSHOT_FILE):
         block = found.superblock(data, SNAPSHOT_FILE, id, path)

@@ -1,4 +1,4 @@
-"""Values: bytes of any length, or by a `Schema` records of named arrays of fixed dtype and shape."""
+"""Values: bytes of any length, or, with a `Schema`, records of named arrays of fixed dtype and shape."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Field:
 
 
 class Schema:
-    """What every value of a store is made of: a record of fixed size with named arrays.
+    """The named arrays, of fixed dtype and shape, of every value of a store.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Schema:
     Raises
     ------
     SchemaError
-        There are no fields, a dtype or shape cannot be, or a record is larger than a value may be.
+        There are no fields, a dtype or shape is not supported, or a record is larger than the maximum for values.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -110,12 +110,12 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: Any) -> Schema:
-        """Read back what `to_json` returned.
+        """Return the schema from the result of `to_json`.
 
         Raises
         ------
         SchemaError
-            It is something else.
+            The data is not a schema.
         """
         try:
             fields = {name: (dtype, tuple(shape)) for name, dtype, shape in data}
@@ -126,7 +126,7 @@ class Schema:
     # -- records --------------------------------------------------------------------------------------------
 
     def pack(self, values: Any, count: int) -> NDArray[np.uint8]:
-        """Bring arrays of `count` rows into records.
+        """Pack arrays of `count` rows into records.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class Schema:
         return out.view(np.uint8).reshape(count, self.nbytes)
 
     def pack_one(self, value: Any) -> NDArray[np.uint8]:
-        """Bring the arrays of one record, each of its field's shape, into uint8 [1, nbytes]."""
+        """Pack the arrays of one record, each with its field's shape, into uint8 [1, nbytes]."""
         self._check_names(value)
         out = np.zeros(1, self.record)
         for field in self.fields:
@@ -184,7 +184,7 @@ class Schema:
 
 
 def as_schema(schema: Schema | Mapping[str, Any] | None) -> Schema | None:
-    """Return the schema that a caller passed, as a `Schema` or as a mapping."""
+    """Return a caller's schema, passed as a `Schema` or as a mapping, as a `Schema`."""
     return schema if schema is None or isinstance(schema, Schema) else Schema(schema)
 
 
@@ -290,7 +290,7 @@ def _holds_addresses(value: Any, view: memoryview) -> bool:
 
 
 def many_values(values: Any, keys: Keys) -> Any:
-    """Return values as the log takes them: a list of buffers, or uint8 [N, nbytes]."""
+    """Return values in the form for the log: a list of buffers, or uint8 [N, nbytes]."""
     if isinstance(values, (bytes, str, dict)) or not isinstance(values, Iterable):
         raise errors.ArgumentError(
             f"values is a single {type(values).__name__}: pass a list of bytes or uint8 [N, nbytes], one for each key;"
@@ -311,7 +311,7 @@ def many_values(values: Any, keys: Keys) -> Any:
 
 
 def row_bytes_of(out: Any, count: int, row_bytes: int | None = None) -> int:
-    """Check the array that values are read into; return the size of its rows."""
+    """Check the array `out`, into which values are read; return the size of its rows."""
     fine = (
         isinstance(out, np.ndarray)
         and out.ndim == 2

@@ -43,7 +43,7 @@ class Shard:
     Parameters
     ----------
     log : Log
-        Taken over.
+        Owned by the shard from now on.
     path : str
         For messages.
 
@@ -51,7 +51,7 @@ class Shard:
     ----------
     writable : bool
     kinds : bool
-        Keys tell whether they were given as integers; they do not in stores that format 1 created.
+        Keys are marked as integers or not; False in stores of format 1.
     """
 
     def __init__(self, log: Log, path: str) -> None:
@@ -80,7 +80,7 @@ class Shard:
     # -- reads ----------------------------------------------------------------------------------------------
 
     def has(self, key: bytes | int) -> bool:
-        """Tell whether a key is there."""
+        """Return whether a key exists."""
         return self.reader.contains(key)
 
     def rows(
@@ -105,7 +105,7 @@ class Shard:
         raise read_error(self.path, keys.row(int(stale[0])), STALE)
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
-        """Tell which keys are there."""
+        """Return which keys exist, bool [N]."""
         return np.not_equal(self.index.lookup(keys)[:, 0], 0)
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
@@ -120,7 +120,7 @@ class Shard:
     # -- changes --------------------------------------------------------------------------------------------
 
     def put(self, keys: Keys, values: Any) -> None:
-        """Append values and index them; the last of equal keys counts."""
+        """Append values and index them; the last of equal keys wins."""
         with self.lock:
             padded, lengths = keys.marked() if self.kinds else keys.padded()
             self.index.put(keys, self.log.append(padded, lengths, values))
@@ -132,7 +132,7 @@ class Shard:
             self.index.put_one(key, *self.log.append_one(key, value, mark))
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """Delete keys; tell which were there (of equal keys the first)."""
+        """Delete keys; return which existed (the first of equal keys)."""
         with self.lock:
             there = self.contains(keys)
             if not there.any():
@@ -148,7 +148,7 @@ class Shard:
             return sequence
 
     def refresh(self) -> int:
-        """Follow the writer of a store that is open for reading; return how many records changed."""
+        """Read the writer's commits since the last refresh; return how many records changed."""
         if self._forks:
             time.sleep(1e-3)  # locks are not fair: a loop of refreshes would keep a fork out until it gives up
         with self.lock:
@@ -171,11 +171,11 @@ class Shard:
 
     @property
     def failed(self) -> bool:
-        """Whether a write failed, so that no more are taken."""
+        """Whether a write failed, after which no more are accepted."""
         return self.log.failed
 
     def close(self, *, commit: bool = True) -> None:
-        """Commit, and give everything back. What a failed write left unsure is not committed."""
+        """Commit and close. After a failed write nothing more is committed."""
         if self._writes is not None:
             self._writes.close()
         with self._compacting, self.lock:
@@ -194,7 +194,7 @@ class Shard:
         self.log.snapshot(*keys.padded(), locations)
 
     def _snapshot_if_due(self) -> None:
-        """Write the snapshot that a commit leaves due. The commit stands without: what fails here is a warning."""
+        """Write a snapshot if one is due. The commit is durable without it, so an error is only a warning."""
         if not self.log.snapshot_due or self.log.seq < self._retry_at:
             return
         try:
@@ -216,13 +216,13 @@ class Shard:
             self._release()
 
     def _release(self) -> None:
-        """Let go of segments that no location names any more, once no reader is inside."""
+        """Release segments that no location refers to any more, once no reader is inside."""
         retired = self.log.retired()
         if retired and self.state.drain():
             self.log.release(retired)
 
     def compact(self, *, threshold: float = 0.5, progress: Progress | None = None) -> CompactionReport:
-        """Copy live values out of segments that are mostly dead, and delete those; others may go on meanwhile."""
+        """Copy live values from mostly dead segments, and delete these; other threads may continue."""
 
         def live() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
             keys, locations = self.index.entries()
@@ -242,7 +242,7 @@ class Shard:
             return report
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Read everything that is committed and check it."""
+        """Read and check all committed data."""
         return verify(self.path, progress=progress)
 
     # -- forks (see `lifetime`) -----------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Shard:
         return [self]
 
     def hold(self, seconds: float) -> bool:
-        """Keep refreshes out until `let_go`; return False, and hold nothing, where one does not end in time."""
+        """Block refreshes until `let_go`; return False, without blocking, if one does not end in time."""
         self._forks.append(None)
         try:
             if not self.lock.acquire(timeout=seconds):
@@ -269,7 +269,7 @@ class Shard:
         self.lock.release()
 
     def forked(self) -> None:
-        """Go on in a forked child, without the parent's threads."""
+        """Continue in a forked child, without the parent's threads."""
         self.lock = self.log.lock = threading.RLock()
         self._compacting = threading.Lock()
         self._forks = []
@@ -288,7 +288,7 @@ class Shard:
     # -- figures --------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, Any]:
-        """Return what `StoreStatistics` has of it."""
+        """Return this shard's values for `StoreStatistics`."""
         with self.lock:
             _, locations = self.index.entries()
             counters = self.state.counters()
@@ -318,5 +318,5 @@ def folder_bytes(path: str) -> int:
 
 
 def _keys(keys: NDArray[np.uint8], lengths: NDArray[np.uint8]) -> Keys:
-    """Take keys from the log, which has checked them."""
+    """Return keys from the log, which has checked them, as `Keys`."""
     return Keys(np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2), lengths & np.uint8(INTEGER - 1))

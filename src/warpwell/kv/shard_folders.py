@@ -1,10 +1,10 @@
-"""Where the shards of a store are, and to which store they belong: users move and copy stores.
+"""Find the shards of a store, and the store of a shard, after users moved or copied folders.
 
-The manifest of a store lists its shards with their UUIDs, and each shard's says of which store it is, and where that
-is. A path is relative where the one folder lies beside or in the other, so that both can be moved or copied together;
-else it is absolute. A copy has the UUIDs of its original. So a store may write to a shard only if the shard
-says that it belongs to the store's own folder, or to one that is not there any more, or has another shard in its place:
-then the store has been moved, or copied with its shards.
+The manifest of a store lists its shards with their UUIDs, and the manifest of a shard names its store and the store's
+folder. A path is relative if one folder is beside or inside the other, so that both can be moved or copied together;
+otherwise it is absolute. A copy has the UUIDs of its original. So a store may write to a shard only if the shard names
+the store's own folder, or a folder that no longer exists or uses another shard: in these cases the store was moved, or
+copied with its shards.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ShardFolder:
     number : int
     path : str
     home : str
-        The folder of the store that it says it belongs to.
+        The folder of its store, as its manifest says.
     meta : dict
-        What its manifest says.
+        Contents of its manifest.
     """
 
     number: int
@@ -40,12 +40,12 @@ class ShardFolder:
     meta: dict[str, Any]
 
     def check_writer(self, main: str, uuid: str) -> bool:
-        """Return whether the shard has to be told that its store, `main`, has been moved.
+        """Return whether the shard's manifest must be updated because its store, `main`, was moved.
 
         Raises
         ------
         SharingError
-            The shard belongs to a store of which `main` is a copy.
+            `main` is a copy, and the shard belongs to its original.
         """
         if _same(self.home, main):
             return False
@@ -61,12 +61,12 @@ class ShardFolder:
         return True
 
     def meta_for(self, main: str) -> dict[str, Any]:
-        """Return what its manifest says once its store is at `main`."""
+        """Return the contents of its manifest for a store at `main`."""
         return {**self.meta, "store": written(main, self.path)}
 
 
 def written(path: str, base: str) -> str:
-    """Return how the manifest in folder `base` names another folder."""
+    """Return the path of another folder as the manifest in `base` stores it."""
     path, base = os.path.realpath(path), os.path.realpath(base)
     near = os.path.dirname(base)
     beside = near != os.sep and os.path.commonpath([near, path]) == near
@@ -74,17 +74,17 @@ def written(path: str, base: str) -> str:
 
 
 def resolved(path: str, base: str) -> str:
-    """Return the folder that the manifest in folder `base` names so."""
+    """Return the folder of a path that the manifest in `base` stores."""
     return os.path.normpath(os.path.join(os.path.realpath(base), path))
 
 
 def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
-    """Return where a shard of the store `main` is.
+    """Find a shard of the store `main`.
 
     Raises
     ------
     MissingFileError, FormatError
-        It is not where it should be.
+        The shard is not at its path.
     """
     path = resolved(listed["path"], main)
     found = _look(path, listed["uuid"])
@@ -116,12 +116,12 @@ def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
 
 
 def find_shards(main: str, manifest: Manifest) -> list[ShardFolder]:
-    """Return where all shards of a store are; see `find_shard`."""
+    """Find all shards of a store; see `find_shard`."""
     return [find_shard(main, number, shard) for number, shard in enumerate((manifest.schema or {}).get("shards") or ())]
 
 
 def own_shards(main: str) -> list[str]:
-    """Return the folders of those shards of the store at `main` that are its own, if there is a store."""
+    """Return the folders of the shards that belong to the store at `main`, if there is one."""
     out: list[str] = []
     with contextlib.suppress(errors.MissingFileError, errors.FormatError):
         manifest = read_manifest(main)
@@ -134,7 +134,7 @@ def own_shards(main: str) -> list[str]:
 
 
 def verify_all(path: str, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
-    """Check a store and its shards, also one that is too damaged to open; see `warpwell.kv.log.verify.verify`."""
+    """Check a store and its shards, even if it is too damaged to open; see `warpwell.kv.log.verify.verify`."""
     report = verify(path, progress=progress)
     with contextlib.suppress(errors.CorruptionError):  # it is among the problems
         for number, shard in enumerate((read_manifest(report.path).schema or {}).get("shards") or ()):
@@ -146,7 +146,7 @@ def verify_all(path: str, *, progress: Callable[[int, int], object] | None = Non
 
 
 def home_of(path: str, meta: dict[str, Any]) -> str:
-    """Return the folder of the store that a shard says it belongs to."""
+    """Return the folder of a shard's store, as its manifest says."""
     return resolved(str(meta.get("store", "")), path)
 
 

@@ -1,4 +1,4 @@
-"""Shards: one store over several folders, on several drives say; each key has its place by rendezvous hash."""
+"""Shards: one store in several folders, for example on several drives; a rendezvous hash assigns keys to shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _LOW = 0x7FFFFFFF
 def shard_of(key0: int, key1: int, length: int, count: int) -> int:
     """Return the shard of a key, 0 to `count` - 1: the one whose number and key have the largest hash.
 
-    With another shard at the end, a key stays or moves there. This function is part of the format: it never changes.
+    If a shard is added at the end, a key stays or moves to the new shard. This function is part of the format: it never
+    changes.
     """
     key = hash_of(key0, key1, length)
     best = 0
@@ -57,13 +58,13 @@ def _shards_of(keys, lengths, count, shards, out):  # type: ignore[no-untyped-de
 class Shards:
     """The folders of one store, with the interface of a `Shard`.
 
-    A batch is split by shard. A commit makes one shard after the other durable: after a crash in its middle
-    the shards may differ by one commit. What was acknowledged is in all of them.
+    A batch is split by shard. A commit makes one shard after the other durable: after a crash during a commit the
+    shards may differ by one commit. Acknowledged commits are in all of them.
 
     Parameters
     ----------
     main : Log
-        The store's own log, which holds no records, but the names of the folders and the writer's lock.
+        The store's own log, which holds no records, only the names of the folders and the writer's lock.
     shards : sequence of Shard
         In the order of their numbers.
     """
@@ -90,7 +91,7 @@ class Shards:
         return [(shard, some) for shard, some in rows if some.size]
 
     def _gathered(self, method: Callable[[Shard, Keys], NDArray[Any]], keys: Keys, dtype: type) -> NDArray[Any]:
-        """Call a method of each shard for its keys; return what it says of each key."""
+        """Call a method of each shard for its keys; return the results in the order of the keys."""
         out: NDArray[Any] = np.zeros(keys.size, dtype)
         for shard, rows in self._split(keys):
             out[rows] = method(shard, keys.take(rows))
@@ -103,7 +104,7 @@ class Shards:
         return self.shard_for(key if type(key) is int else as_key(key)).get(key)
 
     def has(self, key: bytes | int) -> bool:
-        """Tell whether a key is there."""
+        """Return whether a key exists."""
         return self.shard_for(key).has(key)
 
     def shard_for(self, key: bytes | int) -> Shard:
@@ -132,11 +133,11 @@ class Shards:
         return out
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
-        """Tell which keys are there."""
+        """Return which keys exist, bool [N]."""
         return self._gathered(Shard.contains, keys, np.bool_)
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
-        """Return all keys and locations, in no order; a location means something within its shard only."""
+        """Return all keys and locations, in no order; a location is valid only within its shard."""
         found = [shard.entries() for shard in self.shards]
         keys = [k.padded() for k, _ in found]
         words = np.concatenate([raw.view(np.int64).reshape(-1, 2) for raw, _ in keys])
@@ -161,7 +162,7 @@ class Shards:
         self.shard_for(key).put_one(key, value, integer)
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """Delete keys; tell which were there."""
+        """Delete keys; return which existed."""
         return self._gathered(Shard.delete, keys, np.bool_)
 
     def commit(self) -> int:
@@ -169,7 +170,7 @@ class Shards:
         return sum(shard.commit() for shard in self.shards)
 
     def refresh(self) -> int:
-        """Follow the writer; return how many records changed."""
+        """Read the writer's commits since the last refresh; return how many records changed."""
         return sum(shard.refresh() for shard in self.shards)
 
     def compact(self, *, threshold: float = 0.5, progress: Progress | None = None) -> CompactionReport:
@@ -183,7 +184,7 @@ class Shards:
         )
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Read everything that is committed and check it; return one report for all shards."""
+        """Read and check all committed data; return one report for all shards."""
         return verify_all(self.path, progress=progress)
 
     def uncommitted(self) -> int:
@@ -192,11 +193,11 @@ class Shards:
 
     @property
     def failed(self) -> bool:
-        """Whether a write failed in any."""
+        """Whether a write failed in any shard."""
         return any(shard.failed for shard in self.shards)
 
     def close(self, *, commit: bool = True) -> None:
-        """Close all, also those behind one that fails; the first error is raised."""
+        """Close all shards, even after an error; then raise the first error."""
         close_all([*(partial(shard.close, commit=commit) for shard in self.shards), self.main.close])
 
     def folders(self) -> list[Shard]:
@@ -210,14 +211,14 @@ class Shards:
         return [native for shard in self.shards for native in shard.serve(value_bytes)]
 
     def figures(self) -> dict[str, Any]:
-        """Return the sums of the shards' figures."""
+        """Return the sums of the shards' statistics."""
         figures = [shard.figures() for shard in self.shards]
         served = sorted({kind for f in figures for kind in f.pop("python_served")})
         return {**{name: sum(f[name] for f in figures) for name in figures[0]}, "python_served": served}
 
 
 def close_all(closings: Sequence[Callable[[], None]]) -> None:
-    """Call all of them and raise the first error."""
+    """Call all functions, then raise the first error."""
     first: BaseException | None = None
     for close in closings:
         try:

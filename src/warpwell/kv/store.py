@@ -1,4 +1,4 @@
-"""Store: a mapping from keys to values on disk; its views, statistics, and reads that go on in a thread."""
+"""Store: a mapping from keys to values on disk; its views and statistics; reads in a background thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_pools.clear)  # its threads are the parent's
 
 
 class HostFuture:
-    """The result of a read that goes on in another thread.
+    """The future of a read in another thread.
 
     Parameters
     ----------
@@ -48,14 +48,14 @@ class HostFuture:
         self._future = pool.submit(read)
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait for the result and return it; may be called again.
+        """Wait for the result and return it (may be called again).
 
         Raises
         ------
         TimeoutError
             It took longer than `timeout` seconds.
         ForkError
-            This process was forked from the one that began to read.
+            This process was forked from the one that started the read.
         """
         timeout = checked_timeout(timeout)
         if self._pid != os.getpid():
@@ -71,25 +71,25 @@ class HostFuture:
             raise TimeoutError(f"the read is not done after {timeout:g} s: wait longer") from error
 
     def done(self) -> bool:
-        """Tell whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
         return self._pid != os.getpid() or self._future.done()
 
 
 class Store(MutableMapping[Any, Any]):
-    """Records of keys of 1 to 16 bytes and values of up to 16 MiB, durable once they are committed.
+    """A mapping on disk: keys of 1 to 16 bytes, values of up to 16 MiB, durable once committed.
 
     Use `warpwell.kv.create` and `warpwell.kv.open`. A store is a mutable mapping: ``store[key]``,
     ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys, ``items`` and the rest. An integer
-    is the same key as its 8 bytes. How a key was put last, as an integer or not, is kept with it: iteration, `list`
-    and messages give integers as ``int`` and all other keys as bytes.
+    is the same key as its 8 bytes. The store remembers whether a key was last put as an integer: iteration, `list` and
+    messages return such keys as ``int`` and all other keys as bytes.
 
-    As a context manager it commits and closes; after an exception it closes without a commit. One that is dropped, or
-    left open when the program ends, commits and closes as well, unless an exception ends the program: then a message
-    on stderr says how many changes were lost.
+    As a context manager it commits and closes; after an exception it closes without a commit. A store that is dropped,
+    or still open when the program ends, also commits and closes. If an exception ends the program, it does not commit,
+    and a message on stderr says how many changes were lost.
 
-    Any number of threads may read. Changes take a lock. A process that is forked goes on reading what was there at the
-    fork, until it refreshes, and a store that is open for reading can be pickled: it is opened again where it arrives.
-    One that is open for writing stays in its process.
+    Any number of threads may read. Changes take a lock. A forked process reads the records as of the fork until it
+    refreshes. A store that is open for reading can be pickled: it is opened again in the process that unpickles it. A
+    store that is open for writing stays in its process.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class Store(MutableMapping[Any, Any]):
         ----------
         key : int, bytes or str
         default : optional
-            What to return for an absent key.
+            The value to return for an absent key.
 
         Returns
         -------
@@ -132,7 +132,7 @@ class Store(MutableMapping[Any, Any]):
         Raises
         ------
         CorruptionError, MediumError
-            The value cannot be read, or differs from the one that was put.
+            The value cannot be read, or its checksum is wrong.
         KeyLengthError, ClosedError, ForkError
         """
         if self._unusable is not None:
@@ -174,7 +174,7 @@ class Store(MutableMapping[Any, Any]):
     __setitem__ = put
 
     def delete(self, key: Key) -> bool:
-        """Delete a record; return whether it was there."""
+        """Delete a record; return whether it existed."""
         return self.delete_many([key]) == 1
 
     def __delitem__(self, key: Key) -> None:
@@ -193,8 +193,8 @@ class Store(MutableMapping[Any, Any]):
         keys : array or iterable
             int64 [N] is the fastest; uint8 [N, 16]; or an iterable of int, bytes and str.
         out : numpy.ndarray, optional
-            uint8 [N, nbytes], where all values have `nbytes` bytes: values are read into its rows. Needed only
-            for values without a schema (with one, rows have the record's size).
+            uint8 [N, nbytes], if all values have `nbytes` bytes: values are read into its rows. Meant for stores
+            without a schema (with one, rows have the record's size).
 
         Returns
         -------
@@ -206,7 +206,7 @@ class Store(MutableMapping[Any, Any]):
         Raises
         ------
         CorruptionError, MediumError
-            A value cannot be read, or differs from the one that was put: no value is returned.
+            A value cannot be read, or its checksum is wrong: no value is returned.
         ValueSizeError
             A value has another size than the rows of `out`.
         """
@@ -223,13 +223,13 @@ class Store(MutableMapping[Any, Any]):
         return (rows if self.schema is None else self.schema.unpack(rows)), found
 
     def get_async(self, keys: Any) -> HostFuture:
-        """Begin to read the values of many keys; return a future whose ``wait()`` gives the result of `get_many`."""
+        """Start to read the values of many keys; return a future whose ``wait()`` returns the result of `get_many`."""
         self.check_open()
         checked = as_keys(keys).copied()
         return HostFuture(lambda: self.get_many(checked))
 
     def put_many(self, keys: Any, values: Any) -> None:
-        """Store many records; of equal keys the last one counts.
+        """Store many records; the last of equal keys wins.
 
         They are visible at once and durable after the next `commit`.
 
@@ -243,13 +243,13 @@ class Store(MutableMapping[Any, Any]):
         Raises
         ------
         ArgumentError
-            There are not as many values as keys.
+            The numbers of keys and values differ.
         SchemaError, ValueSizeError, KeyLengthError
             Nothing was stored.
         StorageFullError
             No space is left.
         StoreFailedError
-            A write failed, now or before: the store is read-only.
+            A write failed, in this call or an earlier one: the store is read-only.
         """
         self._check_writable()
         checked = as_keys(keys)
@@ -262,7 +262,7 @@ class Store(MutableMapping[Any, Any]):
             self._counts["puts"] += checked.size
 
     def delete_many(self, keys: Any) -> int:
-        """Delete many records; return how many were there."""
+        """Delete many records; return how many existed."""
         self._check_writable()
         there = int(np.count_nonzero(self._shards.delete(as_keys(keys))))
         self._counts["deletes"] += there
@@ -288,18 +288,18 @@ class Store(MutableMapping[Any, Any]):
 
 
     def list(self, prefix: bytes | str = b"", start: Key | None = None, limit: int | None = None) -> list[int | bytes]:
-        """Return keys in order: integers ascending, and then all others in the order of their bytes.
+        """Return the keys in order: integers ascending, then all others in byte order.
 
-        In a store that format 1 created no key is known to be an integer.
+        In a store of format 1 no key is known to be an integer.
 
         Parameters
         ----------
         prefix : bytes or str
-            Only keys that begin with it; no integer does.
+            Only keys that begin with this prefix; integers never do.
         start : int, bytes or str, optional
-            Only keys from this one on: from an integer on, or from a name on, without integers.
+            Only this key and those after it. If it is not an integer, no integers are returned.
         limit : int, optional
-            At most so many.
+            Maximal number of keys.
         """
         self.check_open()
         first = checked_bytes(prefix, "prefix")
@@ -309,7 +309,7 @@ class Store(MutableMapping[Any, Any]):
         return in_order(keys).take(slice(limit)).to_list()
 
     def ordered(self) -> Keys:
-        """Return all keys in the order of `keys_array`, with their kinds (integer or bytes)."""
+        """Return all keys in the order of `keys_array`, and which of them are integers."""
         self.check_open()
         keys, _ = self._shards.entries()
         if not self._shards.kinds and (keys.padded()[1] == INT_KEY).all():
@@ -322,9 +322,9 @@ class Store(MutableMapping[Any, Any]):
         Returns
         -------
         numpy.ndarray or tuple
-            int64 [N] where every key is an integer; else uint8 [N, 16], with uint8 [N] lengths. The order is that of
-            `list`. `get_many` takes both. In a store that format 1 created keys of 8 bytes are integers here, if no
-            other key is there.
+            int64 [N] if every key is an integer; else uint8 [N, 16], with uint8 [N] lengths. The order is that of
+            `list`. `get_many` accepts both. In a store of format 1, keys of 8 bytes are integers here if there are no
+            others.
         """
         keys = self.ordered()
         return keys.numbers() if keys.all_integers else keys.padded()
@@ -339,29 +339,29 @@ class Store(MutableMapping[Any, Any]):
     # -- the whole ------------------------------------------------------------------------------------------
 
     def commit(self) -> int:
-        """Make everything stored so far durable; return its sequence number.
+        """Make all changes so far durable; return the sequence number of the last one.
 
         Raises
         ------
         StoreFailedError
-            It may not be durable. The store is read-only from now on; open it again.
+            The changes may not be durable. The store is read-only from now on; open it again.
         """
         self._check_writable()
         self._counts["commits"] += 1
         return self._shards.commit()
 
     def refresh(self) -> int:
-        """Follow what another process committed since; return the number of changes. Nothing to do for a writer."""
+        """Read what another process committed since the last refresh; return the number of changes (0 for a writer)."""
         self.check_open()
         return 0 if self.writable else self._shards.refresh()
 
     def verify(self, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
-        """Read everything that is committed and check it.
+        """Read all committed data and check its checksums.
 
         Parameters
         ----------
         progress : callable, optional
-            Called with the number of checked and of all values.
+            Called with the number of values checked and the number of all values.
 
         Returns
         -------
@@ -375,22 +375,22 @@ class Store(MutableMapping[Any, Any]):
     def compact(
         self, *, threshold: float = 0.5, progress: Callable[[int, int], object] | None = None
     ) -> CompactionReport:
-        """Copy live values out of segments that are mostly dead, and delete those.
+        """Give the space of replaced and deleted values back: copy live values, delete mostly dead segments.
 
-        Other threads may read and write meanwhile. What was put and not committed stays so; the segments are deleted
-        with the next `commit` then.
+        Other threads may read and write during a compaction. Uncommitted changes stay uncommitted; the segments are
+        then deleted with the next `commit`.
 
         Parameters
         ----------
         threshold : float
-            Share of dead bytes from which on a segment is compacted.
+            Segments with at least this share of dead bytes are compacted.
         progress : callable, optional
-            Called with the bytes that were copied and all that will be.
+            Called with the bytes copied so far and the bytes to copy in all.
 
         Raises
         ------
         CorruptionError
-            A live value is damaged: it stays where it is, and so does its segment.
+            A live value is damaged: it and its segment stay as they are.
         """
         self._check_writable()
         checked_callable(progress, "progress")
@@ -398,18 +398,18 @@ class Store(MutableMapping[Any, Any]):
 
     @property
     def stats(self) -> StoreStatistics:
-        """Figures of the store."""
+        """Return the store's statistics."""
         self.check_open()
         figures: dict[str, Any] = {**self._shards.figures(), **self._counts}
         return StoreStatistics(**figures, durability=self._durability)
 
     def close(self) -> None:
-        """Commit and give everything back. Idempotent.
+        """Commit, and close the store (idempotent).
 
         Raises
         ------
         StoreFailedError
-            The commit failed; everything was given back.
+            The commit failed; the store is closed.
         """
         self._close(commit=True)
 
@@ -459,11 +459,11 @@ class Store(MutableMapping[Any, Any]):
     # -- other processes (see `lifetime`) -------------------------------------------------------------------
 
     def folders(self) -> Sequence[Shard]:
-        """Return what holds the records of each folder."""
+        """Return the `Shard` of each folder."""
         return self._shards.folders()
 
     def forked(self, *, busy: bool) -> None:
-        """Go on in a forked child; `busy` tells that another thread's refresh is cut in the middle here."""
+        """Continue in a forked child; `busy` says that another thread's refresh was interrupted by the fork."""
         self._lock = threading.RLock()
         if self.writable:
             self._unusable = partial(lifetime.forked_error, self.path)
@@ -480,7 +480,7 @@ class Store(MutableMapping[Any, Any]):
             raise
 
     def check_open(self) -> None:
-        """Raise ClosedError or ForkError where the store is of no use any more."""
+        """Raise ClosedError or ForkError if the store cannot be used any more."""
         if self._unusable is not None:
             raise self._unusable()
 
@@ -501,7 +501,7 @@ _BATCH = 1024
 
 
 class StoreItems(ItemsView[Any, Any]):
-    """The records of a store."""
+    """View of the records of a store, which are read in batches."""
 
     _mapping: Store
 
@@ -510,7 +510,7 @@ class StoreItems(ItemsView[Any, Any]):
 
 
 class StoreValues(ValuesView[Any]):
-    """The values of a store."""
+    """View of the values of a store, which are read in batches."""
 
     _mapping: Store
 
@@ -533,34 +533,34 @@ def _records(store: Store) -> Iterator[tuple[int | bytes, Any]]:
 
 @dataclass(frozen=True)
 class StoreStatistics:
-    """Figures of a store.
+    """Statistics of a store.
 
     Attributes
     ----------
     records : int
-        Keys that it has.
+        Number of keys.
     live_bytes : int
         Bytes of their values.
     disk_bytes : int
-        Bytes of all of its files.
+        Bytes of all files.
     segments : int
         Files that hold values.
     index_bytes : int
         Memory of the index.
     gets, hits : int
-        Keys looked up, and values found, since it was opened.
+        Keys looked up, and values found, since the store was opened.
     read_bytes : int
         Bytes of values read.
     read_errors : int
         Values that could not be read or whose CRC was wrong.
     puts, deletes, commits : int
-        Since it was opened.
+        Since the store was opened.
     shards : int
         Folders.
     durability : str
         "commit", "always" or "none".
     python_served : list of str
-        Kinds of requests of kernels that the interpreter serves, slowly.
+        Kinds of kernel requests that Python serves, which is slow.
     """
 
     records: int
@@ -580,7 +580,7 @@ class StoreStatistics:
     python_served: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return figures that are not zero: "10 records, 640 B of values, 13.6 KiB on disk in 1 segment, 3 gets"."""
+        """Return the values that are not zero: "10 records, 640 B of values, 13.6 KiB on disk in 1 segment, 3 gets"."""
         disk = f"{format_size(self.disk_bytes)} on disk in {_count(self.segments, 'segment')}"
         told = [_count(self.records, "record"), f"{format_size(self.live_bytes)} of values", disk]
         if self.shards > 1:

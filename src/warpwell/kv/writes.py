@@ -1,4 +1,4 @@
-"""Writes: requests of kernels that need the log (store, delete, list, flush), served by one interpreter thread."""
+"""Writes: requests of kernels that need the log (store, delete, list, flush), served by one Python thread."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _JOIN_SECONDS = 5.0
 
 
 class _Records(Protocol):
-    """What `Writes` reads and changes: the records of one folder (a `Shard`)."""
+    """The methods of a `Shard` that `Writes` calls."""
 
     lock: threading.RLock
     state: StoreState
@@ -75,13 +75,13 @@ class _Records(Protocol):
 
 
 class Writes:
-    """Serves one folder's requests that native code cannot.
+    """Serves the requests for one folder that native code cannot serve.
 
     Parameters
     ----------
     records : _Records
     value_bytes : int, optional
-        Size that every value must have; left out, any.
+        Size that every value must have; None for any size.
     """
 
     def __init__(self, records: _Records, value_bytes: int | None = None) -> None:
@@ -103,7 +103,7 @@ class Writes:
         return NativeMedium(kv_start.address, kv_complete.address, self._records.state.address)
 
     def close(self) -> None:
-        """Serve the requests in the ring and stop; later requests get an error status."""
+        """Serve the requests in the ring, then stop; later requests fail with an error status."""
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._words[Q_FLAGS] |= CLOSING
             self._thread.join(_JOIN_SECONDS)
@@ -169,7 +169,7 @@ class Writes:
 
 
 def pack_list(keys: Sequence[Any], nbytes: int) -> bytes:
-    """Return the answer to a list command: as many keys as fit.
+    """Return the answer to a list command, with as many keys as fit.
 
     Their number (u32), then for each its length (u16) and bytes, padded to a multiple of 4.
     """

@@ -4,17 +4,17 @@ In the order in which a record meets them:
 
     log.py         append, commit, snapshot, close; the order of writes that makes a commit durable
     format.py      the bytes of records, superblocks and locations
-    checksum.py    CRC-32C of values and records, as native code
-    segments.py    files of values, and where the next value goes
-    journal.py     chained records of puts and deletes, in groups of which all count or none
+    checksum.py    CRC-32C of values and records, in native code
+    segments.py    files of values, and the place of the next value
+    journal.py     chained records of puts and deletes, in atomic groups
     floor.py       COMMITTED: the last record that is known to be durable
     snapshot.py    all live records in one file
     manifest.py    MANIFEST: which files a store consists of
     catalog.py     changes of the manifest: a new segment, a snapshot with the journal that follows it
-    files.py       every system call that changes a file, and what a failed one means
+    files.py       every system call that changes a file, and the handling of its errors
     lock.py        LOCK: one writer at a time, also where file locks do nothing
-    opening.py     creates a log; opens one for writing
-    recovery.py    from files to live records; readers that follow a writer; repair after a crash
-    compaction.py  gives the space of dead values back
-    verify.py      checks every byte that is committed
+    opening.py     create a log; open one for writing
+    recovery.py    recover live records from files; follow a writer as a reader; repair after a crash
+    compaction.py  give the space of dead values back
+    verify.py      check every committed byte
 """

@@ -1,4 +1,4 @@
-"""Catalog: a log's manifest and how it changes: new segments, and a snapshot with the journal that follows it."""
+"""Catalog: changes of a log's manifest: new segments, and a new snapshot with its journal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .snapshot import snapshot_path, write_snapshot
 class Catalog:
     """The files of a log that is open for writing.
 
-    Each change is durable files first, then durable names, then the manifest; a crash in between leaves files that
-    no manifest names, which the next writer deletes.
+    Each change first makes the files durable, then their names, then the manifest. A crash in between leaves files that
+    no manifest names; the next writer deletes them.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Catalog:
         Parameters
         ----------
         durable : Position, optional
-            The last record that is durable, where that is known.
+            The last durable record, if known.
         """
         self._guard.fence(self._writer.check)
         segment = self.manifest.next_segment
@@ -66,16 +66,16 @@ class Catalog:
         self._segments.set_head(segment, SUPERBLOCK)
 
     def replace_journal(self, slots: NDArray[np.int64], end: Position, drop: Sequence[int]) -> Journal:
-        """Write a snapshot and begin a new journal, which is returned; those before the old ones are deleted.
+        """Write a snapshot and start a new journal, which is returned; of the old ones only the last pair is kept.
 
         Parameters
         ----------
         slots : int64 [N, 4]
             All live records.
         end : Position
-            The last record, which is durable.
+            The last record; it is durable.
         drop : sequence of int
-            Segments that the manifest shall not name any more; their files stay for now.
+            Segments to remove from the manifest; their files stay for now.
         """
         self._guard.fence(self._writer.check)
         old, id = self.manifest, self.manifest.next_file
@@ -116,7 +116,7 @@ class Catalog:
 
 
 def new_journal(files: Files, folder: str, uuid: bytes, id: int, after: Position) -> Journal:
-    """Create a durable journal that goes on after a record; its name is not durable yet."""
+    """Create a durable journal that continues after a record; its name is not durable yet."""
     salt = new_salt()
     block = Superblock(JOURNAL_FILE, uuid, id, after.seq, after.chain, salt)
     fd = write_new(files, journal_path(folder, id), [block.pack()])

@@ -62,7 +62,7 @@ def seal(records: int, count: int, chain: int) -> int:
 
 
 def scan(state: int, records: int, count: int) -> int:
-    """Return how many records from the first on continue the chain; see the words of a scan."""
+    """Return how many records, from the first, continue the chain."""
     seq = load_weak_as(state + 8 * SCAN_SEQ, I8)
     chain = load_weak_as(state + 8 * SCAN_CHAIN, I8)
     ordinal = load_weak_as(state + 8 * SCAN_ORDINAL, I8)
@@ -100,7 +100,7 @@ def scan(state: int, records: int, count: int) -> int:
 
 
 def find_later(records: int, count: int, salt: int, seq: int) -> int:
-    """Return the index of a sound record whose group was begun when the record `seq` was durable already, or -1."""
+    """Return the index of a valid record whose group started after the record `seq` was durable, or -1."""
     for k in range(count):
         at = records + _RECORD * k
         first = load_weak_as(at, I8)
@@ -113,9 +113,9 @@ def find_later(records: int, count: int, salt: int, seq: int) -> int:
 
 
 def check_values(fd: int, entries: int, count: int, buffer: int, out: int) -> int:
-    """Read values (offset, second location word) of a file and store 0, 1 (damaged or cut) or -errno for each.
+    """Read values (offset, second location word) of a file; store 0, 1 (damaged or truncated) or -errno for each.
 
-    Returns how many are not 0; `buffer` has `_CHUNK` bytes.
+    Return how many are not 0; `buffer` has `_CHUNK` bytes.
     """
     wrong = 0
     for k in range(count):
@@ -143,7 +143,7 @@ def check_values(fd: int, entries: int, count: int, buffer: int, out: int) -> in
 
 
 def crc32c(data: Any, seed: int = 0) -> int:
-    """Return the CRC-32C of a C-contiguous buffer; `seed` is the CRC of what comes before it."""
+    """Return the CRC-32C of a C-contiguous buffer; `seed` is the CRC of the bytes before it."""
     view = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     return int(compiled(crc_one)(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
 
@@ -161,7 +161,7 @@ def seal_records(records: NDArray[Any], chain: int) -> int:
 
 
 def scan_records(state: NDArray[np.int64], records: NDArray[Any]) -> int:
-    """Return how many records continue the chain that `state` describes, and carry it on."""
+    """Return how many records continue the chain in `state`, and update `state`."""
     return int(compiled(scan)(state.ctypes.data, records.ctypes.data, len(records)))
 
 
@@ -171,7 +171,7 @@ def later_record(records: NDArray[Any], salt: int, seq: int) -> int:
 
 
 def check_file(fd: int, offsets: NDArray[np.int64], loc1: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Read and check values of a file; return for each 0, 1 (damaged or cut off) or minus errno."""
+    """Read and check values of a file; return 0, 1 (damaged or truncated) or -errno for each."""
     out = np.zeros(len(offsets), np.int64)
     entries = np.column_stack([offsets, loc1]).astype(np.int64)
     buffer = np.empty(_CHUNK, np.uint8)

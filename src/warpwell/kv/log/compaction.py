@@ -24,12 +24,12 @@ Index = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class CompactionReport:
-    """What a compaction did.
+    """The result of a compaction.
 
     Attributes
     ----------
     segments : tuple of int
-        Those that were retired.
+        Segments that were retired.
     moved : int
         Values that were copied.
     moved_bytes : int
@@ -53,12 +53,12 @@ def compact(
     threshold: float = 0.5,
     progress: Callable[[int, int], object] | None = None,
 ) -> CompactionReport:
-    """Give the space of dead values back while readers and the writer go on.
+    """Give the space of dead values back while readers and the writer continue.
 
-    Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. Where a
-    caller has appended records and not committed them, the copies join that group, which the caller commits, and the
-    segments go with the first snapshot after that (see `Log.emptied`): the journal may name their values until then.
-    The callbacks run with `Log.lock` held, but for `drained` and `progress`.
+    Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. If a caller has
+    appended records without committing them, the copies join that group, which the caller commits, and the segments are
+    removed at the next snapshot (see `Log.emptied`): until then the journal may refer to their values. All callbacks
+    except `drained` and `progress` run with `Log.lock` held.
 
     Parameters
     ----------
@@ -67,23 +67,23 @@ def compact(
     live : callable
         Returns keys, lengths and locations of the whole index.
     lookup : callable
-        ``(keys, key_lens) -> int64 [N, 2]``: where the index has keys now (first word 0 or -1: nowhere).
+        ``(keys, key_lens) -> int64 [N, 2]``: the locations of keys in the index (first word 0 or -1: absent).
     relocate : callable
-        ``(keys, key_lens, old, new)``: moves keys that are still at `old`.
+        ``(keys, key_lens, old, new)``: moves keys whose location is still `old`.
     drained : callable, optional
-        Returns once no reader uses a location that it looked up before the call; then descriptors are closed
-        and files deleted. Left out: the caller does so with `Log.release`.
+        Returns once no reader uses a location that it looked up before the call; then descriptors are closed and files
+        deleted. If left out, the caller does this with `Log.release`.
     threshold : float
-        Segments are compacted from this share of dead bytes on.
+        Segments with at least this share of dead bytes are compacted.
     progress : callable, optional
-        Called with moved and all bytes that are to be moved.
+        Called with the bytes moved so far and the bytes to move in all.
 
     Raises
     ------
     CorruptionError
-        A live value is damaged. The store stays as it is, copies that were made included.
+        A live value is damaged. The store stays valid; copies that were made are kept.
     StorageFullError, StoreFailedError
-        As `Log.append`.
+        As for `Log.append`.
     """
     with log.lock:
         victims, slots = _victims(log, live(), threshold)
@@ -109,7 +109,7 @@ def compact(
 
 
 def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArray[np.int64]]:
-    """Return the segments to retire and their live slots, in the order in which they lie there."""
+    """Return the segments to retire and their live slots, in file order."""
     slots = join(*index)
     used = np.bincount(segment_of(slots[:, 2]), footprint(size_of(slots[:, 3])), max(log.segments.ids()) + 1)
     victims = []
@@ -129,7 +129,7 @@ def _size(log: Log, segment: int) -> int:
 
 
 def _read(log: Log, slots: NDArray[np.int64]) -> list[bytes]:
-    """Read values and check them: a damaged one must not get a new checksum."""
+    """Read values and check them: a damaged value must not be copied with a new checksum."""
     values = []
     for segment, offset, size in zip(
         segment_of(slots[:, 2]).tolist(), offset_of(slots[:, 2]).tolist(), size_of(slots[:, 3]).tolist(), strict=True
@@ -152,7 +152,7 @@ def _move(
     lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
     relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
 ) -> int:
-    """Append copies of those values that are still live; nobody writes meanwhile."""
+    """Append copies of the values that are still live, with the lock held."""
     keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8).reshape(-1, 16)
     lens = marked_len_of(slots[:, 3]).astype(np.uint8)
     with log.lock:

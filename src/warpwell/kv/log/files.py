@@ -1,8 +1,8 @@
-"""Files: every system call of a store that changes what is on disk. Guard: how a failed one ends the writing.
+"""Files: every system call of a store that changes the disk. Guard: stops writing after a failed one.
 
-Tests put another `Files` in its place: one that kills the process at a call, fails the call, or holds back the bytes
-that it would make durable (`tests.harness.crash.power`). Nothing else in this folder changes a file. A full disk leaves
-the log as it was; any other error ends the writing.
+Tests replace `Files` by one that kills the process at a call, fails the call, or withholds the bytes that the call
+would make durable (`tests.harness.crash.power`). Nothing else in this folder changes a file. A full disk leaves the log
+unchanged; after any other error the log accepts no more writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Files:
         os.mkdir(path)
 
     def create(self, path: str) -> int:
-        """Create a file that is not there yet and open it for reading and writing."""
+        """Create a file that does not exist and open it for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def open(self, path: str, writable: bool) -> int:
@@ -67,7 +67,7 @@ class Files:
         os.ftruncate(fd, nbytes)
 
     def lock(self, fd: int) -> bool:
-        """Take the exclusive lock of an open file; False where another holds it."""
+        """Take the exclusive lock of an open file; return False if another process holds it."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,7 +75,7 @@ class Files:
         return True
 
     def unlock(self, fd: int) -> None:
-        """Give the lock back, for descriptors that forked children have of the same open file, too."""
+        """Release the lock, also for the copies of the descriptor in forked children."""
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def close(self, fd: int) -> None:
@@ -85,7 +85,7 @@ class Files:
 
 @contextlib.contextmanager
 def closing_on_error(files: Files, fd: int) -> Iterator[int]:
-    """Give a descriptor, and close it if the block raises."""
+    """Yield a descriptor, and close it if the block raises."""
     try:
         yield fd
     except BaseException:
@@ -125,7 +125,7 @@ def read_at(fd: int, nbytes: int, offset: int) -> bytes:
 
 
 def full(error: OSError) -> bool:
-    """Tell whether an error says that no space is left, which leaves a store as it is."""
+    """Return whether an error says that no space is left, which leaves a store unchanged."""
     return error.errno in NO_SPACE
 
 
@@ -139,8 +139,8 @@ def storage_full(path: str) -> errors.StorageFullError:
 class Guard:
     """Remembers the first failure of a log.
 
-    After a failed fsync the system takes the pages that were not written for clean. Another fsync would return
-    without an error and without having written them, so none is tried.
+    After a failed fsync the kernel marks the unwritten pages as clean. A second fsync would succeed without writing
+    them, so none is tried.
 
     Parameters
     ----------
@@ -155,17 +155,17 @@ class Guard:
 
     @property
     def failed(self) -> bool:
-        """Whether no more writes are taken."""
+        """Whether a write failed, after which no more are accepted."""
         return self._failure is not None
 
     def check(self) -> None:
-        """Raise StoreFailedError if something failed, SharingError if another writer came."""
+        """Raise StoreFailedError after a failed write, SharingError if another writer opened the store."""
         if self._failure is not None:
             raise self._error()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn a system's error into StorageFullError (nothing has changed) or StoreFailedError."""
+        """Turn an OSError into StorageFullError (nothing has changed) or StoreFailedError."""
         try:
             yield
         except errors.WarpwellError:
@@ -178,7 +178,7 @@ class Guard:
             raise self._error() from error
 
     def fence(self, check: Callable[[], object]) -> None:
-        """Call what raises SharingError if another writer has come: that ends the writing, too."""
+        """Call a check that raises SharingError if another writer opened the store: this ends writing, too."""
         try:
             check()
         except errors.SharingError as error:
@@ -186,7 +186,7 @@ class Guard:
             raise
 
     def sync(self, call: Callable[[], object]) -> None:
-        """Call something that syncs; whatever its error is, it ends the writing."""
+        """Call a function that syncs; after any error the log accepts no more writes."""
         try:
             call()
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Floor: the last record that is known to be durable, so that a cut or damaged end of the journal is noticed.
+"""Floor: the last record that is known to be durable, so that a truncated or damaged end of the journal is noticed.
 
-Without it, a damaged last group could not be told from one that a power cut had torn. The floor is written after
-the journal's fdatasync and needs none itself: after a crash it may be too low, never too high. It has two places
-that take turns, in sectors of their own, so that one of them is always whole.
+Without it, a damaged last group could not be distinguished from one that a power failure tore. The floor is written
+after the journal's fdatasync and needs no fdatasync itself: after a crash it may be too low, never too high. It
+alternates between two places in separate sectors, so that one of them is always intact.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Floor:
     def raise_to(self, seq: int, chain: int, salt: int) -> None:
         """Note that the record `seq` of the journal with this salt is durable.
 
-        A full disk is no reason to fail: the old floor stays good.
+        A full disk is not an error here: the old floor stays valid.
         """
         mark = _PACKED.pack(_MAGIC, self._uuid, seq, chain, salt)
         with contextlib.suppress(OSError):
@@ -72,14 +72,14 @@ class Floor:
         self._files.sync(self._fd)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             self._files.close(fd)
 
 
 def read_floor(folder: str, uuid: bytes) -> list[Mark]:
-    """Return the marks that read; see `highest`."""
+    """Return the valid marks; see `highest`."""
     try:
         fd = os.open(os.path.join(folder, FLOOR_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -93,14 +93,15 @@ def read_floor(folder: str, uuid: bytes) -> list[Mark]:
 def highest(marks: list[Mark], salt: int) -> tuple[int, int]:
     """Return sequence number and checksum of the highest mark for a journal; (0, 0) for none.
 
-    Marks for others do not count: the manifest is above those of journals before, and a writer that does not know yet
-    that another has come may note records that are in no journal any more. Format 1 does not say for which one (0).
+    Marks of other journals do not count: the manifest is newer than those of earlier journals, and a writer that has
+    not yet noticed its successor may note records that are in no journal any more. Marks of format 1 do not name their
+    journal (0).
     """
     return max(((m[0], m[1]) for m in marks if m[2] in (0, salt)), default=(0, 0))
 
 
 def damaged_places(folder: str, uuid: bytes) -> list[int]:
-    """Return the offsets of places that hold something that is no mark."""
+    """Return the offsets of places that do not hold a valid mark."""
     try:
         fd = os.open(os.path.join(folder, FLOOR_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -107,7 +107,7 @@ SUPER_MAGIC = b"warpwkv1"
 
 @dataclass(frozen=True)
 class Superblock:
-    """What stands in the first 4 KiB of a file; see `SUPER`."""
+    """The contents of the first 4 KiB of a file; see `SUPER`."""
 
     kind: int
     uuid: bytes
@@ -131,7 +131,7 @@ class Superblock:
 
     @classmethod
     def unpack(cls, data: bytes, kind: int, uuid: bytes, id: int, path: str) -> Superblock:
-        """Check the 4096 bytes of a file and return what they say.
+        """Check the 4096 bytes of a file and return its superblock.
 
         Raises
         ------
@@ -233,7 +233,7 @@ def crc_of(loc1: Any) -> Any:
 
 
 def in_batches(sizes: NDArray[np.int64], nbytes: int, count: int) -> Iterator[slice]:
-    """Cut records to batches of at most so many bytes of values (or one record) and at most `count` records."""
+    """Split records into batches with at most so many bytes of values (or one record) and at most `count` records."""
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
@@ -245,5 +245,5 @@ def in_batches(sizes: NDArray[np.int64], nbytes: int, count: int) -> Iterator[sl
 
 
 def footprint(sizes: Any) -> Any:
-    """Return the bytes of a segment that values occupy, without the gaps in front of large ones."""
+    """Return the bytes of a segment that values occupy, without the gaps before large ones."""
     return -(-sizes // UNIT) * UNIT

@@ -1,4 +1,4 @@
-"""Journal: 64-byte records, chained and checksummed, in groups of which all records count or none."""
+"""Journal: 64-byte records, chained and checksummed, in atomic groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _CHUNK = 1 << 17
 
 @dataclass
 class Position:
-    """A place between two groups: where to go on reading or writing."""
+    """A place between two groups, at which to continue reading or writing."""
 
     offset: int
     seq: int
@@ -63,19 +63,19 @@ class Scanned:
     Attributes
     ----------
     slots : int64 [N, 4]
-        key0, key1, loc0 and loc1 of the records of whole groups, in their order; loc0 is -1 for a delete.
+        key0, key1, loc0 and loc1 of the records of complete groups, in order; loc0 is -1 for a delete.
     ordered : bool [N]
         The record's `ORDERED` flag.
     begins : bool [N]
         The record is the first of its group.
     position : Position
-        Behind the last whole group.
+        The end of the last complete group.
     size : int
-        Bytes of the file when it was read.
+        Size of the file when it was read.
     bad : int or None
         Offset of a record that does not continue the chain, if there is one.
     damaged : bool
-        A later record or the floor proves that the bad or missing record had been durable.
+        A later record or the floor proves that the bad or missing record was durable.
     why : str
         The proof, for messages.
     """
@@ -91,17 +91,17 @@ class Scanned:
 
 
 class Journal:
-    """A journal that is appended to.
+    """A journal that is open for appending.
 
     Parameters
     ----------
     files : Files
     fd : int
-        Taken over.
+        Owned by the journal from now on.
     salt : int
         From its superblock.
     position : Position
-        Where to go on.
+        The place at which to continue.
     """
 
     def __init__(self, files: Files, fd: int, salt: int, position: Position) -> None:
@@ -111,9 +111,9 @@ class Journal:
         self._tail = Position(position.offset, position.seq, position.chain)
 
     def write(self, records: NDArray[Any], *, ordered: bool, last: bool) -> None:
-        """Write records of the present group, with the mark behind them if they are its last ones.
+        """Write records of the current group, followed by the commit mark if they are its last.
 
-        Nothing moves when it raises; the next call writes to the same place.
+        The position does not change when it raises; the next call writes to the same place.
         """
         count = len(records)
         records["flags"] = records["flags"] & ~np.uint16(COMMIT | ORDERED) | (ORDERED if ordered else 0)
@@ -134,11 +134,11 @@ class Journal:
             self.position = Position(self._tail.offset, self._tail.seq, self._tail.chain)
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make all written records durable."""
         self._files.sync(self.fd)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             self._files.close(fd)
@@ -146,7 +146,7 @@ class Journal:
 
 @dataclass
 class Pending:
-    """Records that are not in the journal yet, in pieces."""
+    """Records that are not yet in the journal, as a list of arrays."""
 
     pieces: list[Any] = field(default_factory=list)
     count: int = 0
@@ -164,7 +164,7 @@ class Pending:
         self.count += 1
 
     def take(self) -> NDArray[Any]:
-        """Return all as one array, which stays here until `clear`."""
+        """Return all records as one array; they stay here until `clear`."""
         if len(self.pieces) != 1 or isinstance(self.pieces[0], bytes):
             joined = bytearray(b"".join(p if isinstance(p, bytes) else p.tobytes() for p in self.pieces))
             self.pieces = [np.frombuffer(joined, RECORD)]
@@ -172,7 +172,7 @@ class Pending:
         return out
 
     def clear(self, keep: int = 0) -> None:
-        """Forget all but the last `keep`, of what `take` returned."""
+        """Remove all but the last `keep` of the records that `take` returned."""
         left = self.pieces[0][len(self.pieces[0]) - keep :].copy() if keep else None
         self.moved = self.moved if keep else 0
         self.pieces = [] if left is None else [left]
@@ -180,7 +180,7 @@ class Pending:
 
 
 def new_records(kind: int, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], flags: int = 0) -> NDArray[Any]:
-    """Return records of `kind` for keys, uint8 [N, 16]; locations, order and checksums are still to be filled in."""
+    """Return records of `kind` for keys, uint8 [N, 16]; the caller fills in locations, order and checksums."""
     records = np.zeros(len(keys), RECORD)
     records["magic"], records["type"], records["flags"] = MAGIC, kind, flags
     records["key_len"] = key_lens & (INTEGER - 1)
@@ -202,10 +202,10 @@ def read_superblock(fd: int, uuid: bytes, id: int, path: str) -> Superblock:
 
 
 def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned:
-    """Read whole groups from `start` on.
+    """Read complete groups from `start`.
 
-    A group whose last record is missing is left out. So is what follows a bad record; where a later record,
-    or the floor, proves that the bad one had been durable, the result says that the journal is damaged.
+    A group whose last record is missing is ignored, and so are all records after a bad one. If a later record or the
+    floor proves that the bad record was durable, the result says that the journal is damaged.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
 
 
 def _unusable(records: NDArray[Any]) -> int | None:
-    """Return the index of a record with contents that no writer writes."""
+    """Return the index of a record with contents that no release writes."""
     lens = records["key_len"]
     fine = (lens >= 1) & (lens <= 16) & (key_len_of(records["loc"][:, 1]) == lens)
     fine &= ((records["type"] == PUT) & (records["loc"][:, 0] > 0)) | (
@@ -276,7 +276,7 @@ def _unusable(records: NDArray[Any]) -> int | None:
 
 
 def _followed(fd: int, salt: int, bad: int, size: int, seq: int) -> bool:
-    """Tell whether a record behind offset `bad` proves that the record `seq` there had been durable."""
+    """Return whether a record after offset `bad` proves that the record `seq` at `bad` was durable."""
     offset = bad
     while offset + RECORD_BYTES <= size:
         data = read_at(fd, min(_CHUNK * RECORD_BYTES, size - offset) // RECORD_BYTES * RECORD_BYTES, offset)

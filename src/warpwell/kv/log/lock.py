@@ -1,10 +1,10 @@
 """WriterLock: one writer of a store at a time, also after a fork.
 
-The lock is ``flock``. There are file systems on which that does nothing, or nothing between hosts. So the file also
-says who opened the store last, by a random token: whoever finds another's token there has been fenced off, and
-acknowledges no commit any more (`check`, after the records are durable). A newcomer writes its token first and reads
-the journal then, so that it finds every commit that was acknowledged. It appends to files that another may still write
-to only if there is no other (`sole`).
+The lock is ``flock``. On some file systems ``flock`` does nothing, or nothing between hosts. So the lock file also
+holds a random token of the last writer that opened the store: a writer that finds another token is fenced off and
+acknowledges no more commits (`check`, after the records are durable). A new writer first writes its token and then
+reads the journal, so that it finds every acknowledged commit. It appends to existing files only if no other writer can
+be alive (`sole`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 class WriterLock:
     """The lock of a store's one writer; readers need none.
 
-    It is an advisory lock of the open file, so it ends with the process, however that ends. A forked child
-    drops its copy at once: else the store would stay locked for as long as the child lives.
+    It is an advisory lock of the open file, so it ends with the process, even after a crash. A forked child closes its
+    copy at once: otherwise the store would stay locked while the child lives.
 
     Parameters
     ----------
@@ -42,7 +42,8 @@ class WriterLock:
     Attributes
     ----------
     sole : bool
-        Nobody else can be writing: the writer before closed the store, or ended on this machine, where the lock works.
+        No other process can be writing: the previous writer closed the store, or ended on this machine, where the lock
+        works.
 
     Raises
     ------
@@ -97,7 +98,7 @@ class WriterLock:
             ) from error
 
     def _works(self, path: str) -> bool:
-        """Tell whether the lock keeps another out: one that opens the same file here."""
+        """Return whether the lock works: whether a second descriptor of the file is refused."""
         fd = self._files.open(path, writable=True)
         try:
             return not self._files.lock(fd)
@@ -116,13 +117,13 @@ class WriterLock:
             )
 
     def settle(self) -> None:
-        """Note that this writer appends to files of its own from now on."""
+        """Note that this writer appends only to its own files from now on."""
         self.check()
         self._write(OPEN)
         self._settled = True
 
     def release(self, *, clean: bool = True) -> None:
-        """Let the next writer in; `clean` says that nothing has to be repaired."""
+        """Release the lock; `clean` says that nothing has to be repaired."""
         fd = self._fd
         _held.discard(self)
         if fd >= 0:
@@ -153,7 +154,7 @@ def _holder(data: bytes) -> str:
 
 
 def _state(data: bytes) -> tuple[str, str]:
-    """Return the state that the writer before left, and the boot id of its system."""
+    """Return the state that the previous writer left, and the boot id of its system."""
     lines = data.decode("ascii", "replace").split("\n")
     words = lines[1].split(" ") if len(lines) > 2 else []
     if len(words) == 3 and words[0] in (TAKING, OPEN, CLOSED) and len(words[2]) == 32:
@@ -163,7 +164,7 @@ def _state(data: bytes) -> tuple[str, str]:
 
 
 def _boot() -> str:
-    """Return what tells this run of this system from all others; something new where nothing does."""
+    """Return the boot id of this system; a random one if the system has none."""
     if not _boots:
         try:
             with open("/proc/sys/kernel/random/boot_id") as file:

@@ -6,8 +6,8 @@ A commit makes a group of records durable, in this order::
     records to the journal, the mark in the last one      fdatasync of the journal
     the floor (see `floor`)       the commit is acknowledged
 
-A new segment is durable, with its name, before the manifest names it, and the manifest is replaced by a rename
-before a record names the segment. An fsync that failed is never tried again: the log takes no more writes.
+A new segment is durable, with its name, before the manifest names it, and the manifest is replaced by a rename before a
+record refers to the segment. A failed fsync is never tried again: the log accepts no more writes.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Log:
     segment_bytes : int
     uuid : str
     schema_json : dict or None
-        What `create` was given.
+        The schema that was passed to `create`.
     kinds : bool
         Keys carry the mark `INTEGER`.
     lock : threading.RLock
-        Every method takes it. A caller with an index holds it over an append and the change of its index, so that
-        compaction, in another thread, finds both or neither.
+        Every method takes it. A caller with an index holds it while it appends and changes its index, so that
+        compaction, in another thread, sees both or neither.
     segments : Segments
         The files of values, and their descriptors.
     recovered : Recovered
@@ -101,19 +101,19 @@ class Log:
         Parameters
         ----------
         folder : path-like
-            Where nothing is, or an empty folder. Its parent must exist.
+            A path that does not exist, or an empty folder. Its parent must exist.
         schema_json : dict, optional
             Kept in the manifest.
         durability : {"commit", "always", "none"}
         segment_bytes : int
-            From 64 KiB on.
+            At least 64 KiB.
         files : Files, optional
             The system calls.
 
         Raises
         ------
         ArgumentError
-            Something is at `folder` already, or an option is not valid.
+            `folder` already exists, or an option is not valid.
         MissingFileError
             The parent does not exist.
         StorageFullError
@@ -129,14 +129,14 @@ class Log:
     def open(cls, folder: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> Log:
         """Open a log and recover its records.
 
-        A writer removes records after the last commit, which a crash left; a reader ignores them.
+        A writer removes records after the last commit (left by a crash); a reader ignores them.
 
         Raises
         ------
         MissingFileError, FormatError, StoreVersionError
-            No store, or a newer one.
+            There is no store, or its format is newer.
         CorruptionError
-            Something that had been committed is damaged or missing. Nothing is changed.
+            Committed data is damaged or missing. Nothing is changed.
         SharingError
             Another writer has it open.
         """
@@ -164,7 +164,7 @@ class Log:
         return log
 
     def _take_over(self, writer: WriterLock) -> None:
-        """Make sure that no other writer appends to the files that this one appends to."""
+        """Ensure that no other writer appends to the files of this one."""
         if not writer.sole:
             found, floor = self.recovered, self._floor
             assert found is not None and floor is not None
@@ -184,16 +184,16 @@ class Log:
     def append(
         self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], values: Any, *, moved: bool = False
     ) -> NDArray[np.int64]:
-        """Append puts and return the values' locations; they count once `commit` has returned.
+        """Append puts and return the values' locations; they are durable once `commit` has returned.
 
         Parameters
         ----------
         keys : uint8 [N, 16]
         key_lens : uint8 [N]
-            With the mark `INTEGER` where a key was given as one.
+            With the mark `INTEGER` if a key was given as an integer.
         values : sequence of bytes-like, or uint8 [N, nbytes]
         moved : bool, default False
-            Mark them as copies of compaction.
+            Whether the records are copies made by a compaction.
 
         Returns
         -------
@@ -204,7 +204,7 @@ class Log:
         StorageFullError
             Nothing was appended.
         StoreFailedError
-            A write failed, now or earlier.
+            A write failed, in this call or an earlier one.
         """
         with self.lock:
             self._check_writable()
@@ -254,18 +254,19 @@ class Log:
             self._always()
 
     def commit(self) -> int:
-        """Make everything that was appended durable, as one group; return the last durable sequence number.
+        """Make all appended records durable, as one group; return the last durable sequence number.
 
-        With durability "none" it only reaches the operating system: a killed process loses nothing, a power cut may.
+        With durability "none" records only reach the operating system: a killed process loses none, a power failure
+        may.
 
         Raises
         ------
         StorageFullError
             Nothing was committed; the appended records stay, and `commit` may be called again.
         StoreFailedError
-            A write or fsync failed: the log takes no more writes.
+            A write or fsync failed: the log accepts no more writes.
         SharingError
-            Another writer has opened the store, as locks do nothing here: this one takes no more writes.
+            Another writer has opened the store, because locks do not work here: this log accepts no more writes.
         """
         with self.lock:
             self._check_writable()
@@ -290,13 +291,13 @@ class Log:
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether opening would take notably longer without a new snapshot, or one would give space back."""
+        """Whether a snapshot would make opening notably faster or free space."""
         records = self._journal.position.seq - self._start_seq
         return records > max(65_536, self._live // 2) or bool(self._emptied and not self.group_open)
 
     @property
     def group_open(self) -> bool:
-        """Whether a caller has appended something that it has not committed yet."""
+        """Whether a caller has appended records that are not committed."""
         return self._pending.count + self._spilled > self._pending.moved
 
     def snapshot(
@@ -305,12 +306,12 @@ class Log:
         key_lens: NDArray[np.uint8],
         locs: NDArray[np.int64],
     ) -> None:
-        """Commit, and write all live records to one file, from which a new journal goes on.
+        """Commit, write all live records to one file, and start a new journal.
 
         Parameters
         ----------
         keys, key_lens, locs
-            The index: every live record. The caller holds `lock` since it took them.
+            Every live record of the index. The caller has held `lock` since it read them.
         """
         with self.lock:
             self._check_writable()
@@ -336,21 +337,21 @@ class Log:
     # -- segments that nobody needs any more ------------------------------------------------------------------
 
     def emptied(self, segments: Sequence[int]) -> None:
-        """Note segments that the index does not name any more: the manifest forgets them with the next snapshot."""
+        """Note segments without live values: the next snapshot removes them from the manifest."""
         with self.lock:
             self._emptied |= set(segments)
 
     def to_be_dropped(self) -> set[int]:
-        """Return segments that are still open but hold nothing that the index names: see `emptied` and `retired`."""
+        """Return open segments without live values; see `emptied` and `retired`."""
         return self._emptied | self._retired
 
     def retired(self) -> list[int]:
-        """Return segments that no location names any more, but whose descriptors are still open."""
+        """Return segments that no location refers to any more, and whose descriptors are still open."""
         with self.lock:
             return sorted(self._retired)
 
     def release(self, segments: Sequence[int]) -> None:
-        """Close retired segments once nobody reads from them; a writer deletes their files, too."""
+        """Close retired segments once no reader uses them; a writer also deletes their files."""
         with self.lock:
             going = [s for s in segments if s in self._retired]
             self.segments.close(going)
@@ -365,7 +366,7 @@ class Log:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def refresh(self) -> Changes:
-        """Return the records that a writer has committed since (for readers; a writer has none).
+        """Return the records that a writer has committed since the last call (for readers; none for a writer).
 
         Raises
         ------
@@ -389,7 +390,7 @@ class Log:
 
     @property
     def seq(self) -> int:
-        """The last record that is committed."""
+        """Sequence number of the last committed record."""
         return self._journal.position.seq
 
     def describe(self, schema_json: dict[str, Any]) -> None:
@@ -403,7 +404,7 @@ class Log:
 
     @property
     def failed(self) -> bool:
-        """Whether a write failed, so that no more are taken."""
+        """Whether a write failed, after which no more are accepted."""
         return self._guard.failed
 
     def roll(self) -> None:
@@ -416,7 +417,7 @@ class Log:
     # -- closing ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Commit and give everything back. In a forked child it only gives back."""
+        """Commit, and close the log. In a forked child it closes without a commit."""
         with self.lock:
             if self._closed:
                 return
@@ -463,7 +464,7 @@ class Log:
         self._guard.check()
 
     def _sync_journal(self) -> None:
-        """Make the journal durable, and note it."""
+        """Make the journal durable, and raise the floor."""
         journal = self._journal
         if self._unsynced:
             self._guard.sync(journal.sync)
@@ -484,7 +485,7 @@ class Log:
             raise
 
     def _spill(self) -> None:
-        """Move records of an unfinished group to the journal; one stays here, to carry the mark."""
+        """Write records of an unfinished group to the journal; keep the last one, which will carry the commit mark."""
         records = self._pending.take()
         ordered = self.durability != "none"
         if ordered:

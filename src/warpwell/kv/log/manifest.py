@@ -1,4 +1,4 @@
-"""Manifest: which files a store consists of; replaced whole, by a rename."""
+"""Manifest: the list of a store's files; replaced as a whole, by a rename."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Manifest:
     journal : int
         The journal's id.
     snapshot : int or None
-        The snapshot on which the journal builds.
+        The snapshot that the journal continues.
     segments : tuple of int
         In the order of their creation; values are appended to the last one.
     next_segment, next_file : int
-        Ids that were never given, for segments and for other files.
+        The next unused ids, of segments and of other files.
     floor_seq, floor_crc : int
         A record that was durable when the manifest was written, and its checksum.
     schema : dict, optional
-        Whatever JSON the store above keeps here.
+        JSON of the store above, such as its schema.
     kinds : bool
-        Locations tell whether a key was given as an integer. False in stores that format 1 created.
+        Whether locations mark keys that were given as integers. False in stores of format 1.
     previous : tuple, optional
-        The snapshot (or None) and the journal before the present ones: together they say what the snapshot says.
+        The previous snapshot (or None) and journal: together they hold the records of the current snapshot.
     """
 
     uuid: str
@@ -70,11 +70,11 @@ class Manifest:
         return uuids.UUID(self.uuid).bytes
 
     def journals(self) -> list[int]:
-        """Return the journals that are kept, the present one last."""
+        """Return the journals that are kept, the current one last."""
         return [*([] if self.previous is None else [self.previous[1]]), self.journal]
 
     def snapshots(self) -> list[int]:
-        """Return the snapshots that are kept, the present one last."""
+        """Return the snapshots that are kept, the current one last."""
         before = None if self.previous is None else self.previous[0]
         return [id for id in (before, self.snapshot) if id is not None]
 
@@ -105,7 +105,7 @@ class Manifest:
 
 
 def read_identity(folder: str) -> Manifest | None:
-    """Return the copy of a store's first manifest, if there is one that reads."""
+    """Return the copy of a store's first manifest, or None if it is missing or damaged."""
     try:
         return read_manifest(folder, IDENTITY_NAME)
     except (errors.MissingFileError, errors.FormatError):
@@ -118,11 +118,11 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
     Raises
     ------
     MissingFileError
-        There is nothing at `folder`.
+        `folder` does not exist.
     FormatError
-        It is no store, or its creation did not come to its end.
+        It is not a store, or its creation was interrupted.
     StoreVersionError
-        It is of a newer format.
+        Its format is newer.
     CorruptionError
         The manifest is damaged.
     """

@@ -1,4 +1,4 @@
-"""Creating the files of a log, and opening them for writing; the folder of a new one."""
+"""Create the files of a log, and open them for writing; the folder of a new log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OpenedLog:
 def create_writable(
     files: Files, path: str, *, schema: dict[str, Any] | None, durability: str, segment_bytes: int
 ) -> OpenedLog:
-    """Create an empty log and open it; see `Log.create`. When it raises, nothing is there that was not before."""
+    """Create an empty log and open it; see `Log.create`. When it raises, it has left no new files."""
     if durability not in DURABILITIES:
         raise errors.ArgumentError(
             f"durability={durability!r}: choose one of {', '.join(map(repr, DURABILITIES))}", name="durability"
@@ -124,7 +124,7 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
 
 @contextlib.contextmanager
 def _told(path: str, instead: str) -> Iterator[None]:
-    """Turn errors of the system into Warpwell's where the user can do something about them."""
+    """Turn errors of the system that users can correct into Warpwell's errors."""
     try:
         yield
     except errors.WarpwellError:
@@ -141,12 +141,12 @@ def _told(path: str, instead: str) -> Iterator[None]:
 
 
 def make_folder(files: Files, path: str) -> bool:
-    """Make the folder of a new store; return False where one was there that may be used.
+    """Make the folder of a new store; return False if a usable folder already exists.
 
     Raises
     ------
     ArgumentError
-        Something else is there.
+        Another file or folder is there.
     MissingFileError
         The parent does not exist.
     """
@@ -166,7 +166,7 @@ def make_folder(files: Files, path: str) -> bool:
 
 
 def check_empty(path: str) -> None:
-    """Raise ArgumentError if a folder holds other files than those of an interrupted creation."""
+    """Raise ArgumentError if a folder holds files that an interrupted creation did not leave."""
     names = os.listdir(path)
     if MANIFEST_NAME in names:
         raise errors.ArgumentError(
@@ -198,7 +198,7 @@ def remove_made(path: str, made: bool) -> None:
 
 
 def _left_over(path: str) -> bool:
-    """Tell whether a file can only be of a store that never held a record."""
+    """Return whether a file can only belong to a store that never held a record."""
     name = os.path.basename(path)
     if name in (LOCK_NAME, NEW_NAME, IDENTITY_NAME):
         return True

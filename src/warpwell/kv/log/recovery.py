@@ -1,4 +1,4 @@
-"""Recovery: from the files of a store to its live records; how a reader follows a writer; repair by a writer.
+"""Recovery: read the live records from a store's files; follow a writer as a reader; repair after a crash.
 
 `load` and `follow` only read, so that a damaged store stays as it is; `repair` changes files.
 """
@@ -66,17 +66,17 @@ class LoadedLog:
     slots : int64 [N, 4]
         The snapshot's slots, then the journal's records.
     distinct : int
-        The first so many slots have different keys.
+        The first `distinct` slots have different keys.
     fd, salt : int
-        The journal's descriptor (the caller's from now on) and salt.
+        The journal's descriptor (owned by the caller from now on) and salt.
     position : Position
-        End of the last whole group.
+        End of the last complete group.
     start : Position
         First record of the journal.
     size : int
         Bytes of the journal.
     floor : tuple of int
-        The record that had been known to be durable.
+        The last record that was known to be durable.
     """
 
     slots: NDArray[np.int64]
@@ -95,9 +95,9 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
     Raises
     ------
     CorruptionError
-        Something that had been durable is missing or damaged.
+        Durable data is missing or damaged.
     FileNotFoundError
-        A file that the manifest names is not there (for a reader: perhaps a newer manifest stands there already).
+        A file that the manifest names does not exist (a reader may find that a newer manifest has replaced it).
     """
     uuid = manifest.uuid_bytes
     marks = read_floor(folder, uuid)
@@ -130,7 +130,7 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
 
 
 def check_previous(folder: str, manifest: Manifest) -> None:
-    """Check that the snapshot and the journal before the present ones lead to the present snapshot.
+    """Check that the previous snapshot and journal lead to the current snapshot.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def check_previous(folder: str, manifest: Manifest) -> None:
 
 
 def refuse_damage(scanned: Scanned, path: str) -> None:
-    """Raise CorruptionError where a scan says that the journal is damaged."""
+    """Raise CorruptionError if a scan found that the journal is damaged."""
     if scanned.damaged:
         offset = scanned.bad if scanned.bad is not None else scanned.position.offset
         raise errors.CorruptionError(
@@ -169,11 +169,11 @@ def refuse_damage(scanned: Scanned, path: str) -> None:
 def settle(
     scanned: Scanned, start: Position, floor: int, segments: Segments, fd: int, path: str
 ) -> tuple[NDArray[np.int64], Position]:
-    """Check places and, behind the floor, values; return the records that count and the position behind them.
+    """Check locations and, after the floor, values; return the valid records and the position after them.
 
-    Records that were written without waiting for their values (durability "none") count only up to the first
-    group with a value that did not reach the disk. All others had their values on the disk before they
-    were written, so that a bad value is damage.
+    Records that were written without waiting for their values (durability "none") are valid only up to the first group
+    with a value that did not reach the disk. The values of all other records were on the disk before the records were
+    written, so a bad value is damage.
     """
     slots, position = scanned.slots, scanned.position
     fresh = max(0, min(len(slots), floor - start.seq))
@@ -220,7 +220,7 @@ def check_places(
 
 
 def first_bad_value(slots: NDArray[np.int64], segments: Segments) -> int | None:
-    """Return the index of the first record whose value is not what its checksum says."""
+    """Return the index of the first record whose value has a wrong checksum."""
     bad = len(slots)
     ids = segment_of(slots[:, 2])
     for segment in np.unique(ids[slots[:, 2] > 0]).tolist():
@@ -244,7 +244,7 @@ def value_damaged(slot: NDArray[np.int64], path: str) -> errors.CorruptionError:
 
 
 def live(slots: NDArray[np.int64], distinct: int = 0) -> NDArray[np.int64]:
-    """Return the last slot of every key, without deletes, in their order; the first `distinct` keys differ."""
+    """Return the last slot of every key, without deletes, in order; the first `distinct` keys differ."""
     if distinct < len(slots):
         lens = key_len_of(slots[:, 3])
         order = np.arange(len(slots))
@@ -278,13 +278,13 @@ def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.
 def repair(
     files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, segments: Segments, *, sole: bool = True
 ) -> None:
-    """Prepare a log for writing: cut the torn end, and make all committed records durable.
+    """Prepare a log for writing: truncate the torn end, and make all committed records durable.
 
-    Where another writer may still append to the journal (not `sole`), the journal stays as it is: a snapshot and a new
-    one follow at once.
+    If another writer may still append to the journal (not `sole`), the journal is left unchanged, and a snapshot and a
+    new journal follow at once.
 
-    What lies behind the floor is written once more. After a failed fsync the system takes lost pages for clean,
-    so that another fsync alone would say that all is well. Values need that only with durability "none": all others
+    Records after the floor are written again. After a failed fsync the kernel marks lost pages as clean, so that
+    another fsync alone would succeed without writing them. Values need this only with durability "none": otherwise they
     were durable before their records were written.
     """
     # Whoever renamed the manifest that we see may have ended before that was durable. What we commit, and which
@@ -325,7 +325,7 @@ def _rewrite(files: Files, fd: int, begin: int, end: int) -> None:
 
 
 def remove_strays(files: Files, folder: str, manifest: Manifest) -> None:
-    """Delete files that a crash left: those that the manifest does not name."""
+    """Delete files that a crash left and the manifest does not name."""
     named = {file_name(SEGMENT_FILE, s) for s in manifest.segments}
     named |= {file_name(JOURNAL_FILE, id) for id in manifest.journals()}
     named |= {file_name(SNAPSHOT_FILE, id) for id in manifest.snapshots()}
@@ -340,7 +340,7 @@ _ATTEMPTS = 8
 
 
 class Changes(NamedTuple):
-    """Records that were committed since the last look.
+    """Records that were committed since the last call.
 
     Attributes
     ----------
@@ -349,7 +349,7 @@ class Changes(NamedTuple):
     locs : int64 [N, 2]
         In the order of the log; the first word is -1 where a key was deleted.
     reset : bool
-        True: these are all live records, and replace all earlier ones (the reader was too far behind).
+        True if these are all live records, which replace all earlier ones (the reader was too far behind).
     """
 
     keys: NDArray[np.uint8]
@@ -368,7 +368,7 @@ def load_for_reading(
 ) -> tuple[Manifest, Segments, LoadedLog]:
     """Load a store while a writer may be replacing its files; see `recovery.load`.
 
-    What looks like damage may be a file that was replaced between two looks, so it is looked at again.
+    Apparent damage may be a file that was replaced between two reads, so it is read again.
     """
     own = segments is None
     for attempt in range(_ATTEMPTS):
@@ -403,10 +403,10 @@ def follow(
     Returns
     -------
     Journal
-        Where to go on; the one given, or another (then the one given is closed).
+        The journal to continue with: the given one, or another (then the given one is closed).
     Manifest
     set of int
-        Segments that the manifest does not name any more.
+        Segments that the manifest no longer names.
     Changes
     """
     for attempt in range(_ATTEMPTS):
@@ -426,7 +426,7 @@ def follow(
 
 
 class _Behind(Exception):
-    """Files that the reader had still to read are gone."""
+    """Raised when files that the reader still had to read were deleted."""
 
 
 def _follow(

@@ -1,4 +1,4 @@
-"""Segments: the files that hold values, where the next value goes, and their descriptors."""
+"""Segments: the files that hold values, their descriptors, and the place of the next value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Segments:
     folder : str
     uuid : bytes
     segment_bytes : int
-        Size at which a segment is full. A value larger than that has a segment for itself.
+        Size at which a segment is full. A larger value gets its own segment.
     writable : bool
     """
 
@@ -65,7 +65,7 @@ class Segments:
         Raises
         ------
         KeyError
-            It is not open.
+            The segment is not open.
         """
         return self._fds[segment]
 
@@ -81,7 +81,7 @@ class Segments:
         Raises
         ------
         CorruptionError
-            It is damaged, or another file.
+            The file is damaged, or is another file.
         FileNotFoundError
         """
         if segment in self._fds:
@@ -134,13 +134,13 @@ class Segments:
     # -- values -----------------------------------------------------------------------------------------------
 
     def set_head(self, segment: int, end: int) -> None:
-        """Append to `segment` from byte `end` on."""
+        """Append to `segment` from byte `end`."""
         self.head, self.end = segment, end
 
     def append(
         self, values: ValueBuffers, key_lens: NDArray[np.uint8], roll: Callable[[], object]
     ) -> NDArray[np.int64]:
-        """Write values behind the end and return their locations; `roll` begins a new segment where one is full."""
+        """Append values and return their locations; `roll` starts a new segment when one is full."""
         locs = np.empty((len(values.sizes), 2), np.int64)
         at = 0
         while at < len(locs):
@@ -161,7 +161,7 @@ class Segments:
         return locs
 
     def append_one(self, value: Any, nbytes: int, roll: Callable[[], object]) -> int:
-        """Write one value behind the end; return its offset in the head."""
+        """Append one value; return its offset in the head segment."""
         unit = PAGE if nbytes >= PAGE else UNIT
         offset = -(-self.end // unit) * unit
         if offset + nbytes > self._segment_bytes and self.end > SUPERBLOCK:
@@ -174,7 +174,7 @@ class Segments:
         return offset
 
     def sync(self) -> None:
-        """Make everything that was written durable."""
+        """Make all written values durable."""
         for segment in sorted(self._dirty):
             self._files.sync(self._fds[segment])
         self._dirty.clear()
@@ -190,7 +190,7 @@ class ValueBuffers:
     Raises
     ------
     ValueSizeError
-        One is larger than 16 MiB.
+        A value is larger than 16 MiB.
     """
 
     def __init__(self, values: Any) -> None:
@@ -222,7 +222,7 @@ class ValueBuffers:
         return crcs
 
     def _gather(self, start: int, stop: int, offsets: NDArray[np.int64]) -> tuple[memoryview, NDArray[np.uint8]]:
-        """Return one buffer in which the values lie as in the file."""
+        """Return one buffer with the layout of the values in the file."""
         sizes = self.sizes[start:stop]
         nbytes = int(offsets[-1] - offsets[0] + sizes[-1])
         base: NDArray[np.uint8]
@@ -255,7 +255,7 @@ class ValueBuffers:
 
 
 def place(sizes: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Return the offsets of values behind byte `end`, each at a multiple of 64 B, or 4 KiB from 4 KiB on."""
+    """Return the offsets of values after byte `end`: multiples of 64 B, or of 4 KiB for values of at least 4 KiB."""
     offsets = np.empty(len(sizes), np.int64)
     padded = -(-sizes // UNIT) * UNIT
     large = np.flatnonzero(sizes >= PAGE)
@@ -288,7 +288,7 @@ _pads: list[bytes] = [b""]
 
 
 def _zeros(most: int) -> list[bytes]:
-    """Return runs of zeros by their length, 0 to `most` at least."""
+    """Return runs of zeros by length, for lengths of 0 to at least `most`."""
     global _pads
     pads = _pads
     if len(pads) <= most:
@@ -298,7 +298,7 @@ def _zeros(most: int) -> list[bytes]:
 
 
 def _allow_more_files() -> None:
-    """Raise the soft limit of open files: each segment keeps one."""
+    """Raise the soft limit of open files, because each segment keeps one open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard > soft:
         wanted = min(max(2 * soft, 4096), 1 << 20 if hard == resource.RLIM_INFINITY else hard)

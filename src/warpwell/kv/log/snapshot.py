@@ -1,4 +1,4 @@
-"""Snapshots: all live records in one file, from which a journal goes on."""
+"""Snapshots: all live records in one file, which a journal continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_snapshot(
     slots : int64 [N, 4]
         key0, key1, loc0, loc1.
     seq, chain : int
-        Last record in it, and its checksum.
+        Number of its last record, and that record's checksum.
     """
     body: Any = np.ascontiguousarray(slots).view(np.uint8).reshape(-1)
     block = Superblock(SNAPSHOT_FILE, uuid, id, seq, chain, 0, len(slots), crc32c(body))
@@ -47,7 +47,7 @@ def read_snapshot(folder: str, uuid: bytes, id: int) -> tuple[NDArray[np.int64],
     Raises
     ------
     CorruptionError
-        Damaged or cut.
+        The file is damaged or truncated.
     FileNotFoundError
     """
     path = snapshot_path(folder, id)

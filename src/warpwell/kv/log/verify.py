@@ -1,4 +1,4 @@
-"""Verify: read all files of a store and list the damage; nothing is changed."""
+"""Verify: read all files of a store and list the damage, without changing them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class VerifyReport:
     value_bytes : int
         Bytes of their values, all of which were read.
     journal_records : int
-        Since the snapshot.
+        Journal records since the snapshot.
     torn_bytes : int
         Bytes after the journal's last commit: a crash left them, or a writer is writing them now.
     problems : list of Problem
@@ -68,7 +68,7 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is damaged."""
+        """True if nothing is damaged."""
         return not self.problems
 
 
@@ -83,12 +83,12 @@ def verify(
     ----------
     folder : path-like
     progress : callable, optional
-        Called with checked and all values.
+        Called with the number of values checked and the number of all values.
 
     Raises
     ------
     MissingFileError, FormatError, StoreVersionError
-        There is no store that could be checked.
+        There is no store of a known format.
     """
     path = os.path.abspath(folder)
     report = VerifyReport(path)
@@ -121,7 +121,7 @@ def verify(
 
 
 def _check_spares(manifest: Manifest, folder: str, report: VerifyReport) -> None:
-    """Check what only `salvage` reads: the copy of the first manifest, and the snapshot and journal before."""
+    """Check the files that only `salvage` reads: the first manifest's copy, the previous snapshot and journal."""
     try:
         with contextlib.suppress(errors.MissingFileError):
             if os.path.lexists(os.path.join(folder, IDENTITY_NAME)):
