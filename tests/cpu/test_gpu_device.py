@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
+import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +46,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.CU_STREAM_LEGACY = 1
         self.CUresult = SimpleNamespace(CUDA_ERROR_OUT_OF_MEMORY=2)
         self.CUstreamWaitValue_flags = SimpleNamespace(CU_STREAM_WAIT_VALUE_GEQ=0)
 
@@ -90,6 +94,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(numba.cuda, "gpus", [contextlib.nullcontext()])
     monkeypatch.setattr(numba.cuda, "select_device", lambda ordinal: None)
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
+    monkeypatch.setattr(device, "_default_streams", {})
     return found
 
 
@@ -104,7 +109,7 @@ def test_streams_have_the_levels_that_a_gpu_has(driver: Driver) -> None:
     assert gpu.uuid == "GPU-1-2" and gpu.memory_info() == (1 << 30, 1 << 32)
     stream = gpu.new_stream()
     gpu.after_default(stream, 7)
-    assert stream.waited == ["default", "stream 7"]
+    assert stream.waited == ["stream 1", "stream 7"]
     assert gpu.done(gpu.mark(stream)) and gpu.mark(stream, timing=True).timing
 
 
@@ -115,6 +120,102 @@ def test_a_lost_gpu_is_told_as_its_user_wants_it(driver: Driver) -> None:
         stream.lost = True
         with pytest.raises(failure, match=r"ILLEGAL_ADDRESS.*all later calls fail"):
             gpu.mark(stream)
+
+
+def test_a_lost_gpu_is_told_where_streams_are_made_and_launches_are_waited_for(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core: Any = sys.modules["cuda.core"]
+
+    def refuse(options: Any) -> None:
+        raise CUDAError("CUDA_ERROR_ILLEGAL_ADDRESS: ...")
+
+    gpu = GpuDevice(0, errors.KernelError)
+    monkeypatch.setattr(core.Device(), "create_stream", refuse)
+    with pytest.raises(errors.KernelError, match="ILLEGAL_ADDRESS"):
+        gpu.new_stream()
+    lost = Stream(0, "whole")
+    lost.lost = True
+    monkeypatch.setattr(core, "Stream", Stream)
+    with pytest.raises(errors.KernelError, match="ILLEGAL_ADDRESS"):
+        device.mark(lost)
+
+
+def test_each_gpu_has_a_default_stream_of_its_own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuda.core has one object for all, which makes events in the context of the first GPU that it was used on."""
+    core: Any = sys.modules["cuda.core"]
+
+    class Legacy:
+        """Behaves as cuda.core's streams do: the context is that of the first use."""
+
+        context: int | None = None
+
+        @classmethod
+        def from_handle(cls, handle: int) -> Legacy:
+            assert handle == 1
+            return cls()
+
+        def record(self) -> int:
+            self.context = now if self.context is None else self.context
+            return self.context
+
+    monkeypatch.setattr(core, "Stream", Legacy)
+    shared = Legacy()
+    monkeypatch.setattr(
+        device, "current", lambda: (driver, SimpleNamespace(device_id=now, default_stream=shared))
+    )
+    for now in (0, 1, 0, 1):
+        assert device.mark() == now
+
+
+def test_no_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "gpu_count", lambda: 0)
+    with pytest.raises(errors.DeviceNotFoundError, match=r"no GPU 0: none was found; use the CPU, or .*\[cuda\]"):
+        GpuDevice(0)
+
+
+FORKED = """
+    import os, sys
+    import numpy as np
+    import warpwell as ww
+    from warpwell.targets.gpu import device
+    from numba import cuda
+
+    @ww.kernel
+    def double(a):
+        a[ww.grid(1)] *= 2
+
+    cuda.is_available = lambda: True
+    assert device.has_cuda()
+    child = os.fork()
+    if not child:
+        a = np.ones(3)
+        for call in (
+            ww.devices,
+            device.GpuDevice,
+            lambda: double[3](a),
+            lambda: double[3].cut((a,)).begin(),
+            lambda: ww.zeros(3),
+        ):
+            try:
+                call()
+            except ww.errors.ForkError as error:
+                print("CUDA, which works in no forked child" in str(error), flush=True)
+        double[3](a, device="cpu")
+        print(a.sum(), len(ww.pinned_empty(5)), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_is_told_that_the_gpu_is_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA works in no child of a process that has initialised it; what needs no GPU does."""
+    monkeypatch.delenv("WARPWELL_DEVICE")
+    program = tmp_path / "forked.py"
+    program.write_text(textwrap.dedent(FORKED))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [*["True"] * 5, "6.0 5"], done.stderr
 
 
 def test_what_a_signal_raises_is_not_the_gpus() -> None:

@@ -370,7 +370,10 @@ FORK = """
 """
 
 
-def test_a_forked_process_launches_and_is_told_what_is_its_parents(tmp_path: Path) -> None:
+def test_a_forked_process_launches_and_is_told_what_is_its_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # its devices are the CPU; see test_gpu_device for a GPU's
     assert run(tmp_path, FORK).splitlines() == [
         "4.0", "ForkError True", "ForkError True", "None", "ForkError True", "3", "999",
         "999 10.0 3 3",

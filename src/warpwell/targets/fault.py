@@ -79,6 +79,7 @@ class _PlainFlag(LaunchFlag):
 
     def __init__(self) -> None:
         super().__init__("cuda")
+        share_fault_page()  # such a kernel may be the process's first
         self._words = fault_page()[:2], FAULT_PAGE
 
 

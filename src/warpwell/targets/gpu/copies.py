@@ -15,6 +15,7 @@ from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
 
 from ..overlaps import Span, together
 from . import memory
+from .device import check_fork
 
 Pairs = list[tuple[Any, Any]]
 """Host arrays and their copies; arrays that share memory have the same `SpanOnGpu`."""
@@ -53,6 +54,7 @@ class SpanOnGpu:
 
 def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
     """Return launch values with NumPy arrays copied in a numba-cuda stream, and the pairs to be copied back."""
+    check_fork()
     pairs: Pairs = []
     shared = _shared(values)
     if shared and stream is not None:
@@ -76,6 +78,7 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
 
 def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
     """Return values with NumPy arrays as arrays on the GPU, which are there, and the pairs to be copied back."""
+    check_fork()
     out: list[Any] = []
     pairs: Pairs = []
     shared = _shared(values)

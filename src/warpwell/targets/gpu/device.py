@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,10 +29,49 @@ def has_cuda() -> bool:
         return False
 
 
+_forked = False
+"""Whether a parent process has initialised the driver, which then works in no child."""
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _forked or (has_cuda.cache_info().currsize > 0 and has_cuda())
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_lost_by_fork() -> bool:
+    """Return whether this process was forked from one that has used a GPU, and so can use none."""
+    return _forked
+
+
+def check_fork() -> None:
+    """Raise if this process was forked from one that has used a GPU.
+
+    Raises
+    ------
+    ForkError
+    """
+    if _forked:
+        raise errors.ForkError(
+            f"process {os.getpid()} cannot use a GPU: the process that it was forked from had initialised CUDA, which "
+            f"works in no forked child; start it with multiprocessing's spawn method, or use device='cpu' and "
+            f"Devices(targets=['cpu'])"
+        )
+
+
 def gpu_count() -> int:
-    """Return the number of GPUs that this process sees."""
+    """Return the number of GPUs that this process sees.
+
+    Raises
+    ------
+    ForkError
+        This process was forked from one that has used a GPU.
+    """
     if not has_cuda():
         return 0
+    check_fork()
     from numba import cuda
 
     return len(cuda.gpus)
@@ -74,18 +114,38 @@ def current() -> tuple[Any, Any]:
     return driver, Device()
 
 
+_default_streams: dict[int, Any] = {}
+"""The default stream of each GPU. cuda.core has one object for those of all GPUs, which keeps the first one's context;
+an event of it would be in that context, and the driver refuses it in another GPU's stream."""
+
+
+def default_stream(ordinal: int) -> Any:
+    """Return the default stream (`cuda.core.Stream`) of a GPU, which is the calling thread's."""
+    from cuda.bindings import driver
+    from cuda.core import Stream
+
+    if ordinal not in _default_streams:
+        _default_streams[ordinal] = Stream.from_handle(int(driver.CU_STREAM_LEGACY))
+    return _default_streams[ordinal]
+
+
 def mark(stream: Any = None) -> Any:
     """Return an event behind all work so far in a stream of cuda.core or numba-cuda.
 
     Without a stream, that is the default stream of the calling thread's GPU.
+
+    Raises
+    ------
+    KernelError
+        A kernel failed.
     """
     from cuda.core import Stream
 
     if stream is None:
-        stream = current()[1].default_stream
+        stream = default_stream(int(current()[1].device_id))
     elif not isinstance(stream, Stream):
         stream = Stream.from_handle(int(stream.handle))
-    return stream.record()
+    return _attempt(lambda: stream.record(), errors.KernelError)
 
 
 def reached(event: Any, failure: type[Exception] = errors.KernelError) -> bool:
@@ -129,9 +189,10 @@ class GpuDevice:
     def __init__(self, ordinal: int = 0, failure: type[Exception] = errors.DeviceNotFoundError) -> None:
         count = gpu_count()
         if not 0 <= ordinal < count:
-            raise errors.DeviceNotFoundError(
-                f"there is no GPU {ordinal}: {count} were found; use one of them, or the CPU", device=f"cuda:{ordinal}"
-            )
+            there = f"{count} were found; use one of them, or the CPU"
+            if not count:
+                there = f"none was found; use the CPU, or install {errors.general.extra('cuda')} where there is a GPU"
+            raise errors.DeviceNotFoundError(f"there is no GPU {ordinal}: {there}", device=f"cuda:{ordinal}")
         from cuda.bindings import driver
 
         from cuda import core
@@ -191,7 +252,8 @@ class GpuDevice:
         with self.on_device():
             device = self._core.Device(self.ordinal)
             device.set_current()  # cuda.core asks for it once a thread
-            return (device if context is None else context).create_stream(options=options)
+            place = device if context is None else context
+            return _attempt(lambda: place.create_stream(options=options), self._failure)
 
     def mark(self, stream: Any, timing: bool = False) -> Any:
         """Return an event behind all work so far in a stream."""
@@ -211,7 +273,7 @@ class GpuDevice:
 
     def after_default(self, stream: Any, other: int | None = None) -> None:
         """Let later work of a stream wait for all work so far in the default stream, and in one of this handle."""
-        self.after(stream, self._core.Device(self.ordinal).default_stream)
+        self.after(stream, default_stream(self.ordinal))
         if other is not None:
             self.after(stream, self._core.Stream.from_handle(other))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .device import check
+from .device import check, check_fork, is_lost_by_fork
 
 
 def device_array(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -22,7 +22,10 @@ def device_array(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     ------
     MemoryError
         The device has no room for it.
+    ForkError
+        This process was forked from one that has used a GPU.
     """
+    check_fork()
     from numba import cuda
     from numba.cuda.cudadrv.driver import CudaAPIError
 
@@ -94,6 +97,8 @@ def pinned(nbytes: int) -> NDArray[np.uint8]:
 
 def pin(address: int, nbytes: int) -> Callable[[], object] | None:
     """Page-lock host memory, for all GPUs; return what undoes that, also at the end of the process, or None."""
+    if is_lost_by_fork():
+        return None  # a GPU will not read it
     from cuda.bindings import driver
     from numba import cuda
 
