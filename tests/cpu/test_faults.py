@@ -421,8 +421,10 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_a_stuck_kernel(tmp_path: Path, what: str) -> None:
     script = tmp_path / "stuck.py"
     script.write_text(textwrap.dedent(STUCK))
+    root = Path(__file__).parents[2]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, str(script), what], capture_output=True, text=True, timeout=50, env=os.environ, check=False
+        [sys.executable, str(script), what], capture_output=True, text=True, timeout=50, env=environ, check=False
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "interrupted after" in done.stdout

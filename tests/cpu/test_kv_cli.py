@@ -263,7 +263,7 @@ def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "16" in failing(capsys, "get", place, "seventeen letters")
     assert "0 bytes" in failing(capsys, "get", place, "")
     assert "integer" in failing(capsys, "get", place, "abc", "--type", "int")
-    assert "64 bits" in failing(capsys, "get", place, str(1 << 64), "--type", "int")
+    assert "64-bit" in failing(capsys, "get", place, str(1 << 64), "--type", "int")
     assert "hexadecimal" in failing(capsys, "get", place, "xy", "--type", "hex")
     assert "no schema" in failing(capsys, "get", place, "5", "--field", "x")
     assert "folder" in failing(capsys, "get", place, "5", "--out", tmp_path)

@@ -411,7 +411,7 @@ def test_fewer_samples_than_ranks() -> None:
     ({"prefetch": -1}, "prefetch"), ({"seed": "a"}, "seed"), ({"keys": 5}, "keys"), ({"seed": 1.5}, "seed"),
     ({"shuffle": "no"}, "True or False"), ({"shuffle": None}, "shuffle"), ({"drop_last": 2}, "drop_last"),
     ({"prefetch": float("inf")}, "an integer"), ({"keys": "abc"}, "keys"),
-    ({"keys": range(2**63, 2**63 + 9)}, "64 bits"),
+    ({"keys": range(2**63, 2**63 + 9)}, "64-bit"),
 ])  # fmt: skip
 def test_options_that_cannot_be(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ArgumentError, match=match):

@@ -270,7 +270,7 @@ def test_batches_that_do_not_fit(store: ww.kv.Store) -> None:
             store.get_many(["kept"], out=out)
     with pytest.raises(errors.ValueSizeError, match="5 bytes"):
         store.get_many(["kept"], out=np.zeros((1, 4), np.uint8))
-    with pytest.raises(errors.ArgumentError, match="one str"):
+    with pytest.raises(errors.ArgumentError, match="a single str"):
         store.get_many("kept")
     with pytest.raises(errors.ArgumentError, match="limit"):
         store.list(limit=-1)
@@ -579,7 +579,7 @@ def test_a_commit_stands_where_its_snapshot_breaks_the_store(tmp_path, monkeypat
     w.put_many(np.arange(70_000), np.ones((70_000, 16), np.uint8))
     rename = Files.rename
     monkeypatch.setattr(Files, "rename", lambda *args: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
-    with pytest.warns(RuntimeWarning, match=r"the commit is durable.*Input/output.*takes no more writes"):
+    with pytest.warns(RuntimeWarning, match=r"the commit is durable.*Input/output.*accepts no more writes"):
         w.commit()
     monkeypatch.setattr(Files, "rename", rename)
     with pytest.raises(errors.StoreFailedError):

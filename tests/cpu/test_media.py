@@ -215,7 +215,7 @@ def test_a_file_that_was_replaced_is_noticed(path: Path) -> None:
 def test_what_cannot_be_opened(path: Path) -> None:
     with pytest.raises(errors.MissingFileError, match="does not exist"):
         FileMedium(path.parent / "none")
-    with pytest.raises(errors.FormatError, match="16384 bytes where 20000"):
+    with pytest.raises(errors.FormatError, match="16384 bytes, but 20000"):
         FileMedium(path, nbytes=20000)
     for wrong in (path.parent, "/dev/null"):
         with pytest.raises(errors.FormatError):
