@@ -11,7 +11,7 @@ from warpwell import errors
 from warpwell.scheduler import Event, Job, Kind, Log, Policy, Profile, Request, State, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.report.metrics import jain, measure, turnaround
+from warpwell.study.metrics import jain, measure, turnaround
 from warpwell.study.replay import replay
 from warpwell.study.simulator import Simulator
 

@@ -18,7 +18,7 @@ In the order in which a task meets them::
     executor.py     Executor, Capacity, Machine, Ended, Stopped: what runs tasks, for all of the above
     executors/      the executors of a GPU and of a CPU: launch, preempt, claim blocks, end
     events.py       Event, Log: what was seen and decided
-    report/         a log as sentences, figures, a timeline, and metrics
+    report/         a log as sentences, a timeline, and metrics for Prometheus
     service/        one device for several processes: client, service, owner
 """
 

@@ -6,6 +6,7 @@ workloads/        programs with NumPy references, that schedulers are measured w
 policies/         policies that are there to be compared with
 simulator.py      the executor in virtual time
 replay.py         a trace through an executor
+metrics.py        throughput, turnaround, fairness and preemptions of a run
 experiment.py     policies on a trace in the simulator, each a run of its own
 counts.py         launches that were measured under a profiler, as samples for the predictor
 fitting.py        constants of the cost formula, from measured preemptions

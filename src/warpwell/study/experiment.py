@@ -17,7 +17,7 @@ from ..scheduler.events import Log
 from ..scheduler.executor import Capacity
 from ..scheduler.policies import policy
 from ..scheduler.predict.rates import rates
-from ..scheduler.report.metrics import NEEDED
+from .metrics import NEEDED
 from .policies import POLICIES
 from .replay import ReplayResult, replay
 from .simulator import Simulator

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from .. import errors
 from ..scheduler.core import Core
 from ..scheduler.events import Log
-from ..scheduler.report.metrics import Metrics, measure
 from ..scheduler.task import Job, Request, Task
+from .metrics import Metrics, measure
 from .simulator import Simulator
 
 

@@ -19,9 +19,9 @@ from ...array.opening import require_device
 from ...errors import ArgumentError, MissingFileError, SchedulerError
 from ...scheduler import Core, Event, Log, Scheduler
 from ...scheduler.executors import executor_of
-from ...scheduler.report.metrics import Metrics, measure
 from ...scheduler.task import Job, Profile, Request, Task
 from ...study.experiment import chosen, log_path
+from ...study.metrics import Metrics, measure
 from ...study.replay import replay
 from ...study.workloads import WORKLOADS, Application, make
 from ...targets import default_device

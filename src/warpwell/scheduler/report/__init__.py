@@ -3,7 +3,6 @@
 Each module reads the events of a log::
 
     explain.py      sentences: why each decision was taken, with its figures
-    metrics.py      Metrics: throughput, turnaround, fairness and preemptions of a run
     prometheus.py   LogMetrics: counters, gauges and histograms, in Prometheus' text format
     timeline.py     when each task was on the device, as a Chrome trace and as a picture
 """

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..events import Event
-from ..task import DONE, Job, Kind, Request, State, Task
+from ..scheduler.events import Event
+from ..scheduler.task import DONE, Job, Kind, Request, State, Task
 
 
 @dataclass(frozen=True)
