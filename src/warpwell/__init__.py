@@ -11,6 +11,7 @@ The rooms, from the bottom up; each has a map of its files in its own docstring:
 
     errors/      the exceptions, and checks of options
     replacing    files and folders that appear whole, or not at all
+    json_file    files of JSON that somebody gives
     registry     names of what upper rooms add to lower ones: services, policies
     targets/     device code: kernels, launches, primitives; compiled for CPU and GPU, or interpreted
     nvme/        commands and completions as the NVMe specification lays them out

@@ -124,7 +124,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             else:
                 self._helpers.run(lambda: self._prepare(run))
                 return
-        elif run.phase is Phase.STOPPED:
+        elif self._may_launch_again(run):
             run.placement = placement
             run.leave = False
             self._start(run)

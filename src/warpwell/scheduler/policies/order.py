@@ -13,24 +13,6 @@ PLAIN = Placement(plain=True)
 ARRIVAL = {"rule": "arrival"}
 
 
-class FirstCome(Policy):
-    """One kernel at a time, in order of arrival, as a queue of whole GPUs does."""
-
-    name = "first-come"
-    conserves = False
-
-    def bucket(self, job: Job) -> Hashable:
-        """All in one: only arrival counts."""
-        return None
-
-    def decide(self, view: View) -> list[Decision]:
-        """Launch the oldest on an idle device."""
-        if view.running:
-            return []
-        job = view.waiting.first()
-        return [] if job is None else [Launch(job, PLAIN, ARRIVAL)]
-
-
 class LeftOver(Policy):
     """Everything at once in streams, in order of arrival: a kernel gets what those before it leave."""
 
@@ -46,6 +28,17 @@ class LeftOver(Policy):
             return []
         job = view.waiting.first()
         return [] if job is None else [Launch(job, PLAIN, ARRIVAL)]
+
+
+class FirstCome(LeftOver):
+    """One kernel at a time, in order of arrival, as a queue of whole GPUs does."""
+
+    name = "first-come"
+    conserves = False
+
+    def decide(self, view: View) -> list[Decision]:
+        """Launch the oldest on an idle device."""
+        return [] if view.running else super().decide(view)
 
 
 class StreamPriority(Policy):

@@ -9,84 +9,94 @@ from __future__ import annotations
 import numpy as np
 
 from ...scheduler.task import Kind
-from ...targets import grid, kernel
+from ...targets import device, grid, kernel
 from .application import Built, Inputs, Step, Workload, geometric
 
 ZERO = np.float32(0)
+
+
+@device
+def row_part(matrix, x, i, first, step, columns):
+    """Return every `step`-th product of a row and a vector, added up."""
+    total = ZERO
+    for j in range(first, columns, step):
+        total += matrix[i, j] * x[j]
+    return total
+
+
+@device
+def column_strip(matrix, x, strip, height, j, rows):
+    """Return the products of a strip of a column and a vector, added up."""
+    total = ZERO
+    for i in range(strip * height, min(strip * height + height, rows)):
+        total += matrix[i, j] * x[i]
+    return total
+
+
+@device
+def with_row(total, parts, i, count):
+    """Return `total` and the items of a row of parts, added up."""
+    for k in range(count):
+        total += parts[i, k]
+    return total
+
+
+@device
+def with_column(total, strips, j, count):
+    """Return `total` and the items of a column of strips, added up."""
+    for k in range(count):
+        total += strips[k, j]
+    return total
 
 
 @kernel
 def atax_rows(matrix, x, parts, columns):
     """Add up every 32nd product of a row: a warp a row."""
     i, lane = grid(2)
-    total = ZERO
-    for j in range(lane, columns, 32):
-        total += matrix[i, j] * x[j]
-    parts[i, lane] = total
+    parts[i, lane] = row_part(matrix, x, i, lane, 32, columns)
 
 
 @kernel
 def atax_fold(parts, out, count):
     """Add up a row of parts."""
     i = grid(1)
-    total = ZERO
-    for k in range(count):
-        total += parts[i, k]
-    out[i] = total
+    out[i] = with_row(ZERO, parts, i, count)
 
 
 @kernel
 def atax_columns(matrix, x, strips, rows):
     """Add up 64 rows of a column."""
     strip, j = grid(2)
-    total = ZERO
-    for i in range(strip * 64, min(strip * 64 + 64, rows)):
-        total += matrix[i, j] * x[i]
-    strips[strip, j] = total
+    strips[strip, j] = column_strip(matrix, x, strip, 64, j, rows)
 
 
 @kernel
 def atax_total(strips, out, count):
     """Add up the strips of a column."""
     j = grid(1)
-    total = ZERO
-    for k in range(count):
-        total += strips[k, j]
-    out[j] = total
+    out[j] = with_column(ZERO, strips, j, count)
 
 
 @kernel
 def bicg_rows(matrix, p, parts, columns):
     """Add up every 64th product of a row: two warps a row."""
     i, lane = grid(2)
-    total = ZERO
-    for j in range(lane, columns, 64):
-        total += matrix[i, j] * p[j]
-    parts[i, lane] = total
+    parts[i, lane] = row_part(matrix, p, i, lane, 64, columns)
 
 
 @kernel
 def bicg_columns(matrix, r, strips, rows):
     """Add up 32 rows of a column."""
     strip, j = grid(2)
-    total = ZERO
-    for i in range(strip * 32, min(strip * 32 + 32, rows)):
-        total += matrix[i, j] * r[i]
-    strips[strip, j] = total
+    strips[strip, j] = column_strip(matrix, r, strip, 32, j, rows)
 
 
 @kernel
 def bicg_fold(parts, strips, q, s, width, count):
     """Add up parts and strips."""
     i = grid(1)
-    total = ZERO
-    for k in range(width):
-        total += parts[i, k]
-    q[i] = total
-    total = ZERO
-    for k in range(count):
-        total += strips[k, i]
-    s[i] = total
+    q[i] = with_row(ZERO, parts, i, width)
+    s[i] = with_column(ZERO, strips, i, count)
 
 
 @kernel
@@ -94,34 +104,22 @@ def mvt_rows(matrix, y, parts, columns):
     """Add up every 8th product of a row: four rows a warp."""
     item = grid(1)
     i, lane = item >> 3, item & 7
-    total = ZERO
-    for j in range(lane, columns, 8):
-        total += matrix[i, j] * y[j]
-    parts[i, lane] = total
+    parts[i, lane] = row_part(matrix, y, i, lane, 8, columns)
 
 
 @kernel
 def mvt_columns(matrix, y, strips, rows):
     """Add up 128 rows of a column."""
     strip, j = grid(2)
-    total = ZERO
-    for i in range(strip * 128, min(strip * 128 + 128, rows)):
-        total += matrix[i, j] * y[i]
-    strips[strip, j] = total
+    strips[strip, j] = column_strip(matrix, y, strip, 128, j, rows)
 
 
 @kernel
 def mvt_add(parts, strips, x1, x2, width, count):
     """Add both products to the vectors."""
     i = grid(1)
-    total = x1[i]
-    for k in range(width):
-        total += parts[i, k]
-    x1[i] = total
-    total = x2[i]
-    for k in range(count):
-        total += strips[k, i]
-    x2[i] = total
+    x1[i] = with_row(x1[i], parts, i, width)
+    x2[i] = with_column(x2[i], strips, i, count)
 
 
 def _atax(size: int, make: Inputs) -> Built:
