@@ -5,6 +5,7 @@ Files, in the order in which an array meets them:
 - front.py         ``ww.open`` and ``ww.create``, which follow the current device
 - opening.py       open or create a file: options, layout, one writer a file
 - header.py        headers of ``.npy`` files: dtype, shape and where the data starts
+- npz.py           one array of a ``.npz`` file, read row by row
 - attachment.py    an array's part of a cache: launches, pins of the host, flush and close
 - in_memory.py     all of a file in host or device memory, and which pages changed
 - array.py         `Array`: shape, kernels' views, host subscripts, residency, life

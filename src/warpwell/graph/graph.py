@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from warpwell.array.header import read_header
 from warpwell.errors import FormatError, MissingFileError
-from warpwell.graph.npy import read_number_header
 
 FORMAT = "warpwell graph"
 FORMAT_VERSION = 1
@@ -140,7 +140,9 @@ def _check_file(path: Path, length: int, indices: tuple[int, ...]) -> list[int]:
     if not path.is_file():
         raise MissingFileError(f"{path} is missing. {AGAIN}", path=path)
     with open(path, "rb") as file:
-        shape, dtype = read_number_header(file, str(path))
+        shape, dtype = read_header(file, str(path))
+        if dtype.hasobject:
+            raise FormatError(f"{path} holds Python objects. {AGAIN}", path=path)
         start = file.tell()
         if dtype != np.dtype("<i8") or shape != (length,):
             raise FormatError(

@@ -10,8 +10,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from warpwell.array.header import read_header
-from warpwell.errors import FormatError, StorageFullError
+from warpwell.errors import StorageFullError
 
 #: Bytes in front of the data. Room for any length, and a multiple of 64 as the format asks.
 HEADER_BYTES = 128
@@ -94,17 +93,3 @@ def storage_full(path: Path) -> Iterator[None]:
             "A graph larger than memory needs about twice its own size during conversion.",
             path=path,
         ) from error
-
-
-def read_number_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    """Read the header of a ``.npy`` file of numbers, up to its data; return shape and dtype.
-
-    Raises
-    ------
-    FormatError
-        Not a ``.npy`` file, one that ends in its header, Fortran order, or Python objects.
-    """
-    shape, dtype = read_header(file, name)
-    if dtype.hasobject:
-        raise FormatError(f"{name} holds Python objects. Write numbers in C order with numpy.save.")
-    return shape, dtype

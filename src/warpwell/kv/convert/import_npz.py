@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...array.header import check_dtype
+from ...array.npz import NpzMember
 from ...errors import FormatError
 from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 
@@ -51,7 +50,7 @@ class NpzSource:
             names = [n[:-4] for n in self._zip.namelist() if n.endswith(".npy")]
         except (zipfile.BadZipFile, NotImplementedError) as error:
             raise FormatError(f"{path} is not a .npz file ({error}): write it with numpy.savez", path=path) from None
-        self._arrays: dict[str, _Member] = {}
+        self._arrays: dict[str, NpzMember] = {}
         try:
             if key_field is not None:
                 choose([key_field], names, str(path))
@@ -62,7 +61,8 @@ class NpzSource:
             if not wanted:
                 raise FormatError(f"{path} holds no array besides the keys: add an array of values", path=path)
             for name in [*wanted, *(n for n in special if n), *([OFFSETS] if self._bytes else [])]:
-                self._arrays[name] = _Member(self._zip, name, path)
+                array = self._arrays[name] = NpzMember(self._zip, name, path)
+                check_dtype(array.dtype, array.where)
             self._fields = wanted
             self.records = self._rows()
         except BaseException:
@@ -154,59 +154,6 @@ class NpzSource:
         """Read the members to their ends, where the zip file's checksums are compared."""
         for member in self._arrays.values():
             member.finish()
-
-
-class _Member:
-    """One array, read from its start."""
-
-    def __init__(self, archive: zipfile.ZipFile, name: str, path: Path) -> None:
-        self._where = f"{path}: {name}"
-        self._path = path
-        try:
-            self._file: IO[bytes] = archive.open(f"{name}.npy")
-            version = np.lib.format.read_magic(self._file)
-            read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }.get(version)
-            if read is None:
-                raise ValueError(f"format version {version} is unknown")
-            shape, fortran, dtype = read(self._file)
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, KeyError,
-                RuntimeError, NotImplementedError) as error:  # fmt: skip
-            raise FormatError(f"{self._where} is not a readable array ({error}): write the file with numpy.savez",
-                              path=path) from None  # fmt: skip
-        if fortran and len(shape) > 1:
-            raise FormatError(f"{self._where} is in Fortran order: save numpy.ascontiguousarray(array)", path=path)
-        self.dtype: np.dtype[Any] = check_dtype(dtype, self._where)
-        self.shape = tuple(int(n) for n in shape)
-        self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
-
-    def read(self, count: int) -> NDArray[Any]:
-        """Return the next `count` rows."""
-        buffer = bytearray(count * self.row_bytes)
-        view, done = memoryview(buffer), 0
-        while done < len(buffer):
-            got = self._some(min(len(buffer) - done, 1 << 22))
-            if not got:
-                raise FormatError(f"{self._where} ends too early: is the file truncated?", path=self._path)
-            view[done : done + len(got)] = got
-            done += len(got)
-        return np.frombuffer(buffer, self.dtype).reshape(count, *self.shape[1:])
-
-    def finish(self) -> None:
-        """Read what is left."""
-        if self._some(1):
-            raise FormatError(f"{self._where} is longer than its header says", path=self._path)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _some(self, nbytes: int) -> bytes:
-        try:
-            return self._file.read(nbytes)
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise FormatError(f"{self._where} is damaged ({error}): get the file again", path=self._path) from None
 
 
 def _uniform(keys: list[Any]) -> NDArray[np.int64] | list[bytes]:
