@@ -10,8 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import warpwell as ww
 from warpwell import errors
 from warpwell.targets.gpu import device
 from warpwell.targets.gpu.device import GpuDevice
@@ -94,6 +96,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(numba.cuda, "gpus", [contextlib.nullcontext()])
     monkeypatch.setattr(numba.cuda, "select_device", lambda ordinal: None)
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
+    monkeypatch.setattr(device, "has_cuda", lambda: True)
     monkeypatch.setattr(device, "_default_streams", {})
     return found
 
@@ -170,8 +173,19 @@ def test_each_gpu_has_a_default_stream_of_its_own(driver: Driver, monkeypatch: p
 
 def test_no_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "gpu_count", lambda: 0)
-    with pytest.raises(errors.DeviceNotFoundError, match=r"no GPU 0: none was found; use the CPU, or .*\[cuda\]"):
-        GpuDevice(0)
+    @ww.kernel
+    def double(a: Any) -> None:
+        a[ww.grid(1)] *= 2
+
+    monkeypatch.setattr(device, "has_cuda", lambda: False)
+    source = ww.CudaSource('extern "C" __global__ void f(float *x) { x[0] = 1; }', "f")
+    for call in (
+        GpuDevice,
+        lambda: double[3](np.ones(3), device="cuda"),
+        lambda: source[1, 32](np.ones(3, np.float32)),
+    ):
+        with pytest.raises(errors.DeviceNotFoundError, match=r"no GPU is usable here.*\[cuda\].* or take device cpu"):
+            call()
 
 
 FORKED = """

@@ -178,7 +178,7 @@ def test_offsets_that_fall(tmp_path: Path) -> None:
 
 
 def test_no_gpu(kron: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.array.opening.has_cuda", lambda: False)
+    monkeypatch.setattr("warpwell.targets.gpu.device.has_cuda", lambda: False)
     with pytest.raises(DeviceNotFoundError, match="cpu"):
         bfs(kron, 0, device="cuda")
 

@@ -110,7 +110,7 @@ def test_bad_input(capsys: Capture, arguments: list[str], told: str, tmp_path: P
 
 
 def test_no_gpu(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.array.opening.has_cuda", lambda: False)
+    monkeypatch.setattr("warpwell.targets.gpu.device.has_cuda", lambda: False)
     code, _, err = called(capsys, "run", "--device", "cuda")
     assert code == 2 and err.startswith("warpwell: error: no GPU is usable here") and "device cpu" in err
 

@@ -132,7 +132,7 @@ def test_components_of_a_directed_graph(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     graph = build([(np.array([0, 1]), np.array([1, 2]))], tmp_path / "g.ww")
-    monkeypatch.setattr("warpwell.array.opening.has_cuda", lambda: False)
+    monkeypatch.setattr("warpwell.targets.gpu.device.has_cuda", lambda: False)
     assert "cpu" in failing(capsys, "graph", "bfs", graph.path, "--source", 0, "--device", "cuda")
 
 

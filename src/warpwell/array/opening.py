@@ -17,7 +17,8 @@ from ..cache.cache import default_queues
 from ..cache.sizes import parse_page_size
 from ..storage.file import FileMedium
 from ..storage.medium import Medium
-from ..targets import closing, default_device, has_cuda
+from ..targets import closing, default_device
+from ..targets.gpu.device import require_gpu
 from .array import TIERS, Array
 from .attachment import Attachment
 from .header import Header, check_dtype, check_extents, is_npy, read_npy
@@ -208,11 +209,8 @@ def require_device(device: str) -> None:
     """Raise unless `device` can be used here."""
     if device not in ("cpu", "cuda", "interp"):
         raise errors.ArgumentError(f"device {device!r} is unknown: choose cpu, cuda or interp")
-    if device == "cuda" and not has_cuda():
-        raise errors.DeviceNotFoundError(
-            f"no GPU is usable here: install the driver and {errors.general.extra('cuda')}, see `warpwell info`, or "
-            "take device cpu"
-        )
+    if device == "cuda":
+        require_gpu()
 
 
 def _medium(

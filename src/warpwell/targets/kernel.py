@@ -17,6 +17,7 @@ from .blocks.launch import BlockLaunch
 from .bounds import Record, checked, checking, for_interp
 from .device import device as mark_device
 from .fault import LaunchFlag
+from .gpu.device import require_gpu
 from .signature import check_arguments, check_launch, configuration, parameters
 from .uninterrupted import Interrupts, interruptible
 
@@ -296,6 +297,7 @@ def _runner(target: str) -> Callable[..., Callable[[], bool] | None]:
         from .compiler import run_cpu
 
         return run_cpu.run
+    require_gpu()
     from .compiler import run_cuda
 
     return run_cuda.run

@@ -216,5 +216,6 @@ def driver_of(kernel: Any, kind: str, template: str, count: int) -> Any:
         source = template.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
         used = ("load_relaxed", "load_acquire", "store_relaxed", "fetch_add", "BLOCK", "DEVICE", "SYSTEM")
         scope = {"function": kernel.function, "set_context": set_context} | {n: getattr(atomics, n) for n in used}
-        kernel.compiled[key] = compile_host(source, "driver", scope, kernel.function)
+        made = compile_host(source, "driver", scope, kernel.function)
+        return kernel.compiled.setdefault(key, made)  # another thread's first launch may have come before
     return kernel.compiled[key]

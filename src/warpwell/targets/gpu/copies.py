@@ -54,7 +54,6 @@ class SpanOnGpu:
 
 def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
     """Return launch values with NumPy arrays copied in a numba-cuda stream, and the pairs to be copied back."""
-    check_fork()
     pairs: Pairs = []
     shared = _shared(values)
     if shared and stream is not None:

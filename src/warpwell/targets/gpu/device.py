@@ -61,6 +61,24 @@ def check_fork() -> None:
         )
 
 
+def require_gpu() -> None:
+    """Raise unless this process can use a GPU.
+
+    Raises
+    ------
+    DeviceNotFoundError
+    ForkError
+        See `check_fork`.
+    """
+    if not has_cuda():
+        raise errors.DeviceNotFoundError(
+            f"no GPU is usable here: install the driver and {errors.general.extra('cuda')}, see `warpwell info`, or "
+            "take device cpu",
+            device="cuda",
+        )
+    check_fork()
+
+
 def gpu_count() -> int:
     """Return the number of GPUs that this process sees.
 
@@ -189,10 +207,10 @@ class GpuDevice:
     def __init__(self, ordinal: int = 0, failure: type[Exception] = errors.DeviceNotFoundError) -> None:
         count = gpu_count()
         if not 0 <= ordinal < count:
-            there = f"{count} were found; use one of them, or the CPU"
-            if not count:
-                there = f"none was found; use the CPU, or install {errors.general.extra('cuda')} where there is a GPU"
-            raise errors.DeviceNotFoundError(f"there is no GPU {ordinal}: {there}", device=f"cuda:{ordinal}")
+            require_gpu()
+            raise errors.DeviceNotFoundError(
+                f"there is no GPU {ordinal}: {count} were found; use one of them, or the CPU", device=f"cuda:{ordinal}"
+            )
         from cuda.bindings import driver
 
         from cuda import core

@@ -12,7 +12,7 @@ from ... import errors
 from ..arguments import is_argument
 from ..blocks.launch import BlockLaunch
 from ..fault import LaunchFlag
-from ..gpu.device import has_cuda
+from ..gpu.device import require_gpu
 from ..gpu.memory import address_of
 from ..kernel import Launch, by_name, placed
 from .parameters import converted
@@ -177,8 +177,7 @@ class SourceLaunch(Launch):
         if placed(self, args, device):
             return
         blocks = SourceBlocks(self, args, device)
-        if not has_cuda():
-            raise errors.DeviceNotFoundError("CUDA source runs on a GPU, and none was found", device="cuda")
+        require_gpu()
         from ..compiler.run_cuda import synchronize
 
         try:
