@@ -6,6 +6,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import warpwell as ww
 from warpwell.pool.agent.cuda_runtime import as_cupy_stream
 from warpwell.targets import fault
-from warpwell.targets.compiler import compiling
+from warpwell.targets.compiler import compiling, run_cuda
 from warpwell.targets.compiler.run_cuda import configured
 
 SMALL = "Grid size 4 will likely result in GPU under-utilization"
@@ -99,3 +100,37 @@ def test_threads_that_launch_first_kernels_pin_the_fault_page_once(monkeypatch: 
     for thread in threads:
         thread.join(10)
     assert len(pinned) == 1
+
+
+def test_the_flag_of_a_launch_is_kept_whatever_other_threads_keep_meanwhile() -> None:
+    """An agent's lanes launch at the same time; a flag that is let go of too early belongs to two launches at once."""
+    flags: list[weakref.ref[fault.LaunchFlag]] = []
+    running = types.SimpleNamespace(is_done=False)
+
+    def keep(event: object) -> None:
+        flag = fault.LaunchFlag("cuda")
+        flags.append(weakref.ref(flag))
+        run_cuda.keep(flag, event)
+
+    class Over:
+        """An event that is reached; while it is asked for the first time, another thread launches."""
+
+        def __init__(self) -> None:
+            self.asked = False
+
+        @property
+        def is_done(self) -> bool:
+            if not self.asked:
+                self.asked = True
+                other = threading.Thread(target=keep, args=(running,))
+                other.start()
+                other.join()
+            return True
+
+    keep(Over())
+    keep(running)  # here another thread launches, too
+    keep(running)
+    assert [flag() is None for flag in flags] == [True, False, False, False]
+    running.is_done = True
+    keep(running)
+    assert [flag() is None for flag in flags] == [True, True, True, True, False]

@@ -85,14 +85,16 @@ def run(
     return lambda: reached(done)
 
 
-_going: list[tuple[Any, LaunchFlag]] = []
-"""Launches that go on in streams, which read their flags."""
+_going: dict[LaunchFlag, Any] = {}
+"""Flags of launches that go on in streams, each with the event behind its launch."""
 
 
 def keep(flag: LaunchFlag, done: Any) -> None:
     """Keep the flag of a launch until an event is reached."""
-    _going[:] = [(event, kept) for event, kept in _going if not _over(event)]
-    _going.append((done, flag))
+    for kept, event in list(_going.items()):  # a copy: other threads keep the flags of their launches meanwhile
+        if _over(event):
+            _going.pop(kept, None)
+    _going[flag] = done
 
 
 def _over(event: Any) -> bool:
