@@ -7,14 +7,14 @@ Files, in the order in which an array meets them:
 - header.py        headers of ``.npy`` files: dtype, shape and where the data starts
 - npz.py           one array of a ``.npz`` file, read row by row
 - attachment.py    an array's part of a cache: launches, pins of the host, flush and close
-- in_memory.py     all of a file in host or device memory, and which pages changed
-- array.py         `Array`: shape, kernels' views, host subscripts, residency, life
-- on_storage.py    what it shares with arrays of a pool: iteration, and refused operators
-- view.py          `ArrayView`, what kernels receive; `atomic_add`
-- elements.py      subscripts in kernels: check the index, find the item, hit or miss
+- in_memory.py     a whole file in host or device memory; which pages changed
+- array.py         `Array`: shape, kernels' views, host subscripts, prefetch and pins, closing
+- on_storage.py    base of `Array` and a pool's arrays: iteration, and operators that raise
+- view.py          `ArrayView`, the struct that kernels receive; `atomic_add`
+- elements.py      subscripts in kernels: check the index, compute the item's place, hit or miss
 - bulk.py          host reads and writes, by kernels that copy runs of bytes
-- runs.py          where in the file the items of an index lie
-- device_array.py  `DeviceArray`, a result in GPU memory that other libraries take
+- runs.py          the places in the file of the items of an index
+- device_array.py  `DeviceArray`, a result in GPU memory, for other libraries without a copy (DLPack)
 """
 
 from .array import Array

@@ -1,4 +1,4 @@
-"""Array: data on storage that kernels subscript and hosts gather from."""
+"""Array: data on storage that kernels subscript and the host reads and writes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ INT64_MAX = (1 << 63) - 1
 
 
 class Array(OnStorage):
-    """An n-dimensional array on storage; make one with `warpwell.open` or `warpwell.create`.
+    """An n-dimensional array on storage; see `warpwell.open` and `warpwell.create`.
 
-    Kernels take it as an argument and subscript it (see `ArrayView`). The host reads ``a[3]``, ``a[10:20]``,
-    ``a[index_array]`` and writes them in mode "r+"; results of gathers are on the array's device.
-    Writes are durable after `flush` (or `close`); before that a crash may lose them.
+    Kernels receive it as an argument and subscript it (see `ArrayView`). The host reads ``a[3]``, ``a[10:20]`` and
+    ``a[index_array]``, and writes them in mode "r+"; results of gathers are on the array's device. Writes are durable
+    after `flush` (or `close`); before that a crash may lose them.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Array(OnStorage):
     writable : bool
     name : str
     cache : Cache
-        The cache it uses ("host" and "device" tiers: only its latch).
+        The cache of the array (tiers "host" and "device" use only its latch).
     """
 
     def __init__(self, part: Attachment, *, read_once: bool = False) -> None:
@@ -79,7 +79,7 @@ class Array(OnStorage):
         return self._derive(wanted, self.dtype, _c_strides(wanted, self.dtype.itemsize), 0)
 
     def field(self, name: str) -> Array:
-        """Return one field of a record array as an array of its own; it shares cache and file."""
+        """Return one field of a record array as an array, which shares cache and file."""
         if self.dtype.fields is None or name not in self.dtype.fields:
             raise errors.ArgumentError(f"array {self.name!r} of {self.dtype} has no field {name!r}")
         dtype, offset = self.dtype.fields[name][:2]
@@ -101,10 +101,10 @@ class Array(OnStorage):
     # -- kernels --------------------------------------------------------------------------------------------
 
     def view(self) -> ArrayView:
-        """Return what a plain ``@cuda.jit(extensions=[ww.numba_cuda])`` kernel takes in the array's place.
+        """Return the view that a plain ``@cuda.jit(extensions=[ww.numba_cuda])`` kernel receives for the array.
 
-        Launches of such kernels are not bracketed: use ``with a.active():`` around launch and
-        synchronization, which keeps the controller awake and raises what device code latched.
+        Warpwell does not see launches of such kernels: use ``with a.active():`` around launch and synchronization,
+        which keeps the controller awake and raises latched errors.
         """
         self._require_open()
         self._part.viewed |= self.writable
@@ -116,7 +116,7 @@ class Array(OnStorage):
         return self.kernel_struct(flag)
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> ArrayView:
-        """Return what device code receives (see `warpwell.targets.KernelArgument`)."""
+        """Return the struct that device code receives (see `warpwell.targets.KernelArgument`)."""
         cached = self._part.cached
         constants = self.cache.constants(self._nsid, flag)
         itemsize = self.dtype.itemsize
@@ -144,26 +144,26 @@ class Array(OnStorage):
         return ArrayView(static, values, _mover(self.cache) if cached else None)
 
     def active(self) -> _Active:
-        """Return a context in which kernels launched by other means may use the array's view."""
+        """Return a context in which kernels that Warpwell does not launch may use the array's view."""
         return _Active(self)
 
     def launch_begins(self, flag: LaunchFlag) -> None:
-        """Count a launch that begins; refused where the array is closed (`warpwell.targets.KernelArgument`)."""
+        """Count a launch that begins; raise if the array is closed (`warpwell.targets.KernelArgument`)."""
         with self._part.launch(self.writable):
             self.cache.begin(flag, self._nsid)
 
     def launch_ended(self, flag: LaunchFlag) -> None:
-        """Count a launch no more; raise what its device code latched."""
+        """Stop counting a launch; raise the latched error of its device code."""
         self._part.launch_ended()
         self.cache.end(flag)
 
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """Count a launch that goes on in a stream until `done` returns True."""
+        """Count a launch that continues in a stream until `done` returns True."""
         self._part.launch_continues(done)
         self.cache.continues(flag, done)
 
     def abort(self, flag: LaunchFlag) -> None:
-        """Make every wait of a launch's device code end soon."""
+        """Abort all waits of a launch's device code."""
         self.cache.abort(flag)
 
     def interp_services(self) -> list[Callable[[], int]]:
@@ -201,32 +201,32 @@ class Array(OnStorage):
         return (self._origin + first * row) // page, -(-last // page)
 
     def prefetch(self, start: int | None = None, stop: int | None = None) -> None:
-        """Start to bring rows [start, stop) in; as many pages as the array's frames hold."""
+        """Start to read rows [start, stop) into the cache, as many pages as the array's frames hold."""
         first, end = self._residency(start, stop)
         if end > first:
             with self._part.in_use():
                 self.cache.prefetch(self._nsid, first, end)
 
     def pin(self, start: int | None = None, stop: int | None = None) -> None:
-        """Bring rows [start, stop) in and keep their pages in the cache until `unpin`.
+        """Read rows [start, stop) and keep their pages in the cache until `unpin`.
 
         Raises
         ------
         PinError
-            More pages than the array's frames less one, or a hashed page table (a cache that is very
-            small for its data), in which pinned pages would block others.
+            The pages are more than the array's frames minus one, or the page table is hashed (the cache is very small
+            for its data), where pinned pages would block others.
         """
         first, end = self._residency(start, stop)
         if end > first:
             self._part.pin(first, end)
 
     def unpin(self, start: int | None = None, stop: int | None = None) -> None:
-        """Give back what `pin` with the same rows holds; rows that are not pinned are an error."""
+        """Unpin rows that `pin` pinned; raise PinError if they are not pinned."""
         first, end = self._residency(start, stop)
         self._part.unpin(first, end)
 
     def evict(self, start: int | None = None, stop: int | None = None) -> None:
-        """Write rows [start, stop) back where dirty and drop their pages from the cache."""
+        """Write the dirty pages of rows [start, stop) back and evict their pages from the cache."""
         first, end = self._residency(start, stop)
         if end > first:
             with self._part.in_use():
@@ -240,14 +240,14 @@ class Array(OnStorage):
 
     @property
     def stats(self) -> Statistics:
-        """Statistics of the array's cache."""
+        """Return the statistics of the array's cache."""
         self._require_open()
         return self.cache.stats
 
     def flush(self) -> None:
-        """Write what kernels and host changed to storage and make it durable (fdatasync).
+        """Write all changes of kernels and host to storage and make them durable (fdatasync).
 
-        What a launch changes that runs meanwhile may be written or not; the next flush, or close, writes it.
+        Changes of a launch that still runs may be written or not; the next flush, or close, writes them.
 
         Raises
         ------
@@ -260,8 +260,8 @@ class Array(OnStorage):
     def close(self) -> None:
         """Flush and release everything (idempotent). A derived array closes nothing.
 
-        An array that is dropped is closed soon after, by a thread of its own, and one that is open still when the
-        program ends is closed then; what cannot be written there is told on stderr.
+        An array that is dropped is closed soon after, by the closing thread, and one that is still open when the
+        program ends is closed then; if its changes cannot be written, a message on stderr says so.
 
         Raises
         ------
@@ -287,7 +287,7 @@ class Array(OnStorage):
 
 
 class _Active:
-    """A launch of kernels that Warpwell does not know."""
+    """A launch of kernels that Warpwell did not launch."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -311,7 +311,7 @@ class _Active:
             self._array.launch_ended(self._flag)
 
     def abort(self) -> None:
-        """Make every wait of device code end soon."""
+        """Abort all waits of device code."""
         self._flag.interrupt()
         self._array.abort(self._flag)
 
@@ -326,6 +326,6 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _mover(cache: Cache) -> Callable[[], bool]:
-    """Return what tells whether a cache's frames have moved since."""
+    """Return a function that tells whether a cache's frames have moved since this call."""
     moves = cache.moves
     return lambda: cache.moves != moves

@@ -1,4 +1,4 @@
-"""`Attachment`: an array's part of a cache, with its medium, until everything is written and given back."""
+"""`Attachment`: an array's part of a cache, and its medium, until all changes are written and it is closed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .in_memory import InMemory
 
 
 class Attachment:
-    """What an `Array` and the arrays derived from it share, and what outlives them until their changes are written.
+    """The state that an `Array` and arrays derived from it share; it outlives them until their changes are written.
 
-    Nothing here refers to the array: a finalizer hands this over to the closing thread, and the end of the program
-    closes what is left.
+    It does not refer to the array: a finalizer passes it to the closing thread, and those that are left are closed at
+    the end of the program.
 
     Parameters
     ----------
@@ -36,20 +36,20 @@ class Attachment:
     share : float, optional
         Fraction of the cache's frames for this array alone.
     on_close : callable, optional
-        Called last.
+        Called at the end of `close`.
 
     Attributes
     ----------
     nsid : int
     cached : bool
-        The data is behind the cache, not all of it in memory that kernels read directly.
+        Whether the data is behind the cache; otherwise it is all in memory that kernels read directly.
     block : Block or None
         The data, in the tiers that hold all of it in memory.
     pins : HostPins
         Pages that the host holds, and how often.
     closed : bool
     viewed : bool
-        Views were given out; kernels that use them are not counted and may write.
+        Whether views were returned; kernels that use them are not counted and may write.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Attachment:
 
     @contextlib.contextmanager
     def launch(self, writes: bool) -> Iterator[None]:
-        """Count a launch, which the block begins, until `launch_ended`; refused where the array is being closed."""
+        """Count a launch, which the block begins, until `launch_ended`; raise if the array is being closed."""
         with self.cache.lock:  # so that no launch begins between the look of `close` and its end
             self.require_open()
             yield
@@ -116,7 +116,7 @@ class Attachment:
             self._launches -= 1
 
     def launch_continues(self, done: Callable[[], bool]) -> None:
-        """Count a launch until `done` says True."""
+        """Count a launch until `done` returns True."""
         with self.cache.lock:
             self._streams.append(done)
 
@@ -158,12 +158,12 @@ class Attachment:
             self._compared = settled
 
     def close(self) -> None:
-        """Flush and give everything back (idempotent).
+        """Flush and release everything (idempotent).
 
         Raises
         ------
         SharingError
-            A launch uses the array; it stays open. (Launches in streams are waited for, up to twice the time-out.)
+            A launch uses the array; it stays open. (It waits for launches in streams, up to twice the timeout.)
         """
         with self._turn:
             if self.closed or self._closing:
@@ -176,7 +176,7 @@ class Attachment:
                 self._closing = False
 
     def _left(self) -> list[Exception]:
-        """Take the errors of launches in streams, to raise them last: a flush that found one would write nothing."""
+        """Remove the errors of launches in streams, to raise them last: a flush that finds one writes nothing."""
         return [] if self.cache.closed else self.cache.take_left(self.nsid)
 
     def _close(self) -> None:
@@ -228,7 +228,7 @@ class Attachment:
     # -- pages that the host holds --------------------------------------------------------------------------
 
     def pin(self, first: int, end: int) -> None:
-        """Bring pages [first, end) in and hold them; see `Array.pin`."""
+        """Read pages [first, end) and pin them; see `Array.pin`."""
         if self.cache.hashed:
             raise errors.PinError(
                 f"array {self.name!r} is too large for its cache to pin pages: enlarge cache or page_size"
@@ -255,7 +255,7 @@ class Attachment:
             self.pins.add(first, end)
 
     def unpin(self, first: int, end: int) -> None:
-        """Give back what `pin` with the same pages holds."""
+        """Unpin pages that `pin` pinned."""
         with self.in_use(), self.pins.lock:
             missing = next((page for page in range(first, end) if page not in self.pins), None)
             if missing is not None:
@@ -267,13 +267,13 @@ class Attachment:
                 self.cache.unpin(self.nsid, a, b)
 
     def _let_go(self) -> None:
-        """Give the host's pins back, which would hold the others' frames where they are for good."""
+        """Release the host's pins, which would otherwise keep frames in place forever."""
         with self.pins.lock:
             for first, end in self.pins.clear() if not self.cache.closed else ():
                 self.cache.unpin(self.nsid, first, end)
 
     def drop(self) -> None:
-        """Close after the array was dropped; what cannot be written is told on stderr."""
+        """Close after the array was dropped; print a message on stderr if changes cannot be written."""
         try:
             self.close()
         except Exception as error:
@@ -281,7 +281,7 @@ class Attachment:
                 closing.say(f"array {self.name!r}, which was dropped,", error)
 
     def finish(self) -> None:
-        """Write at the end of the program. It stays open, for handlers of the user's that come later."""
+        """Flush at the end of the program. It stays open for later exit handlers of the user."""
         if self.forked or self.closed or not (self._begun or self.viewed):
             return
         left = self._left()
@@ -298,24 +298,24 @@ class Attachment:
 
     @property
     def forked(self) -> bool:
-        """Whether all of this is the parent's."""
+        """Whether this process was forked from the one that opened the array."""
         return self.cache.process.forked
 
     def require_open(self) -> None:
-        """Raise where the array is closed, or was opened before a fork."""
+        """Raise if the array is closed, or was opened before a fork."""
         if self.closed or self._ending:
             raise errors.ClosedError(f"array {self.name!r} is closed: open it again")
         self.cache.process.require(f"array {self.name!r}")
 
 
 def hand_over(part: Attachment) -> None:
-    """Have the array of `part`, which was dropped, closed (a finalizer: it takes no lock)."""
+    """Pass the `part` of a dropped array to the closing thread (a finalizer: it takes no lock)."""
     if not part.closed and not part.forked:
         closing.hand_over(part.drop)
 
 
 class HostPins:
-    """Counts of pages; of a page that is counted at all the cache has one pin.
+    """Counts of the host's pins by page; the cache has one pin for each page with a count.
 
     Attributes
     ----------
@@ -357,7 +357,7 @@ class HostPins:
 
 
 def _ranges(pages: Iterable[int]) -> list[tuple[int, int]]:
-    """Join ascending pages to ranges [first, end)."""
+    """Join ascending pages into ranges [first, end)."""
     out: list[tuple[int, int]] = []
     for page in pages:
         if out and out[-1][1] == page:

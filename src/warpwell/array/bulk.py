@@ -1,7 +1,7 @@
 """Bulk reads and writes from the host: kernels on the array's device copy runs of bytes.
 
-An index becomes runs, all of one length and each without a gap in the file (see `warpwell.array.runs`). Only what the
-index names is read or written, and beside the result a few MiB are used, however much that is.
+An index becomes runs of one length, each contiguous in the file (see `warpwell.array.runs`). Only the items of the
+index are read or written, with a few MiB of memory besides the result, for any size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BYTES = 8 << 20
 
 @kernel
 def gather_units(source, starts, units, out):
-    """Copy the `units` units from unit ``starts[r]`` on to row r of `out`; neighbouring threads take neighbours."""
+    """Copy `units` units from unit ``starts[r]`` to row r of `out`; neighbouring threads copy neighbours."""
     t = grid(1)
     start = starts[div(t, units)]
     out[t] = source[start, rem(t, units)]
@@ -34,7 +34,7 @@ def gather_units(source, starts, units, out):
 
 @kernel
 def scatter_units(target, starts, units, values):
-    """Copy row r of `values` to the `units` units from unit ``starts[r]`` on."""
+    """Copy row r of `values` to the `units` units from unit ``starts[r]``."""
     t = grid(1)
     start = starts[div(t, units)]
     target[start, rem(t, units)] = values[t]
@@ -80,7 +80,7 @@ def put(array: Any, index: Any, value: Any) -> None:
 
 
 def _launches(runs: Runs, most: int) -> Iterator[tuple[int, NDArray[np.int64], int]]:
-    """Split runs into launches of at most `most` bytes: yield where in the result each is, and starts and length."""
+    """Split runs into launches of at most `most` bytes; yield each one's place in the result, starts and length."""
     if not runs.nbytes:
         return
     if runs.nbytes <= most:
@@ -109,7 +109,7 @@ def _pieces(
 
 
 def _unit(*numbers: int) -> np.dtype[Any]:
-    """Return the widest unsigned integer of which all these are whole numbers of bytes."""
+    """Return the widest unsigned integer dtype whose size divides all these numbers of bytes."""
     for nbytes in (8, 4, 2):
         if all(n % nbytes == 0 for n in numbers):
             return np.dtype(f"u{nbytes}")

@@ -1,4 +1,4 @@
-"""DeviceArray: a result in GPU memory that CuPy, PyTorch and others take without a copy."""
+"""DeviceArray: a result in GPU memory that CuPy, PyTorch and others use without a copy."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class DeviceArray:
     offset : int
         Byte of `memory` where the first item is.
     strides : tuple of int, optional
-        Bytes between items, by dimension; left out: C order.
+        Bytes between items, by dimension; default: C order.
     keep : object, optional
-        Object to keep alive as long as the array, or anything that shares its memory.
+        Object to keep alive as long as the array or an object that shares its memory.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class DeviceArray:
         return int(context.device.id) if context is not None else 0
 
     def __dlpack__(self, **_: Any) -> Any:
-        """Return a DLPack capsule that shares the memory. The data is complete: no stream need be waited for."""
+        """Return a DLPack capsule that shares the memory. The data is complete: no stream synchronization is needed."""
         code = _CODES.get(self.dtype.kind)
         if code is None:
             raise errors.DTypeError(f"DLPack has no items of {self.dtype}: view them as bytes with copy_to_host()")

@@ -1,8 +1,8 @@
 """Subscripts in kernels: from an index to an item, by dtype and tier.
 
-The makers here return plain Python device functions for the compile-time parameters of a view. The hit path
-is the one of the design: acquire the page's word, read the item with acquire, reload the word, compare frame
-and generation. It takes no reference; whatever is not such a hit goes to `warpwell.cache.access`.
+The makers here return plain Python device functions for the compile-time parameters of a view. The hit path: acquire
+the page's word, read the item with acquire order, reload the word, compare frame and generation. It takes no pin; all
+other cases go to `warpwell.cache.access`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def locate_by(stride: int) -> Callable[..., Any]:
 
 @device
 def locate2(view, index):
-    """Return the byte offset of an item of a 2-d view, -1 where out of range (thread)."""
+    """Return the byte offset of an item of a 2-d view, or -1 if out of range (thread)."""
     i = i64(index[0])
     j = i64(index[1])
     if i < 0 or i >= view.shape[0] or j < 0 or j >= view.shape[1]:
@@ -83,7 +83,7 @@ def locate2(view, index):
 
 @device
 def locate3(view, index):
-    """Return the byte offset of an item of a 3-d view, -1 where out of range (thread)."""
+    """Return the byte offset of an item of a 3-d view, or -1 if out of range (thread)."""
     k = i64(index[2])
     if k < 0 or k >= view.shape[2]:
         return -1
@@ -95,7 +95,7 @@ def locate3(view, index):
 
 @device
 def locate4(view, index):
-    """Return the byte offset of an item of a 4-d view, -1 where out of range (thread)."""
+    """Return the byte offset of an item of a 4-d view, or -1 if out of range (thread)."""
     k = i64(index[3])
     if k < 0 or k >= view.shape[3]:
         return -1
@@ -459,7 +459,7 @@ def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     Raises
     ------
     DTypeError
-        Kernels have no scalar of that dtype.
+        Kernels have no scalar type for the dtype.
     """
     if dtype.kind in "mM":
         return I8

@@ -16,9 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _placed(service: str, here: F) -> F:
-    """Return `here`, but on the current device where that is entered or a pool's, so that its kernels find the array.
+    """Call `here` on the current device, if one is entered or belongs to a pool, so that its kernels can use the array.
 
-    What is of this process stays in it: a medium, a `Cache`, and what ``device=`` is said for.
+    Objects of this process stay in it: a medium, a `Cache`, and calls with ``device=``.
     """
 
     @functools.wraps(here)

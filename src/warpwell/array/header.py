@@ -1,4 +1,4 @@
-"""Headers of ``.npy`` files: where the data starts, dtype and shape, checked against the file."""
+"""Headers of ``.npy`` files: start of the data, dtype and shape, checked against the file."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Header:
 
 
 def check_extents(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
-    """Check that the strides of an array are numbers for device code, those of an empty one too.
+    """Check that the strides of an array fit into device code's integers, even for an empty array.
 
     Raises
     ------
     ArgumentError
-        The extents that are not 0, and the bytes of an item, multiply to 2^63 or more.
+        The product of the item's bytes and all extents other than 0 is 2^63 or more.
     """
     if math.prod(n for n in shape if n) * dtype.itemsize >= 1 << 63:
         raise errors.ArgumentError(
@@ -44,7 +44,7 @@ def check_extents(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
 
 
 def is_npy(path: pathlib.Path) -> bool:
-    """Tell whether a file begins as ``.npy`` files do."""
+    """Return whether a file begins like a ``.npy`` file."""
     with path.open("rb") as file:
         return file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
 
@@ -52,14 +52,14 @@ def is_npy(path: pathlib.Path) -> bool:
 def read_header(
     file: IO[bytes], name: str, advice: str = "write it with numpy.save"
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Read the header of a ``.npy`` file, up to its data; return shape and dtype, which may be any.
+    """Read the header of a ``.npy`` file, up to its data; return shape and dtype (any dtype).
 
-    `name` is what messages call the file, `advice` what they say to do if it is none.
+    `name` is the file's name in messages, `advice` their next step if it is not a ``.npy`` file.
 
     Raises
     ------
     FormatError
-        Not a ``.npy`` file, or Fortran order.
+        The file is not a ``.npy`` file, or is in Fortran order.
     """
     try:
         version = np.lib.format.read_magic(file)
@@ -86,9 +86,10 @@ def read_npy(path: pathlib.Path) -> Header:
     Raises
     ------
     FormatError
-        Not a ``.npy`` file, Fortran order, shorter than its header promises, or of a shape that is too large.
+        The file is not a ``.npy`` file, is in Fortran order, is shorter than its header says, or its shape is too
+        large.
     DTypeError
-        A dtype without a fixed size, or big-endian.
+        The dtype has no fixed size, or is big-endian.
     """
     with path.open("rb") as file:
         shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
@@ -110,7 +111,7 @@ def read_npy(path: pathlib.Path) -> Header:
 
 
 def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
-    """Return a dtype that arrays may have: fixed size, little-endian.
+    """Return a dtype if arrays may have it: fixed size, little-endian.
 
     Raises
     ------
@@ -132,7 +133,7 @@ def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
 
 
 def _little_endian(dtype: np.dtype[Any]) -> bool:
-    """Tell whether all numbers in a dtype are, records and arrays within records included."""
+    """Return whether all numbers in a dtype are little-endian, including nested records and arrays."""
     if dtype.subdtype is not None:
         return _little_endian(dtype.subdtype[0])
     if dtype.fields is not None:

@@ -1,4 +1,4 @@
-"""`InMemory`: the bytes of a file in host or device memory, and which of them storage does not have yet."""
+"""`InMemory`: the bytes of a file in host or device memory, and which pages are not yet written."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _DIGEST = 16
 
 
 class InMemory:
-    """All of a file in memory (tiers "host-cached", "host" and "device").
+    """A whole file in memory (tiers "host-cached", "host" and "device").
 
-    Kernels write to this memory with nothing in between, so what they changed is found by comparing: a digest is kept
-    of each page as storage has it. Pages that differ are written and no others, so that what another writer put
-    elsewhere in the file stays.
+    Kernels write to this memory directly, so changes are found by comparison: a digest of each page on storage is kept.
+    Only pages that differ are written, so that data which another writer put elsewhere in the file is kept.
 
     Parameters
     ----------
@@ -34,7 +33,7 @@ class InMemory:
     memory : Allocator
     tier : {"host-cached", "host", "device"}
     page_size : int
-        Bytes of a page, of which the memory is a whole number.
+        Bytes of a page; the memory's size is a multiple of it.
     start, end : int
         Bytes of the file that kernels may write; others (the header) never change.
     writable : bool
@@ -67,7 +66,7 @@ class InMemory:
                 digests[: len(now)] = now
 
     def _digests_of(self, offset: int, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return the digests of the pages of `data`, which lies at byte `offset`; only what may change counts."""
+        """Return the digests of the pages of `data`, which is at byte `offset`, over the bytes that may change."""
         pages = -(-len(data) // self._page_size)
         out = np.empty((pages, _DIGEST), np.uint8)
         each = max(_LEAST // self._page_size, -(-pages // min(4, os.cpu_count() or 1)))
@@ -96,10 +95,10 @@ class InMemory:
             out[page] = memoryview(digest)[:_DIGEST]
 
     def write_back(self) -> None:
-        """Write the pages that differ from what storage has, and make them durable.
+        """Write the pages that differ from storage, and make them durable.
 
-        Kernels may go on writing: the bytes that are compared are those that are written, and what changes after them
-        differs from them the next time. Where a write fails, all pages count as unwritten.
+        Kernels may continue to write: the same bytes are compared and written, and later changes are found by the next
+        call. If a write fails, all pages count as unwritten.
 
         Raises
         ------

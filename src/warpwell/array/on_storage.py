@@ -1,4 +1,4 @@
-"""What every array on storage has on the host: shape, iteration, and refusals that say what to write instead."""
+"""Host side of every array on storage: shape, iteration, and errors that say what to write instead."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class OnStorage:
         Raises
         ------
         ValueError
-            ``copy=False``: items on storage are only to be had as a copy.
+            ``copy=False``: items on storage can only be copied.
         """
         if copy is False:
             raise ValueError(
@@ -82,7 +82,7 @@ class OnStorage:
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """Compare by identity with other arrays, as collections need it; items are compared once they were read."""
+        """Compare by identity with other arrays, as collections need; to compare items, read them first."""
         if other is None or isinstance(other, OnStorage):
             return self is other
         self._refuse(f"a[:] == {other!r:.20}")

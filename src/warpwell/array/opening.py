@@ -1,4 +1,4 @@
-"""Opening and creating arrays."""
+"""Open and create arrays."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_array(
     name: str | None = None,
     **options: Any,
 ) -> Array:
-    """Open an array on storage; nothing is loaded (tiers "storage").
+    """Open an array on storage; with tier "storage" no data is loaded.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def open_array(
     dtype, shape, offset : optional
         Layout of a raw file: its items, their shape (by default one dimension), the byte of the first item.
     device : {"cuda", "cpu", "interp"}, optional
-        Where kernels use it; by default "cuda" where there is a GPU, else "cpu".
+        The device whose kernels use the array; default: "cuda" if there is a GPU, else "cpu".
     tier : {"storage", "host-cached", "host", "device"}
         Where the data lives: on storage behind a cache, in pinned host memory behind a cache, in pinned
         host memory read directly, or all in device memory.
@@ -68,15 +68,15 @@ def open_array(
     page_size : int or str
         Bytes of a page ("4KiB" as well), a power of two of at least 512; 4096 by default (own cache only).
     stats : {"basic", "full"}
-        "full" also counts hits and bytes wanted (own cache only).
+        "full" also counts hits and bytes requested (own cache only).
     share : float, optional
         Fraction of a shared cache's frames for this array alone.
     read_once : bool
-        Pages are used once, as by a scan: they never get a second chance in the cache.
+        Whether pages are used once, as by a scan: they get no second chance in the cache.
     timeout : float
-        Seconds without any completion after which kernels give up; 30 by default (own cache only).
+        Timeout of kernels that wait for storage, in seconds without any completion; default 30 (own cache only).
     name : str, optional
-        Name in messages; by default the file's.
+        Name in messages; default: the path.
     **options
         ``queues``, ``depth``, ``threads``, ``merge`` of the array's own `Cache`.
 
@@ -87,7 +87,7 @@ def open_array(
     Raises
     ------
     MissingFileError, FormatError, DTypeError, ArgumentError, SharingError, DeviceNotFoundError
-        With nothing left open.
+        Nothing is left open.
     """
     given = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
     chosen = _checked_device(mode, tier, device, cache, given)
@@ -140,7 +140,7 @@ def _checked_device(
 
 
 def _own_cache(nbytes: int | str, device: str, tier: str, file_bytes: int, given: dict[str, Any]) -> Cache:
-    """Return a cache for one array, with as many queues as it can use."""
+    """Return a cache for one array, with the number of queues that it can use."""
     if tier in ("host", "device"):
         given = {"queues": 1, "depth": 4, "threads": 1, **given}
     elif given.get("queues") is None:
@@ -158,7 +158,7 @@ def create(
     Parameters
     ----------
     path : path
-        Must not exist.
+        Path of the new file; it must not exist.
     shape : int or tuple of int
     dtype : dtype-like
     **options
@@ -169,7 +169,7 @@ def create(
     ArgumentError
         The file exists, or the shape is negative.
     StorageFullError
-        No room; no file is left behind.
+        No space is left; no file remains.
     """
     target = pathlib.Path(path)
     checked = check_dtype(dtype, str(target))
@@ -216,7 +216,7 @@ def require_device(device: str) -> None:
 def _medium(
     path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None
 ) -> tuple[Medium, Header, str, Callable[[], None]]:
-    """Return the medium of a path, its layout, a name, and what to call at close."""
+    """Return the medium of a path, its layout, its name, and the function to call at close."""
     if isinstance(path, Medium):
         if writable and not path.writable:
             raise errors.ReadOnlyError(f"medium {path.name!r} is read-only")
@@ -291,9 +291,9 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
 
 
 def _claim(target: pathlib.Path) -> Callable[[], None]:
-    """Note that this process writes to a file; return what undoes it.
+    """Note that this process writes to a file; return the function that removes the note.
 
-    Without a lock: the thread that held it could be interrupted by a finalizer that closes an array.
+    It takes no lock: the thread that holds it could be interrupted by a finalizer that closes an array.
     """
     status = target.stat()
     key = (status.st_dev, status.st_ino)

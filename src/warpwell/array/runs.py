@@ -1,4 +1,4 @@
-"""`Runs`: where in the file the items of an index lie."""
+"""`Runs`: the places in the file of the items of an index."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Runs:
     Attributes
     ----------
     shape : tuple of int
-        Of the result, before `axis` is moved.
+        Shape of the result, before `axis` is moved.
     count, nbytes : int
         Number of runs, and bytes of each.
     step : int
-        What divides every start (0 where all are 0).
+        A divisor of every start (0 if all are 0).
     starts : callable
         ``starts(low, high)`` returns the bytes, counted from item 0, at which runs [low, high) start.
     scalar : bool
-        The result is an item, or the row of one index.
+        Whether the result is an item, or the row of one index.
     inner : bool
-        Dimensions after the first are indexed.
+        Whether dimensions after the first are indexed.
     axis : int
-        Where the first dimension of `shape` belongs: NumPy puts those of index arrays that are apart first.
+        Position of the first dimension of `shape`: NumPy puts the dimensions of separated index arrays first.
     """
 
     shape: tuple[int, ...]
@@ -90,7 +90,7 @@ def _is_basic(part: Any) -> bool:
 
 
 def _affine(array: Any, parts: Sequence[Any], dimension: int) -> tuple[int, list[int], list[int]]:
-    """Return offset, shape and strides (bytes) of integers, slices and new axes from a dimension on."""
+    """Return offset, shape and strides (bytes) of integers, slices and new axes from a dimension."""
     offset, shape, strides = 0, list[int](), list[int]()
     for part in parts:
         if part is None:
@@ -119,7 +119,7 @@ def _outside(array: Any, index: int) -> errors.IndexRangeError:
 
 
 def _contiguous(array: Any, shape: list[int], strides: list[int]) -> int:
-    """Take the last dimensions that have no gaps off; return their bytes."""
+    """Remove the last dimensions without gaps; return their bytes."""
     nbytes = int(array.dtype.itemsize)
     while shape and (strides[-1] == nbytes or shape[-1] == 1):
         strides.pop()
@@ -201,7 +201,7 @@ def _row_indices(array: Any, first: Any) -> NDArray[Any]:
 
 
 def _gathered_inside(array: Any, first: Any, rest: Sequence[Any]) -> Runs:
-    """Return the runs of a slice of rows, of each of which the items of index arrays are taken."""
+    """Return the runs of index arrays within each row of a slice."""
     if not isinstance(first, slice):
         raise errors.ArgumentError(
             f"array {array.name!r} takes an index array in its first dimension alone: gather a[idx] first, "

@@ -1,4 +1,4 @@
-"""ArrayView: what kernels receive in place of an array."""
+"""ArrayView: the struct that kernels receive for an array."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ViewStatic:
 
 
 class ArrayView(DeviceStruct):
-    """An array as device code sees it: subscripts, ``len``, ``shape``, and the methods of `METHODS`."""
+    """An array in device code: subscripts, ``len``, ``shape``, and the methods of `METHODS`."""
 
     _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
 
@@ -47,7 +47,7 @@ class ArrayView(DeviceStruct):
         self._moved = moved
 
     def _check(self) -> None:
-        """Raise where the frames have moved since the view was made: its addresses are of memory that is gone."""
+        """Raise if the frames have moved since the view was made: its addresses are no longer valid."""
         if self._moved is not None and self._moved():
             raise errors.ClosedError(
                 "this view was made before another array was opened on, or closed from, its cache: take a new one for "
@@ -56,12 +56,12 @@ class ArrayView(DeviceStruct):
 
     @property
     def address(self) -> int:
-        """Where the flat words lie, while they are good."""
+        """Return the address of the flat words, while it is valid."""
         self._check()
         return super().address
 
     def flat(self) -> tuple[int, ...]:
-        """Return the values in the order of the layout, while they are good."""
+        """Return the values in the order of the layout, while they are valid."""
         self._check()
         return super().flat()
 
@@ -110,11 +110,11 @@ def atomic_add(array: Any, index: Any, value: Any) -> Any:
         A storage-backed array, or a NumPy or device array.
     index : int or tuple of int
     value : number
-        Converted to the array's dtype: 4- or 8-byte integers and floats; others are a typing error.
+        Converted to the array's dtype, a 4- or 8-byte integer or float; other dtypes raise a typing error.
 
     Notes
     -----
-    Relaxed order, device scope: it orders no other access.
+    Relaxed order, device scope: it does not order other accesses.
     """
     if isinstance(array, DeviceStruct):
         return array._call("atomic_add", index, value)

@@ -1,4 +1,4 @@
-"""Reading, writing and adding to items of pages: the paths behind ``a[i]`` that may wait.
+"""Read, write or add to items of pages: the paths of ``a[i]`` that may wait.
 
 Any set of lanes may call these together. A converged group takes its distinct pages one at a time; lanes
 with the same page share its pin.
@@ -54,9 +54,9 @@ F8 = np.dtype(np.float64)
 
 @linked
 def access(space, page, item, bits):
-    """Do an operation on an item of a page; return the item's old bits.
+    """Apply an operation to an item of a page; return the item's old bits.
 
-    Few parameters, because each is a register that every caller's hot loop must spare.
+    It has few parameters, because each takes a register in every caller's hot loop.
 
     Parameters
     ----------
@@ -65,14 +65,14 @@ def access(space, page, item, bits):
     page : int
         Page, counted from the array's first.
     item : int
-        Where and what, see `item_of`.
+        Place and operation, see `item_of`.
     bits : int
         The value (bit pattern) of a STORE or an addition.
 
     Notes
     -----
-    0 is returned where an error is latched. The pin is held by the leader of each group; each lane acquires
-    the page's word itself, because the shuffle that tells it the frame orders nothing.
+    Returns 0 if an error is latched. The leader of each group holds the pin; each lane acquires the page's word itself,
+    because the shuffle that broadcasts the frame has no memory order.
     """
     page += field(space, at.S_BASE)
     offset = item & 0xFFFFFFFF
@@ -121,13 +121,13 @@ def access(space, page, item, bits):
 
 @device
 def item_of(offset, size, operation):
-    """Pack what `access` does: a byte offset in the page, 1, 2, 4 or 8 bytes (aligned), an operation (thread)."""
+    """Pack the argument `item` of `access`: byte offset in the page, size (1, 2, 4 or 8), operation (thread)."""
     return offset | (size << 32) | (operation << 40)
 
 
 @device
 def apply(address, bits, size, operation):
-    """Do the operation on the frame (thread, under a pin); relaxed accesses of device scope."""
+    """Apply the operation to the frame (thread, under a pin), with relaxed accesses of device scope."""
     if operation == LOAD:
         if size == 8:
             return load_relaxed_as(address, I8)
@@ -157,7 +157,7 @@ def apply(address, bits, size, operation):
 
 @linked
 def hold(space, page):
-    """Try to pin a page for long (all converged lanes, each its own page); return 1 if this lane's is held."""
+    """Try to take a long pin (all converged lanes, each on its own page); return 1 if this lane's page is held."""
     page += field(space, at.S_BASE)
     mask = activemask()
     lane = lane_id()
@@ -180,7 +180,7 @@ def hold(space, page):
 
 @linked
 def let_go(space, page):
-    """Give back a long-held pin of a kernel (thread); where the page has none an error is latched, and 0 returned."""
+    """Release a kernel's long pin (thread); if the page has none, latch an error and return 0."""
     core = field(space, at.S_CORE)
     page += field(space, at.S_BASE)
     if let_page_go(core, space, page, at.KERNEL_PIN):
@@ -191,7 +191,7 @@ def let_go(space, page):
 
 @linked
 def prefetch(space, page):
-    """Start to bring pages in (all converged lanes, each its own page; lanes with no page pass -1)."""
+    """Start to read pages into the cache (all converged lanes, each its own page; lanes without a page pass -1)."""
     mask = activemask()
     lane = lane_id()
     open_ = page >= 0

@@ -35,14 +35,14 @@ MAX_STAGING = 256 << 20
 
 
 class OpeningProcess:
-    """The process that opened something. A process forked from it does not have its threads."""
+    """The process that opened an object. A process forked from it does not have its threads."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
 
     @property
     def forked(self) -> bool:
-        """Whether this is another process, forked from it."""
+        """Whether this process was forked from it."""
         return self.pid != os.getpid()
 
     def require(self, name: str) -> None:
@@ -55,7 +55,7 @@ class OpeningProcess:
 
 
 class Cache:
-    """A page cache that arrays share.
+    """A page cache in device memory, which arrays on storage share.
 
     Parameters
     ----------
@@ -65,13 +65,13 @@ class Cache:
         Bytes of a page: a power of two from 512; "4KiB" as well.
     device : {"cpu", "cuda", "interp"}, optional
     stats : {"basic", "full"}
-        "full" also counts hits and bytes wanted, which costs time on every access.
+        "full" also counts hits and bytes requested, which slows every access down.
     timeout : float
-        Seconds without any completion after which waiting kernels give up.
+        Timeout of kernels that wait for storage, in seconds without any completion.
     queues, depth, threads : int, optional
         Queue pairs, entries of each ring, service threads of the controller.
     merge : int
-        Most adjacent pages that one command brings in: 1, 2, 4 or 8.
+        Maximal number of adjacent pages that one command reads: 1, 2, 4 or 8.
 
     Raises
     ------
@@ -157,10 +157,10 @@ class Cache:
         host: int = 0,
         writable: bool = False,
     ) -> int:
-        """Give a medium a part of the page numbers; return its namespace id. Empties the cache.
+        """Assign page numbers to a medium; return its namespace id. Empties the cache.
 
-        `share` is the fraction of the frames that are the array's own; None for the common rest. `host` is
-        the address of the data in shared memory where the cache fetches from there ("host-cached").
+        `share` is the fraction of the frames that are the array's own; None to share the common rest. `host` is the
+        address of the data in shared memory if the cache reads from there ("host-cached").
         """
         with self._lock:
             self.require_open()
@@ -189,7 +189,7 @@ class Cache:
             return nsid
 
     def detach(self, nsid: int) -> None:
-        """Write an array's dirty pages back and forget it."""
+        """Write an array's dirty pages back and remove it from the cache."""
         with self._lock:
             if self._closed or nsid not in self._spaces:
                 return
@@ -216,11 +216,11 @@ class Cache:
         self.controller.detach(nsid)
 
     def space(self, nsid: int) -> PageSpace:
-        """Return an array's part."""
+        """Return the `PageSpace` of an array."""
         return self._spaces[nsid]
 
     def _lay_out(self) -> None:
-        """Allocate table, owners and frames for the arrays that are there, all empty."""
+        """Allocate table, owners and frames for the current arrays, all empty."""
         self.moves += 1
         parts = Partition(list(self._spaces.values()), budget=self.cache_bytes, page_size=self.page_size)
         self._core = None  # freed before the new block is taken: a cache may fill the device
@@ -246,11 +246,11 @@ class Cache:
     # -- what views are made of -----------------------------------------------------------------------------
 
     def index_of(self, nsid: int) -> int:
-        """Return where an array's space record stands among the others."""
+        """Return the index of an array's space record."""
         return self._order.index(nsid)
 
     def constants(self, nsid: int, flag: LaunchFlag | None = None) -> dict[str, int]:
-        """Return the members of a view that the cache knows, for a launch that has begun or for any."""
+        """Return the cache's members of a view, for a launch that has begun or for any launch."""
         space = self._spaces[nsid]
         core = self.core
         launch = self.launches.of(flag) if flag is not None else None
@@ -274,7 +274,7 @@ class Cache:
         return self._pools[self._spaces[nsid].pool][1]
 
     def pinned(self, nsid: int) -> int:
-        """Return how many of the frames that an array can use are held for long."""
+        """Return how many of the frames that an array can use have long pins."""
         if self._core is None or nsid not in self._order:
             return 0
         pool = int(self._words[at.C_POOLS]) - self.core + 8 * at.POOL_WORDS * self._spaces[nsid].pool
@@ -283,7 +283,7 @@ class Cache:
     # -- launches -------------------------------------------------------------------------------------------
 
     def begin(self, flag: LaunchFlag, nsid: int | None = None) -> None:
-        """A launch on one of the arrays starts; raise what one of that array left that went on in a stream."""
+        """Note that a launch on an array begins; raise the error of an earlier launch of that array in a stream."""
         with self._lock:
             self.require_open()
             self._reap()
@@ -299,7 +299,7 @@ class Cache:
                 launch.nsids.add(nsid)
 
     def end(self, flag: LaunchFlag) -> None:
-        """A launch ended, for one of its arrays: after the last, raise what it latched."""
+        """Note that a launch ended, for one of its arrays; after the last array raise its latched error."""
         with self._lock:
             launch = self.launches.of(flag)
             if launch is None:
@@ -312,7 +312,7 @@ class Cache:
             raise error
 
     def _over(self, launch: CacheLaunch) -> Exception | None:
-        """Take back what a launch had; return its error."""
+        """Release the records of a launch; return its error."""
         return self._error(self.launches.give_back(launch))
 
     def _error(self, latched: tuple[int, int, int, int]) -> Exception | None:
@@ -321,7 +321,7 @@ class Cache:
         return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
 
     def continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """Note that a launch goes on in a stream: `end` is for later, when `done` says True."""
+        """Note that a launch continues in a stream; `end` is called later, when `done` returns True."""
         with self._lock:
             launch = self.launches.of(flag)
             if launch is not None:  # else it is done, and was seen to be
@@ -350,7 +350,7 @@ class Cache:
             time.sleep(1e-3)
 
     def take_left(self, nsid: int | None = None) -> list[Exception]:
-        """Return, and forget, the errors that launches in streams left, of one array or of all."""
+        """Return and remove the errors of launches in streams, of one array or of all."""
         with self._lock:
             self._reap()
             left = [pending for pending in self._pending if nsid is None or nsid in pending[0]]
@@ -359,7 +359,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _left_alone(self) -> Iterator[None]:
-        """Set the errors that launches in streams left aside, for operations on their own arrays (lock held)."""
+        """Keep the errors of launches in streams for operations on their own arrays (lock held)."""
         left, self._pending = self._pending, []
         try:
             yield
@@ -367,7 +367,7 @@ class Cache:
             self._pending = left + self._pending
 
     def abort(self, flag: LaunchFlag) -> None:
-        """Make every wait of a launch's device code on this cache end soon (takes no lock)."""
+        """Abort all waits of a launch's device code on this cache (takes no lock)."""
         launch = self.launches.of(flag)
         if launch is not None:
             launch.abort()
@@ -389,17 +389,17 @@ class Cache:
                     self.controller.medium(space.nsid).sync()
 
     def evict(self, nsid: int, first: int, end: int) -> None:
-        """Write back and evict pages [first, end) of an array; pinned pages are an error."""
+        """Write back and evict pages [first, end) of an array; raise PinError if pages are pinned."""
         with self._held():
             space = self._spaces[nsid]
             what = f"evicting pages of {space.name!r}"
             self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), what)
 
     def prefetch(self, nsid: int, first: int, end: int) -> None:
-        """Start to bring pages [first, end) in, as many as the array's frames hold.
+        """Start to read pages [first, end) into the cache, as many as the array's frames hold.
 
-        Command ids are few: further pages are asked for as earlier ones arrive, and only the last ones are not waited
-        for. Pages that find no frame, because others are pinned, are dropped.
+        There are few command ids: further pages are requested as earlier ones arrive, and only the last ones are not
+        waited for. Pages without a free frame, because others are pinned, are dropped.
         """
         with self._held():
             space = self._spaces[nsid]
@@ -414,7 +414,7 @@ class Cache:
             self.settle()
 
     def _prefetch(self, n: int, nsid: int, page: int) -> int:
-        """Start to bring pages [page, page + n) in; return how many found no frame."""
+        """Start to read pages [page, page + n) into the cache; return how many found no frame."""
         least, since = n + 1, time.monotonic()
         idle = 0
         while left := self.run(maintenance.prefetch_pages, n, nsid, page, counts=True):
@@ -428,13 +428,13 @@ class Cache:
         return left
 
     def hold(self, nsid: int, first: int, end: int) -> int:
-        """Bring pages [first, end) in, wait, and hold them for the host, which has none yet; return how many it got."""
+        """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
         with self._held():
             base = self._spaces[nsid].base
             return self.run(maintenance.hold_pages, end - first, nsid, base + first, counts=True)
 
     def unpin(self, nsid: int, first: int, end: int) -> int:
-        """Give the host's pin of each page in [first, end) back; return how many had one."""
+        """Release the host's pin of each page in [first, end); return how many pages had one."""
         with self._held():
             base = self._spaces[nsid].base
             width = 32 if self.device == "cuda" else 1
@@ -442,7 +442,7 @@ class Cache:
             return self.run(maintenance.unpin_pages, warps, nsid, base + first, base + end, counts=True)
 
     def _drop(self, nsid: int) -> None:
-        """Take back the frames of an array that is closed, with unwritten changes and pins that were left."""
+        """Free the frames of a closed array, with unwritten changes and remaining pins."""
         space = self._spaces[nsid]
         with contextlib.suppress(errors.KernelError):  # of another launch: these pages are not used any more
             words = (space.base, space.base + space.pages)
@@ -450,7 +450,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Keep frames and table where they are: another thread may open or close an array meanwhile."""
+        """Keep frames and table in place for the block, while another thread may open or close an array."""
         with self._lock:
             self.require_open()
             self._in_flight += 1
@@ -461,11 +461,11 @@ class Cache:
                 self._in_flight -= 1
 
     def settle(self) -> None:
-        """Publish prefetched pages whose data has come, and release what late completions held."""
+        """Publish prefetched pages whose data has arrived, and release the frames and ids of late completions."""
         self.run(maintenance.settle_queues, self.pairs.count, None)
 
     def _until_none(self, kernel: Any, threads: int, nsid: int, words: tuple[int, ...], what: str) -> None:
-        """Run a kernel until it counts nothing left, a bounded number of times."""
+        """Run a kernel until it counts no pages left, a bounded number of times."""
         left = 0
         attempts = 0
         deadline = None
@@ -510,9 +510,9 @@ class Cache:
                 self.end(flag)
 
     def _drain(self) -> bool:
-        """Wait until no command is in flight; return False where the medium does not answer in time.
+        """Wait until no command is in flight; return False if the medium does not answer in time.
 
-        Commands name frames: whatever lays the frames out anew comes after.
+        Commands refer to frames, so call this before the frames are laid out again.
         """
         deadline = None
         while self._core is not None and self.pairs.in_use():
@@ -540,7 +540,7 @@ class Cache:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the cache was closed."""
         return self._closed
 
     @property
@@ -550,7 +550,7 @@ class Cache:
 
     @property
     def stats(self) -> Statistics:
-        """What happened so far (host; after launches are done)."""
+        """Return the statistics so far (host; after launches are done)."""
         self.require_open()
         n = self._stats.read(0, 8 * at.STATS_WORDS).view(np.int64)
         return Statistics(
@@ -571,13 +571,13 @@ class Cache:
     # -- life -----------------------------------------------------------------------------------------------
 
     def require_open(self) -> None:
-        """Raise `ClosedError` where the cache is closed."""
+        """Raise `ClosedError` if the cache is closed."""
         self.process.require("the cache")
         if self._closed:
             raise errors.ClosedError("the cache is closed: open the array again")
 
     def require_ended(self, what: str) -> None:
-        """Raise where another thread's launch uses the cache; launches in streams are waited for."""
+        """Raise if another thread's launch uses the cache; wait for launches in streams."""
         with self._lock:
             if self._in_flight > sum(launch.users for launch in self.launches.going()):
                 raise errors.SharingError(f"a launch uses the cache: wait for it, then {what}")

@@ -46,15 +46,15 @@ DIRTY_VICTIM = -2
 
 @device
 def pool_of(core, space):
-    """Return the record of the pool whose frames a space uses (thread)."""
+    """Return the record of the pool of frames of a space (thread)."""
     return field(core, at.C_POOLS) + field(space, at.S_POOL) * (8 * at.POOL_WORDS)
 
 
 @device
 def step(core, pool, clean_only):
-    """Move the clock hand by one frame (thread). Return the frame it won, NO_FRAME, or DIRTY_VICTIM - frame.
+    """Advance the clock hand by one frame (thread). Return the frame that was won, NO_FRAME, or DIRTY_VICTIM - frame.
 
-    A won frame is HELD: it is in no page's word. A dirty victim's word is in WRITEBACK.
+    A won frame is HELD: no page's word refers to it. A dirty victim's word is in state WRITEBACK.
     """
     hand = fetch_add(pool + 8 * at.F_HAND, 1, DEVICE) & 0x7FFFFFFFFFFFFFFF
     frame = field(pool, at.F_FIRST) + rem(hand, field(pool, at.F_COUNT))
@@ -87,7 +87,7 @@ def step(core, pool, clean_only):
 
 @device
 def spare_frame(core, pool, steps):
-    """Win a frame without a write-back: from the stash, or by so many steps of the clock (thread); or NO_FRAME."""
+    """Win a frame without a write-back, from the stash or by a number of clock steps; or return NO_FRAME (thread)."""
     frame = take_free(pool)
     for _ in range(steps):
         if frame < 0:
@@ -99,9 +99,9 @@ def spare_frame(core, pool, steps):
 def find_frame(core, space, wanted, mask, lane, leader):
     """Win a frame, writing a dirty victim back first; return it HELD, or NO_FRAME (all lanes of `mask`).
 
-    Gives up after two rounds of the clock or a failed write, holding nothing; and as soon as the page of the
-    word `wanted` is no longer INVALID: of all that miss a page one wants a frame, and the others would only
-    evict what is in use.
+    Gives up after two rounds of the clock or a failed write, without a frame; and as soon as the page of the word
+    `wanted` is no longer INVALID: of all groups that miss a page only one needs a frame, and the others would evict
+    pages in use.
     """
     pool = pool_of(core, space)
     left = 2 * field(pool, at.F_COUNT) + 2
@@ -139,9 +139,9 @@ def find_frame(core, space, wanted, mask, lane, leader):
 def write_back(core, launched, page, frame, mask, lane, leader):
     """Write a page in WRITEBACK to storage and wait for it (all lanes of `mask`).
 
-    True: storage has it, and the word is still in WRITEBACK, for the caller to settle. False: the page is
-    VALID and DIRTY as before (or stays in WRITEBACK with an orphan until that settles it); an error was
-    latched for the launch of the space `launched`, or no command id was free.
+    Return True if the page was written; its word is still in WRITEBACK, and the caller settles it. Return False if the
+    page is VALID and DIRTY as before (or stays in WRITEBACK with an orphan until that settles it): an error was latched
+    for the launch of the space `launched`, or no command id was free.
     """
     space = space_of(core, page)
     shift = field(core, at.C_PAGE_SHIFT)
@@ -195,11 +195,11 @@ def win_page(core, word):
 
 @device
 def clean(core, space, page, pinned_too, mask, lane, leader):
-    """Write a page back if it is dirty and nobody writes to it (all lanes of `mask`); True where nothing is left.
+    """Write a page back if it is dirty and no thread writes to it (all lanes of `mask`); return True if it is clean.
 
-    The flush of one page: afterwards the page is VALID and clean. `pinned_too` takes pins for long-held
-    ones, under which nobody writes meanwhile: only the host knows that, when no launch is in flight.
-    `space` belongs to the launch, and need not be the page's.
+    The flush of one page: afterwards the page is VALID and clean. `pinned_too` includes pinned pages: their pins are
+    long pins, under which no thread writes; only the host knows this, when no launch is in flight. `space` belongs to
+    the launch, and need not be the page's.
     """
     word = word_address(core, page)
     action = 0

@@ -26,8 +26,8 @@ LOOK_NS = 10**6
 def latch(space, kind, array, page, value):
     """Keep the first error of the launch that `space` belongs to, for the host (thread); later ones are dropped.
 
-    The race is decided in device memory: host memory is stored to and never read-modified-written by a
-    GPU, because many buses have no atomics. The kind is stored last, with release order.
+    The first error is chosen by an atomic in device memory: a GPU only stores to host memory, because many buses have
+    no atomics. The kind is stored last, with release order.
     """
     launch = field(space, at.S_LAUNCH)
     if compare_exchange(launch + 8 * at.R_FAILED, 0, 1, DEVICE) == 0:
@@ -42,16 +42,16 @@ def latch(space, kind, array, page, value):
 
 @device
 def failed_before(space):
-    """Tell whether the launch latched an error or saw the host's abort (thread; looks at device memory only)."""
+    """Return whether the launch latched an error or saw the host's abort (thread; reads device memory only)."""
     return load_relaxed(field(space, at.S_LAUNCH) + 8 * at.R_FAILED, DEVICE) != 0 or interrupted() != 0
 
 
 @device
 def latched(space):
-    """Return the kind of the launch's latched error or ABORTED, CLEAR where there is none (thread).
+    """Return the kind of the launch's latched error, ABORTED, or CLEAR if there is none (thread).
 
-    Of all callers, one a millisecond looks at host memory: reads over the bus by every waiting thread would
-    take it from the data (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
+    One caller a millisecond reads host memory: reads by every waiting thread would take bus bandwidth from the data
+    (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
     """
     if interrupted() != 0:
         return at.ABORTED
@@ -69,7 +69,7 @@ def latched(space):
 
 @device
 def gave_up(space):
-    """Tell whether waiting is over for the launch: the host aborted it, or one of its waiters saw a stall (thread)."""
+    """Return whether the launch must stop waiting: the host aborted it, or a waiter timed out (thread)."""
     kind = latched(space)
     return kind == at.ABORTED or kind == at.STALLED
 
@@ -82,5 +82,5 @@ def progress(core):
 
 @device
 def expired(core, since):
-    """Tell whether `since` (from `clock_ns`) is longer ago than the time-out (thread)."""
+    """Return whether the timeout since `since` (from `clock_ns`) is over (thread)."""
     return clock_ns() - since > field(core, at.C_TIMEOUT)

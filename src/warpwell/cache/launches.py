@@ -1,4 +1,4 @@
-"""Launches: what a cache keeps for each launch that uses it, so that its errors are its own, and those errors."""
+"""Launches: the records of a cache for each launch, which keep the launch's own errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOGETHER = 16
 
 
 class CacheLaunch:
-    """A launch on a cache: its records, and who takes part.
+    """A launch on a cache: its records and its arguments on the cache.
 
     Attributes
     ----------
@@ -28,9 +28,9 @@ class CacheLaunch:
     users : int
         Arguments that have begun and not ended.
     nsids : set of int
-        Their namespaces.
+        The namespaces of the arguments.
     done : callable or None
-        Tells whether a launch that goes on in a stream is done.
+        Returns whether a launch that continues in a stream is done.
     """
 
     def __init__(self, block: Block, offset: int, latch: NDArray[np.int64]) -> None:
@@ -47,7 +47,7 @@ class CacheLaunch:
         return self._block.address + self._offset + 8 * (at.LAUNCH_WORDS + at.SPACE_WORDS * index)
 
     def abort(self) -> None:
-        """Make every wait of device code for this launch end soon."""
+        """Abort all waits of device code for this launch."""
         if self._latch[at.L_KIND] == at.CLEAR:
             self._latch[at.L_KIND] = at.ABORTED
 
@@ -59,11 +59,11 @@ class CacheLaunch:
 
     @property
     def count_address(self) -> int:
-        """Where maintenance kernels count."""
+        """Address of the counter of maintenance kernels."""
         return self._block.address + self._offset + 8 * at.R_COUNT
 
     def counted(self) -> int:
-        """Return what maintenance kernels counted since `reset`."""
+        """Return the count of maintenance kernels since `reset`."""
         return int(self._block.read(self._offset + 8 * at.R_COUNT, 8).view(np.int64)[0])
 
     def reset(self) -> None:
@@ -82,7 +82,7 @@ class CacheLaunch:
 
 
 class Launches:
-    """The launch records of a cache, made as they are needed and used again.
+    """The launch records of a cache, allocated on demand and reused.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Launches:
         self.blocks: list[Block] = []
 
     def lay_out(self, spaces: NDArray[np.int64]) -> None:
-        """Take over new space records; no launch is in flight."""
+        """Use new space records; no launch is in flight."""
         self._spaces = spaces.copy()
         self._free, self._taken, self.blocks = [], {}, []
 
@@ -117,7 +117,7 @@ class Launches:
         return launch
 
     def give_back(self, launch: CacheLaunch) -> tuple[int, int, int, int]:
-        """Free the records of a launch that is over; return what was latched."""
+        """Free the records of an ended launch; return its latched error."""
         self._taken.pop(launch.flag, None)  # first: Ctrl-C, between any two lines, aborts what is found here
         latched = launch.take()
         launch.users, launch.done = 0, None
@@ -126,7 +126,7 @@ class Launches:
         return latched
 
     def going(self) -> list[CacheLaunch]:
-        """Return the launches that go on in streams."""
+        """Return the launches that continue in streams."""
         return [launch for launch in self._taken.values() if launch.done is not None]
 
     def _make(self) -> None:

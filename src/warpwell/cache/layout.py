@@ -1,4 +1,4 @@
-"""Where the parts of a page cache lie, in 64-bit words of device memory.
+"""The layout of a page cache, in 64-bit words of device memory.
 
 The *core record* is what a kernel's view of an array points to. *Space records* describe the arrays that
 share the cache; pages are numbered through all of them. *Pool records* split the frames into shares.

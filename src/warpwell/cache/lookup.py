@@ -1,4 +1,4 @@
-"""Lookup: where the word, queue, owner and array of a page lie, and the statistics counters."""
+"""Lookup: the addresses of a page's word, queue, owner and array; the statistics counters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import layout as at
 def word_address(core, page):
     """Return the address of a page's word (thread).
 
-    In a hashed table pages share words; whose page a VALID word holds is told by the owner of its frame.
+    In a hashed table pages share words; the owner of the frame says which page a VALID word holds.
     """
     mask = field(core, at.C_HASH_MASK)
     if mask == 0:
@@ -29,7 +29,7 @@ def word_address(core, page):
 def hashed(page, mask):
     """Return the word index of a page in a hashed table of mask + 1 words (thread).
 
-    Multiplicative hash, folded; runs of pages spread without falling on one another.
+    Multiplicative hash, folded; consecutive pages spread without collisions.
     """
     mixed = (page & 0x7FFFFFFF) * 0x9E3779B1 + (page >> 31) * 0x85EBCA6B
     return ((mixed >> 15) ^ mixed) & mask
@@ -39,8 +39,8 @@ def hashed(page, mask):
 def queue_of(core, page):
     """Return the queue record that serves a page (thread).
 
-    Chosen by page, so that whoever waits for a BUSY page knows which queue to drain; neighbours that may
-    travel in one command have the same queue.
+    The queue depends on the page, so that a thread that waits for a BUSY page knows which queue to drain; neighbours
+    that may share a command have the same queue.
     """
     group = page >> 3
     # neighbouring groups go to different queues, far ones in no lockstep

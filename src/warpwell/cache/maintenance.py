@@ -35,7 +35,7 @@ from .word import VALID, evicted, frame_of, pins_of, state_of
 
 @kernel
 def flush_frames(core, space, first_page, end_page, pinned_too, left):
-    """Write back what is dirty in pages [first_page, end_page); add pages that could not be to ``[left]``."""
+    """Write back dirty pages in [first_page, end_page); add pages that could not be written to ``[left]``."""
     frame = div(grid(1), warp_size())
     mask = activemask()
     lane = lane_id()
@@ -53,7 +53,7 @@ def flush_frames(core, space, first_page, end_page, pinned_too, left):
 
 @kernel
 def settle_queues(core, space):
-    """Serve every queue until nothing of it is ready (bounded)."""
+    """Serve every queue until no completion is ready (bounded)."""
     index = div(grid(1), warp_size())
     mask = activemask()
     lane = lane_id()
@@ -66,7 +66,7 @@ def settle_queues(core, space):
 
 @kernel
 def prefetch_pages(core, space, first_page, dropped):
-    """Start to bring one page a warp in; count in ``[dropped]`` those for which there was no id or frame."""
+    """Start to read one page a warp into the cache; count pages without a free id or frame in ``[dropped]``."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
@@ -77,7 +77,7 @@ def prefetch_pages(core, space, first_page, dropped):
 
 @kernel
 def hold_pages(core, space, first_page, done):
-    """Bring one page a warp in, wait for it and hold it for the host. Counts in ``[done]``."""
+    """Read one page a warp into the cache, wait for it and pin it for the host. Counts in ``[done]``."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
@@ -88,7 +88,7 @@ def hold_pages(core, space, first_page, done):
 
 @kernel
 def unpin_pages(core, space, first_page, end_page, done):
-    """Give the host's pin of each page back; pages without one are left alone. Counts in ``[done]``."""
+    """Release the host's pin of each page; skip pages without one. Counts in ``[done]``."""
     page = first_page + grid(1)
     if page < end_page and let_page_go(core, space, page, at.HOST_PIN):
         fetch_add(done, 1, DEVICE)
@@ -96,9 +96,9 @@ def unpin_pages(core, space, first_page, end_page, done):
 
 @kernel
 def drop_frames(core, space, first_page, end_page, left):
-    """Take a frame a warp back from pages [first_page, end_page), with its changes and long-held pins.
+    """Free one frame a warp of pages [first_page, end_page), with its changes and long pins.
 
-    Those that are in use are added to ``[left]``.
+    Frames in use are added to ``[left]``.
     """
     frame = div(grid(1), warp_size())
     mask = activemask()

@@ -1,9 +1,8 @@
-"""Bringing pages in: the miss path, pins and prefetch.
+"""Read pages into the cache: the miss path, pins, prefetch and eviction.
 
-No group waits while it holds something that another needs: a frame is won before the page's word, a dirty
-victim is written back before that, and where no frame or id is to be had everything goes back and the
-group backs off. A page is published pinned for its group, so each completed read serves at least one access
-however small the cache is.
+No group waits while it holds a resource that another group needs: a frame is won before the page's word, a dirty victim
+is written back before that, and if no frame or id is free, the group releases everything and backs off. A page is
+published with a pin for its group, so each completed read serves at least one access even in a tiny cache.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ SPARE_STEPS = 16
 
 @device
 def pin_page(core, space, page, wanted, mask, lane, leader):
-    """Pin a page for the group, bringing it in if need be (all lanes of `mask`, `page` the same in all).
+    """Pin a page for the group; read it from storage on a miss (all lanes of `mask`, `page` the same in all).
 
-    Returns the page's frame, with one pin that the leader must give back by `unpin`; FAILED where an error
-    is latched. `wanted` is each lane's own page (or -1), for merging neighbours into one command. After the
-    call each lane must acquire the page's word itself before it reads the frame.
+    Returns the page's frame, with one pin that the leader must release with `unpin`; or FAILED if an error is latched.
+    `wanted` is each lane's own page (or -1), for merging neighbours into one command. After the call each lane must
+    acquire the page's word itself before it reads the frame.
     """
     word = word_address(core, page)
     attempt = 0
@@ -121,7 +120,7 @@ def try_pin(core, word, old, page):
     """Pin the page of a VALID word (thread).
 
     RETRY: the word changed or is full of pins. In a hashed table it may be another page's, which is evicted
-    if it is clean and unpinned (RETRY too); for a dirty one the result is -2 less that page.
+    if it is clean and unpinned (RETRY too); for a dirty one the result is -2 minus that page.
     """
     frame = frame_of(old)
     if field(core, at.C_HASH_MASK) != 0:
@@ -144,7 +143,7 @@ def try_pin(core, word, old, page):
 
 @device
 def unpin(word, dirty):
-    """Give a pin back (the leader; release order, after `syncwarp` where lanes stored under it).
+    """Release a pin (the leader; release order, after `syncwarp` if lanes stored under it).
 
     `dirty` is DIRTY or 0; it is set on the same word by the same operation, after the stores.
     """
@@ -158,10 +157,10 @@ def unpin(word, dirty):
 
 @device
 def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
-    """Bring an INVALID page in; return its frame, pinned once, or RETRY, or FAILED for a failed merge.
+    """Read an INVALID page from storage; return its frame, pinned once, or RETRY, or FAILED for a failed merge.
 
-    A failed read of one page is latched; of a merged command it is not: the pages are read again one by
-    one, so that the error is found on its own page.
+    A failed read of one page is latched; that of a merged command is not: the pages are read again one by one, so that
+    the error is attributed to its page.
     """
     source = host_page(space, page, field(core, at.C_PAGE_SHIFT))
     queue = queue_of(core, page)
@@ -236,7 +235,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
 
 @device
 def _read_failed(core, space, page, pages, queue, cid, status):
-    """Give back what a failed command held; latch the error of a single page (the leader)."""
+    """Release the resources of a failed command; latch the error of a single page (the leader)."""
     for k in range(pages):
         abandon(core, page + k, load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE))
     release_id(queue, cid)
@@ -248,9 +247,9 @@ def _read_failed(core, space, page, pages, queue, cid, status):
 
 @device
 def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader):
-    """Win the pages after `page` that lanes of the group want, for the same command; return all its pages.
+    """Win the pages after `page` that lanes of the group need, for one command; return its number of pages.
 
-    Only what is to be had at once: nothing is waited for while the first page is BUSY.
+    Take only pages that are free at once: the group must not wait while the first page is BUSY.
     """
     most = field(core, at.C_MERGE)
     end = field(space, at.S_BASE) + field(space, at.S_PAGES)
@@ -280,9 +279,9 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
 
 @device
 def prefetch_page(core, space, page, mask, lane, leader):
-    """Start to bring a page in and return; False where ids or frames are short (all lanes of `mask`).
+    """Start to read a page and return; False if no id or frame is free (all lanes of `mask`).
 
-    Whoever drains the completion publishes the page.
+    The thread that drains the completion publishes the page.
     """
     word = word_address(core, page)
     queue = queue_of(core, page)
@@ -330,7 +329,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
 
 @device
 def evict_page(core, space, page, mask, lane, leader):
-    """Evict a clean, unpinned page (the leader's work); returns True where the page is gone (all lanes)."""
+    """Evict a clean, unpinned page (the leader's work); return True if the page is no longer cached (all lanes)."""
     gone = 0
     if lane == leader:
         word = word_address(core, page)

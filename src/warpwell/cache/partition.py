@@ -1,4 +1,4 @@
-"""Partition: how a cache's memory is split into core records, page table, owner words and frames."""
+"""Partition: the split of a cache's memory into core records, page table, owner words and frames."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_TABLE = 64 * 1024
 
 @dataclass
 class PageSpace:
-    """An array's part of a cache: its page numbers, its share of the frames, where its data is.
+    """An array's part of a cache: its page numbers, its share of the frames, the address of its data.
 
     Attributes
     ----------
@@ -48,12 +48,12 @@ class PageSpace:
 
 
 class Partition:
-    """Sizes and offsets of a cache for the arrays that it has; sets `base` and `pool` of their spaces.
+    """Sizes and offsets of a cache for its arrays; sets `base` and `pool` of their spaces.
 
     Attributes
     ----------
     hashed : bool
-        The table has fewer words than pages, because one a page would exceed an eighth of the budget.
+        Whether the table has fewer words than pages, because one word a page would exceed an eighth of the budget.
     frames, table_bytes, nbytes : int
         Number of frames; bytes of the table, and of everything.
     pools : list of (int, int)
@@ -90,7 +90,7 @@ class Partition:
     def records(self, address: int) -> NDArray[np.int64]:
         """Return the core, space and pool records for memory that starts at `address`.
 
-        The caller fills in the words that are no matter of layout: queues, statistics, latch, time-out.
+        The caller fills in the other words: queues, statistics, latch, timeout.
         """
         words = np.zeros(self._table_at // 8, np.int64)
         spaces_at = at.CORE_WORDS

@@ -1,9 +1,8 @@
-"""Long-held pins: pages that kernels or the host keep in the cache until they give them back.
+"""Long pins: pages that kernels or the host keep in the cache until they unpin them.
 
-They are counted in the owner word of the page's frame, beside the page, so that nobody gives back a pin of others:
-neither one of the host, nor that under which a group stores at the moment. However many holders a page has, they have
-one pin of the page word between them, which the first takes and the last gives back; and the page counts once among
-those of its pool.
+They are counted in the owner word of the page's frame, so that no holder can release the pin of another: neither of the
+host, nor of a group that is storing. All holders of a page together have one pin of the page word, which the first
+takes and the last releases; and the page counts once in its pool.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ TRIES = 8
 
 @device
 def hold_page(core, space, page, pin, mask, lane, leader):
-    """Try to count one more pin of a page, bringing it in if need be; tell whether it is held (all lanes of `mask`).
+    """Try to add a long pin of a page, reading it on a miss; return whether it is held (all lanes of `mask`).
 
-    `pin` is KERNEL_PIN or HOST_PIN. A try, because at most the frames of the pool less one may be held: one stays for
-    everybody's misses. In a hashed table a held page would block the others of its word.
+    `pin` is KERNEL_PIN or HOST_PIN. It may fail, because one frame of the pool must stay free for misses. In a hashed
+    table a held page would block the other pages of its word.
     """
     found = FULL
     if lane == leader and field(core, at.C_HASH_MASK) == 0:
@@ -64,7 +63,7 @@ def hold_page(core, space, page, pin, mask, lane, leader):
 
 @device
 def keep(core, space, page, frame, pin):
-    """Turn the caller's pin of the page word into a long-held one, or give it back and return False (thread)."""
+    """Turn the caller's pin of the page word into a long pin, or release it and return False (thread)."""
     word = word_address(core, page)
     owner = owner_address(core, frame)
     old = load_relaxed(owner, DEVICE)
@@ -90,7 +89,7 @@ def keep(core, space, page, frame, pin):
 
 @device
 def hold_again(core, page, pin):
-    """Count one more pin of a page that is held already: HELD, NOT_HELD, or FULL (thread)."""
+    """Add a long pin of a page that is already held; return HELD, NOT_HELD, or FULL (thread)."""
     word = load_acquire(word_address(core, page), DEVICE)
     if state_of(word) & READABLE == 0:
         return NOT_HELD
@@ -109,7 +108,7 @@ def hold_again(core, page, pin):
 
 @device
 def let_page_go(core, space, page, pin):
-    """Give back one pin of the kernels' or the host's; False where they have none of that page (thread)."""
+    """Release one pin of the kernels or the host; return False if they have none of that page (thread)."""
     word = load_acquire(word_address(core, page), DEVICE)
     if field(core, at.C_HASH_MASK) != 0 or state_of(word) & READABLE == 0:
         return False
@@ -127,7 +126,7 @@ def let_page_go(core, space, page, pin):
 
 @device
 def holds(owner, pin):
-    """Tell whether kernels (KERNEL_PIN) or the host (HOST_PIN) have a pin of a page (thread)."""
+    """Return whether kernels (KERNEL_PIN) or the host (HOST_PIN) have a pin of a page (thread)."""
     if pin == at.HOST_PIN:
         return owner & at.HOST_PIN != 0
     return owner >> at.KERNEL_SHIFT != 0
@@ -135,7 +134,7 @@ def holds(owner, pin):
 
 @device
 def give_word_back(core, space, page):
-    """Give back a holder's pin of the page word, and its place among the held pages of the pool (thread)."""
+    """Release the holders' pin of the page word, and the page's place in the pool's count (thread)."""
     unpin(word_address(core, page), 0)
     fetch_add(pool_of(core, space) + 8 * at.F_PINNED, -1, DEVICE)
 

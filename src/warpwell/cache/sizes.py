@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them."""
+"""Parse and format sizes in bytes, such as "256MiB"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse_size(value: int | str, name: str = "size") -> int:
     Raises
     ------
     ArgumentError
-        Not a size, or not positive.
+        The value is not a size, or not positive.
     """
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         nbytes = int(value)
@@ -42,7 +42,7 @@ def parse_page_size(value: int | str) -> int:
     Raises
     ------
     ArgumentError
-        Not a power of two from 512 bytes to 1 MiB.
+        The value is not a power of two from 512 bytes to 1 MiB.
     """
     known = isinstance(value, int | np.integer | str) and not isinstance(value, bool)
     nbytes = parse_size(value, "page_size") if known else 0
@@ -57,7 +57,7 @@ def parse_page_size(value: int | str) -> int:
 
 
 def format_size(nbytes: float) -> str:
-    """Return a size for people: "1.5 MiB"."""
+    """Return a size as readable text: "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(nbytes) < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

@@ -1,9 +1,9 @@
-"""Stash: a ring of frames that were won and given back unused, or whose page was put out.
+"""Stash: a ring of free frames, which were returned unused or whose page was evicted.
 
-Without it the clock's hand would have to come round to such a frame, and would evict resident pages on the
-way: a cache as large as its data would never come to rest. Two counts, of frames and of room, are taken
-before a place of the ring is, so nobody waits for a frame or for room that is not there; whoever has a place
-waits at most for the thread that is storing into it or emptying it. Frames in the stash are HELD.
+Without it the clock's hand would have to reach such a frame, and would evict resident pages on the way: a cache as
+large as its data would never stop evicting. A thread first decrements a count, of frames or of room, and then takes a
+place of the ring, so that no thread waits for a frame or room that does not exist; it waits at most for the thread that
+is filling or emptying its place. Frames in the stash are HELD.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .lookup import owner_address
 
 @device
 def give_back(core, frame):
-    """Put a frame that is in no word into its pool's stash (thread; releases what it did to the frame before)."""
+    """Put a frame that no page uses into its pool's stash (thread; release order)."""
     pool = field(core, at.C_POOLS)
     while frame < field(pool, at.F_FIRST) or frame >= field(pool, at.F_FIRST) + field(pool, at.F_COUNT):
         pool += 8 * at.POOL_WORDS
@@ -48,7 +48,7 @@ def give_back(core, frame):
 
 @device
 def take_free(pool):
-    """Take a frame out of a pool's stash, HELD; -1 where it is empty (thread; acquires)."""
+    """Take a frame, HELD, from a pool's stash; return -1 if it is empty (thread; acquire order)."""
     stashed = pool + 8 * at.F_STASHED
     if load_relaxed(stashed, DEVICE) <= 0:
         return -1

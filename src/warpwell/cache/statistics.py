@@ -16,10 +16,10 @@ _NOUNS = (
 
 @dataclass(frozen=True, repr=False)
 class Statistics:
-    """What a cache did so far.
+    """Counters of a cache since it was created.
 
-    Counters are of the whole cache, which several arrays may share. `hits` and `bytes_wanted` cost time
-    on every access and are counted only with ``stats="full"``; else they are None.
+    They count for the whole cache, which several arrays may share. `hits` and `bytes_wanted` slow every access down and
+    are counted only with ``stats="full"``; otherwise they are None.
     """
 
     misses: int
@@ -45,7 +45,7 @@ class Statistics:
 
     @property
     def io_amplification(self) -> float | None:
-        """Bytes read from storage over bytes wanted; None where the latter were not counted."""
+        """Bytes read from storage divided by bytes requested; None if the latter were not counted."""
         if not self.bytes_wanted:
             return None
         return self.bytes_read / self.bytes_wanted
@@ -62,11 +62,11 @@ class Statistics:
         return f"<Statistics: {self}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all figures, `io_amplification` included."""
+        """Return all counters, and `io_amplification`."""
         return {**asdict(self), "io_amplification": self.io_amplification}
 
     def __sub__(self, earlier: Statistics) -> Statistics:
-        """Return what happened since `earlier`."""
+        """Return the differences to the counters `earlier`."""
         mine, before = asdict(self), asdict(earlier)
         since: dict[str, Any] = {
             k: None if mine[k] is None or before[k] is None else mine[k] - before[k] for k in mine

@@ -1,4 +1,4 @@
-"""Moving pages between frames and staging buffers, and settling commands that no thread waits for.
+"""Move pages between frames and staging buffers, and settle commands that no thread waits for.
 
 All functions here are for a converged group: every lane of `mask` calls with the same arguments.
 """
@@ -49,7 +49,7 @@ def frame_address(core, frame):
 def copy(dst, src, nbytes, mask, lane):
     """Copy a page with all lanes of `mask`, 16 bytes a lane and four pieces in flight.
 
-    Nothing is ordered: the caller synchronizes the group before and after.
+    The copy has no memory order: the caller synchronizes the group before and after.
     """
     lanes = popc(mask)
     stride = lanes << 4
@@ -99,7 +99,7 @@ def start(core, queue, cid, opcode, page, pages, space):
 
 @device
 def serve(core, queue, mask, lane, leader):
-    """Do a round of the shared work on a queue: drain it, and settle one id that no thread waits for."""
+    """Serve a queue once: drain it, and settle one id that no thread waits for."""
     syncwarp(mask)
     drain(queue, mask, lane, leader)
     settle_one(core, queue, mask, lane, leader)
@@ -107,7 +107,7 @@ def serve(core, queue, mask, lane, leader):
 
 @device
 def wait(core, space, queue, cid, mask, lane, leader):
-    """Wait for a command; return its status, or -1 where waiting is over (the id is then an orphan).
+    """Wait for a command; return its status, or -1 after a timeout or abort (the id is then an orphan).
 
     `space` belongs to the launch that waits, and need not be the page's.
     """
@@ -143,7 +143,7 @@ def wait(core, space, queue, cid, mask, lane, leader):
 
 @device
 def settle_one(core, queue, mask, lane, leader):
-    """Publish a prefetched page, or release what an orphan held; does nothing where none is ready."""
+    """Publish a prefetched page, or release the resources of an orphan; do nothing if none is ready."""
     cid = 0
     if lane == leader:
         cid = take_ready(queue)
@@ -179,7 +179,7 @@ def settle_one(core, queue, mask, lane, leader):
 
 @device
 def publish(core, page, frame, pins):
-    """Make a filled frame the page's (the leader, after `fill`; release order)."""
+    """Publish a filled frame as the page's (the leader, after `fill`; release order)."""
     store_relaxed(owner_address(core, frame), page + 1, DEVICE)
     word = word_address(core, page)
     store_release(word, loaded(load_relaxed(word, DEVICE), frame, pins), DEVICE)
@@ -187,7 +187,7 @@ def publish(core, page, frame, pins):
 
 @device
 def abandon(core, page, frame):
-    """Put a BUSY page back to INVALID and its frame into the stash (the leader)."""
+    """Return a BUSY page to INVALID and its frame to the stash (the leader)."""
     word = word_address(core, page)
     busy = load_relaxed(word, DEVICE)
     store_release(word, pack(0, generation_of(busy), INVALID), DEVICE)
@@ -196,7 +196,7 @@ def abandon(core, page, frame):
 
 @device
 def unwritten(word):
-    """Put a page whose write-back did not succeed from WRITEBACK back to VALID and DIRTY (the leader)."""
+    """Return a page from WRITEBACK to VALID and DIRTY after a failed write-back (the leader)."""
     leave_writeback(word, VALID | DIRTY)
 
 
@@ -204,7 +204,7 @@ def unwritten(word):
 def leave_writeback(word, low):
     """Replace state and DIRTY of a word in WRITEBACK; return the new word (the leader; release order).
 
-    Only REF bits change meanwhile, so each failed attempt is some reader's progress.
+    Only REF bits can change concurrently, so each failed attempt is progress of a reader.
     """
     old = load_relaxed(word, DEVICE)
     while True:
@@ -217,7 +217,7 @@ def leave_writeback(word, low):
 
 @device
 def host_page(space, page, page_shift):
-    """Return where a page lies in pinned host memory, or 0 where it is behind the queues (thread)."""
+    """Return the address of a page in pinned host memory, or 0 if it is read through the queues (thread)."""
     base = field(space, at.S_HOST)
     if base == 0:
         return 0

@@ -53,7 +53,7 @@ The classes are in four files, and the checks that raise most of them in a fifth
     kernel.py     errors that device code latched
     scheduler.py  tasks that share a device
     pool.py       the devices of a pool
-    options.py    how options that are numbers are checked
+    options.py    checks of options: integers, seconds, paths, shapes
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ class StoreFailedError(WarpwellError, OSError):
     path : str or os.PathLike, optional
         The store or file.
     code : int, optional
-        The system's errno for what failed.
+        The errno of the failed call.
     """
 
     def __init__(

@@ -37,12 +37,12 @@ def checked_integer(
     least, most : int, optional
         Bounds, both allowed values.
     of : str, optional
-        Whose option it is, for the message: "task 'a'".
+        Owner of the option, for the message: "task 'a'".
 
     Raises
     ------
     ArgumentError
-        Not an integer, or outside of the bounds.
+        The value is not an integer, or outside of the bounds.
     """
     try:
         if isinstance(value, bool):
@@ -61,7 +61,7 @@ def checked_number(value: Any, name: str, *, most: float, of: str | None = None)
     Raises
     ------
     ArgumentError
-        Not a real number, NaN, or outside of the bounds.
+        The value is not a real number, is NaN, or is outside of the bounds.
     """
     number: Any = value if isinstance(value, Real) else math.nan
     if not 0 <= number <= most:
@@ -75,7 +75,7 @@ def checked_seconds(value: Any, name: str, *, zero: bool = False, most: float = 
     Raises
     ------
     ArgumentError
-        Not a number, NaN, infinite or outside of the bounds: every wait has a bound.
+        The value is not a number, is NaN or infinite, or is outside of the bounds: every wait has a bound.
     """
     try:
         number = math.nan if isinstance(value, bool | str | bytes) else float(value)
@@ -87,7 +87,7 @@ def checked_seconds(value: Any, name: str, *, zero: bool = False, most: float = 
 
 
 def checked_timeout(value: Any, name: str = "timeout") -> float | None:
-    """Return how long to wait, 0 or more seconds, or None where no time was given.
+    """Return a timeout, 0 or more seconds, or None if none was given.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def checked_share(value: Any, name: str) -> float:
 
 
 def checked_flag(value: Any, name: str) -> bool:
-    """Return True or False; 0 and 1 are taken as well.
+    """Return True or False; 0 and 1 are accepted.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def checked_bytes(value: Any, name: str) -> bytes:
     Raises
     ------
     ArgumentError
-        Neither bytes nor a string, or a string with surrogates.
+        The value is neither bytes nor a string, or is a string with surrogates.
     """
     if isinstance(value, str):
         try:
@@ -153,7 +153,7 @@ def checked_path(value: Any, name: str = "path") -> str:
     Raises
     ------
     ArgumentError
-        Not a path, a path of bytes, or an empty one.
+        The value is not a path, is a path of bytes, or is empty.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
@@ -173,7 +173,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     Raises
     ------
     ArgumentError
-        Not an integer or integers, or a negative one.
+        The value is not an integer or a tuple of integers, or one is negative.
     MemoryError
         No device has room for so many items.
     """
@@ -195,7 +195,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     Raises
     ------
     DTypeError
-        Not a dtype, or one of Python objects.
+        The value is not a dtype, or is a dtype of Python objects.
     """
     import numpy as np  # here: the command line reads options without it, and answers at once
 
@@ -209,7 +209,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a value as messages show it: cut to 60 characters. Python refuses to write out very long integers."""
+    """Return a value for messages, truncated to 60 characters; Python refuses to print very long integers."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     return f"{value!r:.60}"

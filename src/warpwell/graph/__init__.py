@@ -3,15 +3,15 @@
 Files, in the order in which edges meet them:
 
 - convert.py        `convert`: pick a reader for a file of edges, and build a graph of it
-- compressed.py     plain bytes out of files that may be compressed
-- lines.py          lines of numbers into pairs of vertices
+- compressed.py     plain bytes of files that may be compressed
+- lines.py          parse lines of numbers into pairs of vertices
 - edge_list.py      edge lists of SNAP and GAP
 - matrix_market.py  MatrixMarket files
 - sparse_npz.py     sparse matrices that SciPy saved
 - generate.py       `generate`: the graphs of the GAP benchmark
-- build.py          `build`: chunks of edges into a graph on disk
-- external.py       edges sorted in bounded memory
-- folder.py         a folder that appears whole or not at all
+- build.py          `build`: write a graph on disk from chunks of edges
+- external.py       sort edges in bounded memory
+- folder.py         create a folder atomically
 - npy.py            ``.npy`` files whose length is known only at the end
 - graph.py          `Graph`: a graph on disk, checked when it is opened
 - loaded.py         `LoadedGraph`: a graph that kernels can traverse

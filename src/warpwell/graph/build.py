@@ -1,4 +1,4 @@
-"""Chunks of edges into a graph on disk: ``build``."""
+"""Write a graph on disk from chunks of edges: ``build``."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ def build(
 ) -> Graph:
     """Write a graph in compressed sparse rows from edges in any order.
 
-    The edges may exceed the memory: they are sorted externally. `out` appears whole or not at all.
+    The edges may exceed the memory: they are sorted externally. `out` is created atomically.
 
     Parameters
     ----------
@@ -44,24 +44,23 @@ def build(
     out : path-like
         Folder of the graph, ``NAME.ww`` by custom.
     vertices : int, optional
-        Vertices of the graph; otherwise the largest vertex of an edge and those below it.
+        Number of vertices; default: the largest vertex of an edge plus one.
     undirected : bool, default False
-        Add the reverse of each edge, then keep each edge once. Otherwise edges stay as they are, repeated
-        ones included.
+        Add the reverse of each edge, then keep each edge once. Otherwise all edges are kept, including repeated ones.
     symmetric : bool, default False
-        The edges hold both directions already; this is only noted.
+        The edges already contain both directions; this is only recorded.
     self_loops : bool, default True
         Keep edges from a vertex to itself.
     source : str
-        Where the edges come from, noted in the graph.
+        Origin of the edges, recorded in the graph.
     memory_bytes : int, optional
-        Memory for sorting, in bytes, at least 64 KiB; half of the free memory unless given. Offsets, 8
-        bytes a vertex, come on top.
+        Memory for sorting, in bytes, at least 64 KiB; default: half of the free memory. Offsets need 8 more bytes a
+        vertex.
     progress : callable, optional
-        Called now and then as ``progress(stage, done, total)``: ``"read"`` with edges and a total of 0, as
+        Called from time to time as ``progress(stage, done, total)``: ``"read"`` with edges and a total of 0, as
         it is not known, then ``"write"`` with edges.
     overwrite : bool, default False
-        Replace a graph that is there.
+        Replace an existing graph.
 
     Returns
     -------
@@ -71,12 +70,12 @@ def build(
     Raises
     ------
     ArgumentError
-        `out` is there already, or an argument is out of range.
+        `out` already exists, or an argument is out of range.
     FormatError
         No edge and no `vertices`, a vertex that does not fit `vertices`, or more vertices than memory can
         count.
     StorageFullError
-        No space is left; nothing stays behind.
+        No space is left; no file remains.
     """
     memory = _memory(memory_bytes)
     if vertices is not None and not 0 <= vertices <= VERTEX_LIMIT:

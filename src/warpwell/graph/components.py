@@ -47,11 +47,11 @@ class CCResult:
     labels : ndarray of int64, shape (vertices,)
         The smallest vertex of each vertex's component.
     components : int
-        How many there are; a vertex without edges is one.
+        Number of components; a vertex without edges is one.
     seconds : float
         Time of the search, without opening the graph and compiling kernels.
     stats : Statistics
-        What the cache did meanwhile.
+        Counters of the cache during the search.
     """
 
     labels: NDArray[np.int64]
@@ -67,7 +67,7 @@ def _parent(parents, vertex):
 
 @device
 def _link(u, v, parents):
-    """Join the trees of two vertices (thread). The larger root is hung below the smaller vertex.
+    """Join the trees of two vertices (thread). The larger root becomes a child of the smaller vertex.
 
     Parents only ever become smaller, so a stale one is still an ancestor in the same tree.
     """
@@ -168,8 +168,8 @@ def connected_components(
     progress : callable, optional
         Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"link"`` with passes.
     **options
-        ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; none where
-        `graph` is a `LoadedGraph`.
+        ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
+        is a `LoadedGraph`.
 
     Returns
     -------
@@ -231,7 +231,7 @@ def _most_frequent(labels: NDArray[np.int64]) -> int:
 
 
 def require_undirected(graph: Graph) -> None:
-    """Raise ArgumentError where the edges of a graph are stored in one direction only."""
+    """Raise ArgumentError if the edges of a graph are stored in one direction only."""
     if not graph.undirected:
         raise ArgumentError(
             f"{graph.path} is directed, and components are those of an undirected graph: convert its edges "

@@ -1,4 +1,4 @@
-"""Plain bytes out of a file that may be compressed: ``ByteReader``."""
+"""Plain bytes of a file that may be compressed: ``ByteReader``."""
 
 import bz2
 import gzip
@@ -24,7 +24,7 @@ _SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 class ByteReader:
     """Reads a file as plain bytes, decompressing gzip, xz, bzip2 and zstd.
 
-    The compression is told by the first bytes of the file, not by its name. Zstandard needs Python 3.14 or
+    The compression is recognized by the first bytes of the file, not by its name. Zstandard needs Python 3.14 or
     the package ``zstandard``.
 
     Parameters
@@ -134,7 +134,7 @@ class ByteReader:
 
 
 class _Zstd(io.RawIOBase):
-    """Decompresses one frame after the other, and unlike zstandard's own reader tells a truncated file."""
+    """Decompresses all frames; unlike zstandard's own reader it detects a truncated file."""
 
     def __init__(self, raw: io.FileIO, make: Callable[[], Any]) -> None:
         self._raw = raw

@@ -1,4 +1,4 @@
-"""Files of edges into graphs on disk: ``convert``, and the choice of a reader for a file."""
+"""Convert files of edges to graphs on disk: ``convert``, and the choice of a reader for a file."""
 
 import contextlib
 import warnings
@@ -26,9 +26,9 @@ class EdgeSource(Protocol):
     size : int
         Bytes of the file on disk.
     vertices : int or None
-        Vertices of the graph where the file or the user says so; None where only the largest vertex tells.
+        Number of vertices, if the file or the user states it; None to use the largest vertex.
     symmetric : bool
-        The file declares that each edge stands for both directions; both are given.
+        Whether the file declares edges undirected; both directions are then yielded.
     weighted : bool
         The file has a weight or value beside each edge, which readers skip.
     """
@@ -64,7 +64,7 @@ def convert(
     Reads SNAP edge lists, GAP ``.el`` and ``.wel``, MatrixMarket ``.mtx``, each also compressed with gzip,
     xz, bzip2 or zstd, and sparse matrices that SciPy saved as ``.npz``. A graph keeps no weights or values: a
     warning says so where a ``.wel`` or ``.mtx`` file has them; those of ``.npz`` are skipped. The
-    graph may exceed the memory, and `out` appears whole or not at all. A graph that does not fit into
+    graph may exceed the memory, and `out` is created atomically. A graph that does not fit into
     `memory_bytes` needs about twice its own size on the disk of `out` meanwhile.
 
     Parameters
@@ -77,13 +77,13 @@ def convert(
         Add the reverse of each edge, then keep each edge once; self-loops stay. Otherwise the edges are
         those of the file, repeated ones included.
     vertices : int, optional
-        Vertices of the graph, 1 to 2**48. Unless given: the size of a matrix, or the largest vertex of an
-        edge list and those below it.
+        Vertices of the graph, 1 to 2**48. Default: the size of a matrix, or the largest vertex of an edge list plus
+        one.
     memory_bytes : int, optional
-        Memory for sorting, in bytes, at least 64 KiB; half of the free memory unless given. Offsets, 8
-        bytes a vertex, come on top.
+        Memory for sorting, in bytes, at least 64 KiB; default: half of the free memory. Offsets need 8 more bytes a
+        vertex.
     progress : callable, optional
-        Called now and then as ``progress(stage, done, total)``: ``"read"`` with bytes of `source`, then
+        Called from time to time as ``progress(stage, done, total)``: ``"read"`` with bytes of `source`, then
         ``"write"`` with edges. At the end of "write", done is less than total where equal edges were
         merged.
     overwrite : bool, default False
@@ -99,13 +99,13 @@ def convert(
     MissingFileError
         No such file, or no folder to write into.
     ArgumentError
-        `out` is there already, or an argument is out of range.
+        `out` already exists, or an argument is out of range.
     EdgeListError
-        A malformed line, or a vertex that is negative, no integer or too large; names file and line.
+        A malformed line, or a vertex that is negative, not an integer or too large; names file and line.
     FormatError
-        The file is of no known format, damaged, or holds no graph.
+        The file has an unknown format, is damaged, or holds no graph.
     StorageFullError
-        No space is left; nothing stays behind.
+        No space is left; no file remains.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def convert(
 
 
 def _writing(progress: Progress | None) -> Progress:
-    """Return what reports the stage "write" alone: reading is reported in bytes, by `_reported`."""
+    """Return a callback that reports only the stage "write"; `_reported` reports reading, in bytes."""
 
     def report(stage: str, done: int, total: int) -> None:
         if progress is not None and stage == "write":

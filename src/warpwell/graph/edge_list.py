@@ -15,7 +15,7 @@ class EdgeList:
     """Reads an edge list: a line an edge, source and destination separated by spaces or tabs.
 
     Lines that start with ``#`` or ``%`` are comments; blank lines, CRLF line ends and compression (gzip,
-    xz, bzip2, zstd) are fine. Vertices are numbered from 0. The node count that SNAP writes in a comment is
+    xz, bzip2, zstd) are supported. Vertices are numbered from 0. The node count that SNAP writes in a comment is
     not used: it counts the vertices that have edges, and their numbers may be larger.
 
     Parameters
@@ -23,7 +23,7 @@ class EdgeList:
     path : path-like
         The file.
     vertices : int, optional
-        Vertices of the graph, at most 2**48: an edge beyond is an error. Otherwise the largest vertex tells.
+        Vertices of the graph, at most 2**48: a larger vertex is an error. Default: the largest vertex plus one.
     weighted : bool, default False
         Lines have a third field, a weight (GAP ``.wel``). It must be a number; it is skipped.
 
@@ -34,7 +34,7 @@ class EdgeList:
     MissingFileError
         No such file.
     EdgeListError
-        While iterating: a malformed line, or a vertex that is negative, no integer or too large, with file
+        While iterating: a malformed line, or a vertex that is negative, not an integer or too large, with file
         and line.
     """
 

@@ -1,4 +1,4 @@
-"""Edges sorted in bounded memory: ``ExternalSort``."""
+"""Sort edges in bounded memory: ``ExternalSort``."""
 
 import os
 import tempfile
@@ -25,19 +25,19 @@ _FAN_IN = 256
 
 
 class ExternalSort:
-    """Sorts edges by source, then destination; what exceeds the memory goes to a temporary file.
+    """Sorts edges by source, then destination; edges that exceed the memory are spilled to a temporary file.
 
-    Edges become keys in one buffer. A full buffer is sorted and written to the temporary file as a run; in
-    the end the runs are merged a block at a time. Without spilling, the buffer is sorted where it lies.
+    Edges become keys in one buffer. A full buffer is sorted and written to the temporary file as a run; at the end the
+    runs are merged a block at a time. Without spilling, the buffer is sorted in place.
 
     Parameters
     ----------
     folder : path-like
-        Where the temporary file goes. It has no name there, so it cannot stay behind.
+        Folder of the temporary file, which has no name and so cannot be left behind.
     memory_bytes : int
-        Memory to use, about; half of it is the buffer.
+        Approximate memory to use; half of it is the buffer.
     unique : bool, default False
-        Give equal edges only once.
+        Yield equal edges only once.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class ExternalSort:
             yield self._codec.unpack(block)
 
     def close(self) -> None:
-        """Give the memory and the temporary file back."""
+        """Release the memory and the temporary file."""
         self._buffer = np.empty(0, self._codec.DTYPE)
         if self._file is not None:
             self._file.close()

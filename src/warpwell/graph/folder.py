@@ -1,4 +1,4 @@
-"""A graph's folder that appears whole or not at all: ``new_folder``."""
+"""A graph's folder that is created atomically: ``new_folder``."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     Parameters
     ----------
     path : path-like
-        Where the folder shall be. Its parent must exist.
+        The folder to create. Its parent must exist.
     overwrite : bool, default False
-        Replace a graph that is there. Anything else than a graph or an empty folder is never replaced.
+        Replace an existing graph. Other files and folders (except empty ones) are never replaced.
 
     Yields
     ------
@@ -31,7 +31,7 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     Raises
     ------
     ArgumentError
-        Something is there already and may not be replaced.
+        The path already exists and may not be replaced.
     MissingFileError
         The parent does not exist.
     StorageFullError

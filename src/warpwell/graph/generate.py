@@ -52,7 +52,7 @@ def generate(
     to 15 (``std::mt19937``, a stream for each block of 2**18 edges):
 
     - ``urand`` is GAP's graph, vertex by vertex;
-    - ``kron`` is GAP's graph under other names of the vertices: GAP shuffles them with ``std::shuffle``,
+    - ``kron`` is GAP's graph with the vertices renamed: GAP shuffles them with ``std::shuffle``,
       Warpwell with NumPy's ``RandomState.permutation``.
 
     Parameters
@@ -69,12 +69,12 @@ def generate(
     seed : int, default 0
         Another seed gives another graph; 0 to 2**32 - 1.
     undirected : bool, default True
-        Add the reverse of each edge, then keep each edge once. Otherwise the edges as they are made,
-        repeated ones included.
+        Add the reverse of each edge, then keep each edge once. Otherwise all generated edges are kept, including
+        repeated ones.
     self_loops : bool, default False
         Keep edges from a vertex to itself.
     memory_bytes, progress, overwrite
-        As for `build`. The names of ``kron``, 12 bytes a vertex, comes on top of the memory.
+        As for `build`. The renaming of ``kron`` needs 12 more bytes a vertex.
 
     Returns
     -------
@@ -84,9 +84,9 @@ def generate(
     Raises
     ------
     ArgumentError
-        `out` is there already, or an argument is out of range.
+        `out` already exists, or an argument is out of range.
     StorageFullError
-        No space is left; nothing stays behind.
+        No space is left; no file remains.
     """
     edges = random_edges(kind, scale, degree=degree, seed=seed)
     made = degree << scale
@@ -110,7 +110,7 @@ def generate(
 
 
 def random_edges(kind: str, scale: int, *, degree: int = 16, seed: int = 0) -> Iterator[Edges]:
-    """Return the edges of a GAP graph as they are made, repeated ones and self-loops included.
+    """Return the generated edges of a GAP graph, including repeated ones and self-loops.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ Maker = Callable[[np.random.RandomState, int], Edges]
 
 
 def _chunks(make: Maker, edges: int, seed: int) -> Iterator[Edges]:
-    """Yield blocks of edges in order. Several threads make them: NumPy releases the interpreter."""
+    """Yield blocks of edges in order. Several threads generate them: NumPy releases the global interpreter lock."""
     first = _GAP_SEED + seed * _SPREAD
 
     def block(index: int) -> Edges:

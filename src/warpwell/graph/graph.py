@@ -23,7 +23,7 @@ AGAIN = "Make the graph again with `warpwell graph convert`."
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph on disk in compressed sparse rows; nothing of it is in memory.
+    """A graph on disk in compressed sparse rows; it is not loaded into memory.
 
     The folder holds ``offsets.npy`` (int64, shape ``(vertices + 1,)``), ``edges.npy`` (int64 destinations,
     shape ``(edges,)``) and ``graph.json``. The destinations of vertex v are
@@ -41,7 +41,7 @@ class Graph:
     undirected : bool
         Each edge is stored in both directions.
     source : str
-        Where the edges came from.
+        Origin of the edges.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class Graph:
 
     @classmethod
     def open(cls, path: str | Path) -> "Graph":
-        """Open a graph, and check cheaply that its files belong together.
+        """Open a graph, and check quickly that its files are consistent.
 
         Parameters
         ----------
@@ -79,8 +79,8 @@ class Graph:
         MissingFileError
             No such folder, or one of its files is missing.
         FormatError
-            Not a graph, one of a newer version, or files that do not fit together (types, lengths, first
-            and last offset).
+            The folder is not a graph, its version is newer, or its files are inconsistent (types, lengths, first and
+            last offset).
         """
         path = Path(path)
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Lines of numbers into pairs of vertices, fast: ``PairReader``."""
+"""Parse lines of numbers into pairs of vertices, fast: ``PairReader``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _CLASSES = _byte_classes()
 
 @dataclass(frozen=True)
 class LineRule:
-    """What a line of a file must look like.
+    """The format of a line of a file.
 
     Attributes
     ----------
@@ -40,9 +40,9 @@ class LineRule:
     sources, destinations : range
         Numbers that are allowed as source and as destination.
     shape : str
-        How a right line looks, for messages.
+        Description of a correct line, for messages.
     bounds : str
-        Why the ranges are what they are and what to do about it, for messages.
+        Reason for the ranges, and what to do, for messages.
     comments : bytes
         A line whose first visible character is one of these is skipped.
     surplus : str
@@ -62,19 +62,19 @@ class PairReader:
     """Reads lines of numbers, in bounded memory, as chunks of (source, destination).
 
     Fields are separated by spaces or tabs; lines end in LF or CRLF; blank lines and comment lines are
-    skipped. Blocks are parsed with NumPy. Where a block does not fit the rule it is read again line by
-    line, so that the message names the line.
+    skipped. Blocks are parsed with NumPy. A block that breaks the rule is parsed again line by line, so that the
+    message names the line.
 
     Parameters
     ----------
     reader : ByteReader
-        Where the bytes come from.
+        Source of the bytes.
     rule : LineRule
-        What a line must look like.
+        The format of a line.
     line : int
         Number of the first line, counted from 1.
     ahead : bytes
-        What the caller has read from `reader` already and leaves to be parsed.
+        Bytes that the caller has already read from `reader`, still to be parsed.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class PairReader:
                 yield edges
 
     def _blocks(self) -> Iterator[bytes]:
-        """Yield whole lines, about a block at a time; the last may lack its line end."""
+        """Yield complete lines, about a block at a time; the last may lack its line end."""
         # Some editors leave a byte order mark.
         rest = self._ahead or self._reader.read(3).removeprefix(b"\xef\xbb\xbf")
         while data := self._reader.read(_BLOCK):
@@ -123,7 +123,7 @@ class PairReader:
             yield rest
 
     def _parse(self, block: bytes) -> Edges | None:
-        """Parse a block that is as it should be; None where anything at all is unusual."""
+        """Parse a regular block; return None if anything in it is unusual."""
         rule = self._rule
         block = _blank_comments(block, rule.comments)
         # With a line end in front and zeros behind, finding tokens and reading digits has no edge cases.
@@ -201,7 +201,7 @@ class PairReader:
 
 
 def _blank_comments(block: bytes, comments: bytes) -> bytes:
-    """Empty the comment lines and keep their line ends, so that lines still count."""
+    """Remove the text of comment lines but keep their line ends, so that line numbers are kept."""
     if not any(mark in block for mark in comments):
         return block
     marks = tuple(bytes((mark,)) for mark in comments)
@@ -211,7 +211,7 @@ def _blank_comments(block: bytes, comments: bytes) -> bytes:
 def _integers(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.int64] | None:
-    """Return the values of all tokens, digit by digit; None where one is not made of digits alone."""
+    """Return the values of all tokens, digit by digit; or None if one has other characters than digits."""
     values = np.zeros(starts.size, np.int64)
     if not starts.size:
         return values

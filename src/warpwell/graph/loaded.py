@@ -22,8 +22,8 @@ _CHECKED = 1 << 20
 class LoadedGraph:
     """A graph for kernels: destinations behind a cache, offsets in device memory.
 
-    `bfs` and `connected_components` take it where several runs shall share one cache. It is a context
-    manager; `close` gives everything back.
+    `bfs` and `connected_components` accept it, so that several runs share one cache. It is a context manager; `close`
+    releases everything.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class LoadedGraph:
     Raises
     ------
     FormatError
-        Not a graph, or offsets that do not ascend.
+        The folder is not a graph, or its offsets do not ascend.
     WarpwellError
         As `Graph.open` and `warpwell.open`.
     """
@@ -80,7 +80,7 @@ class LoadedGraph:
             raise
 
     def require_destinations(self, counters: Any) -> None:
-        """Raise where a kernel counted destinations that are no vertices (see `work_items.BAD`)."""
+        """Raise FormatError if a kernel counted destinations that are not vertices (see `work_items.BAD`)."""
         bad = int(to_host(counters)[1])
         if bad:
             raise FormatError(
@@ -119,7 +119,7 @@ def borrowed(
 
 
 def _check(offsets: Any, graph: Graph) -> None:
-    """Raise unless offsets ascend from 0 to the number of edges: kernels size their work by them."""
+    """Raise unless offsets ascend from 0 to the number of edges: kernels compute their work from them."""
     for first in range(0, graph.vertices, _CHECKED):
         part = offsets[first : first + _CHECKED + 1]
         falls = np.flatnonzero(part[1:] < part[:-1])

@@ -18,14 +18,14 @@ class MatrixMarket:
 
     The format is that of "The Matrix Market Exchange Formats" (Boisvert, Pozo, Remington, 1996). Values are
     skipped: an entry that is stored with value 0 is an edge too. Of a symmetric, skew-symmetric or
-    Hermitian matrix one triangle is stored, and both directions of each entry off the diagonal are given.
+    Hermitian matrix one triangle is stored, and both directions of each entry off the diagonal are yielded.
 
     Parameters
     ----------
     path : path-like
         The file, which may be compressed (gzip, xz, bzip2, zstd).
     vertices : int, optional
-        Vertices of the graph. A matrix that is not square needs it, at least as large as its larger side.
+        Vertices of the graph. Required for a matrix that is not square: at least its larger side.
 
     Raises
     ------
@@ -131,7 +131,7 @@ class MatrixMarket:
             raise self._error("a symmetric matrix that is not square. Correct the head or the size.")
 
     def _next_line(self) -> bytes:
-        """Return a line with its line end; nothing at the end of the file."""
+        """Return a line with its line end; empty at the end of the file."""
         while b"\n" not in self._ahead:
             data = self._reader.read(1 << 12)
             if not data or len(self._ahead) > 1 << 20:

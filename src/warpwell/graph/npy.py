@@ -26,7 +26,7 @@ class NpyWriter:
     Parameters
     ----------
     path : path-like
-        The file; one that is there is replaced.
+        The file; an existing one is replaced.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class NpyWriter:
         self._file.seek(HEADER_BYTES)
 
     def append(self, items: npt.NDArray[np.int64]) -> None:
-        """Write int64 items, shape ``(n,)``, behind those that are there."""
+        """Append int64 items, shape ``(n,)``."""
         write_array(self._file, np.asarray(items, "<i8"), self.path)
         self.length += items.size
 

@@ -38,14 +38,14 @@ LARGE_FRONTIER = 16
 
 @dataclass(frozen=True)
 class BFSResult:
-    """What a breadth-first search found.
+    """The result of a breadth-first search.
 
     Attributes
     ----------
     source : int
-        The vertex it started from, level 0.
+        The start vertex, of level 0.
     levels : ndarray of int64, shape (vertices,)
-        Edges on a shortest path from the source; -1 where there is none.
+        Number of edges on a shortest path from the source; -1 if there is no path.
     reached : int
         Vertices with a level, the source included.
     depth : int
@@ -53,7 +53,7 @@ class BFSResult:
     seconds : float
         Time of the search, without opening the graph and compiling kernels.
     stats : Statistics
-        What the cache did meanwhile.
+        Counters of the cache during the search.
     """
 
     source: int
@@ -66,7 +66,7 @@ class BFSResult:
 
 @device
 def _visit(vertex, level, offsets, levels, items, counters):
-    """Give a vertex its level and append its items, if no other thread was faster (thread)."""
+    """Set the level of a vertex and append its items, unless another thread has done so (thread)."""
     address = element_address(levels, vertex)
     if load_relaxed(address, DEVICE) == -1 and compare_exchange(address, -1, level, DEVICE) == -1:
         append(vertex, offsets[vertex], offsets[vertex + 1], items, counters)
@@ -137,8 +137,8 @@ def bfs(
         Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"search"`` with the
         level that is being visited and a total of 0, as it is not known.
     **options
-        ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; none where
-        `graph` is a `LoadedGraph`.
+        ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
+        is a `LoadedGraph`.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def bfs(
     Raises
     ------
     ArgumentError
-        `source` is no vertex of the graph, or an option is out of range.
+        `source` is not a vertex of the graph, or an option is out of range.
     FormatError
         The files of the graph contradict each other.
     KernelError
@@ -206,7 +206,7 @@ def _search(loaded: LoadedGraph, levels: Any, items: Any, counters: Any, report:
 
 
 def require_vertex(source: int, vertices: int) -> None:
-    """Raise ArgumentError unless `source` is a vertex of a graph with so many."""
+    """Raise ArgumentError unless `source` is a vertex number below `vertices`."""
     if isinstance(source, bool) or not isinstance(source, int | np.integer):
         raise ArgumentError(f"source {source!r} is not an integer: give the number of a vertex", name="source")
     if not 0 <= source < vertices:

@@ -28,7 +28,7 @@ class SparseNpz:
     path : path-like
         The ``.npz`` file.
     vertices : int, optional
-        Vertices of the graph. A matrix that is not square needs it, at least as large as its larger side.
+        Vertices of the graph. Required for a matrix that is not square: at least its larger side.
 
     Raises
     ------
@@ -93,7 +93,7 @@ class SparseNpz:
         """Do nothing: the file is open only while it is read."""
 
     def position(self) -> int:
-        """Return how many of the `size` bytes have been read, near enough for a progress bar."""
+        """Return approximately how many of the `size` bytes have been read, for progress bars."""
         return self._done
 
     def _compressed(self, archive: zipfile.ZipFile) -> Iterator[Edges]:

@@ -22,7 +22,7 @@ N_COUNTERS = 8
 
 
 def most_items(vertices: int, edges: int) -> int:
-    """Return how many items all vertices together have at most."""
+    """Return the maximal number of items of all vertices together."""
     return vertices + edges // PIECE + 1
 
 
@@ -44,5 +44,5 @@ def vertex_of(item):
 
 @device
 def start_of(item, first):
-    """Return where an item's edges start; `first` is the first of its vertex (thread)."""
+    """Return the first edge of an item; `first` is the first of its vertex (thread)."""
     return first + (item & PIECE_MASK) * PIECE

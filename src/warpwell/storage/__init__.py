@@ -3,16 +3,16 @@
 Files, in the order in which a command meets them:
 
 - controller.py   threads that serve queue pairs; namespaces; parking
-- serve.py        what a thread does for one queue pair: fetch, check, start, complete, post
-- arbitration.py  ... where all threads share all queues: a window, and weights
-- returns.py      places for values that the controller chooses when it answers
+- serve.py        serve one queue pair: fetch, check, start, complete and post commands
+- arbitration.py  share all queues among all threads: a window of commands, and weights
+- returns.py      the return value queue: places for values that the controller assigns
 - medium.py       the interface `Medium`; bases for wrappers and for media written in Python
 - ram.py          bytes in host memory
 - file.py         a file or block device
 - groups.py       `Striped` and `Replicated`: several media as one
-- latency.py      an emulated drive, of blocks or of keys and values, and the drives that are known
-- faulty.py       faults on purpose, of blocks or of keys and values
-- commands.py     commands in flight, locks and words, for native media
+- latency.py      an emulated drive, of blocks or of keys and values; the known drives
+- faulty.py       injected faults, of blocks or of keys and values
+- commands.py     helpers of native media: slots of commands in flight, spin locks, state words
 """
 
 from .controller import Controller, service_threads

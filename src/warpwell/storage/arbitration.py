@@ -1,9 +1,9 @@
 """Arbitration: ports that all service threads share, served round-robin with weights.
 
-A thread that is free fetches a few commands under a lock, a port's weight of them at a time, and runs them
-without it. What is under way is bounded by a window, so that commands wait in the rings, where weights
-decide, and not in a drive's queue, where the client with the most commands would win. Where `serve.serve` gives every
-thread ports of its own, weights hold only among these.
+A free thread fetches a few commands under a lock, as many from a port as its weight, and runs them without the lock. A
+window bounds the commands in flight, so that commands wait in the rings, where weights apply, and not in a drive's
+queue, where the client with the most commands would win. If `serve.serve` gives every thread its own ports, weights
+apply only among these.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def share(control, batch, namespaces):
 
 @device
 def fetch(control, batch):
-    """Copy the next commands into `batch`; return the number: 0 also where another thread is at it."""
+    """Copy the next commands into `batch`; return their number: also 0 if another thread is fetching."""
     lock = control + 8 * LOCK
     if load_relaxed(lock, SYSTEM) != 0 or exchange(lock, 1, SYSTEM) != 0:
         return 0
@@ -143,8 +143,8 @@ def take(port, index, most, batch):
 def room_in_window(control, ports):
     """Return how many commands may be fetched (under the lock).
 
-    A drive that loses commands must not lose the window to them: once nothing was completed for a second,
-    those under way count no more.
+    Commands that a drive lost must not fill the window: if no command completed for a second, those in flight no longer
+    count.
     """
     under_way = total(control, ports, at.P_OUTSTANDING)
     off = min(load_relaxed(control + 8 * WRITTEN_OFF, SYSTEM), under_way)
@@ -177,7 +177,7 @@ def total(control, ports, word):
 
 @device
 def serve_shared(control, batch, namespaces):
-    """Serve all ports beside other threads that do so too, as `serve.serve` does some."""
+    """Serve all ports together with other threads; `serve.serve` serves only some."""
     idle = 0
     while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
         work = share(control, batch, namespaces) + serve_media(control, namespaces)

@@ -1,8 +1,8 @@
 """Commands in flight, for native media: words of a state, spin locks, zeros, slots of commands, kept results.
 
-A medium that waits for another one keeps each command in a slot; the slot's number is the tag that the other one
-gets. A result of a key-value command is kept between the two calls with which a controller takes its completion:
-the calls follow each other in one thread, so no more results are kept than there are service threads.
+A medium that waits for another medium keeps each command in a slot; the slot's number is the tag that the other medium
+receives. The result of a key-value command is kept between the two calls with which a controller takes its completion.
+One thread makes both calls in sequence, so there are at most as many kept results as service threads.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def lock(address: int) -> None:
 
 @device
 def unlock(address: int) -> None:
-    """Give a spin lock back."""
+    """Release a spin lock."""
     store_release(address, 0, SYSTEM)
 
 
@@ -112,7 +112,7 @@ def take_slot(table: int) -> int:
 
 @device
 def release_slot(table: int, slot: int) -> None:
-    """Give a slot back."""
+    """Release a slot."""
     lock(table)
     count = word(table, T_FREE)
     set_word(table, T_STACK + count, slot)
@@ -132,7 +132,7 @@ class SlotTable:
     Parameters
     ----------
     capacity : int
-        Commands that can be in flight.
+        Maximal number of commands in flight.
     """
 
     def __init__(self, capacity: int = SLOTS) -> None:
@@ -151,7 +151,7 @@ PLACES = 256
 
 @device
 def keep_result(table: int, tag: int, result: int) -> None:
-    """Keep the result of a command for `take_result`; 0 needs no place."""
+    """Keep the result of a command for `take_result`; a result of 0 is not stored."""
     if result == 0:
         return
     at = tag & (PLACES - 1)
@@ -162,7 +162,7 @@ def keep_result(table: int, tag: int, result: int) -> None:
 
 @device
 def take_result(table: int, tag: int) -> int:
-    """Return the result of a command and forget it; 0 where none was kept."""
+    """Return and remove the result of a command; 0 if none was kept."""
     for k in range(PLACES):
         place = table + 16 * ((tag + k) & (PLACES - 1))
         if load_acquire(place, SYSTEM) == tag + 1:

@@ -44,13 +44,13 @@ class _Client:
 class Controller:
     """Serves the commands of queue pairs: of blocks from media, and of keys and values from stores.
 
-    Threads run native code without the interpreter lock: they poll doorbells, decode Commands, move data
-    and post Completions, round-robin over their ports. They park while no launch is in flight. A medium
-    that exists only in Python is served by one interpreter thread, which `python_served` tells.
+    Threads run native code without Python's global interpreter lock: they poll doorbells, decode commands, move data
+    and post completions, round-robin over their ports. They park while no launch is in flight. A medium written in
+    Python is served by one Python thread; `python_served` lists such media.
 
-    Queue pairs of several devices may be served (`add_pairs`), each with a weight: where commands wait in more
-    than one ring, rings are served in proportion to their weights. Without a `window` each thread has rings
-    of its own and weights decide among these only.
+    Queue pairs of several devices may be served (`add_pairs`), each with a weight: if commands wait in several rings,
+    rings are served in proportion to their weights. Without a `window` each thread has its own rings, and weights apply
+    only among these.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ class Controller:
     spin : bool
         Never sleep while a launch is in flight (for machines with cores to spare).
     interpreted : bool
-        Start no threads: the `interp` target calls `services` beside its logical threads.
+        Start no threads: the `interp` target calls `services` between the steps of its logical threads.
     window : int
-        Most commands under way, of all queues; others wait in their rings, and threads share all rings. A
-        drive's queue depth is a good choice. 0: no such bound.
+        Maximal number of commands in flight, over all queues; other commands wait in their rings, and threads share all
+        rings. A drive's queue depth is a good choice. 0: no bound.
     weight : int
-        Of these pairs' queues; see `add_pairs`.
+        Weight of the queues of `pairs`; see `add_pairs`.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Controller:
         ----------
         pairs : QueuePairs
         weight : int
-            Commands that each of its queues has served for one of a queue of weight 1, where both wait; 1 to
-            `MAX_WEIGHT`.
+            Number of commands served from each of its queues for one command of a queue with weight 1, if both wait; 1
+            to `MAX_WEIGHT`.
 
         Raises
         ------
@@ -141,12 +141,12 @@ class Controller:
             self._control[native.K_N_PORTS] = first + pairs.count
 
     def remove_pairs(self, pairs: QueuePairs) -> None:
-        """Serve queue pairs no more. Their memory stays until the controller is closed.
+        """Stop serving queue pairs. Their memory stays until the controller is closed.
 
         Raises
         ------
         SharingError
-            A launch on them is in flight, or a command of theirs is under way.
+            A launch or command on them is in flight.
         """
         with self._lock:
             client = self._client(pairs)
@@ -180,7 +180,7 @@ class Controller:
 
     @property
     def threads(self) -> int:
-        """Native service threads: no more than there are queues."""
+        """Number of native service threads: at most the number of queues."""
         return min(self._wanted, sum(c.pairs.count for c in self._clients) or 1)
 
     @property
@@ -194,17 +194,17 @@ class Controller:
         return self._table.address
 
     def blocks(self) -> list[Block]:
-        """Return the memory that service steps touch beside that of the pairs."""
+        """Return the memory that service steps access besides that of the pairs."""
         return [self._table, self._control_block, *(c.flights for c in self._clients)]
 
     def outstanding(self) -> int:
-        """Return how many commands were fetched and not completed, of all pairs (a snapshot)."""
+        """Return how many commands of all pairs were fetched and are not complete (a snapshot)."""
         return sum(c.pairs.outstanding() for c in self._clients)
 
     # -- namespaces -----------------------------------------------------------------------------------------
 
     def attach(self, medium: Medium, unit: int = native.BLOCK) -> int:
-        """Serve a medium, of which whole multiples of `unit` bytes count; return its namespace id."""
+        """Serve a medium, up to its last whole `unit` bytes; return its namespace id."""
         with self._lock:
             self._require_open()
             nsid = self._free_namespace()
@@ -230,15 +230,15 @@ class Controller:
             ``opcode | key_size << 8 | options << 16 | start << 24``, where start is the place in the value, in 512
             bytes, at which a retrieve begins, and tail ``tag << 32 | value_size``, the value's or the buffer's. A
             tag has 31 bits; bits 16 to 25 are the index of the queue. It returns ``status | result << 16``, or
-            `PENDING`. After that ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and
-            -1 while nothing is due; ``complete(state, 1, tag, 0, 0, 0)``, which follows at once in the same thread,
+            `PENDING`. After that ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and -1
+            while no completion is due; ``complete(state, 1, tag, 0, 0, 0)``, which follows at once in the same thread,
             returns its result. The result has 47 bits: dw0 of the completion, and from bit 32 on bits 30:16 of dw1,
             which tell the versions of a value apart. A completion of no command under way is dropped and counted
             (`stray`).
         name : str
             For messages.
         owner : object, optional
-            What the functions work on; it is kept alive while the namespace is served.
+            Object that the functions work on; it is kept alive while the namespace is served.
 
         Raises
         ------
@@ -281,11 +281,11 @@ class Controller:
         return self._stores[nsid][0] if nsid in self._stores else self._media[nsid].name
 
     def errors(self, nsid: int) -> int:
-        """Return how many commands of a namespace failed (an absent key is an answer, and no failure)."""
+        """Return how many commands of a namespace failed (an absent key is not a failure)."""
         return int(self._records[nsid, native.NS_ERRORS])
 
     def stray(self, nsid: int) -> int:
-        """Return how many completions of a key-value namespace were dropped, as no command was under way."""
+        """Return how many completions of a key-value namespace were dropped because no command was in flight."""
         return int(self._records[nsid, native.NS_STRAY])
 
     def medium(self, nsid: int) -> Medium:
@@ -299,13 +299,13 @@ class Controller:
 
     @property
     def python_served(self) -> list[str]:
-        """Names of the media that Python serves, slowly."""
+        """Names of the media that Python serves, which is slow."""
         return [m.name for m in self._media.values() if m.native() is None]
 
     # -- service --------------------------------------------------------------------------------------------
 
     def begin(self, pairs: QueuePairs | None = None) -> None:
-        """A launch on some pairs (left out, the first ones) starts: wake the threads."""
+        """Note that a launch on some pairs (default: the first ones) begins: wake the threads."""
         with self._lock:
             self._require_open()
             loop = None if self.interpreted or self._workers else _native_loop(self.window > 0)
@@ -324,7 +324,7 @@ class Controller:
             self._wake.notify_all()
 
     def end(self, pairs: QueuePairs | None = None) -> None:
-        """A launch ended: the threads park when nothing is outstanding any more."""
+        """Note that a launch ended: the threads park when no command is outstanding any more."""
         with self._lock:
             self._client(pairs).launches -= 1
             self._control[native.K_LAUNCHES] -= 1
@@ -339,7 +339,7 @@ class Controller:
             self.end(pairs)
 
     def services(self) -> list[Callable[[], int]]:
-        """Return the steps that an interpreted launch must call beside its threads (always the same ones)."""
+        """Return the functions that an interpreted launch calls between the steps of its threads (always the same)."""
 
         def step() -> int:
             work = 0
@@ -386,7 +386,7 @@ class Controller:
                 loop(self.control, index, self._stride, self.namespaces)
 
     def _unserved(self) -> bool:
-        """Return whether commands wait or are under way: a launch may have begun and ended before a thread awoke."""
+        """Return whether commands wait or are in flight: a launch may begin and end before a thread wakes."""
         return any(c.pairs.announced() or c.pairs.outstanding() for c in self._clients)
 
     def _require_open(self) -> None:
@@ -411,7 +411,7 @@ def _native_loop(shared: bool) -> Any:
 
 
 def service_threads(device: str) -> int:
-    """Return the default number of service threads: they mostly wait for the drive, beside a GPU they also copy."""
+    """Return the default number of service threads: they mostly wait for the drive; with a GPU they also copy."""
     cores = os.cpu_count() or 2
     return max(2, min(14, cores - 2)) if device == "cuda" else 8
 

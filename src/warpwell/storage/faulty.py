@@ -1,7 +1,7 @@
 """Faulty and KeyValueFaulty: a medium, or native functions for keys and values, that fail on purpose.
 
-Both are served by the same native functions; `KEYED` tells them apart. What comes later (commands that came while it
-was silent, late ones, second completions) waits in one queue, ordered by time.
+Both are served by the same native functions; `KEYED` tells them apart. Later events (commands that arrived while it was
+silent, late commands, second completions) wait in one queue, ordered by time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ LENGTH = 25
 """Steps of the schedule; 0: no faults."""
 REPEAT = 26
 COUNTS = 27
-"""Commands that met each kind of step."""
+"""Number of commands for each kind of step."""
 STEPS = RANGE_LIST + 2 * MAX_RANGES
 MAX_STEPS = 4096
 
@@ -115,22 +115,22 @@ class _FaultState:
         return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, kept)
 
     def stop(self) -> None:
-        """Answer no command any more, those in flight included."""
+        """Stop answering commands, including those in flight."""
         self._words[SILENT] = 1
 
     def resume(self) -> None:
-        """Answer again; commands that came meanwhile run now. Their buffers must still be there."""
+        """Answer again; commands that arrived in the meantime run now. Their buffers must still exist."""
         self._words[SILENT_AFTER] = -1
         self._words[SILENT] = 0
 
     @property
     def silent(self) -> bool:
-        """Whether it withholds its answers."""
+        """Whether it withholds answers."""
         return bool(self._words[SILENT])
 
     @property
     def waiting(self) -> int:
-        """Commands and second completions that are still to come: late ones, and those that wait for `resume`."""
+        """Number of late commands and second completions, and of commands that wait for `resume`."""
         return int(self._words[TAIL] - self._words[HEAD])
 
     @property
@@ -140,22 +140,22 @@ class _FaultState:
 
     @property
     def injected(self) -> int:
-        """Errors so far that were made here."""
+        """Errors injected so far."""
         return int(self._words[INJECTED])
 
 
 class Faulty(_FaultState, Wrapper):
-    """A medium that fails on purpose, for tests of what stands above it. Closing it closes the medium.
+    """A medium that fails on purpose, for tests of the code above it. Closing it closes the medium.
 
     Parameters
     ----------
     medium : Medium
     delay_us : float
-        Microseconds that every command takes longer.
+        Microseconds by which every command is delayed.
     silent_after : int, optional
-        Commands after which it answers no more, until `resume`; further ones wait.
+        Number of commands after which it stops answering, until `resume`; further commands wait.
     **faults
-        As `configure` takes them.
+        As for `configure`.
 
     Raises
     ------
@@ -181,14 +181,14 @@ class Faulty(_FaultState, Wrapper):
         torn_writes: bool | int = False,
         status: int = 0,
     ) -> None:
-        """Choose the faults from now on; faults that are left out do not happen.
+        """Set the faults from now on; faults that are left out do not happen.
 
         Parameters
         ----------
         fail_every : int
-            Every so many commands one fails: the n-th, 2n-th, ...
+            Every n-th command fails: the n-th, 2n-th, ...
         fail_reads, fail_writes : bool or int
-            All of them, or the next so many.
+            True: all fail. A number: the next so many fail.
         fail_ranges : sequence of (int, int)
             Start and stop in bytes, at most 64; commands that touch one fail.
         torn_writes : bool or int
@@ -221,14 +221,14 @@ class Faulty(_FaultState, Wrapper):
         return self.waiting
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return bytes, or raise a fault that was chosen."""
+        """Return bytes, or raise an injected fault."""
         status = self._fault(READ, offset, nbytes)
         if status:
             raise self._error(status, offset)
         return self.medium.read(offset, nbytes)
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
-        """Write bytes, or half of them and raise, or raise: as was chosen."""
+        """Write bytes; or, for an injected fault, write half of them or none, and raise."""
         raw = raw_bytes(data)
         status = self._fault(WRITE, offset, raw.nbytes)
         if status < 0:
@@ -239,7 +239,7 @@ class Faulty(_FaultState, Wrapper):
         self.medium.write(offset, raw)
 
     def _fault(self, op: int, offset: int, nbytes: int) -> int:
-        """Decide over a command of the host, as over one of a queue; return -1 less the status for a torn write."""
+        """Return the fault of a command of the host, as for one of a queue; -1 minus the status for a torn write."""
         decide = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))(faulty_decide.address)
         fault = int(decide(self._block.address, op, offset, nbytes, 0, 0))
         if fault == PENDING:
@@ -253,18 +253,18 @@ class Faulty(_FaultState, Wrapper):
 
 
 class KeyValueFaulty(_FaultState):
-    """Key-value functions that fail on purpose, for tests of what stands above them.
+    """Key-value functions that fail on purpose, for tests of the code above them.
 
     Parameters
     ----------
     functions : NativeMedium
-        For `Controller.attach_kv`. None of its commands may be pending where a step is "duplicate".
+        For `Controller.attach_kv`. None of its commands may be pending if a step is "duplicate".
     schedule : sequence of str
-        What happens to each command in order: "ok", "error" (a status, nothing moves), "late" (the value moves
-        and the completion comes after `late_us`), "lost" (nothing ever happens), or "duplicate" (a second
-        completion after `late_us`).
+        The fate of each command, in order: "ok", "error" (an error status, no value moves), "late" (the value moves and
+        the completion follows after `late_us`), "lost" (there is no completion), or "duplicate" (a second completion
+        after `late_us`).
     repeat : bool
-        Start the schedule again at its end; otherwise further commands are well.
+        Start the schedule again at its end; otherwise later commands succeed.
     late_us : float
         Microseconds.
     status : int
@@ -314,7 +314,7 @@ class KeyValueFaulty(_FaultState):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Commands that met each kind of step."""
+        """Number of commands for each kind of step."""
         return {kind: int(self._words[COUNTS + k]) for k, kind in enumerate(KINDS)}
 
     def native(self) -> NativeMedium:
@@ -324,7 +324,7 @@ class KeyValueFaulty(_FaultState):
 
 @device
 def fault_of(state: int, op: int, offset: int, nbytes: int) -> int:
-    """Decide over a command: 0, a status, or -1 for a torn write."""
+    """Return the fault of a command: 0 (none), a status, or -1 for a torn write."""
     if op != READ and op != WRITE:
         return 0
     number = fetch_add(state + 8 * COMMANDS, 1, SYSTEM) + 1
@@ -362,7 +362,7 @@ def injected(state: int, op: int) -> int:
 
 @device
 def step_of(state: int) -> int:
-    """Return what happens to the next command."""
+    """Return the step of the schedule for the next command."""
     number = fetch_add(state + 8 * STEP, 1, SYSTEM)
     length = word(state, LENGTH)
     kind = WELL
@@ -374,7 +374,7 @@ def step_of(state: int) -> int:
 
 @device
 def postpone(state: int, kind: int, op: int, first: int, second: int, buffer: int, last: int, answer: int) -> None:
-    """Queue a command, or a second completion, for later; with a full queue it is lost."""
+    """Queue a command, or a second completion, for later; drop it if the queue is full."""
     lock(state + 8 * LOCK)
     # under the lock, so that times rise along the queue; without a delay no time, as the interpreter's clock starts
     # anew with each launch
@@ -398,7 +398,7 @@ def postpone(state: int, kind: int, op: int, first: int, second: int, buffer: in
 
 @device
 def attempt(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
-    """Run a command, with the faults of blocks that were chosen."""
+    """Run a command with the injected faults of blocks."""
     if word(state, KEYED) != 0:
         return call_native(word(state, START), word(state, INNER), op, first, second, buffer, last)
     fault = fault_of(state, op, first, second)
@@ -418,7 +418,7 @@ def attempt(state: int, op: int, first: int, second: int, buffer: int, last: int
 
 @device
 def receive(state: int) -> bool:
-    """Count a command; tell whether it is answered with silence."""
+    """Count a command; return whether it gets no answer."""
     number = fetch_add(state + 8 * RECEIVED, 1, SYSTEM)
     after = word(state, SILENT_AFTER)
     if after >= 0 and number >= after:
@@ -428,7 +428,7 @@ def receive(state: int) -> bool:
 
 @native
 def faulty_decide(state: int, op: int, offset: int, nbytes: int, d: int, e: int) -> int:
-    """Decide over a command of the host: 0, a status, -1 less the status for a torn write, or PENDING while silent."""
+    """Return the fault of a host's command: 0, a status, -1 minus the status (torn write), or PENDING while silent."""
     if receive(state):
         return PENDING
     fault = fault_of(state, op, offset, nbytes)
@@ -439,9 +439,9 @@ def faulty_decide(state: int, op: int, offset: int, nbytes: int, d: int, e: int)
 
 @native
 def faulty_start(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
-    """Run a command with the fault that was chosen for it, or postpone it while silent.
+    """Run a command with its injected fault, or postpone it while silent.
 
-    `first` and `second` are the offset and the number of bytes, `last` is the tag; or what those words are for keys.
+    `first` and `second` are the offset and the number of bytes, `last` is the tag; for keys see `Controller.attach_kv`.
     """
     silent = receive(state)
     kind = step_of(state)
@@ -460,7 +460,7 @@ def faulty_start(state: int, op: int, first: int, second: int, buffer: int, last
 
 @native
 def faulty_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return -1 while silent; else a postponed command that is due, then a completion of the inner functions.
+    """Return -1 while silent; otherwise a postponed command that is due, or a completion of the inner functions.
 
     With `a` 1, return the result of the key-value command with tag `b`.
     """

@@ -60,36 +60,37 @@ I4 = np.dtype(np.int32)
 class FileMedium(Medium):
     """A file or block device.
 
-    The kernel's page cache is passed by (O_DIRECT) where the file system allows; the tail of the file and
-    transfers that are not aligned go through it.
+    Transfers bypass the page cache (O_DIRECT) if the file system allows it; the tail of the file and unaligned
+    transfers use the page cache.
 
     Parameters
     ----------
     path : path-like
-        It must exist; its size never changes.
+        The file must exist; its size never changes.
     writable : bool
     direct : bool, optional
-        False: use the page cache. True: refuse a file system without O_DIRECT. Left out: O_DIRECT where possible.
+        False: use the page cache. True: raise if the file system does not support O_DIRECT. Default: O_DIRECT if
+        possible.
     nbytes : int, optional
-        Size that the file must have at least, and the capacity then.
+        Minimal size of the file; also the medium's capacity.
 
     Attributes
     ----------
     direct : bool
         Whether O_DIRECT is in use.
     alignment : int
-        Bytes that direct transfers are multiples of; 1 without.
+        Direct transfers are multiples of so many bytes; 1 without O_DIRECT.
 
     Raises
     ------
     MissingFileError
-        There is no such file.
+        The file does not exist.
     FormatError
-        It is a directory or a pipe, or shorter than `nbytes`.
+        The path is a directory or a pipe, or the file is shorter than `nbytes`.
     ArgumentError
-        `direct` was asked for and is not possible.
+        `direct` is True and not possible.
     OSError
-        The system refuses to open it.
+        The file cannot be opened.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class FileMedium(Medium):
         return out
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
-        """Write with pwrite; refuse if the file has been cut."""
+        """Write with pwrite; raise if the file has been truncated."""
         self._check_open()
         self._check_writable()
         raw = raw_bytes(data)
@@ -183,7 +184,7 @@ class FileMedium(Medium):
                 raise self._failed(WRITE, offset, error.errno or errno.EIO) from error
 
     def sync(self) -> None:
-        """Call fdatasync, then check that the file is still there and whole."""
+        """Call fdatasync, then check that the file still exists and was not truncated."""
         self._check_open()
         if self.writable:
             try:
@@ -233,7 +234,7 @@ class FileMedium(Medium):
             raise errors.ClosedError(f"{self.path} is closed: open it again")
 
     def _check_place(self) -> None:
-        """Raise if another file has taken the place of this one: writes would be lost."""
+        """Raise if another file has replaced this one at its path: writes would be lost."""
         try:
             now = os.stat(self.path)
         except OSError:
@@ -247,7 +248,7 @@ class FileMedium(Medium):
             )
 
     def _open_direct(self) -> int:
-        """Open for O_DIRECT; return the alignment that it needs, or 1 if it is not possible."""
+        """Open the file with O_DIRECT; return the required alignment, or 1 if O_DIRECT is not possible."""
         try:
             mode = os.O_RDWR if self.writable else os.O_RDONLY
             fd = os.open(self.path, mode | os.O_CLOEXEC | os.O_DIRECT)
@@ -302,7 +303,7 @@ def file_failed(state: int, op: int, code: int) -> int:
 
 @device
 def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int) -> int:
-    """Move all bytes; return 0, minus errno, or 1 where the file ends too early."""
+    """Transfer all bytes; return 0, -errno, or 1 if the file ends too early."""
     direct = word(state, DIRECT_FD)
     mask = word(state, ALIGNMENT) - 1
     done = 0
@@ -331,7 +332,7 @@ def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int) -> int:
 
 @native
 def file_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-    """Transfer before returning."""
+    """Transfer the bytes before returning (never pending)."""
     if op == FLUSH:
         if word(state, WRITABLE) == 0:
             return 0

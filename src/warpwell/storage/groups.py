@@ -1,4 +1,4 @@
-"""Striped and Replicated: several media as one, whose commands are split, or sent to each, and joined."""
+"""Striped and Replicated: several media as one; commands are split among them, or sent to each."""
 
 from __future__ import annotations
 
@@ -136,16 +136,16 @@ def _description(media: list[Medium]) -> str:
 
 
 class Striped(MediumGroup):
-    """Bytes spread over several media: stripe ``i`` lies on medium ``i % n``, at its stripe ``i // n``.
+    """Several media as one: stripe ``i`` lies on medium ``i % n``, at its stripe ``i // n``.
 
     A command that spans stripes is split. Closing it closes the media.
 
     Parameters
     ----------
     media : sequence of Medium
-        1 to 60. The capacity ends with the first stripe that is not there, so the last one may be short.
+        1 to 60 media. The capacity ends at the first missing stripe, so the last medium may be smaller.
     stripe_bytes : int
-        A multiple of 512; best of the page size.
+        A multiple of 512; preferably of the page size.
 
     Raises
     ------
@@ -201,13 +201,13 @@ def _capacity(sizes: list[int], stripe: int) -> int:
 class Replicated(MediumGroup):
     """The same bytes on several media: reads go to them in turn, writes to all.
 
-    A read that fails is tried on the others. A write fails where it failed on any; a replica that missed it
-    answers no reads from then on, unless all missed one. Closing it closes the media.
+    A failed read is tried on the other replicas. A write fails if it fails on any replica; a replica that missed a
+    write serves no more reads, unless all replicas missed one. Closing it closes the media.
 
     Parameters
     ----------
     media : sequence of Medium
-        1 to 60, of one size; they hold the same bytes already.
+        1 to 60 media of one size, which already hold the same bytes.
 
     Raises
     ------
@@ -272,7 +272,7 @@ def call_start(state: int, k: int, op: int, offset: int, nbytes: int, buffer: in
 
 @native
 def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-    """Start all parts; PENDING where one is."""
+    """Start all parts; return PENDING if one is pending."""
     if op != READ and op != WRITE and op != FLUSH:
         return INVALID_OPCODE
     if offset < 0 or nbytes < 0:
@@ -356,7 +356,7 @@ def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot
 
 @device
 def part_failed(state: int, op: int, k: int) -> None:
-    """A replica that missed a write must not answer reads while another has it."""
+    """Mark a replica that missed a write: it serves no reads while another replica has the data."""
     if op == WRITE and word(state, KIND) == REPLICATED:
         fetch_or(state + 8 * STALE, 1 << k, SYSTEM)
 

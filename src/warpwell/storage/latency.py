@@ -1,7 +1,7 @@
 """Latency and KeyValueLatency: an emulated drive over a medium, or over native functions for keys and values.
 
-Both are served by the same native functions; `KEYED` tells them apart. A command moves its bytes when it starts,
-passes when the limits permit, and waits in its lane, ordered by deadline, until it completes.
+Both are served by the same native functions; `KEYED` tells them apart. A command moves its bytes when it starts, gets a
+deadline from the limits, and waits in its lane, ordered by deadline, until it completes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ R_RESULT = R_STATUS
 
 @dataclass(frozen=True)
 class Drive:
-    """Rates of a drive, as measured with one of them on four PCIe 4 lanes.
+    """Rates of a drive, measured with one drive on four PCIe 4 lanes.
 
     Source: Qureshi and others, GPU-Initiated On-Demand High-Throughput Storage Access in the BaM System
     Architecture (2023), table 3.
@@ -98,7 +98,7 @@ class Drive:
     read_iops, write_iops : tuple of float
         Commands a second of 512 bytes, and of 4096 bytes.
     latency_us : float
-        Of one command, in microseconds. That of the 980 Pro is under full load; no other is given.
+        Latency of one command, in microseconds. For the 980 Pro it is under full load; no other is published.
     """
 
     name: str
@@ -121,7 +121,7 @@ DRIVES = (
 
 
 def drive(name: str) -> Drive:
-    """Return a drive by name, whatever the case.
+    """Return a drive by name (case does not matter).
 
     Raises
     ------
@@ -137,7 +137,7 @@ def drive(name: str) -> Drive:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an emulated drive can do, in the units of `Latency`'s options. 0 is no limit."""
+    """The limits of an emulated drive, in the units of `Latency`'s options. 0 means no limit."""
 
     name: str
     read_iops: tuple[float, float]
@@ -171,7 +171,7 @@ def limits_of(
     bandwidth: float | None,
     latency_us: float | tuple[float, float] | None,
 ) -> Limits:
-    """Return the limits of a preset, with the values given in place of its own."""
+    """Return the limits of a preset, in which the given values replace its own."""
     if preset is not None:
         known = drive(preset)
         preset = known.name
@@ -201,11 +201,11 @@ def _cost(rate: float) -> int:
 
 
 class Latency(Wrapper):
-    """An emulated drive: commands complete when a drive with these limits would have them done.
+    """An emulated drive: commands complete when a drive with these limits would complete them.
 
-    The bytes move when a command starts. It passes when commands (IOPS) and bytes (bandwidth) before it have
-    passed, and completes a latency later; up to 4096 reads and as many writes are in flight. Closing it
-    closes the medium. Each has limits of its own, so one drive is one `Latency`, over a `Striped` if need be.
+    The bytes move when a command starts. It is admitted when earlier commands (IOPS) and bytes (bandwidth) have passed,
+    and completes one latency later; at most 4096 reads and 4096 writes are in flight. Closing it closes the medium.
+    Each `Latency` has its own limits, so use one for each drive, over a `Striped` medium if necessary.
 
     Parameters
     ----------
@@ -213,11 +213,11 @@ class Latency(Wrapper):
     preset : str, optional
         "P5800X", "PM1735" or "980Pro" (`DRIVES`). The options below replace its values.
     read_iops, write_iops : float or tuple of float, optional
-        Commands a second; two numbers for commands under 4096 bytes and others. No limit where left out.
+        Commands a second; two numbers for commands under 4096 bytes and others. Default: no limit.
     bandwidth : float, optional
-        Bytes a second, reads and writes together. No limit where left out.
+        Bytes a second, reads and writes together. Default: no limit.
     latency_us : float or tuple of float, optional
-        Microseconds; two numbers for reads and for writes and flushes. 0 where left out.
+        Microseconds; two numbers for reads and for writes and flushes. Default: 0.
 
     Raises
     ------
@@ -256,7 +256,7 @@ class Latency(Wrapper):
         self._wait(begin, data.nbytes, 1)
 
     def _wait(self, begin: float, nbytes: int, lane: int) -> None:
-        """Sleep until a transfer that began at `begin` would be done on the drive."""
+        """Sleep until the drive would complete a transfer that started at `begin`."""
         rate = self.limits.bandwidth
         seconds = self.limits.latency_us[lane] * 1e-6 + (nbytes / rate if rate else 0.0)
         left = begin + seconds - time.monotonic()
@@ -265,10 +265,10 @@ class Latency(Wrapper):
 
 
 class KeyValueLatency:
-    """An emulated drive: key-value commands complete when a drive with these limits would have them done.
+    """An emulated drive: key-value commands complete when a drive with these limits would complete them.
 
-    The value moves when a command starts. Retrieve, list and exist count as reads; a command's bytes are
-    those of the value that moved. Otherwise as `Latency`, whose limits these are.
+    The value moves when a command starts. Retrieve, list and exist count as reads; the bytes of a command are the size
+    of its value. The limits are those of `Latency`.
 
     Parameters
     ----------
@@ -277,11 +277,11 @@ class KeyValueLatency:
     preset : str, optional
         "P5800X", "PM1735" or "980Pro" (`DRIVES`). The options below replace its values.
     read_iops, write_iops : float or tuple of float, optional
-        Commands a second; two numbers for values under 4096 bytes and others. No limit where left out.
+        Commands a second; two numbers for values under 4096 bytes and others. Default: no limit.
     bandwidth : float, optional
-        Bytes a second, reads and writes together. No limit where left out.
+        Bytes a second, reads and writes together. Default: no limit.
     latency_us : float or tuple of float, optional
-        Microseconds; two numbers for reads and for writes. 0 where left out.
+        Microseconds; two numbers for reads and for writes. Default: 0.
 
     Raises
     ------
@@ -311,7 +311,7 @@ class KeyValueLatency:
 
 @device
 def admit(state: int, lane: int, arrival: int, nbytes: int) -> int:
-    """Let a command pass as soon as the limits permit; return its deadline (ns)."""
+    """Admit a command as soon as the limits permit; return its deadline (ns)."""
     lock(state + 8 * LOCK)
     origin = word(state, ORIGIN)
     if origin == 0 or arrival < origin:  # the interpreter's clock starts anew with each launch
@@ -337,9 +337,9 @@ def admit(state: int, lane: int, arrival: int, nbytes: int) -> int:
 
 @device
 def later(state: int, lane: int, deadline: int, slot: int, status: int) -> int:
-    """Queue a completion for its deadline and return PENDING; return the status where the deadline is past.
+    """Queue a completion for its deadline and return PENDING; return the status if the deadline has passed.
 
-    With a full queue it waits for the deadline.
+    Wait for the deadline if the queue is full.
     """
     if deadline <= clock_ns():
         return status
@@ -364,7 +364,7 @@ def later(state: int, lane: int, deadline: int, slot: int, status: int) -> int:
 
 @device
 def pop_due(state: int, lane: int, now: int) -> int:
-    """Take the first entry of a lane where it is due; else -1."""
+    """Remove and return the first entry of a lane if it is due, else -1."""
     found = -1
     lock(state + 8 * LOCK)
     head = word(lane, L_HEAD)
@@ -393,7 +393,7 @@ def lane_of(state: int, op: int) -> int:
 
 @device
 def moved_by(state: int, op: int, nbytes: int, result: int) -> int:
-    """Return the bytes that a command moved. One on keys moved at least 1: any counts as a command."""
+    """Return the bytes that a command moved; at least 1 for a command on keys, so that each counts."""
     opcode = op & 0xFF
     if word(state, KEYED) == 0:
         if opcode == FLUSH:
@@ -440,7 +440,7 @@ def latency_start(state: int, op: int, first: int, second: int, buffer: int, las
 
 @device
 def hold(state: int, slot: int, answer: int) -> int:
-    """Keep a command that is done until its time; return PENDING, or the answer where it is past."""
+    """Keep a finished command until its deadline; return PENDING, or the answer if the deadline has passed."""
     record = record_of(word(state, TABLE), slot)
     op = word(record, R_OP)
     moved = moved_by(state, op, word(record, R_NBYTES), (answer >> 16) & 0xFFFFFFFF)
@@ -454,7 +454,7 @@ def hold(state: int, slot: int, answer: int) -> int:
 
 @native
 def latency_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return the command that is due for longest, or one of the inner functions whose time has come.
+    """Return the command with the earliest deadline that has passed, or one of the inner functions that is due.
 
     With `a` 1, return the result of the key-value command with tag `b`.
     """
@@ -484,7 +484,7 @@ def latency_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
 
 @device
 def finish(state: int, slot: int, status: int) -> int:
-    """Give a slot back, keep the result for the next call, and return tag and status."""
+    """Release a slot, keep the result for the next call, and return tag and status."""
     table = word(state, TABLE)
     record = record_of(table, slot)
     tag = word(record, R_TAG)

@@ -1,4 +1,4 @@
-"""Medium: the interface of what a controller reads and writes, and bases for wrappers and for media in Python."""
+"""Medium: the interface of storage behind a controller; base classes of wrappers and of media in Python."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class NativeMedium:
 
     ``start(state, opcode, offset, nbytes, buffer, tag)`` begins a command: an NVMe opcode (READ, WRITE,
     FLUSH), a range in bytes (multiples of 512; a read may reach past the end), a host address, and a tag of
-    at most 40 bits. It returns an NVMe status (0: done well), or `PENDING`. After that
-    ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and -1 while nothing is
-    due. Several threads call both at the same time.
+    at most 40 bits. It returns an NVMe status (0: success), or `PENDING`. After that
+    ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and -1 while no completion is due.
+    Several threads call both functions concurrently.
 
     Attributes
     ----------
     start : int
         C address, from `warpwell.targets.native`.
     complete : int
-        C address; 0 where no command is ever pending.
+        C address; 0 if no command is ever pending.
     state : int
         First argument of both: the address of 64-bit words.
     owner : object
@@ -58,19 +58,19 @@ class NativeMedium:
 
 
 class Medium(ABC):
-    """Bytes on a file, in memory, or on an emulated drive.
+    """Storage: a file, memory, or an emulated drive.
 
     Attributes
     ----------
     nbytes : int
-        Capacity in bytes. Reads past it give zeros, and writes never go past it.
+        Capacity in bytes. Reads past it return zeros; writes past it are dropped.
     writable : bool
     name : str
         For messages: a path, or what kind of medium it is.
     description : str
         One line.
     emulated : bool
-        Times measured on it are those of a model, and reports say so.
+        Whether times are those of a model; reports mention it.
     """
 
     nbytes: int
@@ -85,24 +85,24 @@ class Medium(ABC):
 
     @abstractmethod
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return `nbytes` bytes from byte `offset`, zeros past the end; waits for them.
+        """Read and return `nbytes` bytes from byte `offset`; bytes past the end are zeros.
 
         Raises
         ------
         MediumError
-            The medium failed; ``status`` says how.
+            The medium failed; ``status`` is the NVMe status.
         ClosedError
             The medium is closed.
         """
 
     @abstractmethod
     def write(self, offset: int, data: NDArray[Any]) -> None:
-        """Write `data` (C order) from byte `offset`; what lies past the end is dropped.
+        """Write `data` (C order) at byte `offset`; bytes past the end are dropped.
 
         Raises
         ------
         MediumError
-            The medium failed; ``status`` says how.
+            The medium failed; ``status`` is the NVMe status.
         StorageFullError
             No space is left.
         ReadOnlyError
@@ -118,15 +118,15 @@ class Medium(ABC):
         Raises
         ------
         MediumError, StorageFullError, FormatError, ClosedError
-            It may not be durable.
+            The data may not be durable.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Idempotent; does not sync. No command may be in flight."""
+        """Release all resources (idempotent); does not sync. No command may be in flight."""
 
     def last_error(self) -> str | None:
-        """Return a description of the last failed command, beyond its status, or None."""
+        """Return a description of the last failed command, in addition to its status, or None."""
         return None
 
     def __enter__(self) -> Medium:
@@ -161,7 +161,7 @@ def raw_bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 class Wrapper(Medium):
-    """Base of a medium that changes how another one behaves, for emulation and tests. Closing it closes the other."""
+    """Base of a medium that wraps another one, for emulation and tests. Closing it closes the wrapped medium."""
 
     emulated = True
 
@@ -197,11 +197,11 @@ class Wrapper(Medium):
 
 
 class PythonMedium(Medium):
-    """Base of a medium written in Python: a subclass implements `read`, and `write` where it can.
+    """Base of a medium written in Python: a subclass implements `read`, and optionally `write`.
 
-    Both are called only with ranges inside the medium: past the end, reads are filled with zeros and writes
-    cut here. An exception in them fails the command; one with a ``status`` attribute chooses the NVMe status.
-    One interpreter thread serves such a medium, so it is slow, and statistics say so.
+    Both are called only with ranges inside the medium: past the end this class fills reads with zeros and truncates
+    writes. An exception in them fails the command; its attribute ``status``, if any, is the NVMe status. One Python
+    thread serves such a medium, which is slow; statistics mention it.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ class PythonMedium(Medium):
         Capacity.
     writable : bool
     name : str, optional
-        For messages; left out, the name of the class.
+        For messages; default: the name of the class.
 
     Examples
     --------
@@ -238,7 +238,7 @@ class PythonMedium(Medium):
             cls.write = _cut(cls.__dict__["write"])  # type: ignore[method-assign]
 
     def native(self) -> None:
-        """Return None: Python serves it."""
+        """Return None: Python serves this medium."""
         return None
 
     @abstractmethod
@@ -246,7 +246,7 @@ class PythonMedium(Medium):
         """Return `nbytes` bytes from byte `offset`: bytes-like or a uint8 array."""
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
-        """Write `data`, a uint8 array of shape ``(n,)``, from byte `offset`."""
+        """Write `data`, a uint8 array of shape ``(n,)``, at byte `offset`."""
         raise errors.ReadOnlyError(f"{self.name} has no write method: give it one, or open it for reading")
 
     def sync(self) -> None:
@@ -254,7 +254,7 @@ class PythonMedium(Medium):
         self._check_open()
 
     def close(self) -> None:
-        """Refuse further use; a subclass that holds resources overrides it."""
+        """Close the medium; a subclass that holds resources overrides it."""
         self._closed = True
 
     def _check_open(self) -> None:
@@ -297,7 +297,7 @@ def _cut(function: Any) -> Any:
 
 
 def python_functions(medium: Medium) -> NativeMedium:
-    """Return native functions of a medium written in Python: each command takes the interpreter lock."""
+    """Return native functions of a medium written in Python: each command takes Python's global interpreter lock."""
     one_at_a_time = threading.Lock()
 
     def start(state: int, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:

@@ -25,14 +25,14 @@ class RamMedium(Medium):
     Parameters
     ----------
     source : numpy.ndarray or int
-        An array in C order, used in place; or a number of bytes, which start as zeros.
+        An array in C order, used in place; or a number of bytes, initially zero.
     writable : bool, optional
-        Left out, an array says it itself, and new bytes are writable.
+        Default: whether the array is writable; True for new bytes.
 
     Raises
     ------
     ArgumentError
-        The array is not in C order, or is read-only where `writable` is wanted.
+        The array is not in C order, or it is read-only and `writable` is True.
     """
 
     def __init__(self, source: NDArray[Any] | int, *, writable: bool | None = None) -> None:
@@ -84,7 +84,7 @@ class RamMedium(Medium):
         self._check_open()
 
     def close(self) -> None:
-        """Refuse further use."""
+        """Close the medium: further calls raise ClosedError."""
         # The memory lives as long as this object: a late command of a controller must not hit freed memory.
         self._closed = True
 
@@ -95,7 +95,7 @@ class RamMedium(Medium):
 
 @native
 def ram_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-    """Copy at once."""
+    """Copy the bytes before returning (never pending)."""
     if op == FLUSH:
         return 0
     if op != READ and op != WRITE:

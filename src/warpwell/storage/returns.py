@@ -1,9 +1,9 @@
-"""Return value queue: places for values, in shared memory, that the controller chooses when it answers.
+"""Return value queue: places for values, in shared memory, that the controller assigns when it answers.
 
-A retrieve that names no buffer asks for one. The controller takes the next free place and tells its number in
-the low half of dw1 of the completion; whoever has read the value gives the place back by clearing its word. There are
-fewer places than command ids: where all are taken, the command completes with "namespace not ready", and is to be
-submitted again once values have been taken.
+A retrieve without a buffer requests a place. The controller takes the next free place and returns its number in the low
+half of dw1 of the completion; the reader of the value frees the place by clearing its word. There are fewer places than
+command ids: if all are taken, the command completes with "namespace not ready" and must be submitted again after values
+have been taken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from warpwell.targets import SYSTEM, compare_exchange, device, load_acquire, loa
 
 @device
 def lend(port, cid):
-    """Take a place for a command's value; return its address, 0 where all are taken (any service thread)."""
+    """Take a place for a command's value; return its address, or 0 if all are taken (any service thread)."""
     record = field(port, at.P_RETURNS)
     count = field(record, at.R_COUNT)
     first = load_relaxed(record + 8 * at.R_NEXT, SYSTEM)
@@ -31,7 +31,7 @@ def lend(port, cid):
 
 @device
 def with_place(port, cid, status, result):
-    """Return dw0 and dw1 of a completion; a place that no value lies in is free again (any service thread).
+    """Return dw0 and dw1 of a completion; free the place if it holds no value (any service thread).
 
     `result` is dw0, and the value's version from bit 32 on. dw1 has the version in bits 31:16, the place in 15:0.
     """

@@ -1,4 +1,4 @@
-"""Serving a port: what a controller does for one queue pair, as device code for native threads and `interp`."""
+"""Serve a port: the work of a controller for one queue pair, as device code for native threads and `interp`."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def serve_port(port, index, namespaces):
 
 @device
 def namespace_of(namespaces, word0):
-    """Return the record of the namespace that a command names, or 0 where there is none."""
+    """Return the record of a command's namespace, or 0 if it does not exist."""
     nsid = word0_nsid(word0)
     if nsid < 1 or nsid >= load_relaxed(namespaces, SYSTEM):
         return 0
@@ -154,7 +154,7 @@ def namespace_of(namespaces, word0):
 
 @device
 def execute(port, index, record, word0, buffer, word5, word6):
-    """Run a command on blocks, or refuse one that names no namespace."""
+    """Run a command on blocks; refuse one without a valid namespace."""
     cid = word0_cid(word0)
     status = INVALID_NAMESPACE
     if record != 0:
@@ -229,9 +229,9 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
 
 @device
 def mark_started(port, cid):
-    """Note that a key-value command is under way; return how often its id was used, reduced to the tag's bits.
+    """Note that a key-value command is in flight; return how often its id was used, modulo the tag's range.
 
-    So a completion that comes twice is not taken for the one of the id's next command.
+    So a duplicate completion is not mistaken for that of the id's next command.
     """
     flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
     uses = (load_relaxed(flight, SYSTEM) >> 1) + 1
@@ -241,7 +241,7 @@ def mark_started(port, cid):
 
 @device
 def mark_done(port, cid, uses):
-    """Note that a key-value command is done; return False if it is not under way."""
+    """Note that a key-value command is done; return False if it was not in flight."""
     flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
     now = load_acquire(flight, SYSTEM)
     if now & 1 == 0 or (now >> 1) & USES != uses:
@@ -285,7 +285,7 @@ def serve_media(control, namespaces):
 
 @device
 def finish_key_value(control, record, tag, status):
-    """Post a pending key-value command's completion with its result, or drop it if no command is under way."""
+    """Post a pending key-value command's completion with its result, or drop it if no command is in flight."""
     function = load_relaxed(record + 8 * NS_COMPLETE, SYSTEM)
     result = call_native(function, load_relaxed(record + 8 * NS_STATE, SYSTEM), 1, tag, 0, 0, 0)
     port = port_of(control, (tag >> 16) & (MAX_PORTS - 1))
@@ -323,9 +323,9 @@ def post(port, cid, status, result):
 
 @device
 def serve(control, first, stride, namespaces):
-    """Serve every `stride`-th port from `first` until told to stop, or nothing was to do for long.
+    """Serve every `stride`-th port from `first`, until told to stop or idle for long.
 
-    Without a launch in flight the thread returns (parks) once nothing is announced or under way on its ports.
+    Without a launch in flight the thread returns (parks) once no command waits or is in flight on its ports.
     """
     idle = 0
     while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
@@ -347,7 +347,7 @@ def serve(control, first, stride, namespaces):
 
 @device
 def may_park(control, idle, first, stride):
-    """Tell whether a thread that found nothing to do `idle` times may leave."""
+    """Return whether a thread that was idle `idle` times may park."""
     if idle <= 64 or idle & 63 != 0 or load_acquire(control + 8 * K_LAUNCHES, SYSTEM) != 0:
         return False
     for index in range(first, load_relaxed(control + 8 * K_N_PORTS, SYSTEM), stride):
@@ -366,9 +366,9 @@ def may_park(control, idle, first, stride):
 
 @device
 def relax(control, idle):
-    """Wait between two looks at the doorbells, some 60 us at most; with K_SPIN set, spin first.
+    """Wait between two polls of the doorbells, at most some 60 us; with K_SPIN set, spin first.
 
-    Spinning ends after a while, because other controllers, idle or not, may want the same cores.
+    Spinning is limited, because other controllers may need the same cores.
     """
     if load_relaxed(control + 8 * K_SPIN, SYSTEM) == 0:
         backoff(min(idle, 26))
