@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..executor import Capacity
@@ -259,3 +259,40 @@ class Sight:
     def ended(self, job: Job) -> None:
         """Forget a job."""
         self._seen.pop(job, None)
+
+
+def swaps(
+    view: View, sight: Sight, may_leave: Callable[[Job], bool], heads: Iterable[Job] | None = None
+) -> list[tuple[Job, list[Job]]]:
+    """Return newcomers, each with those running whose place it could take for a combination of a better class.
+
+    Parameters
+    ----------
+    view : View
+    sight : Sight
+    may_leave : callable
+        Tells whether a running job can be replaced.
+    heads : iterable of Job, optional
+        The newcomers to look at; by default all that may be launched.
+    """
+    profile, running = sight.profile, view.running
+    memory = [profile(view, job).kind is not COMPUTE for job in running]
+    count, total = len(running), sum(memory)
+    now = ranked(count, total)
+    # for a newcomer of either class, in the place of one of the other
+    better = ranked(count, total - 1) < now, ranked(count, total + 1) < now
+    found: list[tuple[Job, list[Job]]] = []
+    if not any(better):
+        return found
+    for job in view.waiting.heads() if heads is None else heads:
+        comes = profile(view, job).kind is not COMPUTE
+        if better[comes]:
+            leave = [j for j, is_ in zip(running, memory, strict=True) if is_ is not comes and may_leave(j)]
+            if leave:
+                found.append((job, leave))
+    return found
+
+
+def gentlest_mode(view: View) -> str:
+    """Return how to preempt where nothing else is asked for: a switch if the device has it, else a drain."""
+    return "switch" if "switch" in view.capacity.modes else "drain"

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Policy, Preempt, View
-from ..task import COMPUTE, PREEMPTED, Job, Placement
-from .sharing import Sight, grow, joined, preemptible, rank, ranked, share, stopping
+from ..task import PREEMPTED, Job, Placement
+from .sharing import Sight, gentlest_mode, grow, joined, preemptible, rank, share, stopping, swaps
 
 
 class Source(Policy):
@@ -96,24 +96,12 @@ class Source(Policy):
     # -- at the limit --------------------------------------------------------------------------------------
     def _replace(self, view: View) -> list[Decision]:
         running = view.running
-        sight = self._sight
         if self.pairs:
-            memory = [sight.profile(view, j).kind is not COMPUTE for j in running]
-            count, total = len(running), sum(memory)
-            now_rank = ranked(count, total)
-            # For a newcomer of either class: in the place of one of the other.
-            better = ranked(count, total - 1) < now_rank, ranked(count, total + 1) < now_rank
-            if not any(better):
-                return []
             choices = []
-            for job in view.waiting.heads():
-                comes = sight.profile(view, job).kind is not COMPUTE
-                if not better[comes]:
-                    continue
-                for victim, is_memory in zip(running, memory, strict=True):
-                    if is_memory is not comes and preemptible(victim):
-                        stays = [j for j in running if j is not victim]
-                        choices.append((self._order(view, stays, job), victim, stays, job))
+            for job, victims in swaps(view, self._sight, preemptible):
+                for victim in victims:
+                    stays = [j for j in running if j is not victim]
+                    choices.append((self._order(view, stays, job), victim, stays, job))
             if not choices:
                 return []
             best = min(choice[0] for choice in choices)
@@ -132,10 +120,7 @@ class Source(Policy):
         if not yes:
             return [Hold(job, why)]
         self._promised = job
-        return [Preempt(victim, self._mode(view), job, why)]
-
-    def _mode(self, view: View) -> str:
-        return self.mode or ("switch" if "switch" in view.capacity.modes else "drain")
+        return [Preempt(victim, self.mode or gentlest_mode(view), job, why)]
 
     def _now(self, view: View) -> list[float]:
         running = view.running

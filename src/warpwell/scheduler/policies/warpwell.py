@@ -12,7 +12,7 @@ from ..policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, Vie
 from ..task import COMPUTE, PREEMPTED, Job
 from .arrangement import Arrangement, Arranger
 from .order import at_least_one
-from .sharing import Sight, age, grow, preemptible, ranked, share, stopping
+from .sharing import Sight, age, gentlest_mode, grow, preemptible, share, stopping, swaps
 
 NAMES = 8
 """Kernels that are told apart by name while they wait, where the rates table knows names; of others only the class."""
@@ -312,14 +312,14 @@ class Warpwell(Policy):
             return []
         if not self.pairs:
             heads = [min(heads, key=self._order)]
-        swaps = self._swaps(view, heads)
-        if not swaps:
+        newcomers = swaps(view, self._sight, self._may_leave, heads)
+        if not newcomers:
             return []
         now = arranger.now(view)
         bound = now.sum * (1 + self.margin)
         queued = self._queued(view, now)
         choices: list[tuple[float, list[Job], list[Job], Job]] = []
-        for job, victims in swaps:
+        for job, victims in newcomers:
             above = self._level(view, job)
             for victim in victims:
                 if victim in queued or self._standing(view, victim) > above:
@@ -346,23 +346,6 @@ class Warpwell(Policy):
         plan = max(plans, key=lambda p: p.gain)
         return self._carry_out(view, plan) if plan.gain > 0 else [Hold(plan.job, plan.why)]
 
-    def _swaps(self, view: View, heads: list[Job]) -> list[tuple[Job, list[Job]]]:
-        """Return newcomers, each with those running whose place it could take for a combination of a better class."""
-        sight, running = self._sight, view.running
-        memory = [sight.profile(view, job).kind is not COMPUTE for job in running]
-        count, total = len(running), sum(memory)
-        now = ranked(count, total)
-        # For a newcomer of either class: those of the other one.
-        better = {comes: ranked(count, total + (1 if comes else -1)) < now for comes in (False, True)}
-        found = []
-        for job in heads:
-            comes = sight.profile(view, job).kind is not COMPUTE
-            if better[comes]:
-                leave = [j for j, is_ in zip(running, memory, strict=True) if is_ != comes and self._may_leave(j)]
-                if leave:
-                    found.append((job, leave))
-        return found
-
     def _lower(self, view: View, heads: list[Job]) -> list[Decision] | None:
         """Make the lowest priority leave for a higher one; often enough, and it counts as higher itself."""
         victims = [j for j in view.running if preemptible(j)]
@@ -384,11 +367,11 @@ class Warpwell(Policy):
             # All of lower priority leave, or it could not see that it is to.
             above = self._standing(view, job)
             victims = [j for j, its in ranks.items() if its < above]
-        return [Preempt(j, self._mode(view), job, why) for j in victims]
+        return [Preempt(j, gentlest_mode(view), job, why) for j in victims]
 
     def _queued(self, view: View, now: Arrangement) -> list[Job]:
         """Return the jobs whose turn has not come: their workers see a stop flag only once they have room."""
-        if self._mode(view) == "switch":
+        if gentlest_mode(view) == "switch":
             return []
         return [job for job, rate in zip(now.jobs, now.rates, strict=True) if rate <= 0]
 
@@ -405,7 +388,7 @@ class Warpwell(Policy):
             return []
         cost = view.cost(job, [])
         why = {"rule": "out of its partition", "C": cost, "rate": rate, "rest": rest}
-        return [Preempt(job, self._mode(view), None, why)] if cost < rest / rate - rest else []
+        return [Preempt(job, gentlest_mode(view), None, why)] if cost < rest / rate - rest else []
 
     def _first_of(self, view: View, job: Job, others: Sequence[Job]) -> bool:
         """Whether a newcomer may gain from being resident first: if it alone is memory-intensive."""
@@ -414,9 +397,6 @@ class Warpwell(Policy):
 
     def _may_leave(self, job: Job) -> bool:
         return preemptible(job) and job.preemptions < self.most
-
-    def _mode(self, view: View) -> str:
-        return "switch" if "switch" in view.capacity.modes else "drain"
 
     def _weigh(
         self, view: View, now: Arrangement, after: Arrangement, victims: Sequence[Job], job: Job, rule: str
@@ -443,7 +423,7 @@ class Warpwell(Policy):
         rate = dict(zip(after.jobs, after.rates, strict=True))[job]
         runs = own / rate if rate > 0 else 0.0
         before = dict(zip(now.jobs, now.rates, strict=True))
-        switches = self._mode(view) == "switch"
+        switches = gentlest_mode(view) == "switch"
         leaving = sum(before[j] for j in victims)
         during = sum(before[j] * (self.model.decay(sight.profile(view, j).kind) if switches else 1.0) for j in stays)
         back = 0.0
@@ -459,7 +439,7 @@ class Warpwell(Policy):
         return Replacement(gain - self.margin * s0 * c, list(victims), job, why)
 
     def _carry_out(self, view: View, plan: Replacement) -> list[Decision]:
-        mode = self._mode(view)
+        mode = gentlest_mode(view)
         self._promised = plan.job
         return [Preempt(victim, mode, plan.job, plan.why) for victim in plan.victims]
 

@@ -116,7 +116,7 @@ def user_id(name: str) -> int:
     Raises
     ------
     ArgumentError
-        No group has this name.
+        No user has this name.
     """
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from ...scheduler.decision import SOURCE, SourceModel, together
-from ...scheduler.policies.sharing import Sight, at_most, demand, preemptible, quota, stopping
+from ...scheduler.policies.sharing import Sight, at_most, demand, gentlest_mode, preemptible, quota, stopping
 from ...scheduler.policy import Decision, Launch, Policy, Preempt, Resize, View
 from ...scheduler.task import DONE, PREEMPTED, Job, Kind, Placement, Request, Task
 
@@ -157,7 +157,7 @@ class Oracle(Policy):
         if best is None:
             return []
         _, victim, job, why = best
-        return [Preempt(victim, "switch" if "switch" in view.capacity.modes else "drain", job, why)]
+        return [Preempt(victim, gentlest_mode(view), job, why)]
 
     # -- rates ---------------------------------------------------------------------------------------------
     def _value(self, view: View, jobs: Sequence[Job]) -> float:
