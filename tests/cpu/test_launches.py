@@ -263,7 +263,7 @@ def test_what_does_not_compile_says_so_in_a_line() -> None:
 def test_options_of_kernels_that_cannot_be(options: Any) -> None:
     with pytest.raises(errors.ArgumentError, match="give a"):
         ww.kernel(**options)
-    with pytest.raises(errors.ArgumentError, match="1 is no Python function"):
+    with pytest.raises(errors.ArgumentError, match="1 is not a Python function"):
         ww.kernel(1)
 
 

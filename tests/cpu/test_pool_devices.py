@@ -133,9 +133,9 @@ def test_views_share_memory(devices: Devices) -> None:
 def test_wrong_sizes_and_kinds(devices: Devices) -> None:
     x, y = devices[0].zeros(4), devices[1].zeros(5)
     for wrong in (np.zeros(5), np.zeros(4, np.float32), y):
-        with pytest.raises(errors.ArgumentError, match="must be alike"):
+        with pytest.raises(errors.ArgumentError, match="must have the same dtype and shape"):
             x.copy_from(wrong)
-    with pytest.raises(errors.ArgumentError, match="must be alike"):
+    with pytest.raises(errors.ArgumentError, match="must have the same dtype and shape"):
         x.copy_to_host(np.zeros(3))
     with pytest.raises(errors.ArgumentError, match="overlaps"):
         x[:3].copy_from(x[1:])

@@ -44,7 +44,7 @@ ODD: list[tuple[Callable[[Any], object], str]] = [
     (lambda d: d.stream(-1), "priority is -1"),
     (lambda d: d.default_stream.wait(3), "3: give an event, or a stream"),
     (lambda d: d.default_stream.record(3), "3: give an event of a device"),
-    (lambda d: d.event().record(3), "3 is no stream"),
+    (lambda d: d.event().record(3), "3 is not a stream"),
     (lambda d: d.event().elapsed(None), "None: give an event"),
     (lambda d: d.launch(None), "None is no launch: give kernel"),
     (lambda d: d.create(3), "give the name of a service"),

@@ -172,7 +172,7 @@ def test_memory_is_not_taken_for_what_is_only_announced() -> None:
 def test_a_peer_that_takes_nothing_is_given_up() -> None:
     with pair(patience=0.2) as (a, _):
         began = time.monotonic()
-        with pytest.raises(errors.ServiceError, match=r"takes nothing for 0\.2 s"):
+        with pytest.raises(errors.ServiceError, match=r"has received nothing for 0\.2 s"):
             a.send({"type": "x"}, [np.zeros(1 << 24)])
         assert time.monotonic() - began < 10
         with pytest.raises(errors.ServiceError, match="has gone"):
@@ -1289,7 +1289,7 @@ def test_a_service_that_says_nothing_is_noticed(tmp_path: Path) -> None:
         client = connect(path, timeout=0.3)
         handle = client.submit(waits[4], np.zeros(4))
         began = time.monotonic()
-        with pytest.raises(errors.ServiceError, match=r"has said nothing for 0\.6 s"):
+        with pytest.raises(errors.ServiceError, match=r"has not answered for 0\.6 s"):
             handle.result(20)
         assert time.monotonic() - began < 1.4  # before the other side closes
         with pytest.raises(errors.ServiceError):

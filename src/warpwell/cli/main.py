@@ -72,10 +72,10 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
 
     demo = command(commands, "demo", "demo", "traverse a graph larger than the cache, checked against SciPy")
     demo.add_argument("--scale", type=int, default=17, metavar="N", help="2**N vertices (default 17)")
-    demo.add_argument("--out", default="demo.png", metavar="FILE", help="where the picture goes (default demo.png)")
+    demo.add_argument("--out", default="demo.png", metavar="FILE", help="file of the picture (default demo.png)")
     graph_arguments.how_to_run(demo, cache="1MiB")
 
-    info = command(commands, "info", "info", "show devices, versions, and what is missing and how to get it")
+    info = command(commands, "info", "info", "show devices, versions, and how to install what is missing")
     json_option(info)
 
     graph_arguments.add(commands)
@@ -84,7 +84,7 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
     pool_arguments.add(commands)
 
     bench = command(commands, "bench", "bench", "run the benchmarks of a checkout")
-    bench.add_argument("--list", action="store_true", help="name them, and run none")
-    bench.add_argument("name", nargs="?", metavar="NAME", help="which one; all if left out")
+    bench.add_argument("--list", action="store_true", help="list the benchmarks, without running them")
+    bench.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run (default: all)")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on")
     return parser

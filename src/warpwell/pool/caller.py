@@ -220,8 +220,8 @@ class AgentConnection:
         """Raise where this thread is `within` a call already, so that a signal handler must be what calls."""
         if within:
             raise errors.PoolError(
-                f"a signal handler called {self.label} in the middle of another call: let it note the signal, and call "
-                f"from the program"
+                f"a signal handler called {self.label} in the middle of another call: let it set a flag, and "
+                "make the call outside of the handler"
             )
 
     def _count(self, op: Op, nbytes: int) -> None:

@@ -68,7 +68,7 @@ class Event:
         stream = self.device.default_stream if stream is None else stream
         if getattr(stream, "device", self.device) is not self.device:
             raise errors.ArgumentError(
-                f"the event is of device {self.device.index}, and the stream of device {stream.device.index}"
+                f"the event belongs to device {self.device.index}, and the stream to device {stream.device.index}"
             )
         self._channel = self.device.channel(stream)
         self.device.connection.post(self._channel, Op.RECORD, self._handle, self.timing)
@@ -94,7 +94,7 @@ class Event:
     def elapsed(self, earlier: Event) -> float:
         """Wait for both events, and return the seconds from `earlier` to this one. Both are of the same device."""
         if _checked_event(earlier).device is not self.device:
-            raise errors.ArgumentError("the clocks of two devices differ: ask for events of one", name="earlier")
+            raise errors.ArgumentError("the clocks of two devices differ: use events of one device", name="earlier")
         if not (self.recorded and earlier.recorded and self.timing and earlier.timing):
             raise errors.ArgumentError("both events must have been recorded, and made with timing=True")
         return float(self._ask(Op.ELAPSED, self._handle, earlier._handle).get(self._what))
@@ -111,7 +111,7 @@ class Event:
         return self.device.connection.ask(None, op, *operands, Reply)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an event stays with its device")
+        raise TypeError("an event stays on its device: it cannot be copied or pickled")
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", 0)
@@ -234,7 +234,7 @@ class Stream:
         return f"<Stream {number} of device {self.device.index}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a stream stays with its device")
+        raise TypeError("a stream stays on its device: it cannot be copied or pickled")
 
     def __del__(self) -> None:
         channel = getattr(self, "_channel", None)
@@ -310,7 +310,9 @@ class Buffer:
             out = np.empty(self.shape, self.dtype)
         elif not isinstance(out, np.ndarray) or out.shape != self.shape or out.dtype != self.dtype:
             raise errors.ArgumentError(
-                f"out is {_kind(out)}, and the buffer {self.dtype} {self.shape}: they must be alike", name="out"
+                f"out is {_kind(out)}, and the buffer {self.dtype} {self.shape}: they must have the same dtype "
+                "and shape",
+                name="out",
             )
         elif not out.flags.writeable:
             raise errors.ArgumentError("out is read-only", name="out")
@@ -332,7 +334,8 @@ class Buffer:
         array = np.asarray(source)
         if array.shape != self.shape or array.dtype != self.dtype:
             raise errors.ArgumentError(
-                f"the source is {_kind(array)}, and the buffer {self.dtype} {self.shape}: they must be alike",
+                f"the source is {_kind(array)}, and the buffer {self.dtype} {self.shape}: they must have the "
+                "same dtype and shape",
                 name="source",
             )
         upload(self.device.connection, self.device.channel(stream), self.handle, array)
@@ -355,7 +358,7 @@ class Buffer:
 
     def __getitem__(self, index: Any) -> Buffer:
         if not self.ndim:
-            raise IndexError("a buffer of no dimensions has no items")
+            raise IndexError("a buffer without dimensions has no items")
         row = self.nbytes // self.shape[0] if self.shape[0] else 0
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             first = int(index) + (self.shape[0] if index < 0 else 0)
@@ -396,12 +399,12 @@ class Buffer:
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise TypeError("a buffer of no dimensions has no length")
+            raise TypeError("a buffer without dimensions has no length")
         return self.shape[0]
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("a buffer is on a device: an array of it is a copy")
+            raise ValueError("a buffer is on a device: NumPy can only get a copy of it")
         host = self.copy_to_host()
         return host if dtype is None else host.astype(dtype, copy=False)
 
@@ -427,7 +430,7 @@ def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) ->
     if destination.shape != source.shape or destination.dtype != source.dtype:
         raise errors.ArgumentError(
             f"the source is {source.dtype} {source.shape}, and the destination {destination.dtype} "
-            f"{destination.shape}: they must be alike",
+            f"{destination.shape}: they must have the same dtype and shape",
             name="source",
         )
     to, origin = destination.device, source.device
@@ -564,12 +567,12 @@ class Device:
         """
         channel = self.channel(stream)
         if not isinstance(launch, Launch):
-            raise errors.ArgumentError(f"{launch!r:.60} is no launch: give kernel[n]", name="launch")
+            raise errors.ArgumentError(f"{launch!r:.60} is not a launch: give kernel[n]", name="launch")
         kernel: Any = launch.kernel
         code = Code.of(kernel)
         if isinstance(kernel, CudaSource) and self.target != "cuda":
             raise errors.DeviceNotFoundError(
-                f"CUDA source {code.name!r} runs on a GPU, and device {self.index} is none", device=self.target
+                f"CUDA source {code.name!r} runs on a GPU, and device {self.index} is not one", device=self.target
             )
         # a list: an interrupt that comes while Python closes a generator is lost
         host = HostArrays(self, stream, args) if any([isinstance(a, np.ndarray) for a in args]) else None
@@ -690,7 +693,9 @@ class Device:
         if stream is None:
             return self.default_stream.channel
         if not isinstance(stream, Stream):
-            raise errors.ArgumentError(f"{stream!r:.60} is no stream of a device: use device.stream()", name="stream")
+            raise errors.ArgumentError(
+                f"{stream!r:.60} is not a stream of a device: use device.stream()", name="stream"
+            )
         if stream.device is not self:
             raise errors.ArgumentError(
                 f"the stream is of device {stream.device.index}, and the call is for device {self.index}", name="stream"

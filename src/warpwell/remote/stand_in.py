@@ -40,7 +40,7 @@ class Remote:
     def handle(self) -> int:
         """The number under which the agent keeps the object."""
         if not self._handle:
-            raise errors.ClosedError(f"the {self.path} was let go")
+            raise errors.ClosedError(f"the {self.path} was released")
         return self._handle
 
     @property

@@ -427,8 +427,8 @@ class Dispatcher:
         if self._give_up is not None and core.executor.now() >= self._give_up:
             for job in list(core.running):
                 error = errors.SchedulerError(
-                    f"task {job.task.name!r} was still running when the scheduler was closed: its results are not to "
-                    "be used",
+                    f"task {job.task.name!r} was still running when the scheduler was closed: its results are "
+                    "not valid",
                     task=job.task.name,
                 )
                 self._abandon(job.number, error)

@@ -43,7 +43,9 @@ def read_counts(
     for number, row in enumerate(content["rows"]):
         place = f"{path}: row {number}"
         if not isinstance(row, dict) or not set(_NEEDED) <= set(row):
-            raise errors.FormatError(f"{place} must have {', '.join(_NEEDED)}: is it sched_counts.py's?", path=path)
+            raise errors.FormatError(
+                f"{place} must have {', '.join(_NEEDED)}: was it written by sched_counts.py?", path=path
+            )
         try:
             samples.append(_measured(row, capacity, machine))
         except (TypeError, ValueError, ZeroDivisionError) as error:

@@ -69,7 +69,7 @@ class Zipfian:
 
     def __init__(self, theta: float = ZIPFIAN_CONSTANT) -> None:
         if not 0 < theta < 1:
-            raise ArgumentError(f"a zipfian constant of {theta} cannot be: take one between 0 and 1", name="theta")
+            raise ArgumentError(f"the Zipfian constant is {theta}: give a number between 0 and 1", name="theta")
         self.theta = theta
         self._items, self._zeta = 0, 0.0
 

@@ -101,7 +101,7 @@ def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
     if len(costs) >= 2:
         slope, base, r2, found = _fit_costs(np.array(costs, float), notes)
     elif costs:
-        notes.append("one cost alone tells no slope: the source's is kept")
+        notes.append("a single cost gives no slope: the source's slope is kept")
     means, r2_decay = _fit_decays(decays, notes)
     model = SourceModel(slope, base, means[Kind.MEMORY], means[Kind.COMPUTE], r2, origin)
     return Fit(model, len(costs), len(decays), r2_decay=r2_decay, notes=notes, **found)

@@ -56,7 +56,7 @@ class Kernel:
         check: bool | None = False,
     ) -> None:
         if not isinstance(function, types.FunctionType):
-            raise errors.ArgumentError(f"{function!r:.60} is no Python function: put @ww.kernel above a def")
+            raise errors.ArgumentError(f"{function!r:.60} is not a Python function: put @ww.kernel above a def")
         _check_options(max_registers, block)
         functools.update_wrapper(self, function)
         self.function = function
@@ -272,7 +272,8 @@ def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
     """Return the exception for arguments that were given by name, which launches do not take."""
     given = ", ".join(f"{name}=" for name in named)
     return errors.ArgumentError(
-        f"kernel {kernel.__name__!r} takes its arguments by their places, not by name ({given}): leave the names out"
+        f"kernel {kernel.__name__!r} takes positional arguments only, not arguments by name ({given}): leave the "
+        "names out"
     )
 
 
@@ -389,7 +390,9 @@ def _parse(configuration: Any) -> tuple[tuple[int, ...], Any]:
     if math.prod(shape) >= 1 << 63:
         raise errors.ArgumentError(f"launch shape {configuration!r:.80} has more than 2^63 - 1 indices")
     if stream is not None and not any(hasattr(stream, name) for name in _STREAMS):
-        raise errors.ArgumentError(f"{stream!r:.60} is no stream: use kernel[n, device.stream()](...)", name="stream")
+        raise errors.ArgumentError(
+            f"{stream!r:.60} is not a stream: use kernel[n, device.stream()](...)", name="stream"
+        )
     return shape, stream
 
 

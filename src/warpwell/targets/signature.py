@@ -114,7 +114,9 @@ def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
         what = f"argument {names[k] if k < len(names) else k + 1!r} of kernel {kernel.__name__!r}"
         advice = getattr(type(value), "no_kernel_argument", None)
         if advice is not None:
-            raise errors.ArgumentError(f"{what} is a {type(value).__name__}, which kernels cannot use so: {advice}")
+            raise errors.ArgumentError(
+                f"{what} is a {type(value).__name__}, which kernels cannot use this way: {advice}"
+            )
         if isinstance(value, list | dict | set | bytearray | range) or _only_converts(value):
             raise errors.ArgumentError(
                 f"{what} is a {type(value).__name__}, which kernels do not take: make it an array, with numpy.array()"

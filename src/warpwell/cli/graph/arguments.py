@@ -14,18 +14,18 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
     convert = command(verbs, "convert", "graph.make", "convert a file of edges")
     convert.add_argument("edges", metavar="EDGES", help="edge list, MatrixMarket or SciPy .npz; also compressed")
-    convert.add_argument("out", metavar="OUT", help="folder of the graph, NAME.ww by custom")
+    convert.add_argument("out", metavar="OUT", help="folder of the graph, usually NAME.ww")
     convert.add_argument("--undirected", action="store_true", help="store each edge in both directions, once")
-    convert.add_argument("--vertices", type=int, metavar="N", help="vertices, where the file does not say so")
+    convert.add_argument("--vertices", type=int, metavar="N", help="number of vertices, if the file does not state it")
     _make_options(convert)
 
     generate = command(verbs, "generate", "graph.make", "generate a graph of the GAP benchmark")
     generate.add_argument("kind", choices=("kron", "urand"))
-    generate.add_argument("out", metavar="OUT", help="folder of the graph, NAME.ww by custom")
+    generate.add_argument("out", metavar="OUT", help="folder of the graph, usually NAME.ww")
     generate.add_argument("--scale", type=int, default=16, metavar="N", help="2**N vertices (default 16)")
     generate.add_argument("--degree", type=int, default=16, metavar="N", help="edges made per vertex (default 16)")
     generate.add_argument("--seed", type=int, default=0, metavar="N")
-    generate.add_argument("--directed", action="store_true", help="leave the edges as they are made")
+    generate.add_argument("--directed", action="store_true", help="keep the edges as generated, in one direction")
     _make_options(generate)
 
     search = command(verbs, "bfs", "graph.run", "breadth-first search")
@@ -43,7 +43,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 def how_to_run(parser: argparse.ArgumentParser, cache: str = "256MiB") -> None:
     """Add the options of a traversal: device, tier, cache."""
     group = parser.add_argument_group("how to run")
-    group.add_argument("--device", choices=("cpu", "cuda", "interp"), help="default: cuda where there is a GPU")
+    group.add_argument("--device", choices=("cpu", "cuda", "interp"), help="default: cuda if there is a GPU")
     group.add_argument("--tier", choices=("storage", "host-cached", "host", "device"), default="storage",
                        help="where the edges live (default storage)")  # fmt: skip
     group.add_argument("--cache", default=cache, metavar="SIZE", help=f"of the page cache (default {cache})")
@@ -52,6 +52,6 @@ def how_to_run(parser: argparse.ArgumentParser, cache: str = "256MiB") -> None:
 
 
 def _make_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--overwrite", action="store_true", help="replace a graph that is there")
-    parser.add_argument("--memory", metavar="SIZE", help="for sorting (default half of what is free)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing graph")
+    parser.add_argument("--memory", metavar="SIZE", help="memory for sorting (default: half of the free memory)")
     json_option(parser)

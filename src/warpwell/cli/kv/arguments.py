@@ -19,17 +19,17 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
     load = command(verbs, "load", "kv.load", "load records into a store, in bounded memory")
     load.add_argument("source", metavar="SRC", help="folder of files, .npz, LMDB environment or saved data set")
-    load.add_argument("store", metavar="STORE", help="folder of the store, NAME.kv by custom")
+    load.add_argument("store", metavar="STORE", help="folder of the store, usually NAME.kv")
     load.add_argument("--keys", choices=("name", "number", "hash"),
                       help="the record's name (1 to 16 bytes), its number, or a 16-byte hash of its name")  # fmt: skip
     load.add_argument("--key-field", metavar="NAME", help="array or column of keys (.npz: keys, if there is one)")
     load.add_argument("--fields", metavar="A,B", help="arrays or columns to take (default: all)")
     load.add_argument("--database", metavar="NAME", help="named database of an LMDB environment")
     there = load.add_mutually_exclusive_group()
-    there.add_argument("--append", action="store_true", help="add to a store that is there")
-    there.add_argument("--overwrite", action="store_true", help="replace a store that is there")
+    there.add_argument("--append", action="store_true", help="add to an existing store")
+    there.add_argument("--overwrite", action="store_true", help="replace an existing store")
     load.add_argument("--durability", choices=DURABILITIES, default="commit",
-                      help="when writes of the new store are on the medium (default commit)")  # fmt: skip
+                      help="when writes of the new store become durable (default commit)")  # fmt: skip
     load.add_argument("--segment-bytes", default="256MiB", metavar="SIZE", help="of a value file (default 256MiB)")
     json_option(load)
 
@@ -49,19 +49,20 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     dump.add_argument("--prefix", default="", metavar="TEXT", help="only keys that begin with it")
     dump.add_argument("--names", choices=("auto", "text", "int", "hex"), default="auto",
                       help="how files in a folder are named (default auto: the first that fits all keys)")  # fmt: skip
-    dump.add_argument("--overwrite", action="store_true", help="replace what is at OUT")
+    dump.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     json_option(dump)
 
     stats = command(verbs, "stats", "kv.stats", "show what a store holds")
     _store(stats)
     json_option(stats)
 
-    verify = command(verbs, "verify", "kv.verify", "read everything and check it (exit code 1: something is damaged)")
+    verify = command(verbs, "verify", "kv.verify", "read and check all data (exit code 1: some is damaged)")
     _store(verify)
     json_option(verify)
 
     salvage = command(verbs, "salvage", "kv.salvage",
-                      "put what is sound of a damaged store into a new one (exit code 1: some is lost)")  # fmt: skip
+                      "copy the undamaged records of a damaged store into a new one (exit code 1: some were "
+                      "lost)")  # fmt: skip
     _store(salvage)
     salvage.add_argument("target", metavar="NEW", help="folder of the new store; STORE is only read")
     json_option(salvage)

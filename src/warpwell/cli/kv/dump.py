@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not out.parent.is_dir():
         raise MissingFileError(f"{out}: the folder {out.parent} does not exist: make it first", path=out)
     if os.path.lexists(out) and not arguments.overwrite:
-        raise ArgumentError(f"{out} is there already: take --overwrite to replace it")
+        raise ArgumentError(f"{out} already exists: use --overwrite to replace it")
     npz = out.suffix.lower() == ".npz"
     if npz and arguments.names != "auto":
         raise ArgumentError("--names is for files in a folder: leave it out", name="names")

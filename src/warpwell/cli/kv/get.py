@@ -71,7 +71,7 @@ def parse_key(text: str, kind: str) -> int | bytes:
         try:
             number = int(text)
         except ValueError:
-            raise ArgumentError(f"key {text!r} is no integer: take --type text", name="key") from None
+            raise ArgumentError(f"key {text!r} is not an integer: use --type text", name="key") from None
         as_key(number)
         return number
     if kind == "hex":

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.store)
     taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if taken and not (arguments.append or arguments.overwrite):
-        raise ArgumentError(f"{path} is there already: take --append to add to it, or --overwrite to replace it")
+        raise ArgumentError(f"{path} already exists: use --append to add to it, or --overwrite to replace it")
     fields = None if arguments.fields is None else [name for name in arguments.fields.split(",") if name]
     with contextlib.closing(open_source(
         arguments.source, keys=arguments.keys, key_field=arguments.key_field, fields=fields,

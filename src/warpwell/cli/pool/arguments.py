@@ -16,21 +16,21 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     run = command(commands, "run", "pool.run", "run a program with the devices of other processes and hosts as its own")
     run.usage = "warpwell run [--agents N] [--hosts A:8,B:8] [options] FILE.py [ARG ...]"
     placing(run)
-    run.add_argument("--trace", metavar="FILE", help="write what was called: counts, bytes and waits (JSON)")
+    run.add_argument("--trace", metavar="FILE", help="write statistics of calls: counts, bytes and waits (JSON)")
     run.add_argument("--notebook", action="store_true", help="the program is a kernel of Jupyter: interrupts go to it "
                      "and never end it, and it ends with Jupyter (see warpwell pool notebook)")  # fmt: skip
     run.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     run.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py [ARG ...]", help="the program")
 
-    pool = commands.add_parser("pool", help="what the devices of a pool are, and do")
+    pool = commands.add_parser("pool", help="show the devices of a pool and their state")
     verbs = pool.add_subparsers(metavar="COMMAND", required=True)
     info = command(verbs, "info", "pool.info", "start a pool as run does, and show its devices")
     placing(info)
     json_option(info)
     top = command(verbs, "top", "pool.top", "show what the agents of a running program do")
-    top.add_argument("--job", metavar="NAME", help="which one, if several run here")
-    top.add_argument("--every", type=float, metavar="SECONDS", help="again and again, until Ctrl-C (default: once)")
+    top.add_argument("--job", metavar="NAME", help="the job to show, if several run here")
+    top.add_argument("--every", type=float, metavar="SECONDS", help="repeat until Ctrl-C (default: once)")
     json_option(top)
     notebook = command(verbs, "notebook", "pool.notebook", "write a kernel for Jupyter whose devices are a pool's")
     notebook.description = (
@@ -60,7 +60,7 @@ def placing(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target", choices=("auto", "cpu", "cuda"), default="auto",
                        help="default auto: cuda where a host has GPUs")  # fmt: skip
     group.add_argument("--share-gpu", action="store_true",
-                       help="allow several agents on one GPU, and one that another job has")  # fmt: skip
+                       help="allow several agents on one GPU, and GPUs that other jobs use")  # fmt: skip
     group.add_argument("--force", action="store_true", help="allow more agents than this host has cores, and than 16")
     group = parser.add_argument_group("between them")
     group.add_argument("--no-ft", action="store_true",

@@ -140,7 +140,7 @@ class KernelSpec:
             Another program has made it.
         """
         if not (self.path / _FILE).exists():
-            raise MissingFileError(f"{self.path} is no kernel: `jupyter kernelspec list` says where which are",
+            raise MissingFileError(f"{self.path} is not a kernel: `jupyter kernelspec list` lists the kernels",
                                    path=self.path)  # fmt: skip
         if self._others():
             raise ArgumentError(

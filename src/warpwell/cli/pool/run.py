@@ -89,7 +89,7 @@ def _hosts(arguments: argparse.Namespace) -> list[Host]:
         raise ArgumentError(
             f"{here} agent{'s' * (here > 1)} on this host, which has {len(gpus) or 'no'} GPU{'s' * (len(gpus) != 1)}"
             f"{used}{more}: "
-            + ("start fewer, or take --share-gpu to have several on one" if gpus else "take --target cpu or auto"),
+            + ("start fewer, or use --share-gpu to have several on one" if gpus else "use --target cpu or auto"),
             name="agents",
         )
     return placed

@@ -50,9 +50,9 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
                         help="arrivals at random, so that the device is busy for L of the time if programs run alone "
                         "(default: all arrive at once)")  # fmt: skip
     parser.add_argument("--policy", default="warpwell", metavar="A,B", help="policies, or all (default warpwell)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of inputs, order and arrivals")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of inputs, order and arrivals")
     parser.add_argument("--log", metavar="FILE", help="write the log, for sched explain")
     views(parser)
     parser.epilog = "With several policies the names of files that are written get the policy's name."
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output(arguments.json)
     device = arguments.device or default_device()
     if device not in ("cpu", "cuda"):
-        raise ArgumentError(f"device {device!r} has no scheduler: take --device cpu or cuda", name="device")
+        raise ArgumentError(f"device {device!r} has no scheduler: use --device cpu or cuda", name="device")
     require_device(device)
     for name, least in (("repeat", 1), ("limit", 1), ("seed", 0)):
         if getattr(arguments, name) < least:
@@ -271,7 +271,7 @@ def _submit_of(path: str) -> Callable[[Scheduler], Any]:
         raise MissingFileError(f"{path} does not exist: name a file with a function submit(scheduler)", path=path)
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
-        raise ArgumentError(f"{path} is no Python file: name one that ends in .py", name="file")
+        raise ArgumentError(f"{path} is not a Python file: name one that ends in .py", name="file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # as for a script

@@ -23,15 +23,19 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     """Add ``serve`` and ``status`` to the commands of ``sched``."""
     serve = command(verbs, "serve", "sched.serve", "serve a device to several processes, until Ctrl-C or SIGTERM")
     _socket(serve)
-    serve.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
+    serve.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
     serve.add_argument("--policy", default="warpwell", metavar="NAME", help="default warpwell")
     serve.add_argument("--limit", type=int, metavar="N", help="kernels that run at the same time (default 2)")
     serve.add_argument("--tenants", metavar="FILE.json", help="who may submit: {name: {weight, share, memory, ..}}")
-    serve.add_argument("--stuck-after", type=float, metavar="SECONDS", help="in which a kernel must end a block")
+    serve.add_argument("--stuck-after", type=float, metavar="SECONDS", help="time limit for a block of a kernel")
     serve.add_argument("--log", metavar="FILE", help="append every event, for sched explain")
     serve.add_argument("--metrics", metavar="FILE", help=f"write metrics for Prometheus, each {_EVERY:g} s")
-    serve.add_argument("--max-message", default="1GiB", metavar="SIZE", help="of one submission (default 1GiB)")
-    serve.add_argument("--max-held", default="8GiB", metavar="SIZE", help="a tenant may have here (default 8GiB)")
+    serve.add_argument(
+        "--max-message", default="1GiB", metavar="SIZE", help="maximal size of one submission (default 1GiB)"
+    )
+    serve.add_argument(
+        "--max-held", default="8GiB", metavar="SIZE", help="maximal bytes of a tenant at the service (default 8GiB)"
+    )
     group = serve.add_argument_group("for other users", "Kernels are code that runs as you: docs/scheduler.md, Trust.")
     group.add_argument("--group", metavar="NAME", help="open the socket to this group; users are tenants")
     group.add_argument("--users", metavar="FILE.json", help="tenant of each user: {user: tenant}; no others get in")

@@ -72,7 +72,7 @@ def trace_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--load", type=float, metavar="L", help=what + "(default 1.5; of a table: as it says)")
     what = "of requests with priority 1, where the trace has none (default 0.25)"
     group.add_argument("--urgent", type=float, default=0.25, metavar="SHARE", help=what)
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default 0)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random choices (default 0)")
 
 
 def recipe_of(arguments: argparse.Namespace) -> Any:

@@ -95,7 +95,7 @@ class KeyRule:
             if not 1 <= len(name) <= MAX_KEY:
                 raise KeyLengthError(
                     f"{where}: record {start + k} is named {name[:40]!r}, which has {len(name)} bytes but keys "
-                    f"have 1 to {MAX_KEY}: take --keys hash (16 bytes of BLAKE2b of the name) or --keys number",
+                    f"have 1 to {MAX_KEY}: use --keys hash (16 bytes of BLAKE2b of the name) or --keys number",
                     name="key",
                     length=len(name),
                 )

@@ -179,7 +179,7 @@ def cancel(agent: Agent, _s: int, _q: int, number: int) -> None:
     """Give up a copy, or the bulk data of a request."""
     half = agent.bulk.get(number) or agent.halves.get(number)
     if half is not None:
-        half.fail(GivenUpError("the application gave the copy up"))
+        half.fail(GivenUpError("the application cancelled the copy"))
     for answer in agent.answers.pop(number, ()):
         answer.cancel()
 

@@ -199,7 +199,7 @@ def _describe(error: BaseException) -> str:
     try:
         said = str(error)
     except Exception:
-        said = "(its text cannot be had)"
+        said = "(its text is not available)"
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 

@@ -189,7 +189,7 @@ class SharedMemory:
                     known = str(error)  # not the error: what is raised again and again keeps all who raised it
                 self._peers[peer] = known
             if isinstance(known, str):
-                raise errors.PoolError(f"no way to the memory of rank {peer}: {known}")
+                raise errors.PoolError(f"no access to the memory of rank {peer}: {known}")
             if peer in self._lost:
                 raise errors.PoolError(f"rank {peer} is gone")
             opened = known.opened.get(number)

@@ -52,7 +52,7 @@ def lead(agent: AgentState, stream: int, sequence: int, handle: int, number: int
             gone = True  # or nearly: whoever is told twice does not mind
             agent.tell(Op.GO, number, None, offer, to=peer)
             if outgoing and process:
-                offer = half.room.wait(f"rank {peer} to come to a copy", agent.alive(peer))
+                offer = half.room.wait(f"rank {peer} to start a copy", agent.alive(peer))
             if not _directly(agent, lane, view, half, number, outgoing, offer):
                 _in_bulk(agent, lane, view, half, outgoing, tag, plan)
                 if outgoing:
@@ -222,7 +222,7 @@ def bulk(agent: AgentState, peer: int, number: int, for_ever: bool) -> None:
 def left(agent: AgentState, peer: int, number: int) -> None:
     """Give a copy up: where its sender alone was told to, it says no more than this."""
     if (half := _answered(agent, number)) is not None:
-        half.fail(GivenUpError(f"rank {peer} has given the copy up"))
+        half.fail(GivenUpError(f"rank {peer} cancelled the copy"))
 
 
 @handles(Op.RELEASE)

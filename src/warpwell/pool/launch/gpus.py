@@ -207,7 +207,7 @@ def _open(uuid: str, *, make: bool = True) -> int | None:
             os.fchmod(file, 0o666)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise OSError(f"{path} is no file")
+            raise OSError(f"{path} is not a file")
         return file
     except OSError as error:
         if make:

@@ -64,7 +64,7 @@ def read_hostfile(path: str) -> list[Host]:
             if key == "slots":
                 colon, count = ":", value
         if colon and (not count.isdecimal() or int(count) < 1):
-            raise ArgumentError(f"{path}, line {number}: {count!r} is no number of agents", name="hostfile")
+            raise ArgumentError(f"{path}, line {number}: {count!r} is not a number of agents", name="hostfile")
         found.append(Host(name, int(count) if colon else None))
     return _checked(found, f"{path} names no host")
 
@@ -103,7 +103,7 @@ def expand(names: str) -> list[str]:
     for part in inner.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ArgumentError(f"{names!r}: {part!r} is no number and no range such as 01-16", name="hosts")
+            raise ArgumentError(f"{names!r}: {part!r} is neither a number nor a range such as 01-16", name="hosts")
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high - low >= _MOST:
             raise ArgumentError(f"{names!r}: {part!r} runs from {low} to {high}", name="hosts")

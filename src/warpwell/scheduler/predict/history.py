@@ -155,7 +155,7 @@ class History:
             )
         samples = content.get("samples", [])
         if not isinstance(samples, list):
-            raise errors.FormatError(_damaged(history.path, "samples is no list"), path=history.path)
+            raise errors.FormatError(_damaged(history.path, "samples is not a list"), path=history.path)
         for number, entry in enumerate(samples):
             history.record(Sample.from_json(entry, f"{history.path}: sample {number}"))
         return history

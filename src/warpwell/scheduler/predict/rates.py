@@ -47,7 +47,7 @@ def rates(name: str, capacity: Capacity | None = None, *, matrix: str | os.PathL
         Another name, or no file where one is needed.
     """
     if name not in NAMES:
-        raise errors.ArgumentError(f"no rates {name!r}: take one of {', '.join(NAMES)}", name="rates")
+        raise errors.ArgumentError(f"there are no rates {name!r}: choose one of {', '.join(NAMES)}", name="rates")
     if (name == "matrix") != (matrix is not None):
         what = "needs a file of measured pairs" if matrix is None else f"takes no matrix ({matrix})"
         raise errors.ArgumentError(f"rates {name!r} {what}: give both, or neither", name="matrix")

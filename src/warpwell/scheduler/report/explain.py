@@ -75,10 +75,10 @@ def _arrive(event: Event, names: Names) -> str:
 
 _LAUNCH_RULES = {
     "arrival": "it has waited longest",
-    "best combination": "of what waits, it makes the best combination",
-    "best pair": "of what waits, these two have the largest sum of normalized IPC together",
-    "best sum": "of what waits, it makes the largest sum of normalized IPC",
-    "alone": "nothing that waits would gain by running beside it",
+    "best combination": "of the waiting tasks, it makes the best combination",
+    "best pair": "of the waiting tasks, these two have the largest sum of normalized IPC together",
+    "best sum": "of the waiting tasks, it makes the largest sum of normalized IPC",
+    "alone": "no waiting task would gain by running with it",
     "unknown": "its class is not known, so it runs alone and is measured (a profile= says it)",
     "priority": "it has the highest priority",
     "shortest": "it has the shortest rest",
@@ -89,7 +89,7 @@ _LAUNCH_RULES = {
     "high priority": "its priority is above those that run",
     "opposite profile": "its class differs from that of the kernel that runs with priority",
     "worth most": "it is worth most over its whole time",
-    "best of all": "of all that waits, tried with the truth, it is worth most",
+    "best of all": "of all waiting tasks, compared with true times, it is worth most",
 }
 
 

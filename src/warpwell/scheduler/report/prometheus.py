@@ -26,7 +26,7 @@ OUTCOMES = {"end": "done", "fail": "failed", "cancel": "cancelled", "lost": "los
 
 _FAMILIES = {
     "warpwell_tasks_arrived_total": ("counter", "Tasks that came to the head of their request."),
-    "warpwell_tasks_ended_total": ("counter", "Tasks that ended, by how."),
+    "warpwell_tasks_ended_total": ("counter", "Tasks that ended, by outcome."),
     "warpwell_launches_total": ("counter", "Times that a task was put on the device, the first time or again."),
     "warpwell_preemptions_total": ("counter", "Times that a running task was asked to leave, by mode."),
     "warpwell_preemptions_declined_total": ("counter", "Preemptions that were weighed and not done."),

@@ -341,7 +341,7 @@ class Broker:
                 session = self.sessions[held.client]
                 after = held.options["after"]
                 if any(theirs in session.badly for theirs in after):
-                    self._end(self._ledger.withdraw(held), {"rule": "what it comes after did not end well"})
+                    self._end(self._ledger.withdraw(held), {"rule": "a task before it did not succeed"})
                     continue
                 numbers = [session.tasks[theirs] for theirs in after if theirs in session.tasks]
                 header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks,

@@ -87,7 +87,7 @@ class Client:
         server = protocol.credentials(sock)
         if path is None and server.uid != os.getuid():
             sock.close()
-            raise errors.ServiceError(f"{self.path} is user {server.uid}'s, not yours: name it to use it all the same")
+            raise errors.ServiceError(f"{self.path} is user {server.uid}'s, not yours: pass its path to use it anyway")
         self._connection = protocol.ServiceConnection(sock, f"the service at {self.path}", patience=timeout)
         try:
             protocol.hello(self._connection, tenant=tenant)
@@ -318,7 +318,7 @@ class Client:
                     self._handle(message)
                 elif asked:
                     raise errors.ServiceError(
-                        f"the service at {self.path} has said nothing for {2 * self._connection.patience:g} s: is it "
+                        f"the service at {self.path} has not answered for {2 * self._connection.patience:g} s: is it "
                         "stopped? See `warpwell sched status`"
                     )
                 elif self._calls or self._handles:
@@ -510,7 +510,8 @@ class Packer:
             writes = target is not None or array.flags.writeable
             if writes and np.may_share_memory(other, array):
                 raise errors.ArgumentError(
-                    "two arrays of a request overlap in memory, and would come apart on their way: pass the same array "
+                    "two arrays of a request overlap in memory, and would be separated when they are sent: pass "
+                    "the same array "
                     "object twice, or copies",
                     name="args",
                 )

@@ -211,7 +211,7 @@ class OwnerProcess:
         except errors.ServiceError as error:
             reason = str(error)
         except Exception as error:  # this thread must go on: without it no owner is started, and no client would know
-            reason = f"it was not understood: {error!r}"
+            reason = f"it sent an invalid message: {error!r}"
         finally:
             outbox, self._outbox = self._outbox, None
             connection.interrupt()
@@ -260,7 +260,7 @@ class OwnerProcess:
                 return "it closed its connection"
             if message is None:
                 self._kill()
-                return f"it said nothing for {self._silence:g} s"
+                return f"it did not answer for {self._silence:g} s"
             self._message(message)
 
     def _kill(self) -> None:

@@ -123,7 +123,7 @@ class ServiceConnection:
         MessageSizeError
             The message is too large. Nothing of it was sent, and others may be.
         ServiceError
-            The peer has gone, or takes nothing for `patience` seconds.
+            The peer has gone, or has received nothing for `patience` seconds.
         """
         sent = [_plain(array) for array in arrays]
         text = json.dumps(
@@ -197,9 +197,9 @@ class ServiceConnection:
         try:
             message = self.receive()
         except EOFError:
-            raise errors.ServiceError(f"{self.peer} closed the connection instead of saying {kind!r}") from None
+            raise errors.ServiceError(f"{self.peer} closed the connection instead of sending {kind!r}") from None
         if message is None:
-            raise errors.ServiceError(f"{self.peer} did not say {kind!r} within {self.patience:g} s: is it stopped?")
+            raise errors.ServiceError(f"{self.peer} did not send {kind!r} within {self.patience:g} s: is it stopped?")
         if message.kind == "refused":
             raise errors.ServiceError(str(message.header.get("message", f"{self.peer} refused the call")))
         if message.kind != kind:
@@ -295,7 +295,7 @@ def checked(values: dict[str, Any], name: str, kind: type | tuple[type, ...], de
     if value is ... or (isinstance(value, bool) and bool not in kinds) or not isinstance(value, kinds):
         wanted = " or ".join(k.__name__ for k in kinds)
         told = "is missing" if value is ... else f"is {value!r:.60}"
-        raise errors.ServiceError(f"field {name!r} of a message {told}: {wanted} is due")
+        raise errors.ServiceError(f"field {name!r} of a message {told}: {wanted} is expected")
     return value
 
 
@@ -361,5 +361,5 @@ def _layout(listed: Any, nbytes: int, peer: str) -> list[tuple[np.dtype[Any], tu
 
 def _reason(error: OSError, patience: float) -> str:
     if isinstance(error, BlockingIOError):
-        return f"takes nothing for {patience:g} s"
+        return f"has received nothing for {patience:g} s"
     return f"has gone ({error.strerror or error})"

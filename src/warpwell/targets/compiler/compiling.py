@@ -56,7 +56,7 @@ def _say(name: str) -> None:
     _said = True
     with contextlib.suppress(OSError, ValueError):  # nobody reads it
         sys.stderr.write(
-            f"warpwell: compiling {name}, and what else is new; on the CPU it is kept on disk for the next time "
+            f"warpwell: compiling {name}, and other new code; code for the CPU is cached on disk "
             "(WARPWELL_QUIET=1 hides this line) ...\n"
         )
         sys.stderr.flush()

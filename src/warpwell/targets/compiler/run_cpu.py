@@ -147,7 +147,7 @@ def run(
 
 
 def _tell(name: str) -> bool:
-    sys.stderr.write(f"warpwell: kernel {name!r} stays in one index: Ctrl-C once more leaves it behind\n")
+    sys.stderr.write(f"warpwell: kernel {name!r} does not leave one index: press Ctrl-C again to abandon it\n")
     return True
 
 

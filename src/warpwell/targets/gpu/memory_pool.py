@@ -260,7 +260,7 @@ class ImportedPool:
             way.settimeout(TIMEOUT)
             way.connect("\0" + name)
             if _user(way) != os.getuid():
-                raise errors.PoolError("the memory pool is another user's")
+                raise errors.PoolError("the memory pool belongs to another user")
             _, (descriptor,), _, _ = socket.recv_fds(way, 1, 1)
         try:
             kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

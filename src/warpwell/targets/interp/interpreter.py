@@ -162,7 +162,7 @@ class Interpreter(Interleaver):
         `max_steps`.  What host code did to the memory before is seen; during a run only `write_bytes` is.
         """
         if getattr(_local, "running", None) is not None:
-            raise RuntimeError("an interpreted launch from device code of another one")
+            raise RuntimeError("device code cannot start another interpreted launch")
         if self.shape == (0,):
             self.shape = (sum(not t.daemon for t in self.threads),)
         self.memory.forget()

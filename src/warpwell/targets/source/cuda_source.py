@@ -77,9 +77,11 @@ class CudaSource:
 
     def __init__(self, code: str, name: str, *, options: Sequence[str] = ()) -> None:
         if not isinstance(code, str) or not isinstance(name, str) or not name.isidentifier():
-            raise errors.ArgumentError("CUDA source is a text, and the name of a kernel in it", name="name")
+            raise errors.ArgumentError(
+                "CudaSource takes a source text and the name of a kernel in it, both strings", name="name"
+            )
         if isinstance(options, str) or not all(isinstance(option, str) for option in options):
-            raise errors.ArgumentError(f"options={options!r:.60}: give a list of texts", name="options")
+            raise errors.ArgumentError(f"options={options!r:.60}: give a list of strings", name="options")
         self.code = code
         self.name = self.__name__ = name
         self.options = tuple(options)

@@ -83,7 +83,7 @@ def _parameter(text: str, known: dict[str, str], kernel: str, line: int) -> Para
     base = kind.split("*")[0]
     dtype = _dtype(base) if kind.count("*") + found[2].count("[") <= 1 else None
     if dtype is None and not pointer:
-        raise refuse("is passed by value and is no number: pass a pointer to it")
+        raise refuse("is passed by value and is not a number: pass a pointer to it")
     return Parameter(declared, found[1], pointer, dtype, bool(re.search(r"\bconst\b", base)))
 
 
