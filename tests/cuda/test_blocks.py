@@ -146,7 +146,7 @@ def test_registers_that_keep_the_plain_kernel_resident() -> None:
 
 class OnGpu:
     def __init__(self, launch: Any, arguments: Any) -> None:
-        from warpwell.targets.blocks.cuda import forms
+        from warpwell.targets.blocks.cuda import Forms
         from warpwell.targets.gpu.gpu import Gpu
 
         self.gpu = Gpu()
@@ -154,7 +154,7 @@ class OnGpu:
         self.stream = self.gpu.stream()
         self.blocks = BlockLaunch(launch, arguments, "cuda")
         self.blocks.begin()
-        self.forms = forms(self.blocks)
+        self.forms = Forms(self.blocks)
         self.forms.prepare()
         self.record = self.blocks.new_control()
         self.control = self.record.address

@@ -106,7 +106,7 @@ def test_partitions_hold_what_they_are_given() -> None:
 @pytest.mark.parametrize("form", ["workers", "slices"])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_are_the_same_bit_for_bit_in_every_form(name: str, form: str) -> None:
-    from warpwell.targets.blocks.cuda import forms
+    from warpwell.targets.blocks.cuda import Forms
     from warpwell.targets.gpu.gpu import Gpu
 
     size = 4 * WORKLOADS[name].small
@@ -118,7 +118,7 @@ def test_workloads_are_the_same_bit_for_bit_in_every_form(name: str, form: str) 
     for step in cut:
         blocks = BlockLaunch(step.launch, step.arguments, "cuda")
         blocks.begin()
-        made = forms(blocks)
+        made = Forms(blocks)
         made.prepare()
         if form == "workers":
             control = blocks.new_control()

@@ -10,7 +10,7 @@ from typing import Any
 from .. import errors
 from ..cache import Cache, Statistics
 from ..targets.compiler.hooks import seam_for
-from ..targets.fault import LaunchFlag, plain_flag
+from ..targets.fault import LaunchFlag, PlainFlag
 from . import bulk
 from .attachment import Attachment, hand_over
 from .header import check_extents
@@ -291,7 +291,7 @@ class _Active:
 
     def __init__(self, array: Array) -> None:
         self._array = array
-        self._flag = plain_flag() if array.device == "cuda" else LaunchFlag(array.device)
+        self._flag = PlainFlag() if array.device == "cuda" else LaunchFlag(array.device)
 
     def __enter__(self) -> ArrayView:
         self._array.launch_begins(self._flag)

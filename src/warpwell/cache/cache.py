@@ -19,7 +19,7 @@ from ..queues.layout import MERGE_MAX
 from ..storage.controller import Controller, service_threads
 from ..storage.medium import Medium
 from ..targets import Block, closing, default_device, memory_for
-from ..targets.fault import LaunchFlag, plain_flag
+from ..targets.fault import LaunchFlag, PlainFlag
 from ..targets.uninterrupted import interruptible
 from . import layout as at
 from . import maintenance
@@ -256,7 +256,7 @@ class Cache:
         launch = self.launches.of(flag) if flag is not None else None
         if launch is None:  # plain views share one record: their launches are not announced to the cache
             with self._lock:
-                plain = plain_flag if self.device == "cuda" else lambda: LaunchFlag(self.device)
+                plain = PlainFlag if self.device == "cuda" else lambda: LaunchFlag(self.device)
                 launch = self._views = self._views or self.launches.take(plain())
         return {
             "core": core,

@@ -74,8 +74,8 @@ class LaunchFlag:
             _free.append(self._pinned)  # one step: a finalizer may come while the lock is held
 
 
-class _PlainFlag(LaunchFlag):
-    """The flag of all launches of plain kernels, which the fault page holds."""
+class PlainFlag(LaunchFlag):
+    """The flag of kernels that Warpwell does not launch, which all read the same words: those of the fault page."""
 
     def __init__(self) -> None:
         super().__init__("cuda")
@@ -100,11 +100,6 @@ def _take() -> Words:
             _free.extend((row[:2], block.address + 64 * k) for k, row in enumerate(rows))
         taken: Words = _free.pop()
     return taken
-
-
-def plain_flag() -> LaunchFlag:
-    """Return the flag of kernels that Warpwell does not launch, which all read the same words."""
-    return _PlainFlag()
 
 
 def fault_page() -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ from .bounds import Record, checked, checking, for_interp
 from .device import device as mark_device
 from .fault import LaunchFlag
 from .gpu.device import require_gpu
+from .interp import interpreter
 from .signature import check_arguments, check_launch, configuration, parameters
 from .uninterrupted import Interrupts, interruptible
 
@@ -216,24 +217,46 @@ class Launch:
         begun: list[Any] = []
         try:
             values = begin(participants, begun, args, flag)
-            if total and target == "cpu" and not _compiled(self.kernel, values):
+            runner = _runner(target) if total else None
+            if runner is not None and target == "cpu" and not runner.is_compiled(self.kernel, values):
                 # threads that serve arguments rest meanwhile: awake, they take a fifth of a core from the compiler
                 ended, begun[:] = list(begun), []
                 finish(ended, flag)
-                _compile(self.kernel, values)
+                runner.compile_launch(self.kernel, values)
                 values = begin(participants, begun, args, flag)
-            if not total or interrupts.raised:
+            if runner is None or interrupts.raised:
                 pass  # a launch that Ctrl-C ended before it began
             elif target == "interp":
-                _run_interp(self, values, participants, flag, interrupts, seed, services)
+                self._interpret(values, participants, flag, interrupts, seed, services)
             else:
-                done = _runner(target)(self, values, total, flag, interrupts)
+                done = runner.run(self, values, total, flag, interrupts)
         finally:
             if done is None:
                 finish(begun, flag)
         if done is not None:
             for argument in participants:
                 argument.launch_continues(flag, done)
+
+    def _interpret(
+        self,
+        values: list[Any],
+        participants: Sequence[KernelArgument],
+        flag: LaunchFlag,
+        interrupts: Interrupts,
+        seed: int | None,
+        services: Sequence[Callable[[], object]],
+    ) -> None:
+        check_arguments(self.kernel, values, compiles=False)
+        if checking(self.kernel):
+            values = for_interp(self.kernel, values)
+        # arrays of one cache have the same steps, and one thread at a time may serve a port
+        offered = (step for a in participants for step in getattr(a, "interp_services", list)())
+        interrupts.at_once = True
+        interpreter.launch(
+            self.kernel.function, self.shape, values, seed=_seed() if seed is None else seed,
+            services=list(dict.fromkeys([*services, *offered])), coarse_copies=True, max_steps=1_000_000_000, flag=flag,
+        )  # fmt: skip
+        interrupts.at_once = False
 
     def check(self, args: Sequence[Any]) -> None:
         """Raise `ArgumentError` if the kernel does not take this shape, or this number of arguments."""
@@ -281,52 +304,18 @@ def _again(function: Callable[..., Any], max_registers: int | None, block: int |
     return Kernel(function, max_registers=max_registers, block=block, check=check)
 
 
-def _compiled(kernel: Kernel, values: Sequence[Any]) -> bool:
-    from .compiler.run_cpu import is_compiled
-
-    return is_compiled(kernel, values)
-
-
-def _compile(kernel: Kernel, values: Sequence[Any]) -> None:
-    from .compiler.run_cpu import compile_launch
-
-    compile_launch(kernel, values)
-
-
-def _runner(target: str) -> Callable[..., Callable[[], bool] | None]:
+def _runner(target: str) -> Any:
+    """Return the module that runs launches on a target; imports its compiler."""
+    if target == "interp":
+        return interpreter
     if target == "cpu":
         from .compiler import run_cpu
 
-        return run_cpu.run
+        return run_cpu
     require_gpu()
     from .compiler import run_cuda
 
-    return run_cuda.run
-
-
-def _run_interp(
-    launch: Launch,
-    values: list[Any],
-    participants: Sequence[KernelArgument],
-    flag: LaunchFlag,
-    interrupts: Interrupts,
-    seed: int | None,
-    services: Sequence[Callable[[], object]],
-) -> None:
-    from .interp import interpreter as interp
-    check_arguments(launch.kernel, values, compiles=False)
-    if checking(launch.kernel):
-        values = for_interp(launch.kernel, values)
-    # arrays of one cache have the same steps, and one thread at a time may serve a port
-    offered = (step for a in participants for step in getattr(a, "interp_services", list)())
-    steps = list(dict.fromkeys([*services, *offered]))
-    chosen = _seed() if seed is None else seed
-    interrupts.at_once = True
-    interp.launch(
-        launch.kernel.function, launch.shape, values, seed=chosen, services=steps,
-        coarse_copies=True, max_steps=1_000_000_000, flag=flag,
-    )  # fmt: skip
-    interrupts.at_once = False
+    return run_cuda
 
 
 def _seed() -> int:

@@ -243,11 +243,6 @@ def registers_for(used: int, threads: int) -> int:
     return min(255, 65536 // (max(1, resident) * threads) // 8 * 8)
 
 
-def forms(blocks: Any) -> Forms:
-    """Return the forms of a `BlockLaunch`, which has begun."""
-    return Forms(blocks)
-
-
 def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, str, dict[str, Any]]:
     """Return the name, the source and the names in reach of a form."""
     name = f"warpwell_{'workers' if template is _WORKERS else 'slice'}_{blocks.kernel.__name__}"

@@ -190,10 +190,10 @@ class BlockLaunch:
             self.forms().prepare()
 
     def forms(self) -> Any:
-        """Return the compiled forms on the current GPU (see `blocks_cuda.Forms`), between `begin` and `end`."""
-        from .cuda import forms
+        """Return the compiled forms on the current GPU (see `blocks.cuda.Forms`), between `begin` and `end`."""
+        from .cuda import Forms  # needs the cuda extra
 
-        return forms(self)
+        return Forms(self)
 
     def work(self, control: int, worker: int) -> None:
         """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).
