@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,12 @@ from tests.harness.until import until
 from warpwell import errors
 from warpwell.pool.agent import code
 from warpwell.pool.agent.agent import Agent
+from warpwell.pool.agent.arguments import answer
 from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.copy import program
 from warpwell.pool.devices import Devices
+from warpwell.pool.transport.local_transport import local_pair
+from warpwell.pool.transport.tags import Tags
 
 ITEMS = 200_000
 NUMBERS = np.arange(ITEMS, dtype=np.int64)
@@ -187,3 +191,22 @@ def test_a_lost_agent_ends_a_result_that_is_on_its_way() -> None:
         devices[0].caller.transport.lose(1, "as a test says")
         with pytest.raises(errors.DeviceLostError):
             result.get(30)
+
+
+def test_lanes_that_answer_at_the_same_time_keep_each_others_arrays() -> None:
+    """While one looks which answers are over, another one's is noted: neither fails, and both can be given up."""
+    program_end, agent_end = local_pair()
+    running = SimpleNamespace(done=False)
+    agent: Any = SimpleNamespace(application=0, transport=agent_end, tags=Tags(1), answers={}, tell=lambda *said: None)
+
+    class Over:
+        @property
+        def done(self) -> bool:
+            agent.answers[3] = [running]  # as another lane
+            return True
+
+    agent.answers |= {1: [Over()], 2: [running]}
+    answer(agent, 4, NUMBERS)
+    assert set(agent.answers) == {2, 3, 4}
+    agent_end.close(0)
+    program_end.close(0)

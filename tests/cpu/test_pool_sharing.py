@@ -166,6 +166,30 @@ def test_descriptors_of_lost_processes_are_closed() -> None:
         assert "pidfd" not in os.readlink(f"/proc/self/fd/{descriptor}")
 
 
+@watches
+def test_copies_that_are_answered_while_a_lost_sender_is_looked_for_are_no_matter() -> None:
+    agent = _Agent()
+    sharing = sharing_of(agent)
+    memory = DeviceMemory(agent.runtime, 100)
+
+    class Answering(int):
+        """The rank of a sender; when it is compared, the main loop hears the end of another copy."""
+
+        def __eq__(self, other: object) -> bool:
+            sharing.answered(8)
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        view = BufferView(memory, 0, np.dtype("u1"), (100,))
+        assert sharing.offer(7, view, 2, process.pid) and sharing.offer(8, view, 3, os.getpid())
+        sharing._held[7] = Answering(2), memory
+        process.kill()
+    sharing._wait_for_end(2)
+    assert sharing.count()["held"] == 0
+
+
 def test_blocks_of_a_lost_receiver_are_closed_when_no_copy_uses_them() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)

@@ -307,7 +307,7 @@ class Caller:
             # what they had answered before is taken where nothing waits any more
             while self._gone and (got is None or time.monotonic() > self._gone[0][1]):
                 self.fail(self._gone.popleft()[0])
-        for rank, _ in self._gone:
+        for rank, _ in list(self._gone):  # a copy: the transport's thread appends
             self.fail(rank)
 
     def _take(self, connection: AgentConnection, op: int, number: int, *operands: Any) -> None:

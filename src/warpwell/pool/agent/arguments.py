@@ -86,6 +86,8 @@ def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
         transfers.append(agent.transport.put(agent.application, tag, Region.over(whole, chunk=chunk)))
         agent.tags.begun(agent.transport.rank, agent.application, transfers[-1])
         about.append((tag, chunk, *shape))
-    agent.answers = {n: ts for n, ts in agent.answers.items() if not all(t.done for t in ts)}
+    for number, earlier in list(agent.answers.items()):  # a copy: other lanes answer meanwhile
+        if all(transfer.done for transfer in earlier):
+            agent.answers.pop(number, None)
     agent.answers[reply] = transfers
     return lambda: agent.tell(Op.ANSWER, reply, data, numbers, about)

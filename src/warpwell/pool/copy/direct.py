@@ -170,8 +170,9 @@ class SharedMemory:
             os.close(process)
             self._processes[peer] = None
             self._dead.add(peer)
-            for copy in [c for c, (whose, _) in self._held.items() if whose == peer]:
-                del self._held[copy]
+            for copy, (whose, _) in list(self._held.items()):  # a copy: the main loop takes answered ones out meanwhile
+                if whose == peer:
+                    self._held.pop(copy, None)
             for number in list(self._ending):
                 self.released(peer, number)
 
