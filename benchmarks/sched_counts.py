@@ -55,7 +55,7 @@ def chosen(app: Application) -> list[int]:
 
 def described(app: Application, step: Step) -> dict[str, Any]:
     """Return what is known of a launch before it runs."""
-    return {"app": app.workload.name, "family": app.workload.family, "kernel": step.name, "n": app.size,
+    return {"app": app.workload.name, "kernel": step.name, "n": app.size,
             "size": step.size, "shape": list(step.launch.shape), "blocks": step.blocks(),
             "warps": step.warps(), "memory": app.memory,
             "bytes": footprint(step.arguments), "kind": app.workload.kinds[step.name].value}  # fmt: skip

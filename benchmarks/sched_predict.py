@@ -35,7 +35,7 @@ KEPT = Path(__file__).parent / "results" / "sched_counts_h200.json"
 
 
 def query(sample: Sample) -> Sample:
-    return Sample(sample.kernel, sample.size, sample.warps, sample.moving, sample.app, sample.family)
+    return Sample(sample.kernel, sample.size, sample.warps, sample.moving, sample.app)
 
 
 def by(samples: Iterable[Sample], field: str) -> dict[str, list[Sample]]:

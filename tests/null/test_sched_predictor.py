@@ -183,7 +183,8 @@ def test_a_history_by_bare_names_is_not_used(tmp_path):
 
 
 def test_a_history_with_static_counts_is_read_without_them(tmp_path):
-    old = {"kernel": "k@1", "size": {"n": 1.0}, "warps": 1, "static": {"instructions": 5.0}, "seconds": 2.0}
+    old = {"kernel": "k@1", "size": {"n": 1.0}, "warps": 1, "static": {"instructions": 5.0}, "seconds": 2.0,
+           "family": "f"}  # fmt: skip
     (tmp_path / "h.json").write_text(json.dumps({"format": "warpwell-history/2", "device": "d", "samples": [old]}))
     assert [s.seconds for s in History.load("d", tmp_path / "h.json").samples] == [2.0]
 

@@ -60,7 +60,7 @@ def _measured(row: dict[str, Any], capacity: Capacity, machine: Machine) -> Samp
     miss = row.get("miss_rate")
     moving = float(row.get("bytes", 0)) / machine.bandwidth
     return Sample(
-        row["kernel"], sized(row["size"]), int(row["warps"]), moving, row.get("app", ""), row.get("family", ""),
+        row["kernel"], sized(row["size"]), int(row["warps"]), moving, row.get("app", ""),
         instructions, seconds, None if miss is None else _ratio(float(miss)),
         None if moved is None else _ratio(float(moved) / seconds / machine.bandwidth),
         _ratio(instructions / (machine.schedulers * capacity.processors * cycles)),

@@ -79,7 +79,7 @@ class History:
             known = {name: _average(getattr(old, name), getattr(sample, name)) for name in MEASURED}
             if old.seconds is not None and sample.seconds is not None and sample.seconds < old.seconds:
                 known["seconds"] = _average(old.seconds, sample.seconds, SOONER)
-            merged = {name: getattr(sample, name) or getattr(old, name) for name in ("moving", "app", "family")}
+            merged = {name: getattr(sample, name) or getattr(old, name) for name in ("moving", "app")}
             sample = replace(sample, **known, **merged, times=old.times + sample.times)
         self._samples[sample.key] = sample
         while len(self._samples) > KEPT:

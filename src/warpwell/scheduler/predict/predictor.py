@@ -94,11 +94,6 @@ class Predictor:
     def __len__(self) -> int:
         return sum(len(rows) for rows in self._by_kernel.values())
 
-    @property
-    def kernels(self) -> list[str]:
-        """Names of the kernels that were measured."""
-        return list(self._by_kernel)
-
     def add(self, sample: Sample) -> None:
         """Learn from a measurement; one of the same kernel and size is replaced."""
         rows = self._by_kernel.setdefault(sample.kernel, [])

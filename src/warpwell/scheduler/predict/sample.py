@@ -38,8 +38,8 @@ class Sample:
         Warps launched.
     moving : float
         Seconds in which the device's memory can move each of its arrays once; 0 where that is not known.
-    app, family : str
-        The application, and those that resemble it ("" where not known).
+    app : str
+        The application ("" where not known).
     instructions, seconds, miss_rate, bandwidth, compute : float or None
         As in `Profile`; None where it was not measured.
     times : int
@@ -51,7 +51,6 @@ class Sample:
     warps: int
     moving: float = 0.0
     app: str = ""
-    family: str = ""
     instructions: float | None = None
     seconds: float | None = None
     miss_rate: float | None = None
@@ -96,7 +95,8 @@ class Sample:
         wrong = f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}"
         if not isinstance(entry, dict) or not {"kernel", "size", "warps"} <= set(entry):
             raise errors.FormatError(wrong)
-        entry = {name: value for name, value in entry.items() if name != "static"}  # older files have it
+        # older files have these two
+        entry = {name: value for name, value in entry.items() if name not in ("static", "family")}
         if not set(entry) <= names:
             raise errors.FormatError(wrong)
         try:

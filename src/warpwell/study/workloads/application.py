@@ -110,8 +110,6 @@ class Workload:
         What it computes, and what `size` is.
     kinds : mapping
         Class of each of its kernels, by the kernel's name, when its arrays are larger than the second-level cache.
-    family : str
-        Workloads of one family resemble each other, so one says much about another.
     build : callable
         ``build(size, inputs) -> Built``.
     small : int
@@ -120,8 +118,6 @@ class Workload:
         A size whose kernels occupy a whole H100 for about a millisecond or more.
     sizes : tuple of int
         Sizes that instruction counts are measured at.
-    irregular : bool
-        Whether control flow depends on the data.
     tolerance : float
         How far a result may be from NumPy's, relative to the largest one.
     """
@@ -129,12 +125,10 @@ class Workload:
     name: str
     about: str
     kinds: Mapping[str, Kind]
-    family: str
     build: Callable[[int, Inputs], Built]
     small: int
     large: int
     sizes: tuple[int, ...]
-    irregular: bool = False
     tolerance: float = 1e-4
 
     @property

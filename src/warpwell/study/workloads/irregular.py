@@ -96,10 +96,10 @@ def _spmv(size: int, make: Inputs) -> Built:
 WORKLOADS = (
     Workload(
         "bfs", "breadth-first search of a random graph, a launch a level; size: vertices", {"bfs_level": Kind.MEMORY},
-        "irregular", _bfs, small=900, large=1 << 22, sizes=geometric(4096, 524288), irregular=True,
+        _bfs, small=900, large=1 << 22, sizes=geometric(4096, 524288),
     ),
     Workload(
-        "spmv", "sparse matrix (CSR) times vector; size: rows", {"spmv": Kind.MEMORY}, "irregular", _spmv,
-        small=700, large=1 << 22, sizes=geometric(4096, 1 << 20), irregular=True,
+        "spmv", "sparse matrix (CSR) times vector; size: rows", {"spmv": Kind.MEMORY}, _spmv,
+        small=700, large=1 << 22, sizes=geometric(4096, 1 << 20),
     ),
 )  # fmt: skip
