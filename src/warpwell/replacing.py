@@ -1,12 +1,18 @@
-"""`replacing`: a file or folder that appears whole, or not at all."""
+"""`replacing`: a file or folder that appears whole, or not at all. `storage_full`: the error where the disk is full."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from .errors import StorageFullError
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where no space is left."""
 
 unfinished: set[Path] = set()
 """Files and folders to remove if this process is ended without an exception in the threads that write them."""
@@ -46,6 +52,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         remove(part)
         unfinished.discard(part)
+
+
+@contextlib.contextmanager
+def storage_full(path: Path, advice: str = ": free some, or write to another disk") -> Iterator[None]:
+    """Turn the errors of a full disk into StorageFullError; `advice` ends its message."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE or isinstance(error, StorageFullError):
+            raise
+        raise StorageFullError(f"{path}: no space left ({os.strerror(error.errno)}){advice}", path=path) from error
 
 
 def remove(path: Path) -> None:

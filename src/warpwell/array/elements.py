@@ -81,33 +81,6 @@ def locate2(view, index):
     return i * view.strides[0] + j * view.strides[1]
 
 
-@device
-def locate3(view, index):
-    """Return the byte offset of an item of a 3-d view, or -1 if out of range (thread)."""
-    k = i64(index[2])
-    if k < 0 or k >= view.shape[2]:
-        return -1
-    outer = locate2(view, (index[0], index[1]))
-    if outer < 0:
-        return -1
-    return outer + k * view.strides[2]
-
-
-@device
-def locate4(view, index):
-    """Return the byte offset of an item of a 4-d view, or -1 if out of range (thread)."""
-    k = i64(index[3])
-    if k < 0 or k >= view.shape[3]:
-        return -1
-    outer = locate3(view, (index[0], index[1], index[2]))
-    if outer < 0:
-        return -1
-    return outer + k * view.strides[3]
-
-
-LOCATE = {2: locate2, 3: locate3, 4: locate4}
-
-
 @linked
 def out_of_range(space, index, extent):
     """Latch an index out of range of a dimension (thread)."""
@@ -131,26 +104,33 @@ def outside2(view, index):
         out_of_range(view.space, i64(index[1]), view.shape[1])
 
 
-@device
-def outside3(view, index):
-    """Latch an index that is out of its range (thread)."""
-    k = i64(index[2])
-    if k < 0 or k >= view.shape[2]:
-        out_of_range(view.space, k, view.shape[2])
-    else:
-        outside2(view, (index[0], index[1]))
+def _with_axis(axis: int, locate: Maker, outside: Maker) -> tuple[Maker, Maker]:
+    """Return how views of ``axis + 1`` dimensions locate an item and latch its index, from the same of one less."""
+
+    @device
+    def locate_inner(view, index):
+        k = i64(index[axis])
+        if k < 0 or k >= view.shape[axis]:
+            return -1
+        outer = locate(view, index)
+        if outer < 0:
+            return -1
+        return outer + k * view.strides[axis]
+
+    @device
+    def outside_inner(view, index):
+        k = i64(index[axis])
+        if k < 0 or k >= view.shape[axis]:
+            out_of_range(view.space, k, view.shape[axis])
+        else:
+            outside(view, index)
+
+    return locate_inner, outside_inner
 
 
-@device
-def outside4(view, index):
-    """Latch an index that is out of its range (thread)."""
-    k = i64(index[3])
-    if k < 0 or k >= view.shape[3]:
-        out_of_range(view.space, k, view.shape[3])
-    else:
-        outside3(view, (index[0], index[1], index[2]))
-
-
+locate3, outside3 = _with_axis(2, locate2, outside2)
+locate4, outside4 = _with_axis(3, locate3, outside3)
+LOCATE = {2: locate2, 3: locate3, 4: locate4}
 OUTSIDE = {1: outside1, 2: outside2, 3: outside3, 4: outside4}
 
 

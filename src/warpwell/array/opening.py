@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import pathlib
@@ -15,6 +14,7 @@ from .. import errors
 from ..cache import Cache, parse_size
 from ..cache.cache import default_queues
 from ..cache.sizes import parse_page_size
+from ..replacing import NO_SPACE
 from ..storage.file import FileMedium
 from ..storage.medium import Medium
 from ..targets import closing, default_device
@@ -196,7 +196,7 @@ def create(
         return open_array(target, "r+", **options)
     except BaseException as error:
         target.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise errors.StorageFullError(
                 f"there is no room for {math.prod(extents) * checked.itemsize} bytes of {target}: free some, or "
                 "choose another",

@@ -1,20 +1,17 @@
 """``.npy`` files whose length is known only at the end: ``NpyWriter``."""
 
 import contextlib
-import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
-from warpwell.errors import StorageFullError
+from warpwell import replacing
 
 #: Bytes in front of the data. Room for any length, and a multiple of 64 as the format asks.
 HEADER_BYTES = 128
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NpyWriter:
@@ -79,17 +76,10 @@ def write_array(file: IO[bytes], array: npt.NDArray[np.generic], path: Path) -> 
             rest = rest[file.write(rest) :]
 
 
-@contextlib.contextmanager
-def storage_full(path: Path) -> Iterator[None]:
-    """Turn the errors of a full disk into StorageFullError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL or isinstance(error, StorageFullError):
-            raise
-        raise StorageFullError(
-            f"{path}: no space left ({os.strerror(error.errno)}). No partial file is left. "
-            "Free some space or write to another disk. "
-            "A graph larger than memory needs about twice its own size during conversion.",
-            path=path,
-        ) from error
+def storage_full(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Turn the errors of a full disk into StorageFullError, with advice for graphs."""
+    return replacing.storage_full(
+        path,
+        ". No partial file is left. Free some space or write to another disk. "
+        "A graph larger than memory needs about twice its own size during conversion.",
+    )

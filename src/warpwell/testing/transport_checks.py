@@ -12,13 +12,13 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, DeviceLostError, PoolError, StallError
-from ..pool.transport.transport import OVERHEAD, WINDOW, Region, Transport
+from ..pool.transport.transport import OVERHEAD, WINDOW, Region, Transfer, Transport
 
 PATIENCE = 10.0
 """Seconds that a check waits for anything."""
@@ -84,6 +84,14 @@ def pattern(nbytes: int, *seed: int) -> bytes:
 
 def _array(nbytes: int, *seed: int) -> NDArray[np.uint8]:
     return np.frombuffer(pattern(nbytes, *seed), np.uint8).copy()
+
+
+def _until_done(halves: Sequence[Transfer], otherwise: str, seconds: float) -> None:
+    """Wait until halves of copies are done; raise AssertionError with the text `otherwise` where they take longer."""
+    end = time.monotonic() + seconds
+    while not all(half.done for half in halves):
+        assert time.monotonic() < end, otherwise
+        time.sleep(1e-3)
 
 
 @check
@@ -297,10 +305,7 @@ def a_cancelled_copy_lets_go_and_harms_no_other(party: Party) -> None:
         put.wait(2, PATIENCE)
         put.cancel()
         get.cancel()
-        end = time.monotonic() + 5
-        while not (put.done and get.done):
-            assert time.monotonic() < end, "a cancelled copy holds its memory"
-            time.sleep(1e-3)
+        _until_done((put, get), "a cancelled copy holds its memory", 5.0)
         for half in (put, get):
             try:
                 half.wait(3, 1.0)
@@ -329,10 +334,7 @@ def what_nobody_takes_is_let_go_and_its_tag_is_free_again(party: Party) -> None:
         party.barrier()  # nobody cancels what somebody waits for
         for half in halves:
             half.cancel()
-        end = time.monotonic() + 2.0
-        while not all(half.done for half in halves):
-            assert time.monotonic() < end, "what nobody takes is held"
-            time.sleep(1e-3)
+        _until_done(halves, "what nobody takes is held", 2.0)
         party.barrier()  # both halves of all are over
         opposite = []
         for peer in party.peers:
@@ -357,10 +359,7 @@ def many_copies_that_nobody_takes_harm_no_other(party: Party) -> None:
         opposite_copies_and_many_at_once(party)
         for put in puts:
             put.cancel()
-        end = time.monotonic() + 5.0
-        while not all(put.done for put in puts):
-            assert time.monotonic() < end, "what nobody takes is held"
-            time.sleep(1e-3)
+        _until_done(puts, "what nobody takes is held", 5.0)
         party.barrier()
 
 

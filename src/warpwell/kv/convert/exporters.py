@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ArgumentError, KeyLengthError, StorageFullError
+from ...errors import ArgumentError, KeyLengthError
+from ...replacing import storage_full
 from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
-from ..log.files import full
 from ..log.format import in_batches
 from ..store import Store
 from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, VALUES
@@ -124,19 +123,6 @@ def to_folder(
             if progress is not None:
                 progress("write", done, entries.keys.size)
     return Dumped(entries.keys.size, entries.nbytes, rule)
-
-
-@contextlib.contextmanager
-def storage_full(path: Path) -> Iterator[None]:
-    """Turn the OSError of a full disk into StorageFullError."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, StorageFullError) or not full(error):
-            raise
-        raise StorageFullError(
-            f"{path}: no space left ({os.strerror(error.errno or 0)}): free some, or write to another disk", path=path
-        ) from error
 
 
 def _fields_to_folder(

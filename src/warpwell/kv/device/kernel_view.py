@@ -427,20 +427,17 @@ def _take(view, ticket, data):
     return take_one(view.core, i64(ticket), element_address(data, 0), room_of(data))
 
 
-_KEYED: dict[str, Any] = {
-    "submit": _submit, "exists": _exists, "delete": _delete, "retrieve": _retrieve, "store": _store,
-}  # fmt: skip
-_TICKETED: dict[str, Any] = {"poll": _poll, "length": _length, "take": _take}
-METHODS = {
-    "submit": ("view", "key"),
-    "exists": ("view", "key"),
-    "delete": ("view", "key"),
-    "retrieve": ("view", "key", "data"),
-    "store": ("view", "key", "data"),
-    "poll": ("view", "ticket"),
-    "length": ("view", "ticket"),
-    "take": ("view", "ticket", "data"),
+METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "submit": (_submit, ("view", "key")),
+    "exists": (_exists, ("view", "key")),
+    "delete": (_delete, ("view", "key")),
+    "retrieve": (_retrieve, ("view", "key", "data")),
+    "store": (_store, ("view", "key", "data")),
+    "poll": (_poll, ("view", "ticket")),
+    "length": (_length, ("view", "ticket")),
+    "take": (_take, ("view", "ticket", "data")),
 }
+"""The device function of each method, and its parameters."""
 
 
 class KernelStore(DeviceStruct):
@@ -475,19 +472,17 @@ class KernelStore(DeviceStruct):
     @classmethod
     def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
         """Return the device function of a method."""
-        if name in _TICKETED:
-            return _TICKETED[name]
-        if name in _KEYED:
-            return _made(name, ndim)
-        return None
+        function, parameters = METHODS.get(name, (None, ()))
+        return _made(name, ndim) if "key" in parameters else function
 
 
 @functools.cache
 def _made(name: str, ndim: int | None) -> Callable[..., Any] | None:
     if ndim not in (1, 3):
         return None
-    return _of_key(_KEYED[name], ndim == 3, "data" in METHODS[name])
+    function, parameters = METHODS[name]
+    return _of_key(function, ndim == 3, "data" in parameters)
 
 
-for _name, _parameters in METHODS.items():
+for _name, (_, _parameters) in METHODS.items():
     struct_method(_name, *_parameters)

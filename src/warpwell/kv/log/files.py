@@ -8,15 +8,13 @@ unchanged; after any other error the log accepts no more writes.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ... import errors
-
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from ...replacing import NO_SPACE
 
 
 class Files:
