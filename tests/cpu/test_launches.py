@@ -234,7 +234,7 @@ def test_shapes_and_streams_that_cannot_be() -> None:
     for shape in (-1, 2**63, (2**62, 2)):
         with pytest.raises(errors.ArgumentError, match="launch shape"):
             flat[shape]
-    with pytest.raises(errors.ArgumentError, match="'a' is no stream"):
+    with pytest.raises(errors.ArgumentError, match="'a' is not a stream"):
         flat[4, "a"]
 
 

@@ -46,7 +46,7 @@ ODD: list[tuple[Callable[[Any], object], str]] = [
     (lambda d: d.default_stream.record(3), "3: give an event of a device"),
     (lambda d: d.event().record(3), "3 is not a stream"),
     (lambda d: d.event().elapsed(None), "None: give an event"),
-    (lambda d: d.launch(None), "None is no launch: give kernel"),
+    (lambda d: d.launch(None), "None is not a launch: give kernel"),
     (lambda d: d.create(3), "give the name of a service"),
     (lambda d: d.create("a:b:c"), "give the name of a service"),
     (lambda d: Tuning(chunk=NAN), "chunk is nan"),

@@ -986,7 +986,7 @@ def test_clients_that_say_the_wrong_thing_are_refused_and_others_served(make: Ma
         assert "an unknown message" in talk(service, HELLO, raw(b'{"type": "shutdown"}'))
         assert "'call' of a message is missing" in talk(service, HELLO, raw(b'{"type": "status"}'))
         assert "stopped in the middle" in talk(service, HELLO, raw(b"{}", announced=(100, 0)))
-        assert "did not say 'hello' within 0.5 s" in talk(service)
+        assert "did not send 'hello' within 0.5 s" in talk(service)
         assert client.submit(double[4], x).result(20) is None and x.tolist() == [0, 2, 4, 6]
         with pytest.raises(errors.ServiceError, match="--max-message"):
             client.submit(double[4], np.zeros(1 << 20))
@@ -1270,7 +1270,7 @@ def test_a_service_that_says_nothing_is_noticed(tmp_path: Path) -> None:
     listener.listen(4)
     with listener:
         began = time.monotonic()
-        with pytest.raises(errors.ServiceError, match=r"did not say 'hello' within 0\.3 s"):
+        with pytest.raises(errors.ServiceError, match=r"did not send 'hello' within 0\.3 s"):
             connect(path, timeout=0.3)
         assert time.monotonic() - began < 5
         listener.accept()[0].close()
