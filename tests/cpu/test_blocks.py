@@ -12,7 +12,8 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index, virtual_grid
-from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET, BlockLaunch
+from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
+from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.compiler.virtual import returns_early, virtual_copy
 
 

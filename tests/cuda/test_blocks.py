@@ -11,7 +11,8 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
-from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, STOP, TARGET, BlockLaunch
+from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, STOP, TARGET
+from warpwell.targets.blocks.launch import BlockLaunch
 
 ptx = pytest.mark.ptx
 

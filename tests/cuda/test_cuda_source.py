@@ -12,7 +12,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
-from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
+from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
 from warpwell.targets.gpu.nvrtc import headers
 from warpwell.targets.source.program import build, ptx
 

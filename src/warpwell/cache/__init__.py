@@ -5,8 +5,8 @@ Files, in the order in which an access meets them (all is device code, except ca
 - access.py       read, write or add to an item of a page, when ``a[i]`` is not a plain hit
 - word.py         the page word: state, pins, generation and frame in 64 bits
 - lookup.py       where the word, queue, owner and array of a page lie; counters
-- paging.py       a miss: pin a page, read it from storage, prefetch it, evict it
-- frames.py       pick a frame to reuse (clock with second chance); write a dirty page back
+- paging.py       a miss: pin a page, read it from storage, prefetch it; evict a page on request
+- frames.py       evict a page for room: the clock picks the frame to reuse, a dirty page is written back first
 - stash.py        free frames that were returned unused
 - transfer.py     start, wait for and settle commands; copy pages; publish or abandon a page
 - pins.py         pages that kernels or the host hold for long

@@ -51,7 +51,7 @@ def pool_of(core, space):
 
 
 @device
-def step(core, pool, clean_only):
+def evict_at_hand(core, pool, clean_only):
     """Advance the clock hand by one frame (thread). Return the frame that was won, NO_FRAME, or DIRTY_VICTIM - frame.
 
     A won frame is HELD: no page's word refers to it. A dirty victim's word is in state WRITEBACK.
@@ -91,7 +91,7 @@ def spare_frame(core, pool, steps):
     frame = take_free(pool)
     for _ in range(steps):
         if frame < 0:
-            frame = step(core, pool, True)
+            frame = evict_at_hand(core, pool, True)
     return frame
 
 
@@ -110,7 +110,7 @@ def find_frame(core, space, wanted, mask, lane, leader):
         if lane == leader:
             found = take_free(pool)
             while left > 0 and found == NO_FRAME and state_of(load_relaxed(wanted, DEVICE)) == INVALID:
-                found = step(core, pool, False)
+                found = evict_at_hand(core, pool, False)
                 left -= 1
         found = shfl(mask, found, leader)
         if found > DIRTY_VICTIM:

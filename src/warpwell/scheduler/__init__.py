@@ -13,10 +13,10 @@ In the order in which a task meets them::
     admission.py    Admission: which tasks may have device memory now
     policy.py       Policy, and the decisions it may take: Launch, Preempt, Resize, Hold
     policies/       the policies that schedulers run
-    decision.py     the source's rule: what a preemption costs, and when it pays
+    decision.py     the rule of the paper: what a preemption costs, and when it pays
     residency.py    which blocks of kernels find room on the device together
     executor.py     Executor, Capacity, Machine, Ended, Stopped: what runs tasks, for all of the above
-    executors/      the executors of a GPU and of a CPU: launch, preempt, claim blocks, end
+    executors/      the executors of a GPU and of a CPU: launch, preempt, end (blocks are claimed in targets/blocks)
     events.py       Event, Log: what was seen and decided
     report/         a log as sentences, a timeline, and metrics for Prometheus
     service/        one device for several processes: client, service, owner

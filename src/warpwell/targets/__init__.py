@@ -15,7 +15,7 @@ What a launch meets, in order:
 - `kernel.py`: `Kernel` and `Launch`: the user's call.
 - `signature.py`: what is wrong with arguments and shape before anything is compiled; the grid.
 - `arguments.py`: what objects offer that may be arguments; on which device they are.
-- `bounds.py`: the switch for bounds checks, and what a checked launch notes.
+- `bounds.py`: bounds checks of NumPy and device arrays: the switch, the error (on storage: array/elements.py).
 - `fault.py`: the flag of a launch, which `failed` asks; the fault page.
 - `uninterrupted.py`: Ctrl-C during a compilation and during a launch.
 - `compiler/`: compilation, and launches on `cpu` and `cuda`.

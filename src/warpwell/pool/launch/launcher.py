@@ -172,7 +172,7 @@ class Launcher:
             except Exception:  # queue.Empty: nothing happened
                 connection = said = None
             if isinstance(connection, JobProcess):
-                self._happened(connection, said)
+                self._on_message(connection, said)
             elif isinstance(said, dict) and "signal" in said:
                 self._signalled(int(said["signal"]))
             elif isinstance(said, dict) and "mpiexec" in said:
@@ -191,10 +191,10 @@ class Launcher:
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def _happened(self, connection: JobProcess, said: dict[str, Any] | None) -> None:
+    def _on_message(self, connection: JobProcess, said: dict[str, Any] | None) -> None:
         if said is None:
             connection.open = False
-            self._gone(connection)
+            self._process_ended(connection)
         elif connection.kind == "observer":
             self._observers.append(Observer(connection, [c for c in self._here.values() if c.kind == "agent"]))
         elif "reply" in said:
@@ -227,7 +227,7 @@ class Launcher:
         elif "status" in said:
             self._status = int(said["status"])
 
-    def _gone(self, connection: JobProcess) -> None:
+    def _process_ended(self, connection: JobProcess) -> None:
         why = connection.about.get("failed")
         if connection.kind == "supervisor":
             # it was killed, or mpiexec has ended it because an agent was lost: else it would have told a status

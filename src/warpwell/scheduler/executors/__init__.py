@@ -1,11 +1,11 @@
-"""Executors of real devices: what runs tasks as blocks that workers claim (the claim itself is in targets/blocks).
+"""Executors of real devices. They start workers and stop them; workers claim blocks in targets/blocks.
 
 In the order in which a launch meets them::
 
 block_executor.py   BlockExecutor, BlockRun, Phase: what both executors share
 threads.py          Threads: daemon threads that are started as needed
-cpu_executor.py     CpuExecutor: threads of this machine claim blocks, slot by slot
-cuda_executor.py    CudaExecutor: workers on a GPU claim blocks; flags, growing, slices, ends
+cpu_executor.py     CpuExecutor: threads of this machine as workers, slot by slot
+cuda_executor.py    CudaExecutor: workers on a GPU: how many there are, when they stop; slices, ends
 cuda_run.py         CudaRun: one task on the GPU, its form and its control record
 cuda_launch.py      Ahead, Pace, Order: what is prepared before a launch, how long it takes, which comes first
 """

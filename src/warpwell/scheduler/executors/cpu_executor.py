@@ -44,7 +44,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.launch import CURSOR, DONE, STOP, TARGET, BlockLaunch
+from ...targets.blocks.control import CURSOR, DONE, STOP, TARGET
+from ...targets.blocks.launch import BlockLaunch
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, BlockRun, Phase

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.launch import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
+from ...targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
 from ...targets.gpu.gpu import Gpu
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
 
-from ...targets.blocks.launch import BEGUN
+from ...targets.blocks.control import BEGUN
 from ..task import Job, Placement
 from .cuda_run import CudaRun
 

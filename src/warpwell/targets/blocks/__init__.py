@@ -1,6 +1,7 @@
 """Launches that workers run block by block, so that they can be stopped between two blocks.
 
-- `launch.py`: `BlockLaunch`, the launch with its arguments, and the control record from which blocks are claimed.
-- `cpu.py`: workers that are host threads.
-- `cuda.py`: workers and slices on a GPU (imports numba-cuda).
+- `launch.py`: `BlockLaunch`, the launch with its arguments, as executors start and stop it.
+- `control.py`: the words of the control record that workers and host share.
+- `cuda.py`: workers on a GPU, which claim blocks (`claim`), and slices (imports numba-cuda).
+- `cpu.py`: workers that are host threads, which claim blocks (`_DRIVER`).
 """

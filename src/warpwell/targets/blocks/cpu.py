@@ -1,4 +1,4 @@
-"""Workers on the `cpu` target: host threads that claim blocks."""
+"""Workers on the `cpu` target: host threads that claim blocks and run them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,34 @@ from typing import Any
 import numpy as np
 
 from ..fault import FLAG
+from . import control as at
 
 _DRIVER = """
 def driver(context, control, worker, total, threads{parameters}):
     set_context(context)
-    fetch_add(control + 32, 1, DEVICE)
-    fetch_add(control + 56, 1, DEVICE)
+    fetch_add(control + 8 * LIVE, 1, DEVICE)
+    fetch_add(control + 8 * BEGUN, 1, DEVICE)
     blocks = (total + threads - 1) // threads
     while True:
         # the flags first and the claim second: what is claimed is always run
-        if load_acquire(control, DEVICE) != 0 or worker >= load_relaxed(control + 8, DEVICE):
+        if load_acquire(control + 8 * STOP, DEVICE) != 0 or worker >= load_relaxed(control + 8 * TARGET, DEVICE):
             break
-        if worker < load_relaxed(control + 48, DEVICE):
+        if worker < load_relaxed(control + 8 * FLOOR, DEVICE):
             break
-        block = fetch_add(control + 16, 1, DEVICE)
+        block = fetch_add(control + 8 * CURSOR, 1, DEVICE)
         if block >= blocks:
             break
         for index in range(block * threads, min((block + 1) * threads, total)):
             store_relaxed(context, index, BLOCK)
             function({arguments})
-        fetch_add(control + 24, 1, DEVICE)
-    fetch_add(control + 40, 1, DEVICE)
-    fetch_add(control + 32, -1, DEVICE)
+        fetch_add(control + 8 * DONE, 1, DEVICE)
+    fetch_add(control + 8 * LEFT, 1, DEVICE)
+    fetch_add(control + 8 * LIVE, -1, DEVICE)
 """
+
+
+_WORDS = {name: word for name, word in vars(at).items() if name.isupper()}
+"""What the driver calls the words of the control record."""
 
 
 def driver(blocks: Any) -> Any:
@@ -37,7 +42,7 @@ def driver(blocks: Any) -> Any:
     from ..compiler.run_cpu import compile_for, driver_of, host_arrays  # imports the compiler
 
     values = host_arrays(blocks.values)
-    compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values))
+    compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values), _WORDS)
     compile_for(blocks.kernel, compiled, (0, 0, 0, 0, 0), values)
     return compiled
 

@@ -1,4 +1,4 @@
-"""Workers and slices on the `cuda` target: the two forms in which a launch can be stopped between blocks."""
+"""Workers, which claim blocks, and slices on the `cuda` target: two forms of a launch that stops between blocks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from ..device import device
 from ..fault import share_fault_page
 from ..gpu.prepared import Prepared
 from ..signature import configuration
+from . import control as at
 
-CURSOR, DONE, LIVE, LEFT, FLOOR, BEGUN = 16, 24, 32, 40, 48, 56
-"""Bytes of the control record before its words (see `launch`)."""
+STOP, TARGET, CURSOR, DONE = (8 * word for word in (at.STOP, at.TARGET, at.CURSOR, at.DONE))
+LIVE, LEFT, FLOOR, BEGUN = (8 * word for word in (at.LIVE, at.LEFT, at.FLOOR, at.BEGUN))
+"""Offsets of words in the control record, in bytes."""
 
 _WORKERS = """
 def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
@@ -98,8 +100,8 @@ def claim(control, worker, chunk, ended):
     """
     barrier()  # the blocks before have ended, for all threads
     if thread_index() == 0:
-        stop = load_relaxed(control, DEVICE)
-        target = load_relaxed(control + 8, DEVICE)
+        stop = load_relaxed(control + STOP, DEVICE)
+        target = load_relaxed(control + TARGET, DEVICE)
         floor = load_relaxed(control + FLOOR, DEVICE)
         if ended != 0:
             add_relaxed(control + DONE, ended)

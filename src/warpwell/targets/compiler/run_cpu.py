@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -202,8 +202,10 @@ def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: lis
             driver.compile(signature)
 
 
-def driver_of(kernel: Any, kind: str, template: str, count: int) -> Any:
+def driver_of(kernel: Any, kind: str, template: str, count: int, words: Mapping[str, int] | None = None) -> Any:
     """Return the dispatcher of a loop over a kernel's indices, whose source takes `count` arguments after its own.
+
+    `words` are constants that the source names.
 
     It is compiled once for a `kind`; see `compile_for`.
     """
@@ -215,7 +217,8 @@ def driver_of(kernel: Any, kind: str, template: str, count: int) -> Any:
         names = [f"argument{k}" for k in range(count)]
         source = template.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
         used = ("load_relaxed", "load_acquire", "store_relaxed", "fetch_add", "BLOCK", "DEVICE", "SYSTEM")
-        scope = {"function": kernel.function, "set_context": set_context} | {n: getattr(atomics, n) for n in used}
+        scope = {"function": kernel.function, "set_context": set_context, **(words or {})}
+        scope |= {n: getattr(atomics, n) for n in used}
         made = compile_host(source, "driver", scope, kernel.function)
         return kernel.compiled.setdefault(key, made)  # another thread's first launch may have come before
     return kernel.compiled[key]
