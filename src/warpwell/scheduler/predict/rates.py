@@ -453,7 +453,7 @@ class Matrix(RateModel):
         MissingFileError, FormatError
             No such file, or not a pair matrix: the message names the entry.
         """
-        content = read_json(path, "the file of a pair matrix")
+        content = read_json(path, f'a pair matrix, whose "format" is "{FORMAT}"')
         if content.get("format") != FORMAT or not isinstance(content.get("pairs"), list):
             message = f'{path} is not a pair matrix: its "format" must be "{FORMAT}", with a list "pairs"'
             raise errors.FormatError(message, path=path)
