@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from warpwell.errors import ArgumentError, DeviceLostError
+from warpwell.pool.transport.bulk import Region
 from warpwell.pool.transport.emulated_link import EmulatedLink
 from warpwell.pool.transport.local_transport import local_pair, local_transports
-from warpwell.pool.transport.transport import Region
 from warpwell.testing.transports import TransportConformance
 
 

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError, PoolVersionError
 from warpwell.pool.transport import mpi_loop
-from warpwell.pool.transport.bulk import CANCELLED, Transfer
+from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
 from warpwell.pool.transport.handshake import Hello
 from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
 from warpwell.pool.transport.mpi_progress import Progress, compiled_loop
 from warpwell.pool.transport.mpi_transport import silence_from_environment
 from warpwell.pool.transport.signal import FUTEX, Signal
 from warpwell.pool.transport.tags import Tags
-from warpwell.pool.transport.transport import Region
 from warpwell.targets.compiler.machine_code import machine_code
 from warpwell.testing.transports import TransportConformance
 

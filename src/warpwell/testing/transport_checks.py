@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, DeviceLostError, PoolError, StallError
-from ..pool.transport.transport import OVERHEAD, WINDOW, Region, Transfer, Transport
+from ..pool.transport.bulk import Region, Transfer
+from ..pool.transport.transport import OVERHEAD, WINDOW, Transport
 
 PATIENCE = 10.0
 """Seconds that a check waits for anything."""

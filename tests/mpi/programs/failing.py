@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from warpwell.errors import DeviceLostError
-from warpwell.pool.transport.bulk import Transfer
+from warpwell.pool.transport.bulk import Region, Transfer
 from warpwell.pool.transport.mpi_transport import MpiTransport
-from warpwell.pool.transport.transport import Region
 from warpwell.testing.transport_checks import CHECKS, Party
 
 how, folder = sys.argv[1], Path(sys.argv[2])

@@ -7,7 +7,8 @@ import threading
 import weakref
 from collections import defaultdict
 
-from .transport import TAGS, Transfer
+from .bulk import Transfer
+from .transport import TAGS
 
 
 class Tags:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .bulk import DEFAULT_CHUNK, Region, Transfer
+from .bulk import Region, Transfer
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """What a message may be made of (any contiguous buffer will do)."""
@@ -121,16 +121,3 @@ class Transport(ABC):
     @abstractmethod
     def close(self, timeout: float = 5.0) -> None:
         """Finish what is under way, for at most `timeout` seconds, tell the peers, and stop."""
-
-
-__all__ = [
-    "Transport",
-    "Transfer",
-    "Region",
-    "Bytes",
-    "DEFAULT_CHUNK",
-    "OVERHEAD",
-    "SEND_TIMEOUT",
-    "TAGS",
-    "WINDOW",
-]
