@@ -1,6 +1,6 @@
-"""`Device`, `Buffer`, `Stream` and `Event`: what a program sees of one device of the pool, on this machine or another.
+"""`Device`, `Buffer`, `Stream` and `Event`: the program's objects for one device of the pool, local or remote.
 
-The four stand together because each names the others.
+The four are in one file because each refers to the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Event:
     Attributes
     ----------
     recorded : bool
-        Whether it was recorded.
+        Whether the event was recorded.
     """
 
     def __init__(self, device: Device, timing: bool = True) -> None:
@@ -60,11 +60,11 @@ class Event:
 
     @property
     def handle(self) -> int:
-        """The number by which its agent knows it."""
+        """The handle of the object on its agent."""
         return self._handle
 
     def record(self, stream: Stream | None = None) -> None:
-        """Set it to the point behind all calls that a stream of its device was given."""
+        """Record the event: set it to the point after all calls so far of a stream of its device."""
         stream = self.device.default_stream if stream is None else stream
         if getattr(stream, "device", self.device) is not self.device:
             raise errors.ArgumentError(
@@ -127,16 +127,16 @@ def _checked_event(thing: Any, wanted: str = "an event") -> Event:
 
 
 class Stream:
-    """Calls of a stream run in their order; those of different streams in any. ``device.stream()`` makes one.
+    """A queue of calls, which run in order; calls of different streams run in any order. See ``device.stream()``.
 
-    It is passed where a stream is taken: ``kernel[n, stream](...)``, ``buffer.copy_to_host(stream=stream)``. The
-    default stream of a device waits for no other, nor they for it.
+    Pass it as a stream argument: ``kernel[n, stream](...)``, ``buffer.copy_to_host(stream=stream)``. The default stream
+    of a device and other streams do not wait for each other.
 
     Attributes
     ----------
     device : Device
     priority : int
-        0 is the least.
+        0 is the lowest.
     """
 
     def __init__(self, device: Device, priority: int = 0, *, channel: Channel | None = None) -> None:
@@ -168,7 +168,7 @@ class Stream:
         DeviceLostError
             The device is gone.
         StallError
-            They were not done after `timeout` seconds.
+            The calls were not done after `timeout` seconds.
         """
         connection = self.device.connection
         what = f"a stream of {connection.label}"
@@ -179,22 +179,22 @@ class Stream:
         reply.get(what)
 
     def record(self, event: Event | None = None) -> Event:
-        """Record an event behind all calls of the stream so far, and return it.
+        """Record an event after all calls of the stream so far, and return it.
 
         Parameters
         ----------
         event : Event, optional
-            Of this device; a new one otherwise.
+            An event of this device; default: a new one.
         """
         event = Event(self.device) if event is None else _checked_event(event)
         event.record(self)
         return event
 
     def wait(self, other: Event | Stream) -> None:
-        """Let later calls wait for an event, or for all calls of another stream so far, of any device.
+        """Make later calls wait for an event, or for all calls so far of another stream, of any device.
 
-        An event that was never recorded is not waited for. If it is recorded again later, the calls still wait for the
-        point that it stands for now.
+        An event that was never recorded is not waited for. If it is recorded again later, the calls still wait for its
+        current point.
         """
         event = other.record() if isinstance(other, Stream) else _checked_event(other, "an event, or a stream")
         if not event.recorded:
@@ -216,7 +216,7 @@ class Stream:
                 to.connection.post_locked(channel, Op.AWAIT, number, origin.connection.rank)
 
     def close(self) -> None:
-        """End the stream after its calls. From now on the default stream raises its failures."""
+        """Close the stream after its calls have run. From now on the default stream raises its failures."""
         if self._default or self._channel is None:
             return
         if self.device.connection.lost is None:
@@ -245,8 +245,8 @@ class Stream:
 class Buffer:
     """An array on a device, C-ordered. Devices make them: ``device.to_device``, ``empty``, ``zeros``, ``full``.
 
-    It is passed to kernels as an array is. ``buffer[a:b]`` and ``buffer[i]`` are views, which share its memory; the
-    memory lasts as long as one of them, and until what was asked of it is done.
+    Kernels receive it as an array. ``buffer[a:b]`` and ``buffer[i]`` are views, which share its memory; the memory is
+    freed when the last of them is dropped and all calls that use it are done.
 
     Attributes
     ----------
@@ -271,12 +271,12 @@ class Buffer:
 
     @property
     def handle(self) -> int:
-        """The number by which its agent knows it.
+        """The handle of the object on its agent.
 
         Raises
         ------
         ClosedError
-            It was freed.
+            The buffer was freed.
         """
         if not self._handle:
             raise errors.ClosedError("the buffer was freed")
@@ -288,14 +288,14 @@ class Buffer:
         return self.device
 
     def copy_to_host(self, out: NDArray[Any] | None = None, stream: Stream | None = None) -> NDArray[Any]:
-        """Return its contents, as earlier calls of the stream leave them.
+        """Return a copy of the contents, after earlier calls of the stream.
 
         Parameters
         ----------
         out : ndarray, optional
-            Array to write them to: of the same shape and dtype, contiguous or not.
+            Array to copy to, of the same shape and dtype, contiguous or not.
         stream : Stream, optional
-            A stream of its device; by default the default stream.
+            A stream of the buffer's device; default: the default stream.
 
         Raises
         ------
@@ -304,7 +304,7 @@ class Buffer:
         DeviceLostError
             The device is gone.
         ArgumentError
-            `out` does not fit.
+            `out` has another shape or dtype.
         """
         if out is None:
             out = np.empty(self.shape, self.dtype)
@@ -320,12 +320,12 @@ class Buffer:
         return out
 
     def copy_from(self, source: ArrayLike | Buffer, stream: Stream | None = None) -> None:
-        """Set its contents: from an array, which may change as soon as this returns, or from a buffer of any device.
+        """Copy from an array, which may change as soon as this returns, or from a buffer of any device.
 
         Parameters
         ----------
         source : array-like or Buffer
-            Of the same shape and dtype.
+            The source, of the same shape and dtype.
         stream : Stream, optional
         """
         if isinstance(source, Buffer):
@@ -341,7 +341,7 @@ class Buffer:
         upload(self.device.connection, self.device.channel(stream), self.handle, array)
 
     def fill(self, value: Any, stream: Stream | None = None) -> None:
-        """Set every item."""
+        """Set every item to a value."""
         try:
             item = b"" if value is None else np.array(value).astype(self.dtype).tobytes()
         except (TypeError, ValueError):  # a text for numbers
@@ -351,7 +351,7 @@ class Buffer:
         self.device.connection.post(self.device.channel(stream), Op.FILL, self.handle, item)
 
     def free(self) -> None:
-        """Free the memory after the calls that use it. The buffer cannot be used again; views of it can."""
+        """Free the memory after the calls that use it. The buffer cannot be used again, but its views can."""
         if self._handle and self.device.connection.lost is None:
             self.device.connection.tell(Op.FREE, self._handle)
         self._handle = 0  # behind it: after Ctrl-C the finalizer frees it, and twice does no harm
@@ -422,10 +422,9 @@ class Buffer:
 
 
 def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
-    """Copy a buffer to another, of any device, and do not wait for it.
+    """Copy a buffer to another, of any device, without waiting.
 
-    The copy has its place in the order of `stream`, which is of either device. Without a stream it is in the default
-    streams of both.
+    The copy is a call of `stream`, which belongs to either device; without a stream, of both default streams.
     """
     if destination.shape != source.shape or destination.dtype != source.dtype:
         raise errors.ArgumentError(
@@ -464,25 +463,25 @@ def _kind(thing: Any) -> str:
 class Device:
     """A device of the pool.
 
-    Calls return at once where they can, and run in the order of their stream; what fails is raised by the next
-    synchronization, with the call's name. ``with device:`` makes it the thread's current one: launches of the block
-    run there, and ``ww.to_device``, ``ww.empty`` and the like allocate there.
+    Calls return at once if possible, and run in the order of their stream; the next synchronization raises a failure,
+    with the call's name. ``with device:`` makes it the thread's current one: launches of the block run there, and
+    ``ww.to_device``, ``ww.empty`` and the like allocate there.
 
     Attributes
     ----------
     index : int
-        Its place among the application's devices.
+        Its index among the application's devices.
     name, host, uuid : str
     target : {"cpu", "cuda"}
     memory : int
         Bytes; `memory_info` tells how many are free.
     process : int
-        Of its agent, on that host.
+        Process id of its agent, on that host.
     compute_capability : (int, int) or None
     link : str
-        What carries its calls.
+        The transport of its calls.
     info : dict
-        Everything that its agent told at the start.
+        All properties that its agent reported at the start.
     """
 
     def __init__(self, caller: Caller, connection: AgentConnection, index: int, info: dict[str, Any]) -> None:
@@ -509,7 +508,7 @@ class Device:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def empty(self, shape: Shape, dtype: DTypeLike = np.float64, stream: Stream | None = None) -> Buffer:
-        """Return a buffer whose items are not set. The next synchronization raises if there was no memory."""
+        """Return an uninitialized buffer. The next synchronization raises if there was no memory."""
         kind, dimensions = checked_dtype(dtype), checked_shape(shape)
         handle, channel = new_id(), self.channel(stream)
         nbytes = int(np.prod(dimensions, dtype=object)) * kind.itemsize
@@ -525,7 +524,7 @@ class Device:
 
     def full(self, shape: Shape, value: Any, dtype: DTypeLike | None = None,
              stream: Stream | None = None) -> Buffer:  # fmt: skip
-        """Return a buffer filled with a value; its dtype is the value's unless one is given."""
+        """Return a buffer filled with a value; default dtype: that of the value."""
         buffer = self.empty(shape, np.asarray(value).dtype if dtype is None else dtype, stream)
         buffer.fill(value, stream)
         return buffer
@@ -538,7 +537,7 @@ class Device:
         return buffer
 
     def copy(self, destination: Any, source: Any, stream: Stream | None = None) -> None:
-        """Copy between buffers of any devices, or a buffer and an array. Data go from agent to agent directly."""
+        """Copy between buffers of any devices, or a buffer and an array. Agents exchange data directly."""
         if isinstance(destination, Buffer):
             destination.copy_from(source, stream)
         elif isinstance(source, Buffer):
@@ -547,23 +546,23 @@ class Device:
             raise errors.ArgumentError("one of the two must be a buffer: use numpy.copyto for arrays")
 
     def memory_info(self) -> tuple[int, int]:
-        """Ask for the free and the total bytes of its memory."""
+        """Return the free and the total bytes of the device's memory."""
         info = self.ask()
         return int(info["free"]), int(info["total"])
 
     # -- calls -------------------------------------------------------------------------------------------------
 
     def launch(self, launch: Launch, *args: Any, stream: Stream | None = None) -> None:
-        """Run a kernel: ``device.launch(kernel[n], x, y)``. Do not wait, unless an argument is a NumPy array.
+        """Run a kernel: ``device.launch(kernel[n], x, y)``. It waits only if an argument is a NumPy array.
 
-        NumPy arrays are copied there and back, as by launches on a local GPU; those that share memory share it there.
+        NumPy arrays are copied to the device and back, as on a local GPU; arrays that share memory here share it there.
 
         Raises
         ------
         ArgumentError
-            A buffer is of another device.
+            A buffer belongs to another device.
         CodeError
-            The kernel names something that cannot be sent.
+            The kernel refers to an object that cannot be sent.
         """
         channel = self.channel(stream)
         if not isinstance(launch, Launch):
@@ -586,15 +585,15 @@ class Device:
     def call(
         self, function: Callable[..., Any], *args: Any, stream: Stream | None = None, **options: Any
     ) -> CallResult:
-        """Call a Python function on the device's agent; do not wait for it.
+        """Call a Python function on the device's agent, without waiting.
 
-        Buffers among the arguments arrive as NumPy arrays ("cpu"), or as CuPy's, or numba-cuda's where there is no
-        CuPy ("cuda"). What the function does to them is done in the order of the stream.
+        Buffers among the arguments arrive as NumPy arrays ("cpu"), or as CuPy arrays, or numba-cuda arrays if CuPy is
+        not installed ("cuda"). The function runs in the order of the stream.
 
         Returns
         -------
         CallResult
-            Whose ``get()`` waits. Arrays in it are copies.
+            Its ``get()`` waits for the result. Arrays in it are copies.
         """
         channel = self.channel(stream)
         code = Code.of(function)
@@ -605,19 +604,19 @@ class Device:
         return CallResult(reply, channel, f"{code.name!r} on {self.connection.label}")
 
     def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Any:
-        """Make an object that stays on the agent, and return its stand-in.
+        """Create an object that stays on the agent, and return its stand-in.
 
         Parameters
         ----------
         service : str
             A registered name (see `warpwell.registry.register`), or ``"module:callable"``.
         *args, **options
-            Of the callable.
+            Arguments of the callable.
 
         Returns
         -------
         Remote
-            Or the class that was registered with the name.
+            Or the stand-in class that was registered with the name.
         """
         channel, handle = self.channel(stream), new_id()
         path = registry.path_of("service", service)
@@ -633,7 +632,7 @@ class Device:
             raise
 
     def open(self, path: Any, mode: str = "r", **options: Any) -> Any:
-        """Open an array on storage where the device is: kernels of the device take it, and read it there.
+        """Open an array on storage on the device's host; kernels of the device read it there.
 
         It waits until the array is open. See ``ww.open`` for parameters, and `warpwell.remote.RemoteArray` for what it
         returns. Paths are those of the device's host.
@@ -641,7 +640,7 @@ class Device:
         return self.create("open", _path(path), mode, device=self.target, **options)
 
     def open_store(self, path: Any, mode: str = "r", **options: Any) -> Any:
-        """Open a key-value store where the device is: kernels of the device take it, and fetch records there.
+        """Open a key-value store on the device's host; kernels of the device fetch records there.
 
         It waits until the store is open. See ``ww.kv.open`` for parameters, and `warpwell.remote.RemoteStore`
         for what it returns.
@@ -649,7 +648,7 @@ class Device:
         return self.create("store", _path(path), mode, device=self.target, **options)
 
     def set_global(self, kernel: Any, name: str, value: Any, stream: Stream | None = None) -> None:
-        """Change a global variable of a kernel on this device, behind what the stream was given; it compiles again."""
+        """Change a global variable of a kernel on this device, in the order of the stream; it compiles again."""
         code = Code.of(kernel)
         self.connection.ensure(code)
         data, handles = dumps(value)
@@ -658,11 +657,11 @@ class Device:
     # -- order -------------------------------------------------------------------------------------------------
 
     def stream(self, priority: int = 0) -> Stream:
-        """Return a new stream. 0 is the least priority."""
+        """Return a new stream. 0 is the lowest priority."""
         return Stream(self, checked_integer(priority, "priority", least=0, most=1 << 30))
 
     def event(self, timing: bool = True) -> Event:
-        """Return an event, which stands for no point yet."""
+        """Return a new event, which is not recorded yet."""
         return Event(self, timing)
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -681,7 +680,7 @@ class Device:
 
     @property
     def transfers(self) -> Tuning:
-        """How copies to and from the device are cut into chunks; it may be set at any time."""
+        """How copies to and from the device are split into chunks; may be set at any time."""
         return self.connection.transfers
 
     @transfers.setter
@@ -706,19 +705,19 @@ class Device:
 
     @property
     def lost(self) -> str | None:
-        """Why its agent is gone; None while it lives."""
+        """The reason why the agent is lost; None while it runs."""
         return self.connection.lost
 
     def can_access(self, other: Device) -> bool:
-        """Return whether kernels of this device can use buffers of another: only of itself. Copy them instead."""
+        """Return whether kernels of this device can use buffers of another device: True only for itself."""
         return other is self
 
     def ask(self) -> dict[str, Any]:
-        """Ask the agent about itself: what it has done, what it holds, and its lanes."""
+        """Return the agent's report: calls done, objects held, and its lanes."""
         return dict(self.connection.ask(None, Op.INFO, Reply).get(f"an answer of {self.connection.label}"))
 
     def trace(self) -> dict[str, tuple[int, int, float]]:
-        """Return counts by kind of call: calls, bytes that went with them, seconds that the program waited."""
+        """Return statistics by kind of call: calls, bytes sent, seconds that the program waited."""
         return {name: (int(n), int(b), w) for name, (n, b, w) in sorted(self.connection.counts.items())}
 
     def handle_of(self, value: Any) -> int | None:
@@ -727,7 +726,7 @@ class Device:
         Raises
         ------
         ArgumentError
-            It is on another device, or was opened in this process.
+            The object is on another device, or was opened in this process.
         """
         place = getattr(value, "warpwell_place", None)
         if place is None:
@@ -761,7 +760,7 @@ def entered() -> Device | None:
 
 
 def _path(path: Any) -> Any:
-    """Return a path as the agent's process, which may run in another folder, finds it."""
+    """Return a path that is valid for the agent's process, which may run in another folder."""
     return os.path.abspath(path) if isinstance(path, str | os.PathLike) else path
 
 

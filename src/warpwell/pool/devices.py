@@ -1,8 +1,8 @@
-"""`Devices`: all devices of a pool, as a sequence; which of them is the current one, and where launches run.
+"""`Devices`: all devices of a pool, as a sequence; the current device; the choice of the device of a launch.
 
-A launch runs where its stream is, else where its arguments are: buffers on their device, arrays that this process has
-opened in this process. Where they say nothing (NumPy arrays, numbers), it runs on `current_device`; a program of
-one process that entered no device runs it itself.
+A launch runs on the device of its stream, else on that of its arguments: buffers on their device, arrays that this
+process opened in this process. If the arguments do not decide (NumPy arrays, numbers), it runs on `current_device`;
+without a pool and an entered device, this process runs it itself.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Devices(DeviceGroup):
     transport : Transport, optional
         Its peers are agents. Without one, the devices are local: agents in threads of this process.
     targets : sequence of str, optional
-        Local devices: "cpu", "cuda" or "cuda:1", one each. By default each GPU, or one "cpu" where there is none.
+        Local devices: "cpu", "cuda" or "cuda:1", one each. Default: each GPU, or one "cpu" if there is none.
     timeout : float
-        Seconds that an agent has for its first answer.
+        Timeout of an agent's first answer, in seconds.
 
     Raises
     ------
@@ -122,35 +122,35 @@ class Devices(DeviceGroup):
         host: str | None = None,
         timeout: float | None = None,
     ) -> Lease:
-        """Take devices that nobody else in this program has leased; wait until there are so many.
+        """Lease devices that no other thread of this program has leased; wait until enough are free.
 
         Parameters
         ----------
         count : int
         target : {"cpu", "cuda"}, optional
         memory : int, optional
-            Bytes that each must have at least.
+            Minimal bytes of memory of each device.
         host : str, optional
-            Where they must be.
+            The host of the devices.
         timeout : float, optional
-            Seconds to wait for others to release some; 0 does not wait. By default ``WARPWELL_POOL_STALL``, or an hour.
+            Seconds to wait for devices to be released; 0 does not wait. Default: ``WARPWELL_POOL_STALL``, or an hour.
 
         Returns
         -------
         Lease
-            A sequence of them, to be released, and a context manager.
+            A sequence of the devices, and a context manager that releases them.
 
         Raises
         ------
         PoolError
-            There are not so many in the pool.
+            The pool has fewer devices.
         StallError
-            They were not released in time.
+            Not enough devices were released in time.
         """
         return self._leases.lease(count, target=target, memory=memory, host=host, timeout=timeout)
 
     def close(self) -> None:
-        """End the agents. Calls that are still under way have two seconds; buffers are gone."""
+        """End the agents. Calls in flight have two seconds to end; buffers are lost."""
         if self._caller is not None:
             self._caller.close()
         for thread, transport in self._closing:
@@ -204,7 +204,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def devices() -> Devices:
-    """Return all devices: those of the agents under ``warpwell run``, else each GPU, or the CPU where there is none."""
+    """Return all devices: those of the agents under ``warpwell run``, else each GPU, or the CPU if there is none."""
     global _devices, _own
     with _lock:
         if _devices is None:
@@ -229,8 +229,8 @@ def current_device() -> Device:
     """Return the device of the innermost ``with device:`` of this thread, else the first one.
 
     ``ww.to_device``, ``ww.empty`` and ``ww.zeros`` allocate there. Under ``warpwell run``, launches with NumPy arrays
-    run there, and ``ww.open`` and ``ww.create`` open files there. In a program of one process these use a device that
-    was entered, else the process itself.
+    run there, and ``ww.open`` and ``ww.create`` open files there. In a program without a pool they use the entered
+    device, if any, else the process itself.
     """
     return entered() or devices()[0]
 
@@ -294,7 +294,7 @@ def to_device(array: ArrayLike) -> Buffer:
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> Buffer:
-    """Return a buffer on the current device whose items are not set."""
+    """Return an uninitialized buffer on the current device."""
     return current_device().empty(shape, dtype)
 
 
@@ -315,9 +315,9 @@ def empty_like(other: Any) -> Buffer:
 def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any, **options: Any) -> list[T]:
     """Call ``function(device, *args, **options)`` with each device as the current one; return what it returned.
 
-    Calls that it makes run on all devices at the same time, since they do not wait. `CallResult` objects among what
-    it returns are waited for at the end. All devices get the call, and what some of them raised is raised then: the
-    first failure, the others as its notes.
+    Calls in the function do not wait, so they run on all devices at the same time. `CallResult` objects among the
+    results are waited for at the end. The function is called for every device; then the first failure is raised, with
+    the others as its notes.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`Lease`: devices that nobody else of this program has leased, for a while; `DeviceGroup`: devices in a row."""
+"""`Lease`: devices that no other thread of this program has leased; `DeviceGroup`: a sequence of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .transport.milestone import LOOK, limit
 
 
 class DeviceGroup(Sequence[Device]):
-    """Devices that are counted, indexed and waited for together.
+    """A sequence of devices, which can be synchronized together.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ class DeviceGroup(Sequence[Device]):
 class Lease(DeviceGroup):
     """Devices for one user; ``devices.lease(2)`` makes one. A context manager, which gives them back.
 
-    It goes wherever `Devices` goes: ``ww.broadcast``, ``Scheduler(devices=...)``. Leases are an agreement of the
-    threads of one program: nothing keeps others from using the devices.
+    It can be passed wherever `Devices` can: ``ww.broadcast``, ``Scheduler(devices=...)``. Leases are an agreement of
+    the threads of one program: nothing prevents others from using the devices.
 
     Parameters
     ----------
@@ -63,11 +63,11 @@ class Lease(DeviceGroup):
 
     @property
     def released(self) -> bool:
-        """Whether the devices were given back."""
+        """Whether the devices were released."""
         return not self._finalizer.alive
 
     def release(self) -> None:
-        """Give the devices back (idempotent). Calls that are under way go on."""
+        """Release the devices (idempotent). Calls in flight continue."""
         self._finalizer()
 
     def __enter__(self) -> Lease:
@@ -88,10 +88,10 @@ class _LeaseRequest:
 
 
 class Leases:
-    """Which devices of a pool are leased, and who waits for some.
+    """The leased devices of a pool, and the requests that wait.
 
-    First come, first served: a request that waits keeps later ones from the devices that it could use, so that one for
-    many devices is served while others ask for one again and again.
+    First come, first served: a waiting request blocks later ones from the devices that it could use, so that a request
+    for many devices is served even while others repeatedly request one.
 
     Parameters
     ----------

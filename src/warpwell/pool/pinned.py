@@ -1,4 +1,4 @@
-"""`pinned_empty`: host arrays that devices copy from and to without a copy in between."""
+"""`pinned_empty`: host arrays that devices read and write without an intermediate copy."""
 
 from __future__ import annotations
 

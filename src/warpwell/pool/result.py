@@ -1,4 +1,4 @@
-"""`CallResult`: what a function that was called on a device returns."""
+"""`CallResult`: the future of a function that was called on a device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .reply import Answer, Reply
 
 
 class CallResult:
-    """The result of `Device.call`, or of a method of a remote object, which may not be there yet.
+    """The future of `Device.call`, or of a method of a remote object.
 
-    It is there when everything is done that the function left in its stream. A failure is raised by `get`, or by the
+    It is done when all work that the function put into its stream is done. A failure is raised by `get`, or by the
     next synchronization of the stream if that comes first.
     """
 
@@ -27,7 +27,7 @@ class CallResult:
 
     @property
     def done(self) -> bool:
-        """Whether it is there."""
+        """Whether the result has arrived."""
         value = self._reply.value
         return self._reply.done and (value.done if isinstance(value, Answer) else True)
 
@@ -44,7 +44,8 @@ class CallResult:
         Raises
         ------
         RemoteError
-            The function raised, which is ``__cause__`` where it can be had; the traceback is in ``remote_traceback``.
+            The function raised. Its exception is ``__cause__`` if it could be sent; its traceback is
+            ``remote_traceback``.
         DeviceLostError, StallError
         """
         timeout = checked_timeout(timeout)

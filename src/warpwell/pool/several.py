@@ -8,7 +8,7 @@ SHOWN = 4
 
 
 def several(texts: Sequence[str], between: str = ", ") -> str:
-    """Return texts on end, of many the first ones and how many more there are."""
+    """Return texts joined; of many, the first ones and the number of the others."""
     if len(texts) <= SHOWN + 1:
         return between.join(texts)
     return f"{between.join(texts[:SHOWN])}{between}and {len(texts) - SHOWN} more"

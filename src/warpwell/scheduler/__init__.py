@@ -2,22 +2,22 @@
 
 In the order in which a task meets them::
 
-    scheduler.py    Scheduler: what users submit to; makes a Task of a launch and its arguments
+    scheduler.py    Scheduler: the user's interface; makes a Task from a launch and its arguments
     task.py         Task, Profile, Request, Job, Placement, State: the records of a launch and of its place
     handle.py       Handle: the future that `submit` returns; TaskFuture, its base
-    predict/        what a kernel takes alone, its class, and how fast kernels run together
+    predict/        predicted times of kernels, their class, and how fast kernels run together
     dispatcher.py   Dispatcher: the thread that alone touches a Core; Watchdog: finds tasks that are stuck
-    core.py         Core: arrivals, ends, and carrying out what a policy decides; no clock, no threads
-    waiting.py      Waiting: what waits, in the buckets of a policy
+    core.py         Core: arrivals, ends, and execution of a policy's decisions; no clock, no threads
+    waiting.py      Waiting: waiting tasks, in the buckets of a policy
     tenants.py      Tenant, Tenants: weights, quotas, and the use that each tenant is charged for
-    admission.py    Admission: which tasks may have device memory now
+    admission.py    Admission: admits tasks to device memory
     policy.py       Policy, and the decisions it may take: Launch, Preempt, Resize, Hold
     policies/       the policies that schedulers run
     decision.py     the rule of the paper: what a preemption costs, and when it pays
-    residency.py    which blocks of kernels find room on the device together
-    executor.py     Executor, Capacity, Machine, Ended, Stopped: what runs tasks, for all of the above
+    residency.py    computes which blocks of kernels fit on the device together
+    executor.py     Executor, Capacity, Machine, Ended, Stopped: the interface of the code that runs tasks
     executors/      the executors of a GPU and of a CPU: launch, preempt, end (blocks are claimed in targets/blocks)
-    events.py       Event, Log: what was seen and decided
+    events.py       Event, Log: the log of events and decisions
     report/         a log as sentences, a timeline, and metrics for Prometheus
     service/        one device for several processes: client, service, owner
 """

@@ -13,7 +13,7 @@ from .task import Job, Placement, Profile, Task
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a device has.
+    """The resources of a device.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device can do at most, beside its `Capacity`. The defaults are an H100's.
+    """The peak rates of a device, in addition to its `Capacity`. The defaults are an H100's.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def capacity(self) -> Capacity:
-        """What the device has."""
+        """The resources of the device."""
 
     @abstractmethod
     def launch(self, job: Job, placement: Placement) -> None:
@@ -127,7 +127,7 @@ class Executor(ABC):
         return self.progress(job)
 
     def keeps(self, array: Any) -> bool:
-        """Tell whether an argument is in the device's memory already, so that a task needs no more of it."""
+        """Return whether an argument is already in device memory, so that a task needs no more of it."""
         return False
 
     def prepare(self, job: Job) -> None:  # noqa: B027 - most have nothing to do
@@ -180,4 +180,4 @@ class Executor(ABC):
         return task.profile
 
     def close(self) -> None:  # noqa: B027 - a simulation holds nothing
-        """Stop everything and give the device back."""
+        """Stop all tasks and release the device."""

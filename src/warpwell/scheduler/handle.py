@@ -13,17 +13,17 @@ ENDED = (State.DONE, State.FAILED, State.CANCELLED)
 
 
 class Runner(Protocol):
-    """What a handle asks about its task: a scheduler of this process, of a pool's, or a service."""
+    """The interface of the scheduler behind a handle: of this process, of a pool, or of a service."""
 
     def cancel(self, handle: Any) -> bool:
-        """Ask for the end of a task that has not ended; return False if nothing can stop it."""
+        """Request the end of a task that has not ended; return False if it cannot be stopped."""
 
     def state_of(self, handle: Any) -> State:
         """Return the state of a task that has not ended."""
 
 
 class TaskFuture(Future[None]):
-    """The future of a task, whoever runs it.
+    """The future of a task, on any scheduler.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class TaskFuture(Future[None]):
 
     @property
     def state(self) -> State:
-        """The state of the task. Where it has ended, `result` returns at once."""
+        """The state of the task. If it has ended, `result` returns at once."""
         if self.done():
             if self.cancelled():
                 return State.CANCELLED
@@ -54,17 +54,17 @@ class TaskFuture(Future[None]):
         ArgumentError
             `timeout` is not a finite number of seconds.
         TimeoutError
-            It has not ended in time. It goes on.
+            The task has not ended in time; it continues.
         CancelledError
-            It was cancelled, or a task that it came after did not end well.
+            The task was cancelled, or a task before it (`after`) did not succeed.
         KernelError
-            What device code latched, or, as a `StallError`, that the task was stuck.
+            Device code latched an error, or (`StallError`) the task was stuck.
         TaskLostError
-            The device or its process is gone.
+            The device or its process died.
         ServiceError
-            The service that runs it is gone, or says nothing for some seconds.
+            The service that runs it died, or did not answer for some seconds.
         ForkError
-            This process was forked from the one that submitted the task, and the task had not ended: nobody runs it
+            This process was forked from the one that submitted the task, and the task had not ended: it does not run
             here.
         """
         self._require_process()
@@ -82,13 +82,13 @@ class TaskFuture(Future[None]):
     def cancel(self) -> bool:
         """Ask for the end of the task.
 
-        A task that waits is cancelled now. A task that runs leaves at the end of its blocks, and is cancelled then, or
-        done, where those were its last ones. Later tasks of its request are cancelled with it.
+        A waiting task is cancelled at once. A running task stops at the end of its current blocks; it is then
+        cancelled, or done if they were its last ones. Later tasks of its request are cancelled with it.
 
         Returns
         -------
         bool
-            False if it has ended otherwise, or runs whole, which nothing can stop.
+            False if the task has already ended, or runs whole and cannot be stopped.
         """
         if self.done():
             return self.cancelled()
@@ -103,7 +103,7 @@ class TaskFuture(Future[None]):
             )
 
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
-        """Tell everybody who waits (once)."""
+        """Notify all waiting threads (once)."""
         if cancelled:
             super().cancel()
             self.set_running_or_notify_cancel()
@@ -116,8 +116,9 @@ class TaskFuture(Future[None]):
 class Handle(TaskFuture):
     """A task that was submitted. It is a `concurrent.futures.Future`, so ``wait`` and ``as_completed`` take it.
 
-    `result` returns None once the task has ended, and raises what its device code latched, what kept it from running,
-    or ``CancelledError``. Callbacks run in the thread of the scheduler: they may submit and cancel, and must not wait.
+    `result` returns None once the task has ended, and raises its latched error, the error that prevented it from
+    running, or ``CancelledError``. Callbacks run in the thread of the scheduler: they may submit and cancel, and must
+    not wait.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Policy: decides who runs. Pure: no clock, no threads, no random numbers of its own."""
+"""Policy: decides which tasks run. Pure: no clock, no threads, no random numbers."""
 
 from __future__ import annotations
 

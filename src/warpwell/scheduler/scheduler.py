@@ -1,4 +1,4 @@
-"""Scheduler: what users submit kernels to."""
+"""Scheduler: accepts kernels from users."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Scheduler:
     Parameters
     ----------
     device : str, optional
-        "cuda" or "cpu"; by default the GPU, where there is one.
+        "cuda" or "cpu"; default: the GPU, if there is one.
     devices : Devices or iterable of Device, optional
-        Of a pool, in place of `device`: each task is placed on one of them (see `PoolScheduler`).
+        Devices of a pool, instead of `device`: each task is placed on one of them (see `PoolScheduler`).
     policy : str or Policy
-        Who runs; a name that `warpwell.scheduler.policies.policy` knows.
+        The policy that chooses which kernels run, or its name (see `warpwell.scheduler.policies.policy`).
     limit : int, optional
-        Kernels that may run at the same time; 2 by default.
+        Maximal number of kernels that run at the same time; default 2.
     rates : Rates, optional
         Estimates of how fast kernels run together.
     tenants : mapping or iterable of Tenant, optional
@@ -49,23 +49,23 @@ class Scheduler:
         ``analyzer(task)`` returns the `Profile` of a task that was submitted without one. By default a `Learner`, which
         measures kernels that run alone. A kernel that it has not measured yet runs alone once.
     executor : Executor or callable, optional
-        In place of the device's: an executor, or a function that makes one in the scheduler's thread. The scheduler
+        An executor instead of the device's, or a function that makes one in the scheduler's thread. The scheduler
         closes it.
     stuck_after : float or None
-        Seconds after which a task that begins no block and ends none is given up. Longer than any block takes; None: no
-        task is.
+        Timeout, in seconds, of a task that begins no block and ends none. It must exceed the time of any block; None:
+        no timeout.
     log : Log, optional
-        What decisions are written to. By default the last 16,384 events are kept, and `Log.dropped` counts the others;
-        a `Log()` of yours keeps all.
+        The log of decisions. By default the last 16,384 events are kept, and `Log.dropped` counts the others; pass a
+        `Log()` to keep all.
 
     Raises
     ------
     ArgumentError
         An option is invalid.
     QuotaError
-        Quotas of tenants are over 100 %.
+        The quotas of tenants exceed 100 %.
     DeviceNotFoundError
-        There is no such device.
+        The device does not exist.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class Scheduler:
     """
 
     def __new__(cls, *args: Any, devices: Any = None, **options: Any) -> Scheduler:
-        """Make a `PoolScheduler` where devices of a pool are given."""
+        """Make a `PoolScheduler` if devices of a pool are given."""
         if devices is None:
             return super().__new__(cls)
         made: type[Scheduler] = registry.load(registry.path_of("scheduler", "pool")) if cls is Scheduler else cls
@@ -154,35 +154,35 @@ class Scheduler:
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
     ) -> Handle:
-        """Submit a launch. It runs when the policy says so; the arguments are its own until it has ended.
+        """Submit a launch. The policy decides when it runs; do not use the arguments until it has ended.
 
         Parameters
         ----------
         launch : Launch
             ``kernel[n]``, without a stream.
         *args
-            What it is called with.
+            The arguments of the launch.
         tenant, priority, deadline, size
             See `Task`.
         after : Handle or sequence of handles
-            Other tasks, or any futures, that must end before. If one fails or is cancelled, this one is cancelled.
+            Tasks, or other futures, that must end first. If one fails or is cancelled, this task is cancelled.
         name : str, optional
-            By default the kernel's.
+            Default: the kernel's name.
         memory : int, optional
-            Bytes of the device's memory that it holds, where these are more than its arrays.
+            Bytes of device memory that it needs, if more than its arrays.
         idempotent : bool
             Whether a block may be run again from its start after a part of it has run.
         profile : Profile, optional
-            What is known of it.
+            The known profile of the task.
 
         Raises
         ------
         ArgumentError
             The launch is empty or has a stream, an argument is on another device, or an option is invalid.
         TaskMemoryError
-            It is larger than the device's memory, or than its tenant's part.
+            The task needs more than the device's memory, or than its tenant's quota.
         QuotaError
-            There are settings of tenants, and none names this one.
+            Tenants have settings, but this tenant has none.
         ClosedError
             The scheduler is closed.
         SchedulerError
@@ -198,9 +198,9 @@ class Scheduler:
         self, launches: Sequence[tuple[Any, ...]], *, name: str | None = None,
         after: Future[Any] | Sequence[Future[Any]] = (), **options: Any,
     ) -> list[Handle]:  # fmt: skip
-        """Submit a request of several launches, which run in order: one begins when that before it has ended.
+        """Submit a request of several launches, which run one after the other.
 
-        If one fails or is cancelled, those after it are cancelled.
+        If one fails or is cancelled, the later ones are cancelled.
 
         Parameters
         ----------
@@ -221,13 +221,13 @@ class Scheduler:
     def submit_tasks(
         self, tasks: Sequence[Task], *, name: str | None = None, after: Future[Any] | Sequence[Future[Any]] = ()
     ) -> list[Handle]:
-        """Submit a request of tasks that `task` has made, which run in order; see `submit_many`."""
+        """Submit a request of tasks from `task`, which run in order; see `submit_many`."""
         if not tasks:
             raise errors.ArgumentError("a request without launches: give at least one", name="launches")
         return self.submit_request(Request(name or tasks[0].name, tasks), after)
 
     def submit_request(self, request: Request, after: Future[Any] | Sequence[Future[Any]] = ()) -> list[Handle]:
-        """Submit a request of tasks that `task` has made; see `submit_many`."""
+        """Submit a request of tasks from `task`; see `submit_many`."""
         if not isinstance(after, Future | Iterable):
             raise errors.ArgumentError(f"after= has {after!r:.80}: give handles", name="after")
         futures = [after] if isinstance(after, Future) else list(after)
@@ -288,13 +288,13 @@ class Scheduler:
         return self._dispatcher.failure
 
     def close(self, *, cancel: bool = False) -> None:
-        """Refuse new tasks, and return when all have ended.
+        """Accept no new tasks, and return when all have ended.
 
         Parameters
         ----------
         cancel : bool
             Cancel waiting tasks now, and running ones at the end of their blocks. A task that has not left after 10 s
-            is given up, and fails.
+            fails.
         """
         try:
             self._end(cancel)

@@ -1,4 +1,4 @@
-"""Tenants: how much of a device each may use, and how much it has used."""
+"""Tenants: the share of a device that each may use, and its use so far."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Tenant:
         window``. None: no quota. A task that runs is not stopped for it; what it took too much is paid back by
         waiting.
     memory : float or None
-        Quota of bytes that its tasks hold, preempted ones too; up to 1, a fraction of the device's memory. None: no
-        quota.
+        Quota of bytes for its tasks, including preempted ones; a value up to 1 is a fraction of the device's memory.
+        None: no quota.
     burst : bool
-        Whether it may go over `share` while nobody who is within a quota waits.
+        Whether it may exceed `share` while no tenant within its quota waits.
     priority : int
         Added to the priority of its tasks.
     ceiling : int
-        Priorities that its tasks are submitted with count up to this, and down to as much below 0: what is said beyond
-        would let others wait for as long as somebody likes.
+        Priorities of its tasks are limited to this value and its negative: larger ones would let others wait without
+        bound.
     window : float
-        Seconds that unused quota is kept for.
+        Seconds for which unused quota is kept.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Traces, workloads and simulation: for comparisons; no program needs them.
+"""Traces, workloads and simulation: for comparisons; programs do not need them.
 
 ================  =======================================================================================
 traces/           kernels and when they arrive, from files or built in
-workloads/        programs with NumPy references, that schedulers are measured with
-policies/         policies that are there to be compared with
+workloads/        programs with NumPy references, for measurements of schedulers
+policies/         policies of other schedulers, for comparison
 simulator.py      the executor in virtual time
 replay.py         a trace through an executor
 metrics.py        throughput, turnaround, fairness and preemptions of a run
@@ -12,6 +12,6 @@ counts.py         launches that were measured under a profiler, as samples for t
 fitting.py        constants of the cost formula, from measured preemptions
 distributions.py  keys as YCSB draws them
 ycsb.py           YCSB's workloads on a key-value store
-ycsb_run.py       a run of one, with latencies
+ycsb_run.py       runs a workload and measures latencies
 ================  =======================================================================================
 """

@@ -13,7 +13,7 @@ INCOMPLETE = 1
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Put what is sound of a store into a new one; return 1 where something is lost."""
+    """Copy the undamaged records of a store into a new one; return 1 if some are lost."""
     output = Output(arguments.json)
     started = time.perf_counter()
     with output.progress() as report:

@@ -9,15 +9,15 @@ On the agent, in the order in which a call meets them:
 
     agent_main.py     a program: joins the job, serves, ends
     agent.py          Agent: the main loop; handlers of calls that are done at once
-    handlers.py       HANDLERS: which function handles an operation (``@handles(Op.WRITE)``)
-    state.py          AgentState: what an agent holds, and what handlers use
+    handlers.py       HANDLERS: the table of handlers by operation (``@handles(Op.WRITE)``)
+    state.py          AgentState: the state of an agent, which handlers use
     stream_calls.py   handlers of the calls of streams: allocate, copy, launch, call, events
     arguments.py      large arrays among arguments and results, as the agent receives and sends them
-    large_arrays.py   which arrays these are, and how they travel (both sides)
+    large_arrays.py   the choice of these arrays, and how they are sent (both sides)
     lane.py           Lane: the thread of one stream; DeferredCalls: answers that wait for no lane
     timed_queue.py    TimedQueue: a queue whose `get` keeps to its timeout
-    memory.py         DeviceMemory, BufferView: what a buffer is on the agent
-    runtime.py        Runtime: what a device can do; CpuRuntime
+    memory.py         DeviceMemory, BufferView: a buffer on the agent
+    runtime.py        Runtime: the operations of a device; CpuRuntime
     cuda_runtime.py   CudaRuntime
 
 Handlers of copies lie in ``pool/copy``.

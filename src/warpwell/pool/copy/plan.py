@@ -1,4 +1,4 @@
-"""`CopyPlan`: in which pieces a copy goes; `Tuning`: what a device's plans are made of."""
+"""`CopyPlan`: the pieces of a copy; `Tuning`: the settings of a device's plans."""
 
 from __future__ import annotations
 

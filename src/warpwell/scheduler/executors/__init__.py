@@ -2,7 +2,7 @@
 
 In the order in which a launch meets them::
 
-block_executor.py   BlockExecutor, BlockRun, Phase: what both executors share
+block_executor.py   BlockExecutor, BlockRun, Phase: the base of both executors
 threads.py          Threads: daemon threads that are started as needed
 cpu_executor.py     CpuExecutor: threads of this machine as workers, slot by slot
 cuda_executor.py    CudaExecutor: workers on a GPU: how many there are, when they stop; slices, ends

@@ -1,7 +1,7 @@
 """Policies of a scheduler, by name; `policy` makes one. Those that only comparisons need are in a room above.
 
 ==================  =====================================================================================
-sharing.py          what policies share: quotas, partitions, rank of classes, standing with aging
+sharing.py          helpers of all policies: quotas, partitions, rank of classes, standing with aging
 order.py            launch in an order, never preempt: first-come, left-over, stream-priority, shortest
 source.py           the source's rule: best combination of classes, preemption by its cost formula
 arrangement.py      places for kernels that run together, with the best sum of rates

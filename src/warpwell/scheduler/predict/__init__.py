@@ -1,12 +1,12 @@
-"""What a launch will take, alone and beside others.
+"""Predict the time of a launch, alone and together with others.
 
 =============  ==========================================================================================
-identity.py    what a kernel and its size are known by: its code, types, size class
-sample.py      one launch as it was measured
+identity.py    the key of a kernel and its size: code, types, size class
+sample.py      the measurements of one launch
 peaks.py       memory bandwidth of a device, by name or measured
-learner.py     what a scheduler asks: profiles of tasks; learns from those that ran alone
+learner.py     profiles of tasks for the scheduler; learns from tasks that ran alone
 predictor.py   time and class at other sizes of a kernel, by regression
-history.py     what was measured, kept in a file by device
+history.py     measurements, kept in a file for each device
 rates.py       how fast kernels run together: by class, by two resources, by measured pairs
 =============  ==========================================================================================
 """
