@@ -42,7 +42,7 @@ def build(
     edges : iterable of (sources, destinations)
         Chunks of edges: two int64 arrays of one length, vertices in 0 to 2**48 - 1.
     out : path-like
-        Folder of the graph, ``NAME.ww`` by custom.
+        Folder of the graph, usually ``NAME.ww``.
     vertices : int, optional
         Number of vertices; default: the largest vertex of an edge plus one.
     undirected : bool, default False

@@ -72,7 +72,7 @@ def convert(
     source : path-like
         The file of edges.
     out : path-like
-        Folder of the graph, ``NAME.ww`` by custom.
+        Folder of the graph, usually ``NAME.ww``.
     undirected : bool, default False
         Add the reverse of each edge, then keep each edge once; self-loops stay. Otherwise the edges are
         those of the file, repeated ones included.

@@ -63,7 +63,7 @@ def generate(
     scale : int
         Binary logarithm of the number of vertices, 1 to 31.
     out : path-like
-        Folder of the graph, ``NAME.ww`` by custom.
+        Folder of the graph, usually ``NAME.ww``.
     degree : int, default 16
         Edges made per vertex.
     seed : int, default 0

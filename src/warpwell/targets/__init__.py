@@ -2,7 +2,7 @@
 
 Only `compiler/`, `gpu/` and `blocks/` import Numba, numba-cuda or CUDA's packages.
 
-What device code is written with:
+Primitives and decorators of device code:
 
 - `atomics.py`: the primitives of memory, warps and time, with their orders and scopes.
 - `block.py`: blocks: index, barrier, shared memory.
@@ -10,11 +10,11 @@ What device code is written with:
 - `struct.py`: `DeviceStruct`, host objects that device code receives by value.
 - `native.py`: functions with a C address, for media.
 
-What a launch meets, in order:
+In the order in which a launch meets them:
 
 - `kernel.py`: `Kernel` and `Launch`: the user's call.
-- `signature.py`: what is wrong with arguments and shape before anything is compiled; the grid.
-- `arguments.py`: what objects offer that may be arguments; on which device they are.
+- `signature.py`: checks arguments and shape before a compilation; the grid.
+- `arguments.py`: the interface of objects that may be arguments; the device of a launch.
 - `bounds.py`: bounds checks of NumPy and device arrays: the switch, the error (on storage: array/elements.py).
 - `fault.py`: the flag of a launch, which `failed` asks; the fault page.
 - `uninterrupted.py`: Ctrl-C during a compilation and during a launch.
@@ -33,8 +33,8 @@ Memory:
 
 For the host:
 
-- `closing.py`: closes what its owner dropped, and writes the rest at the program's end.
-- `bus_error.py`: mapped files that fail give zeros.
+- `closing.py`: closes dropped objects, and writes unsaved changes at the program's end.
+- `bus_error.py`: mapped files that fail read as zeros, instead of SIGBUS.
 - `checksum.py`: CRC-32C in Python.
 """
 

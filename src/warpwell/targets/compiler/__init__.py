@@ -2,15 +2,15 @@
 
 In the order in which a launch meets them:
 
-- `bytecode.py`: what a function's code says; functions as bytes. No compiler.
+- `bytecode.py`: the names and objects in a function's code; functions as bytes. No compiler.
 - `virtual.py`: copies of functions that take their block from a worker. No compiler.
-- `code_cache.py`: where compiled code is kept on disk, and what tells one function's from others'. No compiler.
+- `code_cache.py`: the folder of compiled code on disk, and its cache keys. No compiler.
 - `hooks.py`: `seam_for`, which imports a target's compiler when the target is first used.
 - `seam.py`: structs, device functions and primitives as a Numba target's own types and functions.
-- `cpu_bodies.py`, `cuda_bodies.py`: what each primitive is on a target, as LLVM code and as PTX.
+- `cpu_bodies.py`, `cuda_bodies.py`: the code of each primitive on a target, as LLVM IR and as PTX.
 - `checked_arrays.py`: arrays with bounds checks.
 - `checksum.py`: CRC-32C as compiled host code.
-- `compiling.py`: what users are told of a compilation that takes long or fails.
+- `compiling.py`: messages about a compilation that takes long or fails.
 - `compiled.py`: host code by Numba, kept on disk.
 - `machine_code.py`: host code that is loaded from disk without Numba.
 - `run_cpu.py`, `run_cuda.py`: a launch on the CPU's threads, and on a GPU.

@@ -2,7 +2,7 @@
 
 In the order in which a launch meets them:
 
-- `device.py`: which GPUs there are; one GPU's streams, events and copies by address.
+- `device.py`: lists GPUs; one GPU's streams, events and copies by address.
 - `memory.py`: device arrays, pinned and page-locked host memory, zeroing.
 - `memory_pool.py`: memory that other processes may open, freed behind streams (pools).
 - `copies.py`: NumPy arguments copied to the GPU and back.

@@ -1,7 +1,7 @@
 """The `interp` target: device code as plain Python under a seeded scheduler and weak memory.
 
 - `interpreter.py`: `Interpreter`, which runs a launch; its methods are the primitives of device code.
-- `threads.py`: the threads, logical time, and who runs next.
-- `weak_memory.py`: what a load may return where happens-before permits several values.
+- `threads.py`: the threads, logical time, and the choice of the next thread.
+- `weak_memory.py`: the values that a load may return if happens-before permits several.
 - `checked_numpy.py`: NumPy arrays that tell which argument was subscripted wrongly.
 """
