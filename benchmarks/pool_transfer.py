@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 from measure import machine, save, table
 
+sys.path.append(str(Path(__file__).parents[1]))  # tests.harness, for the emulated copy engine
+
 CHUNKS = tuple(1 << k for k in range(16, 22))
 SIZES = tuple(1 << k for k in range(16, 29, 2))
 MB = 1e6
@@ -73,9 +75,10 @@ def transport_of(link: float, latency: float) -> Any:
 
 
 def agent(link: float, latency: float, copy: float) -> None:
+    from tests.harness.emulated_device import EmulatedDevice
+
     from warpwell.pool.agent.agent import Agent
     from warpwell.pool.agent.runtime import CpuRuntime
-    from warpwell.testing.emulated_device import EmulatedDevice
 
     transport = transport_of(link, latency)
     Agent(transport, EmulatedDevice(copy * MB) if copy else CpuRuntime()).run()
@@ -149,7 +152,7 @@ def processor_seconds(device: Any) -> float:
 
 def engine(copy: float) -> float:
     """Return the rate of the copy engine by itself."""
-    from warpwell.testing.emulated_device import EmulatedDevice
+    from tests.harness.emulated_device import EmulatedDevice
 
     device = EmulatedDevice(copy * MB)
     stream, data, to = device.stream(0), np.ones(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)

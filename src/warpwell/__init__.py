@@ -25,7 +25,7 @@ The rooms, from the bottom up; each has a map of its files in its own docstring:
     scheduler/   kernels that share one device: tasks, policies, preemption, service
     remote/      arrays, stores and schedulers on the devices of a pool
     study/       traces, workloads, simulator: what compares policies and stores
-    testing/     conformance suites for media, transports, executors and policies of your own
+    testing/     conformance suites for media, executors and policies of your own
     cli/         the `warpwell` command
 """
 

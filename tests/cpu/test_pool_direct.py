@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.emulated_device import EmulatedDevice
 from tests.harness.pool_agents import Pool, pool_of
 from tests.harness.pool_programs import run
 from tests.harness.until import until
@@ -28,7 +29,6 @@ from warpwell.pool.copy import neighbour
 from warpwell.pool.copy.direct import SharedMemory
 from warpwell.pool.copy.neighbour import HostInside
 from warpwell.pool.copy.program import _may_write
-from warpwell.testing.emulated_device import EmulatedDevice
 
 
 def late(k: int) -> EmulatedDevice:

@@ -5,12 +5,12 @@ import time
 
 import numpy as np
 import pytest
+from tests.harness.transports.conformance import TransportConformance
 
 from warpwell.errors import ArgumentError, DeviceLostError
 from warpwell.pool.transport.bulk import Region
 from warpwell.pool.transport.emulated_link import EmulatedLink
 from warpwell.pool.transport.local_transport import local_pair, local_transports
-from warpwell.testing.transports import TransportConformance
 
 
 class TestEmulatedLink(TransportConformance):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.harness.emulated_device import EmulatedDevice
 from tests.harness.pool_agents import pool_of
 from tests.harness.until import until
 
@@ -15,7 +16,6 @@ from warpwell.pool.copy import program
 from warpwell.pool.copy.lent import MappedArray
 from warpwell.pool.devices import Devices
 from warpwell.pool.pinned import memory_of, pinned_empty
-from warpwell.testing.emulated_device import EmulatedDevice
 
 MANY = 300_000
 

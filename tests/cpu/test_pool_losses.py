@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.harness.emulated_device import EmulatedDevice
 
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent, start
@@ -20,7 +21,6 @@ from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
 from warpwell.pool.reply import Reply
 from warpwell.pool.transport.local_transport import LocalTransport, local_transports
-from warpwell.testing.emulated_device import EmulatedDevice
 
 SECONDS = 5.0
 """So long everybody has to notice."""

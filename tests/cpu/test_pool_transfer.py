@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.emulated_device import EmulatedDevice
 from tests.harness.pool_agents import pool_of
 from tests.harness.pool_programs import double, run
 
@@ -20,7 +21,6 @@ from warpwell.pool.copy.pipelined import give_up
 from warpwell.pool.copy.plan import BUFFERS, CHUNK, LARGE, CopyPlan, Tuning
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.bulk import DONE, Region, Transfer
-from warpwell.testing.emulated_device import EmulatedDevice
 
 
 @contextlib.contextmanager

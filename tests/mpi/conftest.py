@@ -66,7 +66,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     ) -> Ended:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(SOURCES),
+            "PYTHONPATH": f"{SOURCES}:{SOURCES.parent}",
             "PYTHONUNBUFFERED": "1",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

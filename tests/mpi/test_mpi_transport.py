@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from warpwell.testing.transport_checks import CHECKS, LAST
+from tests.harness.transports.checks import CHECKS, LAST
 
 from .conftest import TCP, TOLERANT, Job
 

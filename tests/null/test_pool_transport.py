@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.transports.conformance import TransportConformance
 
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError, PoolVersionError
 from warpwell.pool.transport import mpi_loop
@@ -22,7 +23,6 @@ from warpwell.pool.transport.mpi_transport import silence_from_environment
 from warpwell.pool.transport.signal import FUTEX, Signal
 from warpwell.pool.transport.tags import Tags
 from warpwell.targets.compiler.machine_code import machine_code
-from warpwell.testing.transports import TransportConformance
 
 
 class TestLocalTransport(TransportConformance):

@@ -4,10 +4,11 @@ import json
 import os
 import sys
 
+from tests.harness.transports.conformance import run_checks
+
 from warpwell.pool.transport.emulated_link import EmulatedLink
 from warpwell.pool.transport.mpi_transport import MpiTransport
 from warpwell.pool.transport.transport import Transport
-from warpwell.testing.transports import run_checks
 
 transport: Transport = MpiTransport()
 if sys.argv[1] == "emulated":

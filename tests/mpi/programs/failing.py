@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+from tests.harness.transports.checks import CHECKS, Party
 
 from warpwell.errors import DeviceLostError
 from warpwell.pool.transport.bulk import Region, Transfer
 from warpwell.pool.transport.mpi_transport import MpiTransport
-from warpwell.testing.transport_checks import CHECKS, Party
 
 how, folder = sys.argv[1], Path(sys.argv[2])
 transport = MpiTransport()

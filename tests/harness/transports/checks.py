@@ -2,7 +2,7 @@
 
 A rank has a `Party`: its transport, and helpers that keep what came from other peers than the one asked for.
 """
-# ruff: noqa: D103 (the name of a check says what holds)
+
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, DeviceLostError, PoolError, StallError
-from ..pool.transport.bulk import Region, Transfer
-from ..pool.transport.transport import OVERHEAD, WINDOW, Transport
+from warpwell.errors import ClosedError, DeviceLostError, PoolError, StallError
+from warpwell.pool.transport.bulk import Region, Transfer
+from warpwell.pool.transport.transport import OVERHEAD, WINDOW, Transport
 
 PATIENCE = 10.0
 """Seconds that a check waits for anything."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pool.agent.runtime import CpuRuntime
-from ..targets.memory import view_of
+from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.targets.memory import view_of
 
 
 class EmulatedDevice(CpuRuntime):

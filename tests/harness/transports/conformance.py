@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ..pool.transport.transport import Transport
-from .transport_checks import CHECKS, LAST, PATIENCE, Party
+from warpwell.pool.transport.transport import Transport
+
+from .checks import CHECKS, LAST, PATIENCE, Party
 
 COUNTS = (2, 3, 4)
 """Numbers of ranks to test with."""
