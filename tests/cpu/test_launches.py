@@ -213,7 +213,7 @@ def test_arguments_that_cannot_be(device: str) -> None:
         flat[4](x, 1, device=device)
     with pytest.raises(errors.ArgumentError, match=r"'three' takes 2 to 3 arguments \(x, n, more\), not 1"):
         three[4](x, device=device)
-    with pytest.raises(errors.ArgumentError, match=r"by their places, not by name \(y=\)"):
+    with pytest.raises(errors.ArgumentError, match=r"positional arguments only, not arguments by name \(y=\)"):
         flat[4](y=x, device=device)
     with pytest.raises(errors.ArgumentError, match=r"'x' of kernel 'flat' is a list, .* make it an array"):
         flat[4]([1.0, 2.0, 3.0, 4.0], device=device)
