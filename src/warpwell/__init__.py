@@ -7,13 +7,13 @@
 ...     if i < edges.size:
 ...         ww.atomic_add(degree, edges[i], 1)
 
-The rooms, from the bottom up; each has a map of its files in its own docstring:
+The folders, from the bottom up; each has a map of its files in its own docstring:
 
     errors/      the exceptions, and checks of options
     replacing    files and folders that appear whole, or not at all
     json_file    files of JSON that somebody gives
-    registry     names of what upper rooms add to lower ones: services, policies
-    targets/     device code: kernels, launches, primitives; compiled for CPU and GPU, or interpreted
+    registry     names of what upper folders add to lower ones: services, policies
+    targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
     nvme/        commands and completions as the NVMe specification lays them out
     queues/      rings on which threads submit commands and find completions
     pool/        the GPUs of a cluster as local devices: agents, transports, copies, jobs

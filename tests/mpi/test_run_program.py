@@ -167,7 +167,7 @@ def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:
     )
     run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
     assert run.end() == 2
-    assert "2 agents on this host, which has 1 GPU: start fewer, or take --share-gpu" in run.errors
+    assert "2 agents on this host, which has 1 GPU: start fewer, or use --share-gpu" in run.errors
 
 
 def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:

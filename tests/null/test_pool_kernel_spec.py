@@ -125,7 +125,7 @@ def test_it_is_removed(jupyter: Path, capsys: pytest.CaptureFixture[str], monkey
     assert [path.name for path in jupyter.iterdir()] == ["two"]
     capsys.readouterr()
     assert "jupyter kernelspec list" in failing(capsys, "--remove", "--name", "one")
-    assert "no kernel" in failing(capsys, "--remove")
+    assert "is not a kernel" in failing(capsys, "--remove")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "../a", "ä", "\N{KELVIN SIGN}", "a\n"])
@@ -176,7 +176,7 @@ def test_more_agents_than_gpus(
     jupyter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("warpwell.cli.pool.run.list_gpus", lambda: ["GPU-0"])
-    assert "has 1 GPU: start fewer, or take --share-gpu" in failing(capsys, "--agents", "2")
+    assert "has 1 GPU: start fewer, or use --share-gpu" in failing(capsys, "--agents", "2")
     assert not jupyter.exists()
 
 

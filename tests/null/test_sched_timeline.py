@@ -205,7 +205,7 @@ def test_explanations_say_why_with_figures() -> None:
     texts = told(sample())
     assert len(texts) == len(sample())
     assert texts["launch", 0, 0.0] == (
-        "mvt (task 0) was launched with nothing else running: of what waits, it makes the best combination."
+        "mvt (task 0) was launched with nothing else running: of the waiting tasks, it makes the best combination."
     )
     beside = texts["launch", 1, 0.1]
     assert "beside mvt (task 0)" in beside and "4 workers" in beside

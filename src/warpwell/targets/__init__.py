@@ -15,7 +15,8 @@ In the order in which a launch meets them:
 - `kernel.py`: `Kernel` and `Launch`: the user's call.
 - `signature.py`: checks arguments and shape before a compilation; the grid.
 - `arguments.py`: the interface of objects that may be arguments; the device of a launch.
-- `bounds.py`: bounds checks of NumPy and device arrays: the switch, the error (on storage: array/elements.py).
+- `bounds.py`: bounds checks of NumPy and device arrays: the switch and the error. An index is compared in
+  `compiler/checked_arrays.py` and `interp/checked_numpy.py`; of an array on storage, in `array/elements.py`.
 - `fault.py`: the flag of a launch, which `failed` asks; the fault page.
 - `uninterrupted.py`: Ctrl-C during a compilation and during a launch.
 - `compiler/`: compilation, and launches on `cpu` and `cuda`.
