@@ -57,6 +57,7 @@ __all__ = [
     "Cache",
     "CudaSource",
     "DeviceArray",
+    "PageSet",
     "Statistics",
     "atomic_add",
     "backoff",
@@ -98,7 +99,7 @@ __all__ = [
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
     "": "cache graph kv nvme pool remote scheduler storage",
-    "array": "Array DeviceArray atomic_add",
+    "array": "Array DeviceArray PageSet atomic_add",
     "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",

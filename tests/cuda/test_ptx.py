@@ -9,6 +9,7 @@ import pytest
 
 import warpwell as ww
 from warpwell.array import bulk
+from warpwell.array.page_set import PageSetView
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.cache import maintenance
 from warpwell.targets.compiler import run_cuda
@@ -47,6 +48,21 @@ def write_all(a, out):
     a.prefetch(i)
     if a.pin(i):
         a.unpin(i)
+
+
+@ww.kernel
+def mark_pages(pages, items):
+    i = ww.grid(1)
+    pages.add(items[i])
+    pages.add_range(items[i], items[i] + 100)
+
+
+def test_page_sets_compile_and_mark_by_one_atomic():
+    words = dict.fromkeys(("bits", "space", "origin", "step", "size", "shift"), 0)
+    text = run_cuda.ptx(mark_pages, (PageSetView((True, 4), words), np.zeros(1, np.int64)))
+    assert re.search(r"atom\.relaxed\.gpu\S*\.or\.b64|atom\.or\S*\.b64|atom\S*\.or\.b64", text)
+    nothing = run_cuda.ptx(mark_pages, (PageSetView((False, 4), words), np.zeros(1, np.int64)))
+    assert ".or.b64" not in "".join(line for line in nothing.splitlines() if "atom" in line)
 
 
 @ww.kernel

@@ -12,6 +12,7 @@ Files, in the order in which an array meets them:
 - on_storage.py    base of `Array` and a pool's arrays: iteration, and operators that raise
 - view.py          `ArrayView`, the struct that kernels receive; `atomic_add`
 - elements.py      subscripts in kernels: check the index, compute the item's place, hit or miss
+- page_set.py      `PageSet`: pages that kernels mark and the host has read in waves
 - bulk.py          host reads and writes, by kernels that copy runs of bytes
 - runs.py          the places in the file of the items of an index
 - device_array.py  `DeviceArray`, a result in GPU memory, for other libraries without a copy (DLPack)
@@ -20,6 +21,7 @@ Files, in the order in which an array meets them:
 from .array import Array
 from .device_array import DeviceArray
 from .opening import create, open_array
+from .page_set import PageSet
 from .view import ArrayView, atomic_add
 
-__all__ = ["Array", "ArrayView", "DeviceArray", "atomic_add", "create", "open_array"]
+__all__ = ["Array", "ArrayView", "DeviceArray", "PageSet", "atomic_add", "create", "open_array"]

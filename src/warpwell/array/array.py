@@ -15,6 +15,7 @@ from . import bulk
 from .attachment import Attachment, hand_over
 from .header import check_extents
 from .on_storage import OnStorage
+from .page_set import PageSet
 from .view import ArrayView, ViewStatic
 
 TIERS = ("storage", "host-cached", "host", "device")
@@ -199,6 +200,17 @@ class Array(OnStorage):
         last = self._origin + (end - 1) * row + inner + self.dtype.itemsize
         page = self.cache.page_size
         return (self._origin + first * row) // page, -(-last // page)
+
+    def page_set(self) -> PageSet:
+        """Return an empty set of the array's pages, which kernels mark and `PageSet.waves` reads.
+
+        Raises
+        ------
+        ArgumentError
+            The array is a field whose items do not follow one another at one distance.
+        """
+        self._require_open()
+        return PageSet(self)
 
     def prefetch(self, start: int | None = None, stop: int | None = None) -> None:
         """Start to read rows [start, stop) into the cache, as many pages as the array's frames hold."""

@@ -1,0 +1,261 @@
+"""`PageSet`: pages that kernels are about to use, marked by them and read in waves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..targets import DEVICE, DeviceStruct, device, fetch_or, i64, load_relaxed, struct_method
+from ..targets.fault import LaunchFlag
+from .elements import out_of_range
+
+METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
+
+
+class PageSet:
+    """The pages of a set of items of an array, which kernels mark and the host has read; see `Array.page_set`.
+
+    In a kernel ``pages.add(i)`` marks the page of item `i`, and ``pages.add_range(start, stop)`` those of items [start,
+    stop): flat indices in C order, relaxed order, by one thread. On the host `waves` reads the marked pages into the
+    cache, as many at a time as its frames hold, with long commands; while the caller works on one wave, the next one
+    is read. What a kernel uses need not be in the set: pages that are not in the cache are read on demand.
+
+    Arrays in memory (tiers "host" and "device") have nothing to read: `waves` yields all items at once.
+
+    Attributes
+    ----------
+    device : {"cpu", "cuda", "interp"}
+
+    Examples
+    --------
+    >>> import numpy as np, warpwell as ww, tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
+    >>> np.save(path, np.arange(4096))
+    >>> with ww.open(path, device="cpu", cache="64KiB", page_size=512) as x:
+    ...     pages = x.page_set()
+    ...     pages.add_range(100, 300)
+    ...     [(first <= 100, end >= 300) for first, end in pages.waves()]
+    [(True, True)]
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.device: str = array.device
+        self._step = _step(array)
+        cache = array.cache
+        self._pages = -(-(array._origin + array.size * self._step) // cache.page_size) if array._part.cached else 0
+        self._bits = cache.memory.allocate(8 * (-(-self._pages // 64))) if self._pages else None
+
+    # -- marks --------------------------------------------------------------------------------------------------
+
+    def add(self, index: int) -> None:
+        """Mark the page of an item (flat index); in kernels, too."""
+        self.add_range(index, index + 1)
+
+    def add_range(self, start: int, stop: int) -> None:
+        """Mark the pages of items [start, stop) (flat indices); in kernels, too.
+
+        Raises
+        ------
+        IndexRangeError
+            They are not all inside the array (after the launch, in kernels).
+        """
+        self._array._require_open()
+        size = self._array.size
+        if not 0 <= start <= stop <= size:
+            raise errors.IndexRangeError(
+                f"items {start} to {stop} of array {self._array.name!r} of {size}: give 0 <= start <= stop <= size",
+                array=self._array.name, index=stop if 0 <= start <= size else start, size=size,
+            )  # fmt: skip
+        if self._bits is None or start == stop:
+            return
+        marked = _unpacked(self._words())
+        first, end = self._pages_of(start, stop)
+        marked = np.union1d(marked, np.arange(first, end))
+        words = np.zeros(-(-self._pages // 64), np.int64)
+        np.bitwise_or.at(words, marked >> 6, np.int64(1) << (marked & 63))
+        self._bits.write(0, words)
+
+    def clear(self) -> None:
+        """Remove all marks."""
+        if self._bits is not None:
+            self._bits.write(0, np.zeros(-(-self._pages // 64), np.int64))
+
+    def count(self) -> int:
+        """Return the number of marked pages (0 for an array in memory)."""
+        return len(_unpacked(self._words()))
+
+    def _words(self) -> NDArray[np.int64]:
+        if self._bits is None:
+            return np.zeros(0, np.int64)
+        return self._bits.read(0, 8 * (-(-self._pages // 64))).view(np.int64)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def waves(self) -> Iterator[tuple[int, int]]:
+        """Read the marked pages, and yield ascending, disjoint ranges [first, end) of items that cover them.
+
+        When a range is yielded, its pages have been read, but for those that found no frame; while the caller works on
+        it, those of the next range are read. The marks are taken when the iteration begins, so that kernels may mark
+        pages for the next one meanwhile; launches that mark have to be over.
+        """
+        self._array._require_open()
+        if self._bits is None:
+            yield 0, self._array.size
+            return
+        pages = _unpacked(self._words())
+        self.clear()
+        parts = np.array_split(pages, max(1, -(-len(pages) // self._wave()))) if len(pages) else []
+        for k, part in enumerate(parts):
+            self._read(part)
+            yield self._items_from(0 if k == 0 else int(part[0])), self._items_from(
+                int(parts[k + 1][0]) if k + 1 < len(parts) else self._pages
+            )
+
+    def _wave(self) -> int:
+        """Return how many pages are read at a time: two waves fit into the frames, one of which stays free."""
+        cache, nsid = self._array.cache, self._array._nsid
+        return max(1, (cache.pool_frames(nsid) - 1 - cache.pinned(nsid)) // 2)
+
+    def _read(self, pages: NDArray[np.int64]) -> None:
+        cut = np.flatnonzero(np.diff(pages) > 1) + 1
+        for run in np.split(pages, cut):
+            with self._array._part.in_use():
+                self._array.cache.prefetch(self._array._nsid, int(run[0]), int(run[-1]) + 1)
+
+    def _pages_of(self, start: int, stop: int) -> tuple[int, int]:
+        page, origin, step = self._array.cache.page_size, self._array._origin, self._step
+        last = origin + (stop - 1) * step + self._array.dtype.itemsize
+        return (origin + start * step) // page, -(-last // page)
+
+    def _items_from(self, page: int) -> int:
+        """Return the first item that starts in a page or after it."""
+        byte = page * self._array.cache.page_size - self._array._origin
+        return int(min(max(0, -(-byte // self._step)), self._array.size))
+
+    # -- the argument of a kernel -------------------------------------------------------------------------------
+
+    def kernel_struct(self, flag: LaunchFlag | None = None) -> PageSetView:
+        """Return the struct that device code receives (see `warpwell.targets.KernelArgument`)."""
+        array = self._array
+        values: dict[str, int | tuple[int, ...]] = {
+            "bits": self._bits.address if self._bits is not None else 0,
+            "space": array.cache.constants(array._nsid, flag)["space"],
+            "origin": array._origin, "step": self._step, "size": array.size,
+            "shift": array.cache.page_size.bit_length() - 1,
+        }  # fmt: skip
+        return PageSetView((self._bits is not None, array.dtype.itemsize), values)
+
+    def launch_begins(self, flag: LaunchFlag) -> None:
+        """Count a launch that begins, as its array does."""
+        with self._array._part.launch(False):
+            self._array.cache.begin(flag, self._array._nsid)
+
+    def launch_ended(self, flag: LaunchFlag) -> None:
+        """Stop counting a launch."""
+        self._array.launch_ended(flag)
+
+    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
+        """Count a launch that continues in a stream."""
+        self._array.launch_continues(flag, done)
+
+    def abort(self, flag: LaunchFlag) -> None:
+        """Abort all waits of a launch's device code."""
+        self._array.abort(flag)
+
+    def interp_services(self) -> list[Callable[[], int]]:
+        """Return the controller's steps for an interpreted launch."""
+        return self._array.interp_services()
+
+
+def _step(array: Any) -> int:
+    """Return the bytes between items in C order."""
+    step = array._strides[-1] if array._strides else array.dtype.itemsize
+    inner = step
+    for extent, stride in zip(reversed(array.shape), reversed(array._strides), strict=True):
+        if stride != inner and extent > 1:
+            raise errors.ArgumentError(
+                f"items of array {array.name!r} do not follow one another at one distance: make the page set of the "
+                "array whose field it is"
+            )
+        inner *= extent
+    return int(step)
+
+
+def _unpacked(words: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ascending numbers of the bits that are set."""
+    full = np.flatnonzero(words)
+    bits = np.unpackbits(words[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    which, bit = np.nonzero(bits)
+    return full[which] * 64 + bit
+
+
+# -- device code ------------------------------------------------------------------------------------------------
+
+
+class PageSetView(DeviceStruct):
+    """A page set in device code; its static parameters are whether there are pages, and the size of an item."""
+
+    _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
+
+    @classmethod
+    def layout(cls, static: Any) -> Sequence[tuple[str, int | None]]:
+        """Return the members: address of the bitmap, where errors are latched, and where items lie."""
+        return [(name, None) for name in ("bits", "space", "origin", "step", "size", "shift")]
+
+    @classmethod
+    def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
+        """Return the device function of a method."""
+        if name not in METHODS or ndim != 1:
+            return None
+        return _made(name, *static)
+
+
+@functools.cache
+def _made(name: str, cached: bool, itemsize: int) -> Callable[..., Any]:
+    last_byte = itemsize - 1
+
+    @device
+    def mark(pages, start, stop):
+        first = (pages.origin + start * pages.step) >> pages.shift
+        last = (pages.origin + (stop - 1) * pages.step + last_byte) >> pages.shift
+        while first <= last:
+            # 64 pages at a time; a mark that is there costs no atomic
+            wanted = i64(-1) << (first & 63)
+            if last >> 6 == first >> 6:
+                wanted &= i64(-1) ^ ((i64(-2)) << (last & 63))
+            word = pages.bits + ((first >> 6) << 3)
+            if load_relaxed(word, DEVICE) & wanted != wanted:
+                fetch_or(word, wanted, DEVICE)
+            first = ((first >> 6) + 1) << 6
+
+    @device
+    def add_range(pages, start, stop):
+        low = i64(start)
+        high = i64(stop)
+        if low < 0 or low > high or high > pages.size:
+            if low < 0 or low > pages.size:
+                out_of_range(pages.space, low, pages.size)
+            else:
+                out_of_range(pages.space, high, pages.size)
+        elif cached and low < high:
+            mark(pages, low, high)
+
+    @device
+    def add(pages, index):
+        i = i64(index)
+        if i < 0 or i >= pages.size:
+            out_of_range(pages.space, i, pages.size)
+        elif cached:
+            mark(pages, i, i + 1)
+
+    return add if name == "add" else add_range
+
+
+for _name, _parameters in METHODS.items():
+    struct_method(_name, *_parameters)

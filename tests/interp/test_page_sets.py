@@ -1,0 +1,7 @@
+"""Page sets on `interp`: what holds on every device."""
+
+from tests.harness.arrays.page_sets import PageSetConformance
+
+
+class TestPageSets(PageSetConformance):
+    DEVICE = "interp"
