@@ -37,7 +37,7 @@ from . import registry as _registry
 
 if TYPE_CHECKING:
     from . import cache, graph, kv, nvme, pool, remote, scheduler, storage
-    from .array import Array, DeviceArray, atomic_add
+    from .array import Array, DeviceArray, PageSet, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
     from .cache import Cache, Statistics
