@@ -40,10 +40,25 @@ if TYPE_CHECKING:
     from .array import Array, DeviceArray, PageSet, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
+    from .array.spans import (
+        add,
+        add_square,
+        fill,
+        fill_block,
+        fill_warp,
+        fold,
+        fold_block,
+        fold_warp,
+        greatest,
+        least,
+        map,
+        map_block,
+        map_warp,
+    )
     from .cache import Cache, Statistics
     from .pool.devices import broadcast, current_device, devices, empty, empty_like, to_device, zeros
     from .pool.pinned import pinned_empty
-    from .targets import backoff, clock_ns, default_device, failed, grid, lane_id, warp_size
+    from .targets import backoff, clock_ns, default_device, failed, grid, lane_id, reduce_warp, warp_size
     from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
     from .targets.compiler.run_cuda import numba_cuda
     from .targets.device import device
@@ -59,6 +74,8 @@ __all__ = [
     "DeviceArray",
     "PageSet",
     "Statistics",
+    "add",
+    "add_square",
     "atomic_add",
     "backoff",
     "barrier",
@@ -76,22 +93,34 @@ __all__ = [
     "empty_like",
     "errors",
     "failed",
+    "fill",
+    "fill_block",
+    "fill_warp",
+    "fold",
+    "fold_block",
+    "fold_warp",
     "graph",
+    "greatest",
     "grid",
     "kernel",
     "kv",
     "lane_id",
+    "least",
+    "map",
+    "map_block",
+    "map_warp",
     "numba_cuda",
     "nvme",
     "open",
     "pinned_empty",
     "pool",
+    "reduce_warp",
     "remote",
     "scheduler",
     "shared_array",
     "storage",
-    "to_device",
     "thread_index",
+    "to_device",
     "warp_size",
     "zeros",
 ]
@@ -100,11 +129,13 @@ __all__ = [
 _FROM = {
     "": "cache graph kv nvme pool remote scheduler storage",
     "array": "Array DeviceArray PageSet atomic_add",
+    "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
+    "map map_block map_warp",
     "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",
     "pool.pinned": "pinned_empty",
-    "targets": "backoff clock_ns default_device failed grid lane_id warp_size",
+    "targets": "backoff clock_ns default_device failed grid lane_id reduce_warp warp_size",
     "targets.block": "barrier block_index block_threads shared_array thread_index",
     "targets.source.cuda_source": "CudaSource",
     "targets.device": "device",

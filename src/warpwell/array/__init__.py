@@ -12,6 +12,7 @@ Files, in the order in which an array meets them:
 - on_storage.py    base of `Array` and a pool's arrays: iteration, and operators that raise
 - view.py          `ArrayView`, the struct that kernels receive; `atomic_add`
 - elements.py      subscripts in kernels: check the index, compute the item's place, hit or miss
+- spans.py         `fold`, `map` and `fill` in kernels: runs of items, a look-up for a page
 - page_set.py      `PageSet`: pages that kernels mark and the host has read in waves
 - bulk.py          host reads and writes, by kernels that copy runs of bytes
 - runs.py          the places in the file of the items of an index

@@ -82,8 +82,10 @@ from .atomics import (
     pread,
     prefetch,
     pwrite,
+    reduce_warp,
     rem,
     shfl,
+    shfl_as,
     store_relaxed,
     store_relaxed_as,
     store_release,
@@ -91,7 +93,7 @@ from .atomics import (
     syncwarp,
     warp_size,
 )
-from .device import device, linked, struct_function, struct_method
+from .device import ArrayKind, StructKind, chosen, device, linked, struct_function, struct_method
 from .fault import FAULT_PAGE, fault_page
 from .gpu.device import has_cuda
 from .kernel import Kernel, Launch, kernel

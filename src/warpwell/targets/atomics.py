@@ -191,6 +191,14 @@ def shfl(mask: int, value: int, lane: int) -> int:
     return current().shfl(mask, value, lane)
 
 
+def shfl_as(mask: int, value: Any, lane: int) -> Any:
+    """Return the number of any type that lane number `lane` of the warp passed. Orders nothing.
+
+    All lanes of mask call it, and `lane` must be one of them.
+    """
+    return value
+
+
 def match_any(mask: int, value: int) -> int:
     """Return the lanes of `mask` that passed the same `value`. All lanes of mask call it. Orders nothing."""
     return current().activemask()
@@ -202,6 +210,32 @@ def syncwarp(mask: int) -> None:
     Accesses of these lanes before it are ordered before accesses of all of them after it.
     """
     current().syncwarp(mask)
+
+
+@device
+def reduce_warp(f: Any, value: Any) -> Any:
+    """Return the values of all lanes that run converged, combined by `f`; each of these lanes calls it.
+
+    All of them are told the same result. Orders nothing. On `cpu` and `interp` it is the caller's own `value`.
+
+    Parameters
+    ----------
+    f : device function
+        ``f(a, b)``, associative and commutative, such as `warpwell.add`; it returns what `value` is.
+    value : number
+    """
+    mask = activemask()
+    if mask == 0xFFFFFFFF:
+        lane = lane_id()
+        for k in range(5):
+            value = f(value, shfl_as(mask, value, lane ^ (1 << k)))
+        return value
+    rest = mask & (mask - 1)
+    total = shfl_as(mask, value, ffs(mask) - 1)
+    while rest != 0:
+        total = f(total, shfl_as(mask, value, ffs(rest) - 1))
+        rest &= rest - 1
+    return total
 
 
 def popc(value: int) -> int:

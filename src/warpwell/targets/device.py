@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,6 +61,29 @@ def struct_function(stub: Callable[..., Any], name: str, other: Callable[..., An
     """
     _register("device", other)
     _register("function", stub, name, other)
+
+
+class StructKind(NamedTuple):
+    """What a chooser is told of a `DeviceStruct` among the arguments."""
+
+    cls: type
+    static: Any
+
+
+class ArrayKind(NamedTuple):
+    """What a chooser is told of a NumPy or device array among the arguments."""
+
+    ndim: int
+
+
+def chosen(stub: Callable[..., Any], choose: Callable[..., Callable[..., Any] | None]) -> None:
+    """Make ``stub(*args)`` in device code mean the device function that ``choose(target, *kinds)`` returns.
+
+    `target` is "cpu" or "cuda". A kind is a `StructKind`, an `ArrayKind`, the Python function where the argument is a
+    device function, a tuple of kinds for a tuple, and None for anything else. A chooser that knows no function for them
+    returns None or raises `DTypeError`.
+    """
+    _register("chosen", stub, choose)
 
 
 def subscribe(seam: Any) -> None:

@@ -27,6 +27,8 @@ from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal,
 class CpuSeam(Seam):
     """The hooks of the `cpu` target."""
 
+    target = "cpu"
+
     def link(self, context: Any, function: Callable[..., int]) -> str:
         """Compile `function` (or load it) and name its address."""
         name = symbol_of(function)
@@ -161,6 +163,7 @@ seam.word(a.lane_id, 0, lambda builder, v: I64(0))
 seam.word(a.warp_size, 0, lambda builder, v: I64(1))
 seam.word(a.activemask, 0, lambda builder, v: I64(1))
 seam.word(a.shfl, 3, lambda builder, v: v[1])
+seam.item_shuffle(a.shfl_as, lambda builder, v: v[1])
 seam.word(a.match_any, 2, lambda builder, v: I64(1))
 seam.word(a.syncwarp, 1, lambda builder, v: None, result=types.void)
 seam.word(a.ballot, _PREDICATE, lambda builder, v: builder.zext(v[1], I64))

@@ -30,6 +30,8 @@ from .seam import I16, I32, I64, Seam, item_bits, literal, symbol_of
 class CudaSeam(Seam):
     """The hooks of the `cuda` target."""
 
+    target = "cuda"
+
     def __init__(self, **hooks: Any) -> None:
         super().__init__(**hooks)
         self._objects: dict[tuple[str, Any], Any] = {}
@@ -216,6 +218,7 @@ def _shfl(builder: Any, values: Any) -> Any:
 
 
 seam.word(a.shfl, 3, _shfl)
+seam.item_shuffle(a.shfl_as, _shfl)
 
 
 def _vote(builder: Any, mask: Any, predicate: Any) -> Any:

@@ -18,6 +18,7 @@ from numba.core.errors import TypingError
 
 from ... import errors
 from .. import atomics as a
+from ..device import ArrayKind, StructKind
 from ..struct import DeviceStruct
 from .checked_arrays import CheckedArray, item_address
 
@@ -47,6 +48,8 @@ class StructModel(models.StructModel):
 
 class Seam:
     """Extension hooks of one Numba target (`cpu` or `cuda`)."""
+
+    target: str
 
     def __init__(self, *, extending: Any, templates: Any, register_model: Any, typeof_impl: Any) -> None:
         self._extending = extending
@@ -214,6 +217,24 @@ class Seam:
 
             return scalar(types.int64, scalar, dtype), codegen
 
+    def item_shuffle(self, stub: Callable[..., Any], shuffle: Callable[[Any, Any], Any]) -> None:
+        """Give ``stub(mask, value, lane)`` its body: ``shuffle(builder, [mask, bits, lane])`` of 64 bits."""
+
+        @self.primitive(stub)
+        def definition(typingctx: Any, mask: Any, value: Any, lane: Any) -> Any:
+            scalar = types.unliteral(value)
+            if not isinstance(scalar, types.Integer | types.Float | types.Boolean):
+                return None
+
+            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                bits = to_bits(context, builder, scalar, args[1])
+                wide = bits if bits.type.width == 64 else builder.zext(bits, I64)
+                moved = shuffle(builder, [args[0], wide, args[2]])
+                narrow = moved if bits.type.width == 64 else builder.trunc(moved, bits.type)
+                return from_bits(context, builder, scalar, narrow)
+
+            return scalar(types.int64, scalar, types.int64), codegen
+
     def _register_arithmetic(self) -> None:
         """Register what is the same on every compiled target."""
         self.word(a.rem, 2, lambda builder, v: builder.urem(*v))
@@ -289,6 +310,17 @@ class Seam:
 
         self._extending.overload(stub, strict=False)(implementation)
 
+    def chosen(self, stub: Callable[..., Any], choose: Callable[..., Any]) -> None:
+        """Make calls of `stub` mean what a chooser returns for the kinds of the arguments (see `device.chosen`)."""
+
+        def implementation(*args: Any) -> Any:
+            try:
+                return choose(self.target, *map(kind_of, args))
+            except errors.DTypeError as error:
+                raise TypingError(str(error)) from error
+
+        self._extending.overload(stub, strict=False)(implementation)
+
     def _element_address(self, stub: Callable[..., Any]) -> None:
         """Give the stub for the address of an array's item its body."""
 
@@ -331,6 +363,21 @@ def _resolver(name: str) -> Callable[..., Any]:
             raise TypingError(str(error)) from error
 
     return resolve
+
+
+def kind_of(typ: Any) -> Any:
+    """Return what a chooser is told of an argument of a type (see `device.chosen`)."""
+    if isinstance(typ, StructType):
+        return StructKind(typ.cls, typ.static)
+    if isinstance(typ, types.Array):
+        return ArrayKind(typ.ndim)
+    if isinstance(typ, types.BaseTuple):
+        return tuple(map(kind_of, typ))
+    if isinstance(typ, types.Function):
+        return typ.typing_key
+    if isinstance(typ, types.Dispatcher):
+        return typ.dispatcher.py_func
+    return None
 
 
 def _dimensions(index: Any) -> int | None:

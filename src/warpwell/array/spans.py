@@ -1,0 +1,391 @@
+"""Spans in kernels: runs of items, whose pages are looked up once each.
+
+`fold`, `map` and `fill` walk the items [lo, hi) of arrays by flat indices in C order. No suffix: one thread walks them
+all; ``_warp`` and ``_block``: the threads of a warp or block share them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..targets import (
+    ArrayKind,
+    DeviceStruct,
+    StructKind,
+    activemask,
+    chosen,
+    device,
+    div,
+    lane_id,
+    popc,
+    rem,
+)
+from ..targets.block import block_threads, thread_index
+from ..targets.interp.interpreter import current
+from . import elements
+
+Maker = Callable[..., Any]
+
+SOURCES_MAX = 4
+"""Arrays in the tuple of a source, at most."""
+
+
+def fold(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
+    """Return ``start`` after ``start = f(start, item, *args)`` for each item of [lo, hi), in order (thread).
+
+    Parameters
+    ----------
+    f : device function
+        It is compiled into the kernel. With a tuple of sources it is called as ``f(start, item0, item1, ..., *args)``.
+    start : number or tuple
+        What `f` is given first. Its type is what `f` returns; give 0.0, not 0, for floats.
+    source : array, or tuple of up to four arrays
+        Arrays on storage, NumPy and device arrays.
+    lo, hi : int
+        Flat indices in C order. An array on storage checks them: an index out of range latches an error, as a
+        subscript does, and the items out of range are left out.
+    *args
+        Passed to `f`.
+
+    Notes
+    -----
+    Each item is read as by a subscript, and orders as little.
+    """
+    return _interpreted(_choose_fold(0), f, start, source, lo, hi, *args)
+
+
+def fold_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
+    """Fold the caller's share of [lo, hi); return it (all converged threads of the warp, same `lo` and `hi`).
+
+    As `fold`, but each thread starts with its own `start` and returns what it made of its share; `reduce_warp`
+    combines them. Neighbouring threads take neighbouring items. On `cpu` and `interp` a warp is one thread.
+    """
+    return _interpreted(_choose_fold(1), f, start, source, lo, hi, *args)
+
+
+def fold_block(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
+    """Fold the caller's share of [lo, hi); return it (all threads of the block, same `lo` and `hi`).
+
+    As `fold_warp`, for a block. It is no barrier.
+    """
+    return _interpreted(_choose_fold(2), f, start, source, lo, hi, *args)
+
+
+def map(f: Any, target: Any, source: Any, lo: int, hi: int, *args: Any) -> None:
+    """Store ``f(item, *args)`` of each item of a source as the item of a target (thread).
+
+    Parameters
+    ----------
+    f : device function
+        With a tuple of sources it is called as ``f(item0, item1, ..., *args)``.
+    target : array
+        It may be the source.
+    source : array, or tuple of up to four arrays
+    lo, hi : int
+        Flat indices in C order, of target and sources alike; see `fold`.
+    *args
+        Passed to `f`.
+    """
+    return _interpreted(_choose_map(0), f, target, source, lo, hi, *args)
+
+
+def map_warp(f: Any, target: Any, source: Any, lo: int, hi: int, *args: Any) -> None:
+    """Store ``f(item, *args)`` for the caller's share of [lo, hi) (all converged threads of the warp); see `map`."""
+    return _interpreted(_choose_map(1), f, target, source, lo, hi, *args)
+
+
+def map_block(f: Any, target: Any, source: Any, lo: int, hi: int, *args: Any) -> None:
+    """Store ``f(item, *args)`` for the caller's share of [lo, hi) (all threads of the block); see `map`."""
+    return _interpreted(_choose_map(2), f, target, source, lo, hi, *args)
+
+
+def fill(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
+    """Store ``f(i, *args)`` as item i of a target, for each i of [lo, hi) (thread).
+
+    Parameters
+    ----------
+    f : device function
+    target : array
+    lo, hi : int
+        Flat indices in C order; see `fold`.
+    *args
+        Passed to `f`.
+    """
+    return _interpreted(_choose_fill(0), f, target, lo, hi, *args)
+
+
+def fill_warp(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
+    """Store ``f(i, *args)`` for the caller's share of [lo, hi) (all converged threads of the warp); see `fill`."""
+    return _interpreted(_choose_fill(1), f, target, lo, hi, *args)
+
+
+def fill_block(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
+    """Store ``f(i, *args)`` for the caller's share of [lo, hi) (all threads of the block); see `fill`."""
+    return _interpreted(_choose_fill(2), f, target, lo, hi, *args)
+
+
+# -- folds that the library knows: they look at nothing but numbers ------------------------------------------------
+
+
+@device
+def add(total, item):
+    """Return ``total + item``: `fold` with it sums up."""
+    return total + item
+
+
+@device
+def add_square(total, item):
+    """Return ``total + item * item``: `fold` with it sums up squares."""
+    return total + item * item
+
+
+@device
+def least(total, item):
+    """Return the smaller of two numbers: `fold` with it finds the minimum."""
+    return min(total, item)
+
+
+@device
+def greatest(total, item):
+    """Return the greater of two numbers: `fold` with it finds the maximum."""
+    return max(total, item)
+
+
+# -- who takes which items -----------------------------------------------------------------------------------------
+
+
+@device
+def _alone():
+    return 0, 1
+
+
+@device
+def _in_warp():
+    mask = activemask()
+    return popc(mask & ((1 << lane_id()) - 1)), popc(mask)
+
+
+@device
+def _in_block():
+    return thread_index(), block_threads()
+
+
+_PLACES = (_alone, _in_warp, _in_block)
+
+
+# -- items by flat index -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _access(kind: Any, name: str) -> Any:
+    """Return ``(array, i) -> item`` ("getitem") or ``(array, i, value)`` ("setitem") for a flat index."""
+    ndim = kind.static.ndim if isinstance(kind, StructKind) else kind.ndim
+    if not 1 <= ndim <= elements.MAX_NDIM:
+        raise errors.DTypeError(f"kernels walk arrays of 1 to {elements.MAX_NDIM} dimensions: use a.reshape(...)")
+    place = _PLACE_OF[ndim]
+    if name == "getitem":
+        get = _subscript(kind, name)
+
+        @device
+        def item(array, i):
+            return get(array, place(array, i))
+
+        return item
+    put = _subscript(kind, name)
+
+    @device
+    def set_item(array, i, value):
+        put(array, place(array, i), value)
+
+    return set_item
+
+
+def _subscript(kind: Any, name: str) -> Any:
+    if isinstance(kind, ArrayKind):
+        return _get if name == "getitem" else _put
+    access = kind.cls.implementation(name, kind.static, kind.static.ndim)
+    if access is None:
+        raise errors.DTypeError(f"{kind.cls.__name__} has no items")
+    return access
+
+
+@device
+def _get(array, index):
+    return array[index]
+
+
+@device
+def _put(array, index, value):
+    array[index] = value
+
+
+@device
+def _place1(array, i):
+    return i
+
+
+@device
+def _place2(array, i):
+    n = array.shape[1]
+    return div(i, n), rem(i, n)
+
+
+@device
+def _place3(array, i):
+    m, n = array.shape[1], array.shape[2]
+    rest = div(i, n)
+    return div(rest, m), rem(rest, m), rem(i, n)
+
+
+@device
+def _place4(array, i):
+    m, n, o = array.shape[1], array.shape[2], array.shape[3]
+    rest = div(i, o)
+    upper = div(rest, n)
+    return div(upper, m), rem(upper, m), rem(rest, n), rem(i, o)
+
+
+_PLACE_OF = {1: _place1, 2: _place2, 3: _place3, 4: _place4}
+
+
+@functools.cache
+def _items(kinds: Any) -> Maker:
+    """Return ``(source, i) -> tuple of items`` for the kind of a source, or of a tuple of sources."""
+    if not isinstance(kinds, tuple) or isinstance(kinds, StructKind | ArrayKind):
+        get = _access(kinds, "getitem")
+
+        @device
+        def one(source, i):
+            return (get(source, i),)
+
+        return one
+    return _items_of(kinds, len(kinds))
+
+
+def _items_of(kinds: tuple[Any, ...], count: int) -> Maker:
+    last = count - 1
+    get = _access(kinds[last], "getitem")
+    if last == 0:
+
+        @device
+        def first(source, i):
+            return (get(source[0], i),)
+
+        return first
+    before = _items_of(kinds, last)
+
+    @device
+    def several(source, i):
+        return before(source, i) + (get(source[last], i),)  # noqa: RUF005 - compilers unpack no tuple here
+
+    return several
+
+
+# -- plain loops ---------------------------------------------------------------------------------------------------
+
+
+def _choose_fold(scope: int) -> Maker:
+    def choose(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
+        return _plain_fold(scope, source) if _walkable(source) else None
+
+    return choose
+
+
+@functools.cache
+def _plain_fold(scope: int, source_kind: Any) -> Maker:
+    place, items = _PLACES[scope], _items(source_kind)
+
+    @device
+    def fold_items(f, start, source, lo, hi, *args):
+        rank, step = place()
+        total = start
+        for i in range(lo + rank, hi, step):
+            total = f(total, *(items(source, i) + args))
+        return total
+
+    return fold_items
+
+
+def _choose_map(scope: int) -> Maker:
+    def choose(target: str, f: Any, into: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
+        return _plain_map(scope, into, source) if _is_array(into) and _walkable(source) else None
+
+    return choose
+
+
+@functools.cache
+def _plain_map(scope: int, target_kind: Any, source_kind: Any) -> Maker:
+    place, items, put = _PLACES[scope], _items(source_kind), _access(target_kind, "setitem")
+
+    @device
+    def map_items(f, target, source, lo, hi, *args):
+        rank, step = place()
+        for i in range(lo + rank, hi, step):
+            put(target, i, f(*(items(source, i) + args)))
+
+    return map_items
+
+
+def _choose_fill(scope: int) -> Maker:
+    def choose(target: str, f: Any, into: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
+        return _plain_fill(scope, into) if _is_array(into) else None
+
+    return choose
+
+
+@functools.cache
+def _plain_fill(scope: int, target_kind: Any) -> Maker:
+    place, put = _PLACES[scope], _access(target_kind, "setitem")
+
+    @device
+    def fill_items(f, target, lo, hi, *args):
+        rank, step = place()
+        for i in range(lo + rank, hi, step):
+            put(target, i, f(i, *args))
+
+    return fill_items
+
+
+def _is_array(kind: Any) -> bool:
+    return isinstance(kind, StructKind | ArrayKind)
+
+
+def _walkable(kind: Any) -> bool:
+    """Tell whether something is a source: an array, or a tuple of up to `SOURCES_MAX`."""
+    if _is_array(kind):
+        return True
+    return isinstance(kind, tuple) and 1 <= len(kind) <= SOURCES_MAX and all(_is_array(each) for each in kind)
+
+
+def _interpreted(choose: Maker, *given: Any) -> Any:
+    """Call what is chosen for values instead of types: how the interpreter runs the functions above."""
+    current()
+    function = choose("interp", *(_kind_of(value) for value in given))
+    if function is None:
+        raise errors.DTypeError(
+            f"a span's arrays are arrays on storage, NumPy or device arrays, or a tuple of up to {SOURCES_MAX} of them"
+        )
+    return function(*given)
+
+
+def _kind_of(value: Any) -> Any:
+    if isinstance(value, DeviceStruct):
+        return StructKind(type(value), value.static)
+    if isinstance(value, np.ndarray):
+        return ArrayKind(value.ndim)
+    if isinstance(value, tuple):
+        return tuple(_kind_of(each) for each in value)
+    return value if callable(value) else None
+
+
+for _scope, (_fold, _map, _fill) in enumerate(
+    ((fold, map, fill), (fold_warp, map_warp, fill_warp), (fold_block, map_block, fill_block))
+):
+    chosen(_fold, _choose_fold(_scope))
+    chosen(_map, _choose_map(_scope))
+    chosen(_fill, _choose_fill(_scope))
