@@ -114,7 +114,7 @@ def build(
             )
         graph = Graph(
             Path(out), _vertices(sort, vertices, source), 0, undirected or symmetric, source,
-            weights=None if sort.weights is None else str(sort.weights), in_edges=in_edges,
+            weights=None if sort.weights is None else str(sort.weights), in_edges=in_edges or undirected or symmetric,
         )  # fmt: skip
         if graph.vertices <= SMALL:
             graph = replace(graph, destinations="int32")

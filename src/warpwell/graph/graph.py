@@ -51,7 +51,7 @@ class Graph:
     weights : {"int32", "float32"} or None
         Dtype of the weights, None if there are none.
     in_edges : bool
-        The edges that end in a vertex can be read, too.
+        The edges that end in a vertex can be read, too; always so if the graph is undirected.
     destinations : {"int32", "int64"}
         Dtype of the destinations. New graphs have int32 where all vertices fit, those of version 1 int64.
     """
@@ -193,7 +193,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     for key, kind in wanted.items():
         if type(meta.get(key)) is not kind or (kind is int and meta[key] < 0):
             raise FormatError(f"{file}: {key!r} is {meta.get(key)!r}. {AGAIN}", path=file)
-    found = {key: meta[key] for key in wanted}
+    found = {"in_edges": meta["undirected"]} | {key: meta[key] for key in wanted}
     for key, known in (("weights", (None, *WEIGHTS)), ("destinations", DESTINATIONS)):
         if found.get(key, known[0]) not in known:
             raise FormatError(f"{file}: {key!r} is {found[key]!r}, not {' or '.join(known[-2:])}. {AGAIN}", path=file)

@@ -108,7 +108,7 @@ class LoadedGraph:
         return None if self.graph.weights is None else self._array(self._of_in_edges(self.graph.in_weights_path))
 
     def _of_in_edges(self, path: Path) -> Path:
-        if not (self.graph.in_edges or self.graph.undirected):
+        if not self.graph.in_edges:
             raise ArgumentError(
                 f"{self.graph.path} has no in-edges: make it again with in_edges=True "
                 "(`warpwell graph convert EDGES OUT --in-edges`)"
