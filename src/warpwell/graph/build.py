@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from warpwell.graph.lines import Edges, WeightedEdges
 from warpwell.graph.npy import NpyWriter, storage_full
 
 _LEAST_MEMORY = 1 << 16
+_Chunk = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]
 
 
 def build(
@@ -93,40 +94,88 @@ def build(
     memory = _memory(memory_bytes)
     if vertices is not None and not 0 <= vertices <= VERTEX_LIMIT:
         raise ArgumentError(f"vertices is {vertices}. Give a number from 1 to {VERTEX_LIMIT} (2**48).")
-    wanted = None if weights is None or weights is False else checked_weights(weights)
+    kind = None if weights is None or weights is False else checked_weights(weights)
     report = progress or (lambda stage, done, total: None)
-    transpose = in_edges and not (undirected or symmetric)
-    with new_folder(out, overwrite=overwrite) as folder, contextlib.ExitStack() as stack:
-        sort: ExternalSort | None = None
-        memory = memory // 2 if transpose else memory
-        for sources, destinations, *rest in edges:
-            values = weights_of(rest[0], wanted, source) if rest and weights is not False else None
-            if sort is None:
-                kind = None if values is None else wanted or str(values.dtype)
-                sort = stack.enter_context(ExternalSort(folder, memory, unique=undirected, weights=kind))
-            _add(sort, sources, destinations, values, undirected=undirected, self_loops=self_loops)
-            report("read", sort.added, 0)
-        if sort is None:
-            sort = stack.enter_context(ExternalSort(folder, memory, unique=undirected, weights=wanted))
-        if wanted is not None and sort.weights is None:
-            raise ArgumentError(
-                f"weights={wanted!r}, but {source or 'the input'} has no weights. Leave weights out.", name="weights"
-            )
-        graph = Graph(
-            Path(out), _vertices(sort, vertices, source), 0, undirected or symmetric, source,
-            weights=None if sort.weights is None else str(sort.weights), in_edges=in_edges or undirected or symmetric,
-        )  # fmt: skip
-        if graph.vertices <= SMALL:
-            graph = replace(graph, destinations="int32")
-        back = None
-        if transpose:
-            back = stack.enter_context(ExternalSort(folder, memory, weights=sort.weights))
+    chunks = _chunks(edges, kind, source, drop=weights is False, self_loops=self_loops)
+    both = undirected or symmetric
+    graph = Graph(Path(out), vertices or 0, 0, both, source, kind, in_edges or both)
+    with new_folder(out, overwrite=overwrite) as folder:
+        _write(folder, graph, chunks, memory, vertices, undirected, report)
+    return Graph.open(out)
+
+
+def _write(
+    folder: Path,
+    graph: Graph,
+    chunks: Iterable[_Chunk],
+    memory: int,
+    vertices: int | None,
+    undirected: bool,
+    report: Progress,
+) -> None:
+    """Write all files of a graph; `graph` says what is wanted."""
+    transpose = graph.in_edges and not graph.undirected
+    memory = memory // 2 if transpose else memory
+    with contextlib.ExitStack() as stack:
+        sort = stack.enter_context(_sorting(chunks, folder, memory, graph.weights, undirected, report))
+        if graph.weights is not None and sort.weights is None:
+            name = graph.source or "the input"
+            raise ArgumentError(f"{name} has no weights: leave weights={graph.weights!r} out.", name="weights")
+        count = _vertices(sort, vertices, graph.source)
+        weights = None if sort.weights is None else str(sort.weights)
+        small = "int32" if count <= SMALL else "int64"
+        graph = replace(graph, vertices=count, weights=weights, destinations=small)
+        back = stack.enter_context(ExternalSort(folder, memory, weights=sort.weights)) if transpose else None
         graph = _write_rows(sort, folder, graph, report, back)
         sort.close()
         if back is not None:
             _write_rows(back, folder, graph, report, None, into=IN_PART)
         _write_meta(folder, graph)
-    return Graph.open(out)
+
+
+def _chunks(
+    edges: Iterable[Edges | WeightedEdges], kind: str | None, source: str, *, drop: bool, self_loops: bool
+) -> Iterator[_Chunk]:
+    """Yield chunks of edges with their weights, of one dtype in a chunk, or None."""
+    for sources, destinations, *rest in edges:
+        weights = weights_of(rest[0], kind, source) if rest and not drop else None
+        if not self_loops:
+            keep = sources != destinations
+            sources, destinations = sources[keep], destinations[keep]
+            weights = None if weights is None else weights[keep]
+        yield sources, destinations, weights
+
+
+def _sorting(
+    chunks: Iterable[_Chunk],
+    folder: Path,
+    memory: int,
+    kind: str | None,
+    undirected: bool,
+    report: Progress,
+) -> ExternalSort:
+    """Return a sort of all edges; of each edge and its reverse if `undirected`."""
+    sort: ExternalSort | None = None
+    try:
+        for sources, destinations, weights in chunks:
+            if sort is None:
+                kind = None if weights is None else str(weights.dtype)
+                sort = ExternalSort(folder, memory, unique=undirected, weights=kind)
+            if (weights is None) != (sort.weights is None):
+                raise ArgumentError("some chunks of edges have weights, others none. Give all or none.", name="edges")
+            if weights is not None and weights.dtype != sort.weights:
+                if weights.dtype.kind == "f":
+                    sort.use_floats()
+                weights = weights.astype(np.float32)
+            sort.add(sources, destinations, weights)
+            if undirected:
+                sort.add(destinations, sources, weights)
+            report("read", sort.added, 0)
+    except BaseException:
+        if sort is not None:
+            sort.close()
+        raise
+    return sort or ExternalSort(folder, memory, unique=undirected, weights=kind)
 
 
 def checked_weights(weights: object) -> str:
@@ -165,31 +214,6 @@ def weights_of(given: npt.ArrayLike, wanted: str | None, source: str) -> npt.NDA
 
 def _fits(values: npt.NDArray[Any]) -> bool:
     return not values.size or (int(values.min()) >= -(2**31) and int(values.max()) < 2**31)
-
-
-def _add(
-    sort: ExternalSort,
-    sources: npt.NDArray[np.int64],
-    destinations: npt.NDArray[np.int64],
-    weights: npt.NDArray[Any] | None,
-    *,
-    undirected: bool,
-    self_loops: bool,
-) -> None:
-    """Add a chunk of edges to a sort."""
-    if (weights is None) != (sort.weights is None):
-        raise ArgumentError("some chunks of edges have weights and others have none. Give all or none.", name="edges")
-    if not self_loops:
-        keep = sources != destinations
-        sources, destinations = sources[keep], destinations[keep]
-        weights = None if weights is None else weights[keep]
-    if weights is not None and weights.dtype != sort.weights:
-        if weights.dtype.kind == "f":
-            sort.use_floats()
-        weights = weights.astype(np.float32)
-    sort.add(sources, destinations, weights)
-    if undirected:
-        sort.add(destinations, sources, weights)
 
 
 def _write_meta(folder: Path, graph: Graph) -> None:

@@ -96,26 +96,17 @@ def generate(
         No space is left; no file remains.
     """
     edges = random_edges(kind, scale, degree=degree, seed=seed, weights=weights)
-    made = degree << scale
+    made = (degree << scale) * (2 if undirected else 1)
 
     def report(stage: str, done: int, entries: int) -> None:
         if progress is not None:
-            entries = entries or made * (2 if undirected else 1)
-            progress("generate" if stage == "read" else stage, done, entries)
+            progress("generate" if stage == "read" else stage, done, entries or made)
 
     return build(
-        edges,
-        out,
-        vertices=1 << scale,
-        undirected=undirected,
-        self_loops=self_loops,
-        source=f"{kind} scale={scale} degree={degree} seed={seed}",
-        weights=weights,
-        in_edges=in_edges,
-        memory_bytes=memory_bytes,
-        progress=report,
-        overwrite=overwrite,
-    )
+        edges, out, vertices=1 << scale, undirected=undirected, self_loops=self_loops,
+        source=f"{kind} scale={scale} degree={degree} seed={seed}", weights=weights, in_edges=in_edges,
+        memory_bytes=memory_bytes, progress=report, overwrite=overwrite,
+    )  # fmt: skip
 
 
 def random_edges(
