@@ -42,7 +42,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/warpwell bench $(ARGS)
+	$(BIN)/warpwell bench --quick $(ARGS)
 
 interleavings: $(STAMP)
 	$(BIN)/python -m tests.harness.interleavings --runs 10000 $(ARGS)

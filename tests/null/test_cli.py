@@ -88,7 +88,7 @@ def test_files_of_a_graph_that_do_not_fit(tmp_path: Path, capsys: pytest.Capture
     for content, says in (
         (whole[:-3], "copied whole"),
         (b"no array at all", "not a .npy file"),
-        (whole.replace(b"<i4", b"<f4"), "float32"),
+        (whole.replace(b"<i8", b"<f8"), "float64"),
     ):
         graph.edges_path.write_bytes(content)
         assert says in failing(capsys, "graph", "bfs", graph.path, "--source", 0)
@@ -159,12 +159,31 @@ def test_an_interrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().err == "warpwell: interrupted\n"
 
 
-def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["bench", "--list"]) == 0
-    assert "hit_path" in capsys.readouterr().out
-    assert "hit_path" in failing(capsys, "bench", "no_such_benchmark")
-    monkeypatch.setattr("warpwell.cli.bench.FOLDER", Path("/no/such/folder"))
-    assert "sources" in failing(capsys, "bench")
+def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 0
+    assert "reduction" in capsys.readouterr().out
+    assert main(["bench", "--json"]) == 0
+    assert "reduction" in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("no_such_benchmark",), "reduction"),
+        (("array", "--all"), "--all"),
+        (("array", "--bytes", "4KiB"), "64 pages"),
+        (("array", "--medium", "floppy"), "P5800X"),
+        (("array", "--medium", "980pro/0"), "divided"),
+        (("array", "--drives", "2"), "emulated"),
+        (("array", "--medium", "980pro", "--tier", "host"), "--medium"),
+        (("array", "--out", "picture.txt"), ".png"),
+        (("array", "--out", "no_such_folder/picture.png"), "no_such_folder"),
+    ],
+)
+def test_benchmarks_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in failing(capsys, "bench", *arguments, "--device", "cpu")
 
 
 @pytest.mark.parametrize("name", ["data[train].ww", "a[b]:rocket:.ww", "[red]"])

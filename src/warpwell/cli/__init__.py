@@ -8,7 +8,7 @@ In the order in which a command line meets them::
     output.py     how a command prints: a table or JSON, progress, notes
     demo.py       ``demo``: a graph larger than the cache, checked against SciPy
     info.py       ``info``: devices, versions, and what is missing
-    bench.py      ``bench``: the benchmarks of a checkout
+    bench/        ``bench``: micro-benchmarks
     graph/        ``graph ...``
     kv/           ``kv ...``
     sched/        ``sched ...``

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ..errors import WarpwellError
 from .arguments import command, json_option, program
+from .bench import arguments as bench_arguments
 from .graph import arguments as graph_arguments
 from .interrupt import INTERRUPTED, end_soon, leave, say
 from .kv import arguments as kv_arguments
@@ -22,7 +23,7 @@ from .sched import arguments as sched_arguments
 BAD_INPUT = 2
 BROKEN_PIPE = 141
 
-_OWN = ("pool.run", "pool.notebook", "bench")
+_OWN = ("pool.run", "pool.notebook")
 """Modules of commands whose programs handle Ctrl-C themselves."""
 
 _DESCRIPTION = "Arrays on storage, many times larger than memory, that kernels in Python read on demand."
@@ -83,8 +84,5 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
     sched_arguments.add(commands, load=sched)
     pool_arguments.add(commands)
 
-    bench = command(commands, "bench", "bench", "run the benchmarks of a checkout")
-    bench.add_argument("--list", action="store_true", help="list the benchmarks, without running them")
-    bench.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run (default: all)")
-    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on")
+    bench_arguments.add(commands)
     return parser

@@ -21,7 +21,6 @@ from ..targets import (
     div,
     element_address,
     grid,
-    i64,
     kernel,
     lane_id,
     load_relaxed,
@@ -95,7 +94,7 @@ def _link_first(edges, offsets, parents, count, counters):
     at = offsets[v]
     stop = min(at + SAMPLED_NEIGHBOURS, offsets[v + 1])
     while at < stop:
-        neighbour = i64(edges[at])
+        neighbour = edges[at]
         if neighbour < 0 or neighbour >= parents.size:
             atomic_add(counters, BAD, 1)
         else:
@@ -142,7 +141,7 @@ def _link_rest(edges, offsets, parents, items, count, counters):
         lane = lane_id()
         while at < stop:
             if at + lane < stop:
-                neighbour = i64(edges[at + lane])
+                neighbour = edges[at + lane]
                 if neighbour < 0 or neighbour >= parents.size:
                     atomic_add(counters, BAD, 1)
                 else:

@@ -21,7 +21,6 @@ from ..targets import (
     div,
     element_address,
     grid,
-    i64,
     kernel,
     lane_id,
     load_relaxed,
@@ -91,7 +90,7 @@ def _advance(edges, offsets, levels, items, begin, end, level, counters):
         lane = lane_id()
         while at < stop:
             if at + lane < stop:
-                neighbour = i64(edges[at + lane])
+                neighbour = edges[at + lane]
                 if neighbour < 0 or neighbour >= levels.size:
                     atomic_add(counters, BAD, 1)
                 else:

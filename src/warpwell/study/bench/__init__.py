@@ -1,0 +1,40 @@
+"""Micro-benchmarks, each with its ceiling of the same run and BaM's protocol beside it (``warpwell bench``).
+
+============  ===================================================================================
+setting.py    `Setting`: options; arrays over the medium that they name
+figures.py    `Report`, `Row`: what was found; `same`, which ends a benchmark with a wrong result
+ceilings.py   rates that bound: a medium without queues and cache, copies, NumPy
+kernels.py    kernels that read the same items by different means
+bam.py        BaM's protocol: references, and misses that wait
+reads.py      `array`, `cache`, `pattern`: reads through the cache
+sums.py       `reduction`
+============  ===================================================================================
+"""
+
+import importlib
+
+from .figures import Report, Row
+from .setting import Setting
+
+BENCHMARKS = {
+    "array": ("reads", "items of an array that the cache holds, sequentially and at random"),
+    "cache": ("reads", "whole pages, a warp each, hot and cold"),
+    "pattern": ("reads", "an array larger than the cache: sequential, random, stride, zipf"),
+    "reduction": ("sums", "the sum of an array larger than the cache"),
+}
+"""The module of each benchmark, which has a function of its name, and what it measures."""
+
+
+def measure(name: str, setting: Setting) -> Report:
+    """Run a benchmark.
+
+    Raises
+    ------
+    WarpwellError
+        A result was wrong.
+    """
+    report: Report = getattr(importlib.import_module(f".{BENCHMARKS[name][0]}", __name__), name)(setting)
+    return report
+
+
+__all__ = ["BENCHMARKS", "Report", "Row", "Setting", "measure"]

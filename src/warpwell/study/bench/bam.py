@@ -1,0 +1,241 @@
+"""BaM's protocol over the same queues and medium: each access counts a reference, and a miss waits for its page.
+
+After page_cache.h of BaM (seq_read, coalesce_page, acquire_page, find_slot, release_page): converged lanes of one page
+add to its reference count with one atomic operation, read the slot's number, read their items, and take the references
+off with another. A miss takes the next slot of a clock without second chance, submits its command, and waits. What BaM
+does besides is left out, which favours it: counters of the whole array, its second read that orders GPUDirect, and its
+queues, in which completions are handed on in order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...array import Array
+from ...cache.lookup import queue_of
+from ...cache.transfer import copy, serve, start, wait
+from ...errors import WarpwellError
+from ...nvme import READ
+from ...queues.submission import field, release_id, staging_of, take_id
+from ...targets import (
+    DEVICE,
+    activemask,
+    backoff,
+    ballot,
+    clock_ns,
+    compare_exchange,
+    device,
+    fetch_add,
+    fetch_or,
+    ffs,
+    lane_id,
+    linked,
+    load_acquire,
+    load_relaxed,
+    load_relaxed_as,
+    match_any,
+    memory_for,
+    popc,
+    rem,
+    shfl,
+    store_relaxed,
+    store_release,
+    syncwarp,
+)
+
+I8 = np.dtype(np.int64)
+
+VALID = 1 << 40
+BUSY = 1 << 41
+"""Of a page's state; its lower bits count references."""
+LOCKED = -1
+"""Of a slot whose page is being replaced; 0 is a free slot, otherwise it is the page + 1."""
+GAVE_UP = -2
+PATIENCE = 10**10
+"""Nanoseconds without a free slot after which a miss gives up: BaM would wait for ever."""
+
+# -- record of a cache
+STATES, SLOTS, OWNERS, FRAMES, SHIFT, COUNT, TICKET, CORE, SPACE, FAILED, MISSES = range(11)
+WORDS = 16
+
+
+@device
+def bam_read(record, offset):
+    """Return the 8-byte item at byte `offset` of the array (converged lanes)."""
+    shift = field(record, SHIFT)
+    page = offset >> shift
+    mask = activemask()
+    lane = lane_id()
+    equal = match_any(mask, page)
+    leader = ffs(equal) - 1
+    slot = 0
+    if lane == leader:
+        if fetch_add(field(record, STATES) + 8 * page, popc(equal), DEVICE) & (VALID | BUSY) == VALID:
+            slot = load_relaxed(field(record, SLOTS) + 8 * page, DEVICE) + 1
+    slot = shfl(equal, slot, leader) - 1
+    missing = ballot(mask, slot < 0)
+    while missing != 0:
+        first = ffs(missing) - 1
+        wanted = shfl(mask, page, first)
+        found = bam_miss(record, wanted, mask, lane, first)
+        if page == wanted:
+            slot = found
+        missing = ballot(mask, slot == -1)
+    item = 0
+    if slot >= 0:
+        item = load_relaxed_as(field(record, FRAMES) + (slot << shift) + (offset - (page << shift)), I8)
+    syncwarp(equal)
+    if lane == leader:
+        fetch_add(field(record, STATES) + 8 * page, -popc(equal), DEVICE)
+    return item
+
+
+@linked
+def bam_miss(record, page, mask, lane, leader):
+    """Return the slot of a page on which the group holds a reference; read the page unless another group does so."""
+    state = field(record, STATES) + 8 * page
+    core = field(record, CORE)
+    queue = queue_of(core, page)
+    attempt = 0
+    since = clock_ns()
+    while True:
+        slot = -1
+        if lane == leader:
+            old = load_acquire(state, DEVICE)
+            if old & (VALID | BUSY) == VALID:
+                slot = load_relaxed(field(record, SLOTS) + 8 * page, DEVICE)
+            elif old & BUSY == 0 and fetch_or(state, BUSY, DEVICE) & (VALID | BUSY) == 0:
+                slot = -3
+            elif clock_ns() - since > PATIENCE:
+                slot = GAVE_UP
+        slot = shfl(mask, slot, leader)
+        if slot == -3:
+            return bam_load(record, page, mask, lane, leader)
+        if slot != -1:
+            if slot == GAVE_UP and lane == leader:
+                fetch_add(record + 8 * FAILED, 1, DEVICE)
+            return slot
+        serve(core, queue, mask, lane, leader)
+        backoff(attempt)
+        attempt += 1
+
+
+@device
+def bam_load(record, page, mask, lane, leader):
+    """Read a page that the group has made BUSY; return its slot, or GAVE_UP."""
+    core = field(record, CORE)
+    space = field(record, SPACE)
+    queue = queue_of(core, page)
+    state = field(record, STATES) + 8 * page
+    slot = 0
+    if lane == leader:
+        slot = bam_slot(record)
+    slot = shfl(mask, slot, leader)
+    cid = -1
+    attempt = 0
+    while slot >= 0 and cid < 0:
+        if lane == leader:
+            cid = take_id(queue, 0)
+        cid = shfl(mask, cid, leader)
+        if cid < 0:
+            serve(core, queue, mask, lane, leader)
+            backoff(attempt)
+            attempt += 1
+    status = -1
+    if slot >= 0:
+        submitted = 0
+        if lane == leader and start(core, queue, cid, READ, page, 1, space):
+            submitted = 1
+        if shfl(mask, submitted, leader) != 0:
+            status = wait(core, space, queue, cid, mask, lane, leader)
+    if status == 0:
+        syncwarp(mask)
+        shift = field(record, SHIFT)
+        copy(field(record, FRAMES) + (slot << shift), staging_of(queue, cid), 1 << shift, mask, lane)
+        syncwarp(mask)
+        if lane == leader:
+            release_id(queue, cid)
+            store_relaxed(field(record, SLOTS) + 8 * page, slot, DEVICE)
+            store_release(field(record, OWNERS) + 8 * slot, page + 1, DEVICE)
+            fetch_add(record + 8 * MISSES, 1, DEVICE)
+            fetch_add(state, VALID - BUSY, DEVICE)
+        return slot
+    if lane == leader:
+        fetch_add(record + 8 * FAILED, 1, DEVICE)
+        fetch_add(state, -BUSY, DEVICE)
+    return GAVE_UP
+
+
+@device
+def bam_slot(record):
+    """Win the next slot of the clock whose page has no references (the leader); return GAVE_UP after a while."""
+    count = field(record, COUNT)
+    since = clock_ns()
+    attempt = 0
+    while True:
+        slot = rem(fetch_add(record + 8 * TICKET, 1, DEVICE) & 0x7FFFFFFFFFFFFFFF, count)
+        owner = field(record, OWNERS) + 8 * slot
+        old = load_acquire(owner, DEVICE)
+        if old >= 0 and compare_exchange(owner, old, LOCKED, DEVICE) == old:
+            if old == 0:
+                return slot
+            # valid, not busy, no references: the page's state is exactly that
+            if compare_exchange(field(record, STATES) + 8 * (old - 1), VALID, 0, DEVICE) == VALID:
+                return slot
+            store_release(owner, old, DEVICE)
+        attempt += 1
+        if attempt & 255 == 0 and clock_ns() - since > PATIENCE:
+            return GAVE_UP
+
+
+class BamCache:
+    """Slots and page states of BaM's protocol, over the queues and the medium of an array.
+
+    Parameters
+    ----------
+    array : Array
+        An array of the tier "storage", alone in its cache; no kernel may use it as well.
+    frame_bytes : int
+        Bytes of all slots.
+    """
+
+    def __init__(self, array: Array, frame_bytes: int) -> None:
+        page_size = array.cache.page_size
+        pages = -(-array.nbytes // page_size)
+        slots = max(1, min(pages, frame_bytes // page_size))
+        memory = memory_for(array.device)
+        constants = array.cache.constants(array._nsid)
+        if constants["base"] != 0:
+            raise WarpwellError("the array shares its cache, so its pages do not begin at 0")
+        self._record, self._states = memory.allocate(8 * WORDS), memory.allocate(8 * pages)
+        self._slots, self._owners = memory.allocate(8 * pages), memory.allocate(8 * slots)
+        self._frames = memory.allocate(slots * page_size + 512)
+        words = np.zeros(WORDS, np.int64)
+        words[: SPACE + 1] = (
+            self._states.address, self._slots.address, self._owners.address, -(-self._frames.address // 512) * 512,
+            page_size.bit_length() - 1, slots, 0, constants["core"], constants["space"],
+        )  # fmt: skip
+        self._record.write(0, words)
+        self.address = self._record.address
+        self.clear()
+
+    def _word(self, index: int) -> int:
+        return int(self._record.read(8 * index, 8).view(np.int64)[0])
+
+    def clear(self) -> None:
+        """Forget all pages, between launches."""
+        for block in (self._states, self._slots, self._owners):
+            block.write(0, np.zeros(block.nbytes // 8, np.int64))
+
+    @property
+    def misses(self) -> int:
+        """Pages that were read."""
+        return self._word(MISSES)
+
+    def check(self) -> None:
+        """Raise if a read gave up."""
+        if self._word(FAILED):
+            raise WarpwellError(
+                "BaM's protocol found no slot for ten seconds: more pages are referenced at a time than the cache has; "
+                "give a larger --cache or fewer --threads"
+            )

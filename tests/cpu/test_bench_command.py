@@ -1,0 +1,85 @@
+"""`warpwell bench`: every benchmark, tiny; a wrong result ends it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from warpwell.cli.main import main
+from warpwell.study.bench import BENCHMARKS, figures, kernels
+from warpwell.study.bench.setting import Setting
+
+TINY = ("--device", "cpu", "--bytes", "512KiB", "--runs", "1", "--threads", "8", "--service-threads", "1")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main(["bench", *arguments, *TINY, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_has_ceilings(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    said = answer(capsys, name)
+    (report,) = said["benchmarks"]
+    assert report["name"] == name and report["where"] == "ram" and not report["emulated"]
+    for row in report["rows"]:
+        assert row["rate"] > 0 and row["ceiling"] > 0 and row["ceiling_by"], row
+        assert row["of_ceiling"] == pytest.approx(row["rate"] / row["ceiling"])
+        assert row["bam"] is None or row["over_bam"] == pytest.approx(row["rate"] / row["bam"])
+    assert any(row["bam"] for row in report["rows"])
+
+
+@pytest.mark.parametrize("tier", ["host", "device", "host-cached"])
+def test_tiers_without_a_medium(capsys: pytest.CaptureFixture[str], tier: str) -> None:
+    (report,) = answer(capsys, "array", "--tier", tier)["benchmarks"]
+    assert tier in report["where"] or tier == "host-cached"
+    assert all(row["bam"] is None and row["ceiling"] for row in report["rows"])
+
+
+@pytest.mark.parametrize("medium", ["file", "980Pro/4"])
+def test_media(capsys: pytest.CaptureFixture[str], medium: str) -> None:
+    (report,) = answer(capsys, "reduction", "--medium", medium)["benchmarks"]
+    assert report["emulated"] == (medium != "file") == ("emulated" in report["where"])
+
+
+def test_drives_are_striped(capsys: pytest.CaptureFixture[str]) -> None:
+    (report,) = answer(capsys, "reduction", "--medium", "980Pro/16", "--drives", "3")["benchmarks"]
+    assert report["where"] == "3 x 980Pro at 1/16 of its rates (emulated)"
+
+
+def test_a_wrong_result_ends_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    same = figures.same
+    monkeypatch.setattr("warpwell.study.bench.reads.same", lambda what, found, wanted: same(what, found + 1, wanted))
+    assert main(["bench", "reduction", *TINY]) == 2
+    assert "wrong" in capsys.readouterr().err
+
+
+def test_an_item_that_is_not_read_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = kernels.walk
+
+    class Short:
+        """A kernel that is told of one item less."""
+
+        def __init__(self, inner) -> None:
+            self.inner = inner
+
+        def __getitem__(self, shape):
+            launch = self.inner[shape]
+            return lambda a, copy, bam, items, *rest, **named: launch(a, copy, bam, items - 1, *rest, **named)
+
+    monkeypatch.setattr(kernels, "walk", lambda means: Short(walk(means)))
+    assert main(["bench", "reduction", *TINY]) == 2
+    assert "the result of reduction by raw is wrong" in capsys.readouterr().err
+
+
+def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "bench.svg"
+    assert main(["bench", "reduction", "array", *TINY, "--out", str(out)]) == 0
+    assert "raw loads" in capsys.readouterr().out and out.stat().st_size > 1000
+
+
+def test_what_the_medium_is_called() -> None:
+    setting = Setting("cpu", "storage", 4096, 1 << 16, 1 << 20, 8, 1, "980pro/16", drives=2)
+    assert setting.where() == "2 x 980Pro at 1/16 of its rates (emulated)"
