@@ -7,6 +7,7 @@ random, hot and sequential access, with and without a store for each read. Ratio
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
 import time
@@ -17,16 +18,22 @@ from measure import kernel_seconds, machine, registers_and_occupancy, save, tabl
 
 import warpwell as ww
 from warpwell.cache import parse_size
+from warpwell.cache.partition import COMPLETE, EVICTING, PLACED, ResidentPool
 from warpwell.storage import Medium, NativeMedium
 from warpwell.targets import (
+    activemask,
     device,
+    div,
     grid,
     kernel,
+    lane_id,
     load_relaxed_as,
     load_weak_as,
     memory_for,
     native,
     store_weak_as,
+    syncwarp,
+    warp_size,
 )
 
 I8 = np.dtype(np.int64)
@@ -86,8 +93,83 @@ def bam(a, b, c, d, index):
 
 
 READERS = {"raw L1": (raw_l1, 32), "raw": (raw, 32), "warpwell": (warpwell, None), "at 64 regs": (warpwell, 64),
-           "BaM": (bam, 32)}  # fmt: skip
+           "placed": (warpwell, None), "complete": (warpwell, None), "BaM": (bam, 32)}  # fmt: skip
+"""Readers: `warpwell` looks at a page's word twice, as where pages take turns in the frames; `placed` once, as where
+each page has its own; `complete` never, as where all are there."""
+RESIDENCIES = {"warpwell": EVICTING, "at 64 regs": EVICTING, "placed": PLACED, "complete": COMPLETE}
 PATTERNS = ("random", "hot", "sequential")
+
+
+@contextlib.contextmanager
+def seen_as(a, residency):
+    """Give views of the array this residency (None: what it is) for the block."""
+    before = a.cache._resident
+    if residency is not None:
+        pool = ResidentPool(0)
+        pool.complete, pool.due = residency == COMPLETE, lambda: False
+        a.cache._resident = [None if residency == EVICTING else pool]
+    try:
+        yield
+    finally:
+        a.cache._resident = before
+
+
+@kernel
+def walk_raw(a, frames, page_items, pages, warps, sink):
+    """Read pages, a warp a page, past L1."""
+    lane, i = lane_id(), grid(1)
+    total = 0
+    for page in range(div(i, warp_size()), pages, warps):
+        for k in range(lane, page_items, warp_size()):
+            total += load_relaxed_as(frames + 8 * (page * page_items + k), I8)
+    store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
+
+
+@kernel
+def walk(a, frames, page_items, pages, warps, sink):
+    """Read pages by subscripts, a warp a page."""
+    lane, i = lane_id(), grid(1)
+    total = 0
+    for page in range(div(i, warp_size()), pages, warps):
+        for k in range(lane, page_items, warp_size()):
+            total += a[page * page_items + k]
+    store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
+
+
+@kernel
+def walk_pinned(a, frames, page_items, pages, warps, sink):
+    """Read pages by subscripts, a warp a page, which it holds meanwhile."""
+    lane, i = lane_id(), grid(1)
+    mask = activemask()
+    total = 0
+    for page in range(div(i, warp_size()), pages, warps):
+        held = False
+        if lane == 0:
+            held = a.pin(page * page_items)
+        syncwarp(mask)
+        for k in range(lane, page_items, warp_size()):
+            total += a[page * page_items + k]
+        syncwarp(mask)
+        if held:
+            a.unpin(page * page_items)
+    store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
+
+
+def walks(a, page_size, target, threads, sink):
+    """Time walks over all pages, and print a table."""
+    pages, items = a.size * 8 // page_size, page_size // 8
+    kinds = [("raw", walk_raw, EVICTING), ("subscripts", walk, EVICTING), ("placed", walk, PLACED),
+             ("complete", walk, COMPLETE), ("pinned", walk_pinned, None)]  # fmt: skip
+    frames, rows, raw = a.cache.constants(a._nsid)["frames"], [], 0.0
+    for name, k, residency in kinds:
+        with seen_as(a, residency):
+            args = (a, frames, items, pages, threads // (32 if target == "cuda" else 1), sink.address)
+            seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
+        rate = a.size / seconds / 1e9
+        raw = raw or rate
+        rows.append([name, rate, rate / raw])
+    table(f"walks, a warp a page of {page_size} B", ["reads", "G/s", "of raw"], rows)
+    return rows
 
 
 class Sequence(Medium):
@@ -169,7 +251,8 @@ def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, sto
                     args = (*args, mask, rounds, sink.address)
                     # said beforehand, so that a failure of the GPU has a name
                     print(f"{pattern}, {'with' if store else 'without'} stores: {name}", file=sys.stderr, flush=True)
-                    seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
+                    with seen_as(a, RESIDENCIES.get(name)):
+                        seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
                     rates[name] = threads * rounds / seconds / 1e9
                     if target == "cuda":
                         rates[name + " regs"], rates[name + " occupancy"] = registers_and_occupancy(k, len(args))
@@ -185,6 +268,7 @@ def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, sto
         if target == "cuda":
             head += ["regs", "occupancy"]
         table(f"hit path, pages of {page_size} B, {a.cache.frames * page_size / 2**30:.3g} GiB of frames", head, rows)
+        results["walks"] = walks(a, page_size, target, threads, sink)
         if a.stats.misses != misses:
             raise SystemExit(f"{a.stats.misses - misses} reads missed: these are no hit figures")
         return results

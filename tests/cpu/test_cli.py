@@ -49,7 +49,7 @@ def test_bfs(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (said["source"], said["reached"], said["depth"]) == (990, 1000, 500)
     assert (said["device"], said["tier"], said["page_size"], said["cache_bytes"]) == ("cpu", "storage", 512, 4096)
     assert (said["vertices"], said["edges"], said["emulated"]) == (1200, 2400, False)
-    assert said["bytes_wanted"] == 2000 * 8
+    assert said["bytes_wanted"] == 2000 * 4
     assert said["misses"] > 0
     assert said["evictions"] > 0
     assert said["io_amplification"] == said["bytes_read"] / said["bytes_wanted"]
@@ -71,7 +71,7 @@ def test_other_tiers(ring: Path, capsys: pytest.CaptureFixture[str], tier: str) 
     said = answer(capsys, "graph", "bfs", ring, "--source", 1100, "--device", "cpu", "--tier", tier)
     assert (said["tier"], said["reached"], said["depth"]) == (tier, 200, 100)
     assert (said["hits"] is None) == (tier != "host-cached")
-    assert said["loaded_bytes"] == 8 * 1201 + 8 * 2400
+    assert said["loaded_bytes"] == 8 * 1201 + 4 * 2400
 
 
 def test_interpreted(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Breadth-first search and connected components: equal to SciPy's, however small the cache."""
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def made(folder: Path, pairs: list[tuple[int, int]], *, undirected: bool = True,
 
 @pytest.fixture(scope="module")
 def kron(tmp_path_factory: pytest.TempPathFactory) -> Graph:
-    # 66 KB of edges, many components
+    # 33 KB of edges, many components
     return generate("kron", 10, tmp_path_factory.mktemp("kron") / "kron.ww", degree=6)
 
 
@@ -66,7 +67,7 @@ def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
     assert np.array_equal(found.levels, levels)
     assert found.reached == np.count_nonzero(levels >= 0)
     assert found.depth == levels.max()
-    assert found.stats.bytes_wanted == 8 * np.diff(kron.load()[0])[levels >= 0].sum()
+    assert found.stats.bytes_wanted == 4 * np.diff(kron.load()[0])[levels >= 0].sum()
     assert found.stats.misses > 0
     components = connected_components(kron, **options)
     labels = expected_labels(kron)
@@ -161,11 +162,20 @@ def test_progress(kron: Graph) -> None:
 def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:
     graph = made(tmp_path, [(v, v + 1) for v in range(20)])
     edges = np.load(graph.edges_path)
-    edges[[3, 9]] = -7, 1 << 40
+    edges[[3, 9]] = -7, 1 << 30
     np.save(graph.edges_path, edges)
     for run in (lambda: bfs(graph, 0, device="cpu"), lambda: connected_components(graph, device="cpu")):
         with pytest.raises(FormatError, match="outside of 0 to 20"):
             run()
+
+
+def test_a_graph_of_format_1(tmp_path: Path) -> None:
+    with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "graph-format-1.zip") as archive:
+        archive.extractall(tmp_path)
+    graph = Graph.open(tmp_path / "undirected.ww")
+    assert (graph.destinations, graph.weights, graph.in_edges) == ("int64", None, True)
+    assert bfs(graph, 1, device="cpu").levels.tolist() == [1, 0, 2, 1, -1, -1]
+    assert connected_components(graph, device="cpu").labels.tolist() == [0, 0, 0, 0, 4, 4]
 
 
 def test_offsets_that_fall(tmp_path: Path) -> None:
@@ -189,7 +199,7 @@ def test_a_web_crawl(tmp_path: Path) -> None:
     found = bfs(crawl, 10000, device="cpu", cache="2MiB", stats="full")
     assert found.reached == 325557
     assert np.array_equal(found.levels, expected_levels(crawl, 10000))
-    assert found.stats.bytes_wanted == 8 * crawl.edges
+    assert found.stats.bytes_wanted == 4 * crawl.edges
     both = convert(CNR, tmp_path / "both.ww", undirected=True)
     assert json.loads((both.path / "graph.json").read_text())["undirected"]
     components = connected_components(both, device="cpu", cache="2MiB", stats="full")

@@ -16,7 +16,7 @@ WORDS = np.zeros(8, np.int64)
 
 
 def edges(full: bool) -> ArrayView:
-    static = ViewStatic("<i8", 1, True, False, False, full, True, 8)
+    static = ViewStatic("<i4", 1, True, False, False, full, True, 4)
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 

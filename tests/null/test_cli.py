@@ -88,7 +88,7 @@ def test_files_of_a_graph_that_do_not_fit(tmp_path: Path, capsys: pytest.Capture
     for content, says in (
         (whole[:-3], "copied whole"),
         (b"no array at all", "not a .npy file"),
-        (whole.replace(b"<i8", b"<f8"), "float64"),
+        (whole.replace(b"<i4", b"<f4"), "float32"),
     ):
         graph.edges_path.write_bytes(content)
         assert says in failing(capsys, "graph", "bfs", graph.path, "--source", 0)

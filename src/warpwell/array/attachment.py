@@ -236,7 +236,7 @@ class Attachment:
         with self.in_use(), self.pins.lock:
             fresh = self.pins.fresh(first, end)
             number = sum(b - a for a, b in fresh)
-            room = self.cache.pool_frames(self.nsid) - 1 - self.cache.pinned(self.nsid)
+            room = self.cache.room(self.nsid)
             if number > room:
                 raise errors.PinError(
                     f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit if one frame "

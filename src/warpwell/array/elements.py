@@ -18,6 +18,7 @@ from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
 from ..cache.latch import latch
 from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_NSID
 from ..cache.lookup import count, hashed
+from ..cache.partition import COMPLETE, EVICTING
 from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
 from ..queues.submission import field
 from ..targets import (
@@ -33,12 +34,14 @@ from ..targets import (
     load_acquire,
     load_acquire_as,
     load_relaxed,
+    load_relaxed_as,
     load_weak_as,
     store_weak_as,
 )
 
 CACHED_MEMBERS = (
     "core", "space", "base", "table", "frames", "owners", "hash_mask", "shift", "origin", "once", "size",
+    "resident", "data",
 )  # fmt: skip
 """Members of a view behind a cache; `origin` is the byte of item 0 in the file."""
 DIRECT_MEMBERS = ("data", "space", "size")
@@ -179,12 +182,23 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
     @device
     def read(view, offset):
+        if view.resident == COMPLETE:
+            if full:
+                count(view.core, N_HITS, 1)
+                count(view.core, N_WANTED, nbytes)
+            return load_relaxed_as(view.data + offset, dtype)
         page = offset >> view.shift
         word = view.table + 8 * page
         # not by a mask, which would be hoisted out of loops into a register of its own
         inside = offset - (page << view.shift)
         seen = load_acquire(word, DEVICE)
         if seen & READABLE != 0:
+            if view.resident != EVICTING:
+                # the page's own frame, which holds bytes of no other page (see `cache.frames`)
+                if full:
+                    count(view.core, N_HITS, 1)
+                    count(view.core, N_WANTED, nbytes)
+                return load_relaxed_as(view.data + offset, dtype)
             frame = (seen >> FRAME_SHIFT) & FRAME_MAX
             item = load_acquire_as(view.frames + (frame << view.shift) + inside, dtype)
             # the word again: the same frame and generation mean that the item is this page's

@@ -20,6 +20,7 @@ from warpwell.targets import (
     fence,
     fetch_add_as,
     ffs,
+    i64,
     lane_id,
     linked,
     load_acquire,
@@ -33,7 +34,7 @@ from . import layout as at
 from .latch import failed_before, latch
 from .lookup import count, word_address
 from .paging import pin_page, prefetch_page, unpin
-from .pins import hold_page, let_page_go
+from .pins import HELD, NOT_HELD, hold_page, hold_present, let_page_go
 from .transfer import frame_address
 from .word import DIRTY
 
@@ -159,6 +160,9 @@ def apply(address, bits, size, operation):
 def hold(space, page):
     """Try to take a long pin (all converged lanes, each on its own page); return 1 if this lane's page is held."""
     page += field(space, at.S_BASE)
+    found = hold_present(field(space, at.S_CORE), space, page, at.KERNEL_PIN)
+    if found != NOT_HELD:
+        return i64(found == HELD)
     mask = activemask()
     lane = lane_id()
     open_ = True

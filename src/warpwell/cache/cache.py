@@ -24,7 +24,7 @@ from ..targets.uninterrupted import interruptible
 from . import layout as at
 from . import maintenance
 from .launches import CacheLaunch, Launches, error_of
-from .partition import PageSpace, Partition
+from .partition import COMPLETE, EVICTING, PLACED, PageSpace, Partition, ResidentPool
 from .sizes import parse_page_size, parse_size
 from .statistics import Statistics
 
@@ -136,6 +136,7 @@ class Cache:
         self._pending: list[tuple[set[int], Exception]] = []
         self._lock = threading.RLock()
         self._pools: list[tuple[int, int]] = []
+        self._resident: list[ResidentPool | None] = []
         self.hashed = False
         self.frames = 0
         self._closed = False
@@ -241,6 +242,10 @@ class Cache:
         self.frames = parts.frames
         self.table_bytes = parts.table_bytes
         self._pools = parts.pools
+        self._resident = [
+            ResidentPool(sum(s.pages for s in parts.spaces if s.pool == k)) if resident else None
+            for k, resident in enumerate(parts.resident)
+        ]
         self._order = [space.nsid for space in parts.spaces]
 
     # -- what views are made of -----------------------------------------------------------------------------
@@ -267,7 +272,30 @@ class Cache:
             "owners": int(self._words[at.C_OWNERS]),
             "hash_mask": int(self._words[at.C_HASH_MASK]),
             "shift": int(self._words[at.C_PAGE_SHIFT]),
+            "resident": self._residency(space, launch is not self._views),
+            "data": int(self._words[at.C_FRAMES]) + space.frame * self.page_size,
         }
+
+    def _residency(self, space: PageSpace, announced: bool) -> int:
+        """Return the member `resident` of a view: `EVICTING`, `PLACED` or `COMPLETE`.
+
+        A view that may outlive an eviction, because launches with it are not announced, is never `COMPLETE`.
+        """
+        pool = self._resident[space.pool] if self._resident else None
+        if pool is None:
+            return EVICTING
+        return COMPLETE if pool.complete and announced else PLACED
+
+    def _look_around(self) -> None:
+        """Find out whether all pages of a resident pool are in the cache; nothing is in flight (lock held)."""
+        for k, pool in enumerate(self._resident):
+            if pool is not None and pool.due() and self._core is not None:
+                pool.complete = self._pool_word(k, at.F_PRESENT) == pool.pages
+
+    def _pool_word(self, pool: int, word: int) -> int:
+        assert self._core is not None
+        offset = int(self._words[at.C_POOLS]) - self.core + 8 * (at.POOL_WORDS * pool + word)
+        return int(self._core.read(offset, 8).view(np.int64)[0])
 
     def pool_frames(self, nsid: int) -> int:
         """Return how many frames an array can use."""
@@ -277,8 +305,20 @@ class Cache:
         """Return how many of the frames that an array can use have long pins."""
         if self._core is None or nsid not in self._order:
             return 0
-        pool = int(self._words[at.C_POOLS]) - self.core + 8 * at.POOL_WORDS * self._spaces[nsid].pool
-        return int(self._core.read(pool + 8 * at.F_PINNED, 8).view(np.int64)[0])
+        pool = self._spaces[nsid].pool
+        first, frames = self._pools[pool]
+        if self._resident[pool] is None:
+            address, words = self._pool_word(pool, at.F_CREDITS), self._pool_word(pool, at.F_CREDIT_MASK) + 1
+            credits = self._core.read(address - self.core, at.CREDIT_BYTES * words).view(np.int64)
+            return frames - 1 - int(credits[:: at.CREDIT_BYTES // 8].sum())
+        owners = self._core.read(int(self._words[at.C_OWNERS]) - self.core + 8 * first, 8 * frames).view(np.int64)
+        return int((owners > at.OWNER_PAGE).sum())
+
+    def room(self, nsid: int) -> int:
+        """Return how many more pages of an array can be pinned."""
+        if self._resident[self._spaces[nsid].pool] is not None:
+            return self._spaces[nsid].pages
+        return self.pool_frames(nsid) - 1 - self.pinned(nsid)
 
     # -- launches -------------------------------------------------------------------------------------------
 
@@ -308,6 +348,8 @@ class Cache:
             self.controller.end()
             launch.users -= 1
             error = self._over(launch) if launch.users == 0 else None
+            if self._in_flight == 0:
+                self._look_around()
         if error is not None:
             raise error
 
@@ -392,6 +434,7 @@ class Cache:
         """Write back and evict pages [first, end) of an array; raise PinError if pages are pinned."""
         with self._held():
             space = self._spaces[nsid]
+            self._changed(space)
             what = f"evicting pages of {space.name!r}"
             self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), what)
 
@@ -412,6 +455,7 @@ class Cache:
                     dropped = self._stats.address + 8 * at.N_PREFETCH_DROPPED
                     self.run(maintenance.prefetch_pages, n, nsid, page, dropped)
             self.settle()
+            self._look_soon(space)
 
     def _prefetch(self, n: int, nsid: int, page: int) -> int:
         """Start to read pages [page, page + n) into the cache; return how many found no frame."""
@@ -430,8 +474,10 @@ class Cache:
     def hold(self, nsid: int, first: int, end: int) -> int:
         """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
         with self._held():
-            base = self._spaces[nsid].base
-            return self.run(maintenance.hold_pages, end - first, nsid, base + first, counts=True)
+            space = self._spaces[nsid]
+            done = self.run(maintenance.hold_pages, end - first, nsid, space.base + first, counts=True)
+            self._look_soon(space)
+            return done
 
     def unpin(self, nsid: int, first: int, end: int) -> int:
         """Release the host's pin of each page in [first, end); return how many pages had one."""
@@ -444,6 +490,7 @@ class Cache:
     def _drop(self, nsid: int) -> None:
         """Free the frames of a closed array, with unwritten changes and remaining pins."""
         space = self._spaces[nsid]
+        self._changed(space)
         with contextlib.suppress(errors.KernelError):  # of another launch: these pages are not used any more
             words = (space.base, space.base + space.pages)
             self._until_none(maintenance.drop_frames, self.frames, nsid, words, f"dropping pages of {space.name!r}")
@@ -459,6 +506,22 @@ class Cache:
         finally:
             with self._lock:
                 self._in_flight -= 1
+                if self._in_flight == 0 and not self._closed:
+                    self._look_around()
+
+    def _look_soon(self, space: PageSpace) -> None:
+        """See after the next launch whether all pages are in the cache."""
+        pool = self._resident[space.pool]
+        if pool is not None:
+            pool.soon()
+
+    def _changed(self, space: PageSpace) -> None:
+        """Have launches that begin from now on look at the words of pages again."""
+        pool = self._resident[space.pool]
+        if pool is not None:
+            with self._lock:
+                pool.complete = False
+                pool.soon()
 
     def settle(self) -> None:
         """Publish prefetched pages whose data has arrived, and release the frames and ids of late completions."""

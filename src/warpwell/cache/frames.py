@@ -1,4 +1,10 @@
-"""Frames: the clock with second chance, and the write-back of dirty victims."""
+"""Frames: which one a page gets. The clock with second chance, and the write-back of dirty victims; resident pools.
+
+A *resident* pool has a frame for each page of its arrays, and each page has one of its own: no page is ever evicted for
+room, and a frame holds bytes of one page only. So a reader that has once seen its page VALID may read the frame from
+then on, without a second look at the word: who evicts the page on request leaves the bytes, and who reads the page
+again writes the same ones, or later ones.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +57,15 @@ def pool_of(core, space):
 
 
 @device
+def own_frame(space, page):
+    """Return the frame that is a page's own, or -1 if pages of its pool take turns (thread)."""
+    first = field(space, at.S_FRAME)
+    if first < 0:
+        return NO_FRAME
+    return first + page - field(space, at.S_BASE)
+
+
+@device
 def evict_at_hand(core, pool, clean_only):
     """Advance the clock hand by one frame (thread). Return the frame that was won, NO_FRAME, or DIRTY_VICTIM - frame.
 
@@ -86,8 +101,15 @@ def evict_at_hand(core, pool, clean_only):
 
 
 @device
-def spare_frame(core, pool, steps):
-    """Win a frame without a write-back, from the stash or by a number of clock steps; or return NO_FRAME (thread)."""
+def spare_frame(core, space, page, steps):
+    """Win a frame for a page without a write-back; or return NO_FRAME (thread).
+
+    It is the page's own, or comes from the stash or by a number of clock steps.
+    """
+    frame = own_frame(space, page)
+    if frame >= 0:
+        return frame
+    pool = pool_of(core, space)
     frame = take_free(pool)
     for _ in range(steps):
         if frame < 0:
@@ -96,13 +118,16 @@ def spare_frame(core, pool, steps):
 
 
 @device
-def find_frame(core, space, wanted, mask, lane, leader):
-    """Win a frame, writing a dirty victim back first; return it HELD, or NO_FRAME (all lanes of `mask`).
+def find_frame(core, space, page, wanted, mask, lane, leader):
+    """Win a frame for a page, writing a dirty victim back first; return it, or NO_FRAME (all lanes of `mask`).
 
-    Gives up after two rounds of the clock or a failed write, without a frame; and as soon as the page of the word
-    `wanted` is no longer INVALID: of all groups that miss a page only one needs a frame, and the others would evict
-    pages in use.
+    A page's own frame is its alone once its word is BUSY; another is HELD. Gives up after two rounds of the clock or a
+    failed write, without a frame; and as soon as the page of the word `wanted` is no longer INVALID: of all groups that
+    miss a page only one needs a frame, and the others would evict pages in use.
     """
+    own = own_frame(space, page)
+    if own >= 0:
+        return own
     pool = pool_of(core, space)
     left = 2 * field(pool, at.F_COUNT) + 2
     while True:
@@ -116,14 +141,14 @@ def find_frame(core, space, wanted, mask, lane, leader):
         if found > DIRTY_VICTIM:
             return found
         frame = DIRTY_VICTIM - found
-        page = 0
+        victim = 0
         if lane == leader:
-            page = load_relaxed(owner_address(core, frame), DEVICE) - 1
-        page = shfl(mask, page, leader)
-        if not call_cold(write_back, core, space, page, frame, mask, lane, leader):
+            victim = load_relaxed(owner_address(core, frame), DEVICE) - 1
+        victim = shfl(mask, victim, leader)
+        if not call_cold(write_back, core, space, victim, frame, mask, lane, leader):
             return NO_FRAME
         if lane == leader:
-            word = word_address(core, page)
+            word = word_address(core, victim)
             old = load_relaxed(word, DEVICE)
             while True:
                 seen = compare_exchange(word, old, evicted(old), DEVICE)

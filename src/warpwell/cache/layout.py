@@ -48,7 +48,9 @@ S_CORE = 6
 """Address of the core record."""
 S_LAUNCH = 7
 """Address of the launch record; 0 in the cache's own."""
-SPACE_WORDS = 8
+S_FRAME = 8
+"""Frame of the array's first page in a pool that holds all its pages (see `cache.frames`), else -1."""
+SPACE_WORDS = 16
 
 # -- launch record (device memory, followed by its copies of the space records) -------------------------------
 R_FAILED = 0
@@ -67,17 +69,26 @@ LAUNCH_WORDS = 16
 F_FIRST = 0
 F_COUNT = 1
 F_HAND = 2
-F_PINNED = 3
-"""Pages that are held for long; at most `F_COUNT` - 1."""
+F_CREDITS = 3
+"""Address of the credits for long pins: `F_CREDIT_MASK` + 1 words, `CREDIT_BYTES` apart (see `cache.pins`)."""
 F_RING = 4
 """Address of the stash: a ring of frames + 1, 0 where empty (see `cache.stash`)."""
 F_RING_MASK = 5
+F_CREDIT_MASK = 6
+F_RESIDENT = 7
+"""1 where the pool has a frame for each page of its arrays."""
 F_STASHED = 16
 """Frames in the stash that are not claimed (negative for a moment). Words from here on have lines of their own."""
 F_STASH_HEAD = 17
 F_STASH_ROOM = 32
 F_STASH_TAIL = 33
-POOL_WORDS = 48
+F_PRESENT = 48
+"""Pages that are in the cache; counted in resident pools alone."""
+POOL_WORDS = 64
+CREDIT_BYTES = 128
+CREDIT_WORDS_MAX = 64
+FRAMES_PER_CREDIT_WORD = 64
+"""Frames for which a pool has one more word of credits: a small pool has one word, and counts exactly."""
 RING_MAX = 1 << 14
 """Most frames of a stash; what does not fit in is left to the clock."""
 
@@ -91,6 +102,8 @@ KERNEL_SHIFT = 41
 KERNEL_PIN = 1 << KERNEL_SHIFT
 """One pin of a kernel."""
 KERNEL_PINS_MAX = (1 << (63 - KERNEL_SHIFT)) - 1
+KERNEL_PINS_SLACK = 1 << 20
+"""So many fewer in a resident pool, where threads add before they look."""
 
 # -- latch record (shared memory): a launch's first error, for the host to raise ------------------------------
 L_KIND = 0

@@ -19,18 +19,19 @@ from warpwell.targets import (
     lane_id,
     load_acquire,
     shfl,
+    store_relaxed,
     syncwarp,
     warp_size,
 )
 
 from . import layout as at
-from .frames import clean, pool_of
+from .frames import clean, own_frame
 from .lookup import word_address
 from .paging import evict_page, prefetch_page
-from .pins import hold_page, let_page_go
-from .stash import give_back
+from .pins import hold_page, let_page_go, return_credit
+from .stash import vacate
 from .transfer import serve
-from .word import VALID, evicted, frame_of, pins_of, state_of
+from .word import INVALID, VALID, evicted, frame_of, pins_of, state_of
 
 
 @kernel
@@ -42,7 +43,7 @@ def flush_frames(core, space, first_page, end_page, pinned_too, left):
     leader = ffs(mask) - 1
     owner = load_acquire(field(core, at.C_OWNERS) + 8 * frame, DEVICE)
     page = -1
-    if owner > 0:
+    if owner != at.FREE_FRAME and owner != at.HELD_FRAME:
         page = (owner & at.OWNER_PAGE) - 1
     page = shfl(mask, page, leader)
     if page >= first_page and page < end_page:
@@ -108,14 +109,18 @@ def drop_frames(core, space, first_page, end_page, left):
         if owner > 0 and page >= first_page and page < end_page:
             word = word_address(core, page)
             old = load_acquire(word, DEVICE)
+            own = own_frame(space, page) >= 0
             held = 0
-            if owner > at.OWNER_PAGE:
+            if owner > at.OWNER_PAGE and not own:
                 held = 1
             dropped = state_of(old) == VALID and frame_of(old) == frame and pins_of(old) == held
             if dropped and compare_exchange(word, old, evicted(old), DEVICE) == old:
-                fetch_add(pool_of(core, space) + 8 * at.F_PINNED, -held, DEVICE)
-                give_back(core, frame)
-            else:
+                if held == 1:
+                    return_credit(core, space, page)
+                if own:
+                    store_relaxed(field(core, at.C_OWNERS) + 8 * frame, page + 1, DEVICE)
+                vacate(core, frame)
+            elif state_of(old) != INVALID:
                 fetch_add(left, 1, DEVICE)
     syncwarp(mask)
 

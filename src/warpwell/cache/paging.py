@@ -28,10 +28,10 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import clean, find_frame, pool_of, spare_frame, win_page
+from .frames import clean, find_frame, spare_frame, win_page
 from .latch import expired, failed_before, latch, latched, progress
 from .lookup import count, owner_address, queue_of, word_address
-from .stash import give_back
+from .stash import give_back, vacate
 from .transfer import abandon, fill, host_page, publish, serve, start, wait
 from .word import (
     DIRTY,
@@ -170,7 +170,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
         short = 1
     if shfl(mask, short, leader) != 0:
         return RETRY
-    frame = call_cold(find_frame, core, space, word, mask, lane, leader)
+    frame = call_cold(find_frame, core, space, page, word, mask, lane, leader)
     if frame < 0:
         return RETRY
     cid = 0
@@ -263,7 +263,7 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
             break
         won = 0
         if lane == leader:
-            frame = spare_frame(core, pool_of(core, space), SPARE_STEPS)
+            frame = spare_frame(core, space, following, SPARE_STEPS)
             if frame >= 0:
                 if win_page(core, word_address(core, following)):
                     store_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + pages), frame, DEVICE)
@@ -298,7 +298,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
         if source == 0:
             cid = take_id(queue, field(queue, Q_N_IDS) >> 2)
         if source != 0 or cid >= 0:
-            frame = spare_frame(core, pool_of(core, space), 4 * SPARE_STEPS)
+            frame = spare_frame(core, space, page, 4 * SPARE_STEPS)
             if frame >= 0 and not win_page(core, word):
                 give_back(core, frame)
                 frame = -1
@@ -329,7 +329,10 @@ def prefetch_page(core, space, page, mask, lane, leader):
 
 @device
 def evict_page(core, space, page, mask, lane, leader):
-    """Evict a clean, unpinned page (the leader's work); return True if the page is no longer cached (all lanes)."""
+    """Evict a clean, unpinned page (the leader's work); return True if the page is no longer cached (all lanes).
+
+    In a resident pool a pin that comes at the same time may be overtaken: its page is read again by who reads it next.
+    """
     gone = 0
     if lane == leader:
         word = word_address(core, page)
@@ -339,10 +342,11 @@ def evict_page(core, space, page, mask, lane, leader):
             gone = 1
         elif state == VALID and old & (PINS | DIRTY) == 0:
             frame = frame_of(old)
-            if load_relaxed(owner_address(core, frame), DEVICE) & at.OWNER_PAGE != page + 1:
+            owner = load_relaxed(owner_address(core, frame), DEVICE)
+            if owner & at.OWNER_PAGE != page + 1:
                 gone = 1
-            elif compare_exchange(word, old, evicted(old), DEVICE) == old:
+            elif owner == page + 1 and compare_exchange(word, old, evicted(old), DEVICE) == old:
                 count(core, at.N_EVICTIONS, 1)
-                give_back(core, frame)
+                vacate(core, frame)
                 gone = 1
     return shfl(mask, gone, leader) != 0

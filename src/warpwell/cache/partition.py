@@ -34,6 +34,8 @@ class PageSpace:
         First page number of the array.
     pool : int
         Index of the pool of frames that it uses.
+    frame : int
+        Frame of the first page where the pool has a frame for each page, else -1.
     """
 
     name: str
@@ -45,6 +47,47 @@ class PageSpace:
     writable: bool = False
     base: int = 0
     pool: int = 0
+    frame: int = -1
+
+
+EVICTING = 0
+"""Residency of a view: pages take turns in the frames."""
+PLACED = 1
+"""Residency of a view: each page has its own frame, and its word says whether it is there."""
+COMPLETE = 2
+"""Residency of a view: each page is in its own frame, and no word is looked at."""
+
+
+class ResidentPool:
+    """What the host knows of a resident pool: whether all its pages are in the cache.
+
+    To look costs a copy from the device, so it is done after the first, second, fourth, eighth ... launch.
+
+    Parameters
+    ----------
+    pages : int
+        Pages of the pool's arrays.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.complete = False
+        self.soon()
+
+    def soon(self) -> None:
+        """Look after the next launch."""
+        self._next = self._launches = 1
+
+    def due(self) -> bool:
+        """Count a launch; return whether to look after it."""
+        if self.complete:
+            return False
+        self._launches -= 1
+        if self._launches > 0:
+            return False
+        self._next *= 2
+        self._launches = self._next
+        return True
 
 
 class Partition:
@@ -58,6 +101,8 @@ class Partition:
         Number of frames; bytes of the table, and of everything.
     pools : list of (int, int)
         First frame and number of frames of each share.
+    resident : list of bool
+        Which pools have a frame for each page of their arrays.
     """
 
     def __init__(self, spaces: Sequence[PageSpace], *, budget: int, page_size: int) -> None:
@@ -80,9 +125,12 @@ class Partition:
         wanted = max(1, sum(space.pages for space in self.spaces))
         self.frames = max(1, min((budget - counted) // (page_size + 8), wanted, FRAME_MAX))
         self.pools = split(self.spaces, self.frames)
+        self.resident = self._place()
         records = at.CORE_WORDS + at.SPACE_WORDS * len(self.spaces) + at.POOL_WORDS * len(self.pools)
         self._rings_at = _aligned(8 * records, ALIGNMENT)
-        self._table_at = _aligned(self._rings_at + 8 * sum(ring_words(n) for _, n in self.pools), ALIGNMENT)
+        self._credits_at = _aligned(self._rings_at + 8 * sum(ring_words(n) for _, n in self.pools), ALIGNMENT)
+        credit_bytes = at.CREDIT_BYTES * sum(credit_words(n) for _, n in self.pools)
+        self._table_at = _aligned(self._credits_at + credit_bytes, ALIGNMENT)
         self._owners_at = _aligned(self._table_at + self.table_bytes, ALIGNMENT)
         self._frames_at = self._owners_at + _aligned(8 * self.frames, ALIGNMENT)
         self.nbytes = self._frames_at + self.frames * page_size
@@ -108,20 +156,43 @@ class Partition:
             record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
             record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool
             record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
-            record[at.S_CORE] = address
-        ring = self._rings_at
+            record[at.S_CORE], record[at.S_FRAME] = address, space.frame
+        ring, credits = self._rings_at, self._credits_at
         for k, (first, number) in enumerate(self.pools):
             record = words[pools_at + k * at.POOL_WORDS :]
             record[at.F_FIRST], record[at.F_COUNT] = first, number
             room = ring_words(number)
             record[at.F_RING], record[at.F_RING_MASK], record[at.F_STASH_ROOM] = address + ring, room - 1, room
             ring += 8 * room
+            number_of_words = credit_words(number)
+            record[at.F_CREDITS], record[at.F_CREDIT_MASK] = address + credits, number_of_words - 1
+            record[at.F_RESIDENT] = int(self.resident[k])
+            for j in range(number_of_words):
+                share = (number - 1) // number_of_words + (j < (number - 1) % number_of_words)
+                words[(credits + at.CREDIT_BYTES * j) // 8] = share
+            credits += at.CREDIT_BYTES * number_of_words
         return words
+
+    def _place(self) -> list[bool]:
+        """Give each page a frame of its own where a pool has one for each; return which pools those are."""
+        resident = []
+        for k, (first, number) in enumerate(self.pools):
+            members = [space for space in self.spaces if space.pool == k]
+            resident.append(not self.hashed and sum(space.pages for space in members) <= number)
+            for space in members:
+                space.frame = first if resident[k] else -1
+                first += space.pages
+        return resident
 
 
 def ring_words(frames: int) -> int:
     """Return the size of the stash of a pool."""
     return min(1 << max(0, frames - 1).bit_length(), at.RING_MAX)
+
+
+def credit_words(frames: int) -> int:
+    """Return over how many words the credits of a pool are spread."""
+    return min(1 << max(0, (frames // at.FRAMES_PER_CREDIT_WORD).bit_length() - 1), at.CREDIT_WORDS_MAX)
 
 
 def split(spaces: Sequence[PageSpace], frames: int) -> list[tuple[int, int]]:

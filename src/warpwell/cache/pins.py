@@ -1,12 +1,18 @@
 """Long pins: pages that kernels or the host keep in the cache until they unpin them.
 
 They are counted in the owner word of the page's frame, so that no holder can release the pin of another: neither of the
-host, nor of a group that is storing. All holders of a page together have one pin of the page word, which the first
-takes and the last releases; and the page counts once in its pool.
+host, nor of a group that is storing.
+
+In a resident pool (see `cache.frames`) that is all. In others all holders of a page together have one pin of the page
+word, which the first takes and the last releases; and the page takes one of F - 1 credits, so that of F frames one is
+always without long pins: it is free, BUSY, in WRITEBACK or pinned by a group that stores, and each of these ends
+without another frame. The credits lie in several words, as all pins of a pool would wait for one. A word gives one if
+it was above 0 before 1 was taken, so it never gives more than it had; the sum of what is left and what is held stays.
 """
 
 from __future__ import annotations
 
+from warpwell.queues.layout import I8
 from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
@@ -14,23 +20,23 @@ from warpwell.targets import (
     call_cold,
     compare_exchange,
     device,
-    fetch_add,
+    fetch_add_as,
     load_acquire,
     load_relaxed,
     shfl,
 )
 
 from . import layout as at
-from .frames import pool_of
+from .frames import own_frame, pool_of
 from .lookup import owner_address, word_address
 from .paging import pin_page, unpin
-from .word import READABLE, frame_of, state_of
+from .word import PIN, PINS_MAX, READABLE, REF, VALID, frame_of, pins_of, state_of
 
 NOT_HELD = 0
 HELD = 1
 FULL = 2
 TRIES = 8
-"""Looks at a full pool, for places that are given back at once."""
+"""Looks at a full pool, for credits that are given back at once."""
 
 
 @device
@@ -42,13 +48,13 @@ def hold_page(core, space, page, pin, mask, lane, leader):
     """
     found = FULL
     if lane == leader and field(core, at.C_HASH_MASK) == 0:
-        found = hold_again(core, page, pin)
+        found = hold_present(core, space, page, pin)
         attempt = 0
-        while found == NOT_HELD and room(core, space) <= 0 and attempt <= TRIES:
-            # the last places may be those of others who hold this very page in a moment
+        while found == NOT_HELD and own_frame(space, page) < 0 and not credit_left(core, space) and attempt <= TRIES:
+            # the last credits may be those of others who hold this very page in a moment
             backoff(attempt)
             attempt += 1
-            found = hold_again(core, page, pin)
+            found = hold_present(core, space, page, pin)
         if attempt > TRIES and found == NOT_HELD:
             found = FULL
     found = shfl(mask, found, leader)
@@ -62,38 +68,47 @@ def hold_page(core, space, page, pin, mask, lane, leader):
 
 
 @device
-def keep(core, space, page, frame, pin):
-    """Turn the caller's pin of the page word into a long pin, or release it and return False (thread)."""
-    word = word_address(core, page)
-    owner = owner_address(core, frame)
-    old = load_relaxed(owner, DEVICE)
-    attempt = 0
-    while attempt <= TRIES:
-        first = old <= at.OWNER_PAGE
-        if first and not reserve(core, space):
-            backoff(attempt)
-            attempt += 1
-            old = load_relaxed(owner, DEVICE)
-            continue
-        seen = compare_exchange(owner, old, old + pin, DEVICE)
-        if seen == old:
-            if not first:
-                unpin(word, 0)  # the first holder's is enough
-            return True
-        if first:
-            fetch_add(pool_of(core, space) + 8 * at.F_PINNED, -1, DEVICE)
-        old = seen
-    unpin(word, 0)
-    return False
+def hold_present(core, space, page, pin):
+    """Add a long pin of a page that is in the cache, waiting for nothing; return HELD, NOT_HELD, or FULL (thread).
 
-
-@device
-def hold_again(core, page, pin):
-    """Add a long pin of a page that is already held; return HELD, NOT_HELD, or FULL (thread)."""
-    word = load_acquire(word_address(core, page), DEVICE)
+    In a hashed table, or where the page has no long pin yet and its word has changed, NOT_HELD.
+    """
+    if field(core, at.C_HASH_MASK) != 0:
+        return NOT_HELD
+    address = word_address(core, page)
+    word = load_acquire(address, DEVICE)
     if state_of(word) & READABLE == 0:
         return NOT_HELD
     owner = owner_address(core, frame_of(word))
+    if own_frame(space, page) >= 0:
+        return add_pin(owner, pin)
+    found = join(page, owner, pin)
+    if found != NOT_HELD or state_of(word) != VALID or load_relaxed(owner, DEVICE) != page + 1:
+        return found
+    if pins_of(word) == PINS_MAX:
+        return FULL
+    if not take_credit(core, space, page):
+        return NOT_HELD
+    if compare_exchange(address, word, (word + PIN) | REF, DEVICE) == word:
+        if compare_exchange(owner, page + 1, page + 1 + pin, DEVICE) == page + 1:
+            return HELD
+        unpin(address, 0)
+    return_credit(core, space, page)
+    return NOT_HELD
+
+
+@device
+def add_pin(owner, pin):
+    """Add a long pin in a resident pool; return HELD or FULL (thread; relaxed)."""
+    if fetch_add_as(owner, pin, I8) >> at.KERNEL_SHIFT >= at.KERNEL_PINS_MAX - at.KERNEL_PINS_SLACK:
+        fetch_add_as(owner, -pin, I8)
+        return FULL
+    return HELD
+
+
+@device
+def join(page, owner, pin):
+    """Add a long pin of a page that has one; return HELD, NOT_HELD, or FULL (thread)."""
     old = load_relaxed(owner, DEVICE)
     # while it is held it stays in this frame; a page that has left it is in no owner word any more, or is not held
     while old & at.OWNER_PAGE == page + 1 and old > at.OWNER_PAGE:
@@ -107,8 +122,38 @@ def hold_again(core, page, pin):
 
 
 @device
+def keep(core, space, page, frame, pin):
+    """Turn the caller's pin of the page word into a long pin, or release it and return False (thread)."""
+    word = word_address(core, page)
+    owner = owner_address(core, frame)
+    if own_frame(space, page) >= 0:
+        found = add_pin(owner, pin)
+        unpin(word, 0)
+        return found == HELD
+    attempt = 0
+    while attempt <= TRIES:
+        if join(page, owner, pin) == HELD:
+            break  # the first holder's pin of the word is enough
+        if take_credit(core, space, page):
+            if compare_exchange(owner, page + 1, page + 1 + pin, DEVICE) == page + 1:
+                return True
+            return_credit(core, space, page)
+        backoff(attempt)
+        attempt += 1
+    unpin(word, 0)
+    return attempt <= TRIES
+
+
+@device
 def let_page_go(core, space, page, pin):
     """Release one pin of the kernels or the host; return False if they have none of that page (thread)."""
+    own = own_frame(space, page)
+    if own >= 0:
+        owner = owner_address(core, own)
+        if holds(fetch_add_as(owner, -pin, I8), pin):
+            return True
+        fetch_add_as(owner, pin, I8)
+        return False
     word = load_acquire(word_address(core, page), DEVICE)
     if field(core, at.C_HASH_MASK) != 0 or state_of(word) & READABLE == 0:
         return False
@@ -118,7 +163,8 @@ def let_page_go(core, space, page, pin):
         seen = compare_exchange(owner, old, old - pin, DEVICE)
         if seen == old:
             if old - pin <= at.OWNER_PAGE:
-                give_word_back(core, space, page)
+                unpin(word_address(core, page), 0)
+                return_credit(core, space, page)
             return True
         old = seen
     return False
@@ -129,28 +175,43 @@ def holds(owner, pin):
     """Return whether kernels (KERNEL_PIN) or the host (HOST_PIN) have a pin of a page (thread)."""
     if pin == at.HOST_PIN:
         return owner & at.HOST_PIN != 0
-    return owner >> at.KERNEL_SHIFT != 0
+    return owner >> at.KERNEL_SHIFT > 0
+
+
+# -- credits -------------------------------------------------------------------------------------------------
 
 
 @device
-def give_word_back(core, space, page):
-    """Release the holders' pin of the page word, and the page's place in the pool's count (thread)."""
-    unpin(word_address(core, page), 0)
-    fetch_add(pool_of(core, space) + 8 * at.F_PINNED, -1, DEVICE)
+def credits_of(pool, page):
+    """Return the address of the credits that are tried first for a page (thread)."""
+    return field(pool, at.F_CREDITS) + (page & field(pool, at.F_CREDIT_MASK)) * at.CREDIT_BYTES
 
 
 @device
-def room(core, space):
-    """Return how many more pages of a pool may be held (thread)."""
+def take_credit(core, space, page):
+    """Take a credit, from the first word that has one; return whether there was one (thread; relaxed)."""
     pool = pool_of(core, space)
-    return field(pool, at.F_COUNT) - 1 - load_relaxed(pool + 8 * at.F_PINNED, DEVICE)
+    for k in range(field(pool, at.F_CREDIT_MASK) + 1):
+        word = credits_of(pool, page + k)
+        # looked at first: thousands that take and put back at once would keep the word below what is there
+        if load_relaxed(word, DEVICE) > 0:
+            if fetch_add_as(word, -1, I8) > 0:
+                return True
+            fetch_add_as(word, 1, I8)
+    return False
 
 
 @device
-def reserve(core, space):
-    """Count one more held page of a pool, unless only one frame would be left (thread)."""
+def return_credit(core, space, page):
+    """Return a credit, after the pin of the page word (thread; relaxed)."""
+    fetch_add_as(credits_of(pool_of(core, space), page), 1, I8)
+
+
+@device
+def credit_left(core, space):
+    """Return whether a pool has a credit, for a moment (thread)."""
     pool = pool_of(core, space)
-    if fetch_add(pool + 8 * at.F_PINNED, 1, DEVICE) >= field(pool, at.F_COUNT) - 1:
-        fetch_add(pool + 8 * at.F_PINNED, -1, DEVICE)
-        return False
-    return True
+    for k in range(field(pool, at.F_CREDIT_MASK) + 1):
+        if load_relaxed(credits_of(pool, k), DEVICE) > 0:
+            return True
+    return False

@@ -8,6 +8,7 @@ is filling or emptying its place. Frames in the stash are HELD.
 
 from __future__ import annotations
 
+from warpwell.queues.layout import I8
 from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
@@ -16,6 +17,7 @@ from warpwell.targets import (
     device,
     exchange,
     fetch_add,
+    fetch_add_as,
     load_relaxed,
     store_relaxed,
     store_release,
@@ -26,11 +28,20 @@ from .lookup import owner_address
 
 
 @device
-def give_back(core, frame):
-    """Put a frame that no page uses into its pool's stash (thread; release order)."""
+def pool_with(core, frame):
+    """Return the record of the pool that a frame belongs to (thread)."""
     pool = field(core, at.C_POOLS)
     while frame < field(pool, at.F_FIRST) or frame >= field(pool, at.F_FIRST) + field(pool, at.F_COUNT):
         pool += 8 * at.POOL_WORDS
+    return pool
+
+
+@device
+def give_back(core, frame):
+    """Put a frame that no page uses into its pool's stash, unless it is a page's own (thread; release order)."""
+    pool = pool_with(core, frame)
+    if field(pool, at.F_RESIDENT) != 0:
+        return
     store_relaxed(owner_address(core, frame), at.HELD_FRAME, DEVICE)
     room = pool + 8 * at.F_STASH_ROOM
     if fetch_add(room, -1, DEVICE) <= 0:
@@ -44,6 +55,16 @@ def give_back(core, frame):
         backoff(attempt)
         attempt += 1
     fetch_add(pool + 8 * at.F_STASHED, 1, DEVICE)
+
+
+@device
+def vacate(core, frame):
+    """Note that a page, whose word is INVALID now, has left its frame, and put that into the stash (thread)."""
+    pool = pool_with(core, frame)
+    if field(pool, at.F_RESIDENT) != 0:
+        fetch_add_as(pool + 8 * at.F_PRESENT, -1, I8)
+    else:
+        give_back(core, frame)
 
 
 @device

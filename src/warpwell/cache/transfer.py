@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from warpwell.nvme import READ, WRITE, command_word0, command_word6
 from warpwell.queues.completion import drain, orphan, poll, take_ready
-from warpwell.queues.layout import ID_COUNT, ID_FRAMES, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, ORPHAN
+from warpwell.queues.layout import I8, ID_COUNT, ID_FRAMES, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, ORPHAN
 from warpwell.queues.submission import field, id_record, release_id, staging_of, submit
 from warpwell.targets import (
     DEVICE,
@@ -18,6 +18,7 @@ from warpwell.targets import (
     copy_wide,
     device,
     fence,
+    fetch_add_as,
     load_relaxed,
     popc,
     shfl,
@@ -29,7 +30,7 @@ from warpwell.targets import (
 from . import layout as at
 from .latch import expired, gave_up, latch, progress
 from .lookup import count, nsid_of, owner_address, word_address
-from .stash import give_back
+from .stash import give_back, pool_with
 from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 
 for _function in (command_word0, command_word6):
@@ -180,7 +181,12 @@ def settle_one(core, queue, mask, lane, leader):
 @device
 def publish(core, page, frame, pins):
     """Publish a filled frame as the page's (the leader, after `fill`; release order)."""
-    store_relaxed(owner_address(core, frame), page + 1, DEVICE)
+    owner = owner_address(core, frame)
+    if load_relaxed(owner, DEVICE) & at.OWNER_PAGE != page + 1:  # a frame of its own may have got pins meanwhile
+        store_relaxed(owner, page + 1, DEVICE)
+    pool = pool_with(core, frame)
+    if field(pool, at.F_RESIDENT) != 0:
+        fetch_add_as(pool + 8 * at.F_PRESENT, 1, I8)
     word = word_address(core, page)
     store_release(word, loaded(load_relaxed(word, DEVICE), frame, pins), DEVICE)
 

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         with output.progress() as report:
             graph = generate("kron", arguments.scale, folder / "kron.ww", progress=report)
         _say(output, f"made {graph.source}: {graph.vertices:,} vertices, {graph.edges:,} edges "
-             f"({format_size(8 * graph.edges)})")  # fmt: skip
+             f"({format_size(graph.edges_path.stat().st_size)})")  # fmt: skip
         offsets, destinations = graph.load()
         source = int(np.argmax(np.diff(offsets)))
         runs: dict[str, dict[str, Any]] = {}

@@ -21,6 +21,7 @@ from ..targets import (
     div,
     element_address,
     grid,
+    i64,
     kernel,
     lane_id,
     load_relaxed,
@@ -94,7 +95,7 @@ def _link_first(edges, offsets, parents, count, counters):
     at = offsets[v]
     stop = min(at + SAMPLED_NEIGHBOURS, offsets[v + 1])
     while at < stop:
-        neighbour = edges[at]
+        neighbour = i64(edges[at])
         if neighbour < 0 or neighbour >= parents.size:
             atomic_add(counters, BAD, 1)
         else:
@@ -141,7 +142,7 @@ def _link_rest(edges, offsets, parents, items, count, counters):
         lane = lane_id()
         while at < stop:
             if at + lane < stop:
-                neighbour = edges[at + lane]
+                neighbour = i64(edges[at + lane])
                 if neighbour < 0 or neighbour >= parents.size:
                     atomic_add(counters, BAD, 1)
                 else:

@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from warpwell.errors import ArgumentError
-from warpwell.graph.build import build
+from warpwell.graph.build import build, checked_weights
 from warpwell.graph.graph import Graph, Progress
-from warpwell.graph.lines import Edges
+from warpwell.graph.lines import Edges, WeightedEdges
 
 #: Kinds of graphs: Kronecker (R-MAT) and uniformly random.
 KINDS = ("kron", "urand")
@@ -37,6 +38,8 @@ def generate(
     seed: int = 0,
     undirected: bool = True,
     self_loops: bool = False,
+    weights: str | None = None,
+    in_edges: bool = False,
     memory_bytes: int | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
@@ -48,12 +51,14 @@ def generate(
     the reverse of each edge and removes repeated edges and self-loops, and so do the defaults here. The
     graph depends on kind, scale, degree and seed only, not on the memory or the number of processors.
 
-    With seed 0 the random numbers are those of GAP itself, built with GCC's standard library of versions 11
-    to 15 (``std::mt19937``, a stream for each block of 2**18 edges):
+    With seed 0 the random numbers are those of GAP 0.7 to 1.4, built with GCC's standard library of versions 11
+    to 15 (``std::mt19937``, a stream for each block of 2**18 edges; GAP 1.5 maps the same draws otherwise):
 
     - ``urand`` is GAP's graph, vertex by vertex;
     - ``kron`` is GAP's graph with the vertices renamed: GAP shuffles them with ``std::shuffle``,
-      Warpwell with NumPy's ``RandomState.permutation``.
+      Warpwell with NumPy's ``RandomState.permutation``;
+    - weights of int32 are GAP's: 1 to 255, uniform. Both directions of an edge have the same one, and of
+      repeated edges the least stays.
 
     Parameters
     ----------
@@ -73,7 +78,9 @@ def generate(
         repeated ones.
     self_loops : bool, default False
         Keep edges from a vertex to itself.
-    memory_bytes, progress, overwrite
+    weights : {"int32", "float32"}, optional
+        Give each edge a random weight: an integer from 1 to 255, or a multiple of 2**-24 above 0, up to 1.
+    in_edges, memory_bytes, progress, overwrite
         As for `build`. The renaming of ``kron`` needs 12 more bytes a vertex.
 
     Returns
@@ -88,39 +95,34 @@ def generate(
     StorageFullError
         No space is left; no file remains.
     """
-    edges = random_edges(kind, scale, degree=degree, seed=seed)
-    made = degree << scale
+    edges = random_edges(kind, scale, degree=degree, seed=seed, weights=weights)
+    made = (degree << scale) * (2 if undirected else 1)
 
     def report(stage: str, done: int, entries: int) -> None:
         if progress is not None:
-            entries = entries or made * (2 if undirected else 1)
-            progress("generate" if stage == "read" else stage, done, entries)
+            progress("generate" if stage == "read" else stage, done, entries or made)
 
     return build(
-        edges,
-        out,
-        vertices=1 << scale,
-        undirected=undirected,
-        self_loops=self_loops,
-        source=f"{kind} scale={scale} degree={degree} seed={seed}",
-        memory_bytes=memory_bytes,
-        progress=report,
-        overwrite=overwrite,
-    )
+        edges, out, vertices=1 << scale, undirected=undirected, self_loops=self_loops,
+        source=f"{kind} scale={scale} degree={degree} seed={seed}", weights=weights, in_edges=in_edges,
+        memory_bytes=memory_bytes, progress=report, overwrite=overwrite,
+    )  # fmt: skip
 
 
-def random_edges(kind: str, scale: int, *, degree: int = 16, seed: int = 0) -> Iterator[Edges]:
+def random_edges(
+    kind: str, scale: int, *, degree: int = 16, seed: int = 0, weights: str | None = None
+) -> Iterator[Edges | WeightedEdges]:
     """Return the generated edges of a GAP graph, including repeated ones and self-loops.
 
     Parameters
     ----------
-    kind, scale, degree, seed
+    kind, scale, degree, seed, weights
         As for `generate`.
 
     Returns
     -------
-    iterator of (sources, destinations)
-        Chunks of at most 2**18 edges in a fixed order: two int64 arrays of one length.
+    iterator of (sources, destinations) or (sources, destinations, weights)
+        Chunks of at most 2**18 edges in a fixed order: two int64 arrays of one length, and their weights.
 
     Raises
     ------
@@ -136,25 +138,31 @@ def random_edges(kind: str, scale: int, *, degree: int = 16, seed: int = 0) -> I
     ):
         if not low <= value <= high:
             raise ArgumentError(f"{name} is {value}. Give a number from {low} to {high}.", name=name)
-    return _chunks(_kron(scale, seed) if kind == "kron" else _urand(scale), degree << scale, seed)
+    weigher = None if weights is None else _WEIGHERS[checked_weights(weights)]
+    return _chunks(_kron(scale, seed) if kind == "kron" else _urand(scale), weigher, degree << scale, seed)
 
 
 Maker = Callable[[np.random.RandomState, int], Edges]
+Weigher = Callable[[np.random.RandomState, int], npt.NDArray[Any]]
 
 
-def _chunks(make: Maker, edges: int, seed: int) -> Iterator[Edges]:
+def _chunks(
+    make: Maker, weigher: Weigher | None, edges: int, seed: int
+) -> Iterator[Edges | WeightedEdges]:
     """Yield blocks of edges in order. Several threads generate them: NumPy releases the global interpreter lock."""
     first = _GAP_SEED + seed * _SPREAD
 
-    def block(index: int) -> Edges:
+    def block(index: int) -> Edges | WeightedEdges:
         # RandomState seeds as std::mt19937 does, and its streams are the same in all versions of NumPy.
-        stream = np.random.RandomState((first + index) % 2**32)
-        return make(stream, min(_GAP_BLOCK, edges - index * _GAP_BLOCK))
+        number, count = (first + index) % 2**32, min(_GAP_BLOCK, edges - index * _GAP_BLOCK)
+        made = make(np.random.RandomState(number), count)
+        # GAP begins the block's stream again for its weights.
+        return made if weigher is None else (*made, weigher(np.random.RandomState(number), count))
 
     blocks = -(-edges // _GAP_BLOCK)
     threads = min(blocks, len(os.sched_getaffinity(0)), 16)
     with ThreadPoolExecutor(threads) as pool:
-        pending: deque[Future[Edges]] = deque()
+        pending: deque[Future[Edges | WeightedEdges]] = deque()
         try:
             for index in range(blocks):
                 pending.append(pool.submit(block, index))
@@ -205,6 +213,22 @@ def _kron(scale: int, seed: int) -> Maker:
         return sources, destinations
 
     return make
+
+
+def _integer_weights(stream: np.random.RandomState, count: int) -> npt.NDArray[Any]:
+    draws = _draws(stream, count)
+    while not draws.all():
+        # GCC's std::uniform_int_distribution(1, 255) rejects the draw 0.
+        draws = draws[draws != 0]
+        draws = np.concatenate([draws, _draws(stream, count - draws.size)])
+    return (1 + (draws.astype(np.uint64) * np.uint64(255) >> np.uint64(32))).astype(np.int32)
+
+
+def _float_weights(stream: np.random.RandomState, count: int) -> npt.NDArray[Any]:
+    return ((_draws(stream, count) >> np.uint32(8)) + np.uint32(1)).astype(np.float32) * np.float32(2**-24)
+
+
+_WEIGHERS: dict[str, Weigher] = {"int32": _integer_weights, "float32": _float_weights}
 
 
 def _draws(stream: np.random.RandomState, count: int) -> npt.NDArray[np.uint32]:

@@ -14,8 +14,15 @@ from warpwell.array.header import read_header
 from warpwell.errors import FormatError, MissingFileError
 
 FORMAT = "warpwell graph"
-FORMAT_VERSION = 1
-META, OFFSETS, EDGES = "graph.json", "offsets.npy", "edges.npy"
+FORMAT_VERSION = 2
+META = "graph.json"
+#: Files of the edges that leave the vertices, and of those that arrive: offsets, other ends, weights.
+OUT_PART = ("offsets.npy", "edges.npy", "weights.npy")
+IN_PART = ("in_offsets.npy", "in_edges.npy", "in_weights.npy")
+#: Dtypes of weights, and of destinations.
+WEIGHTS, DESTINATIONS = ("int32", "float32"), ("int32", "int64")
+#: Graphs with more vertices than this have 8-byte destinations.
+SMALL = 1 << 31
 #: Called with a stage, how much of it is done and how much there is in all (0 where not known).
 Progress = Callable[[str, int, int], None]
 AGAIN = "Make the graph again with `warpwell graph convert`."
@@ -25,10 +32,9 @@ AGAIN = "Make the graph again with `warpwell graph convert`."
 class Graph:
     """A graph on disk in compressed sparse rows; it is not loaded into memory.
 
-    The folder holds ``offsets.npy`` (int64, shape ``(vertices + 1,)``), ``edges.npy`` (int64 destinations,
-    shape ``(edges,)``) and ``graph.json``. The destinations of vertex v are
-    ``edges[offsets[v]:offsets[v + 1]]``, in ascending order. `convert`, `generate` and `build`
-    make graphs, `Graph.open` opens them.
+    The destinations of vertex v are ``edges[offsets[v]:offsets[v + 1]]``, in ascending order, in ``edges.npy`` and
+    ``offsets.npy``; ``weights.npy`` has the weights of the same edges. docs/graph-format.md describes the folder.
+    `convert`, `generate` and `build` make graphs, `Graph.open` opens them.
 
     Attributes
     ----------
@@ -42,6 +48,12 @@ class Graph:
         Each edge is stored in both directions.
     source : str
         Origin of the edges.
+    weights : {"int32", "float32"} or None
+        Dtype of the weights, None if there are none.
+    in_edges : bool
+        The edges that end in a vertex can be read, too; always so if the graph is undirected.
+    destinations : {"int32", "int64"}
+        Dtype of the destinations. New graphs have int32 where all vertices fit, those of version 1 int64.
     """
 
     path: Path
@@ -49,16 +61,52 @@ class Graph:
     edges: int
     undirected: bool
     source: str = ""
+    weights: str | None = None
+    in_edges: bool = False
+    destinations: str = "int64"
 
     @property
     def offsets_path(self) -> Path:
         """The ``.npy`` file of offsets: int64, shape ``(vertices + 1,)``."""
-        return self.path / OFFSETS
+        return self.path / OUT_PART[0]
 
     @property
     def edges_path(self) -> Path:
-        """The ``.npy`` file of destinations: int64, shape ``(edges,)``."""
-        return self.path / EDGES
+        """The ``.npy`` file of destinations: dtype `destinations`, shape ``(edges,)``."""
+        return self.path / OUT_PART[1]
+
+    @property
+    def weights_path(self) -> Path:
+        """The ``.npy`` file of weights: dtype `weights`, shape ``(edges,)``; it exists if the graph has weights."""
+        return self.path / OUT_PART[2]
+
+    @property
+    def in_offsets_path(self) -> Path:
+        """The ``.npy`` file of offsets of in-edges; that of the offsets, if the graph is undirected."""
+        return self.path / self._in_part[0]
+
+    @property
+    def in_edges_path(self) -> Path:
+        """The ``.npy`` file of the sources of in-edges, ascending for each vertex; like `in_offsets_path`."""
+        return self.path / self._in_part[1]
+
+    @property
+    def in_weights_path(self) -> Path:
+        """The ``.npy`` file of the weights of in-edges; like `in_offsets_path`."""
+        return self.path / self._in_part[2]
+
+    @property
+    def _in_part(self) -> tuple[str, str, str]:
+        return OUT_PART if self.undirected else IN_PART
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of the graph's arrays on disk."""
+        return sum(path.stat().st_size for path in self._files())
+
+    def _files(self) -> list[Path]:
+        parts = [OUT_PART, IN_PART] if self.in_edges and not self.undirected else [OUT_PART]
+        return [self.path / name for part in parts for name in part[: 2 if self.weights is None else 3]]
 
     @classmethod
     def open(cls, path: str | Path) -> "Graph":
@@ -95,21 +143,30 @@ class Graph:
                 path=path,
             )
         graph = cls(path, **_read_meta(path))
-        offsets = _check_file(graph.offsets_path, graph.vertices + 1, (0, graph.vertices))
-        if offsets != [0, graph.edges]:
-            raise FormatError(
-                f"{graph.offsets_path}: first and last offset are {offsets[0]} and {offsets[1]}, not 0 "
-                f"and {graph.edges}. {AGAIN}",
-                path=graph.offsets_path,
-            )
-        _check_file(graph.edges_path, graph.edges, ())
+        for file in graph._files():
+            if file.name in (OUT_PART[0], IN_PART[0]):
+                offsets = _check_file(file, "int64", graph.vertices + 1, (0, graph.vertices))
+                if offsets != [0, graph.edges]:
+                    raise FormatError(
+                        f"{file}: first and last offset are {offsets[0]} and {offsets[1]}, not 0 "
+                        f"and {graph.edges}. {AGAIN}",
+                        path=file,
+                    )
+            else:
+                weighted = file.name in (OUT_PART[2], IN_PART[2])
+                _check_file(file, graph.weights or "" if weighted else graph.destinations, graph.edges, ())
         return graph
 
-    def load(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def load(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Return offsets and destinations as read-only NumPy memory maps, for host code and comparisons."""
+        return self.map(self.offsets_path), self.map(self.edges_path)
+
+    def map(self, path: Path) -> npt.NDArray[Any]:
+        """Return one of the graph's files as a read-only NumPy memory map."""
         # An empty file cannot be mapped.
-        mode: Any = "r" if self.edges else None
-        return np.load(self.offsets_path, mmap_mode="r"), np.load(self.edges_path, mmap_mode=mode)
+        mode: Any = "r" if self.edges or path in (self.offsets_path, self.in_offsets_path) else None
+        items: npt.NDArray[Any] = np.load(path, mmap_mode=mode)
+        return items
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
@@ -122,21 +179,30 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise FormatError(f"{file} is not valid JSON ({error}). {AGAIN}", path=file) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise FormatError(f"{file} does not describe a graph of Warpwell. {AGAIN}", path=file)
-    if meta.get("version") != FORMAT_VERSION:
+    version = meta.get("version")
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise FormatError(
-            f"{file}: version {meta.get('version')!r} of the format; {FORMAT_VERSION} is what this Warpwell "
+            f"{file}: version {version!r} of the format; 1 to {FORMAT_VERSION} is what this Warpwell "
             "reads. Update Warpwell or make the graph again.",
             path=file,
         )
-    wanted = {"vertices": int, "edges": int, "undirected": bool, "source": str}
+    wanted: dict[str, type] = {"vertices": int, "edges": int, "undirected": bool, "source": str}
+    if version > 1:
+        wanted |= {"in_edges": bool, "destinations": str}
+        wanted["weights"] = type(None) if meta.get("weights", "") is None else str
     for key, kind in wanted.items():
         if type(meta.get(key)) is not kind or (kind is int and meta[key] < 0):
             raise FormatError(f"{file}: {key!r} is {meta.get(key)!r}. {AGAIN}", path=file)
-    return {key: meta[key] for key in wanted}
+    found = {"in_edges": meta["undirected"]} | {key: meta[key] for key in wanted}
+    for key, known in (("weights", (None, *WEIGHTS)), ("destinations", DESTINATIONS)):
+        if found.get(key, known[0]) not in known:
+            raise FormatError(f"{file}: {key!r} is {found[key]!r}, not {' or '.join(known[-2:])}. {AGAIN}", path=file)
+    return found
 
 
-def _check_file(path: Path, length: int, indices: tuple[int, ...]) -> list[int]:
-    """Check type and length of a file of int64, and return the items at `indices`."""
+def _check_file(path: Path, name: str, length: int, indices: tuple[int, ...]) -> list[int]:
+    """Check type and length of a file of items of the dtype `name`, and return the integers at `indices`."""
+    wanted = np.dtype(name).newbyteorder("<")
     if not path.is_file():
         raise MissingFileError(f"{path} is missing. {AGAIN}", path=path)
     with open(path, "rb") as file:
@@ -144,14 +210,15 @@ def _check_file(path: Path, length: int, indices: tuple[int, ...]) -> list[int]:
         if dtype.hasobject:
             raise FormatError(f"{path} holds Python objects. {AGAIN}", path=path)
         start = file.tell()
-        if dtype != np.dtype("<i8") or shape != (length,):
+        if dtype != wanted or shape != (length,):
             raise FormatError(
-                f"{path} holds {dtype} of shape {shape}, not int64 of shape ({length},). {AGAIN}", path=path
+                f"{path} holds {dtype} of shape {shape}, not {name} of shape ({length},). {AGAIN}", path=path
             )
         size = os.fstat(file.fileno()).st_size
-        if size != start + 8 * length:
+        if size != start + wanted.itemsize * length:
             raise FormatError(
-                f"{path} has {size} bytes, not {start + 8 * length}: it was not copied whole. Copy it again.",
+                f"{path} has {size} bytes, not {start + wanted.itemsize * length}: it was not copied whole. "
+                "Copy it again.",
                 path=path,
             )
         return [

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from warpwell.errors import EdgeListError
 from warpwell.graph.compressed import ByteReader
 
 Edges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+WeightedEdges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]
 
 # Small enough for the temporaries of a block to stay near the processor.
 _BLOCK = 1 << 20

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..array import open_array
+from ..array import Array, open_array
 from ..cache import Cache
-from ..errors import ArgumentError, FormatError
+from ..errors import ArgumentError, ClosedError, FormatError
 from ..targets import default_device
 from ..targets.arrays import to_device, to_host
 from .graph import AGAIN, Graph
@@ -22,6 +22,7 @@ _CHECKED = 1 << 20
 class LoadedGraph:
     """A graph for kernels: destinations behind a cache, offsets in device memory.
 
+    Weights and in-edges are opened when they are first asked for, with the same options and in the same cache.
     `bfs` and `connected_components` accept it, so that several runs share one cache. It is a context manager; `close`
     releases everything.
 
@@ -39,7 +40,8 @@ class LoadedGraph:
     graph : Graph
     device : {"cpu", "cuda", "interp"}
     edges : Array
-        Destinations, int64, shape ``(graph.edges,)``.
+        Destinations, dtype `Graph.destinations`, shape ``(graph.edges,)``. On "interp" an item is a NumPy
+        scalar: take ``i64(edges[i])`` before arithmetic.
     offsets : device array
         int64, shape ``(graph.vertices + 1,)``.
     warp : int
@@ -67,17 +69,74 @@ class LoadedGraph:
         self.graph = graph if isinstance(graph, Graph) else Graph.open(graph)
         self.device = device or (cache.device if isinstance(cache, Cache) else default_device())
         self.warp = 32 if self.device == "cuda" else 1
-        self.edges = open_array(
-            self.graph.edges_path, device=self.device, tier=tier, cache=cache, page_size=page_size,
-            stats=stats, name=str(self.graph.edges_path), **options,
-        )  # fmt: skip
+        self._options: dict[str, Any] = {
+            "device": self.device, "tier": tier, "cache": cache, "page_size": page_size, "stats": stats, **options,
+        }  # fmt: skip
+        self._opened: dict[Path, Any] = {}
+        self._closed = False
         try:
-            offsets = np.load(self.graph.offsets_path, mmap_mode="r")
-            _check(offsets, self.graph)
-            self.offsets = to_device(self.device, offsets)
+            self.edges = self._array(self.graph.edges_path)
+            self.offsets = self._offsets(self.graph.offsets_path)
         except BaseException:
-            self.edges.close()
+            self.close()
             raise
+
+    @property
+    def weights(self) -> Array | None:
+        """The weights of `edges`, int32 or float32; None if the graph has none."""
+        return None if self.graph.weights is None else self._array(self.graph.weights_path)
+
+    @property
+    def in_offsets(self) -> Any:
+        """Like `offsets`, of the edges that end in a vertex; the same object if the graph is undirected.
+
+        Raises
+        ------
+        ArgumentError
+            The graph was made without in-edges (so do `in_edges` and `in_weights`).
+        """
+        return self._offsets(self._of_in_edges(self.graph.in_offsets_path))
+
+    @property
+    def in_edges(self) -> Array:
+        """Sources of the edges that end in a vertex, like `edges`."""
+        return self._array(self._of_in_edges(self.graph.in_edges_path))
+
+    @property
+    def in_weights(self) -> Array | None:
+        """The weights of `in_edges`; None if the graph has none."""
+        return None if self.graph.weights is None else self._array(self._of_in_edges(self.graph.in_weights_path))
+
+    def _of_in_edges(self, path: Path) -> Path:
+        if not self.graph.in_edges:
+            raise ArgumentError(
+                f"{self.graph.path} has no in-edges: make it again with in_edges=True "
+                "(`warpwell graph convert EDGES OUT --in-edges`)"
+            )
+        return path
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the graph {self.graph.path} is closed: make another LoadedGraph")
+
+    def _array(self, path: Path) -> Array:
+        found: Array | None = self._opened.get(path)
+        if found is None:
+            self._require_open()
+            options = self._options
+            first = self._opened.get(self.graph.edges_path)
+            if first is not None and first.tier in ("storage", "host-cached"):
+                options = {"device": self.device, "tier": first.tier, "cache": first.cache}
+            found = self._opened[path] = open_array(path, name=str(path), **options)
+        return found
+
+    def _offsets(self, path: Path) -> Any:
+        if path not in self._opened:
+            self._require_open()
+            offsets = np.load(path, mmap_mode="r")
+            _check(offsets, path, self.graph.vertices)
+            self._opened[path] = to_device(self.device, offsets)
+        return self._opened[path]
 
     def require_destinations(self, counters: Any) -> None:
         """Raise FormatError if a kernel counted destinations that are not vertices (see `work_items.BAD`)."""
@@ -90,8 +149,13 @@ class LoadedGraph:
             )
 
     def close(self) -> None:
-        """Close the destinations and drop the offsets (idempotent)."""
-        self.edges.close()
+        """Close the arrays and drop the offsets (idempotent)."""
+        self._closed = True
+        # the last opened first: the cache belongs to the destinations
+        for path in reversed(list(self._opened)):
+            if isinstance(self._opened[path], Array):
+                self._opened[path].close()
+            del self._opened[path]
         self.offsets = None
 
     def __enter__(self) -> LoadedGraph:
@@ -118,13 +182,13 @@ def borrowed(
         yield loaded
 
 
-def _check(offsets: Any, graph: Graph) -> None:
+def _check(offsets: Any, path: Path, vertices: int) -> None:
     """Raise unless offsets ascend from 0 to the number of edges: kernels compute their work from them."""
-    for first in range(0, graph.vertices, _CHECKED):
+    for first in range(0, vertices, _CHECKED):
         part = offsets[first : first + _CHECKED + 1]
         falls = np.flatnonzero(part[1:] < part[:-1])
         if falls.size:
             raise FormatError(
-                f"{graph.offsets_path}: offset {first + int(falls[0]) + 1} is smaller than the one before. {AGAIN}",
-                path=graph.offsets_path,
+                f"{path}: offset {first + int(falls[0]) + 1} is smaller than the one before. {AGAIN}",
+                path=path,
             )

@@ -3,19 +3,19 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from warpwell import replacing
 
-#: Bytes in front of the data. Room for any length, and a multiple of 64 as the format asks.
-HEADER_BYTES = 128
+#: Bytes in front of the data: one page, so that 1,024 aligned items of 4 bytes are in one page of 4 KiB, not in two.
+HEADER_BYTES = 4096
 
 
 class NpyWriter:
-    """Writes a one-dimensional int64 ``.npy`` file (version 1.0) piece by piece.
+    """Writes a one-dimensional ``.npy`` file (version 1.0) piece by piece.
 
     The header is written last. A file that was not closed, or left by an exception, is not a valid ``.npy``
     file.
@@ -24,6 +24,8 @@ class NpyWriter:
     ----------
     path : path-like
         The file; an existing one is replaced.
+    dtype : numpy.dtype, default int64
+        Type of the items, little-endian.
 
     Attributes
     ----------
@@ -36,20 +38,21 @@ class NpyWriter:
         No space is left (at any call).
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, dtype: npt.DTypeLike = np.int64) -> None:
         self.path = Path(path)
+        self.dtype = np.dtype(dtype).newbyteorder("<")
         self.length = 0
         self._file = open(self.path, "wb", buffering=0)
         self._file.seek(HEADER_BYTES)
 
-    def append(self, items: npt.NDArray[np.int64]) -> None:
-        """Append int64 items, shape ``(n,)``."""
-        write_array(self._file, np.asarray(items, "<i8"), self.path)
+    def append(self, items: npt.NDArray[Any]) -> None:
+        """Append items, shape ``(n,)``; they are converted to the file's dtype, which must hold them."""
+        write_array(self._file, np.asarray(items, self.dtype), self.path)
         self.length += items.size
 
     def close(self) -> None:
         """Write the header and wait until the file is on the medium."""
-        text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({self.length},), }}"
+        text = f"{{'descr': '{self.dtype.str}', 'fortran_order': False, 'shape': ({self.length},), }}"
         header = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
         header += text.encode().ljust(HEADER_BYTES - 11) + b"\n"
         with self._file:

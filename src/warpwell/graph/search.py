@@ -21,6 +21,7 @@ from ..targets import (
     div,
     element_address,
     grid,
+    i64,
     kernel,
     lane_id,
     load_relaxed,
@@ -90,7 +91,7 @@ def _advance(edges, offsets, levels, items, begin, end, level, counters):
         lane = lane_id()
         while at < stop:
             if at + lane < stop:
-                neighbour = edges[at + lane]
+                neighbour = i64(edges[at + lane])
                 if neighbour < 0 or neighbour >= levels.size:
                     atomic_add(counters, BAD, 1)
                 else:

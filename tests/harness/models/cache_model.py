@@ -302,8 +302,8 @@ class CacheModel:
             if state == VALID and owners[frame_of(word)] <= 0:
                 raise Violation(f"frame {frame_of(word)} of page word {number} is nobody's")
         pool = self._read_core(self.cache.core + 8 * at.C_POOLS, 1)[0]
-        if self._read_core(pool, at.POOL_WORDS)[at.F_PINNED]:
-            raise Violation("long-held pins are still counted when all was done")
+        if self.cache.pinned(self.array._nsid):
+            raise Violation(f"{self.cache.pinned(self.array._nsid)} pages are held for long when all was done")
         valid = sum(state_of(int(w)) == VALID for w in words)
         stashed = self._stashed(pool, owners)
         if settled and (

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             "vertices": graph.vertices,
             "edges": graph.edges,
             "undirected": graph.undirected,
-            "bytes_on_disk": graph.offsets_path.stat().st_size + graph.edges_path.stat().st_size,
+            "bytes_on_disk": graph.bytes_on_disk,
             "seconds": time.perf_counter() - started,
         },
     )
