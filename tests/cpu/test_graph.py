@@ -12,7 +12,7 @@ from scipy.sparse import csgraph, csr_matrix
 from warpwell.cache import Cache
 from warpwell.errors import ArgumentError, DeviceNotFoundError, FormatError
 from warpwell.graph import Graph, LoadedGraph, bfs, build, connected_components, convert, generate
-from warpwell.graph.work_items import PIECE
+from warpwell.graph.algorithms.work_items import PIECE
 
 CNR = Path(__file__).parents[3] / "shared" / "data" / "cnr-2000.txt.gz"
 Vertices = npt.NDArray[np.int64]
@@ -67,7 +67,8 @@ def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
     assert np.array_equal(found.levels, levels)
     assert found.reached == np.count_nonzero(levels >= 0)
     assert found.depth == levels.max()
-    assert found.stats.bytes_wanted == 4 * np.diff(kron.load()[0])[levels >= 0].sum()
+    # who pulls looks at no more of its neighbours once one is found
+    assert 0 < found.stats.bytes_wanted <= 4 * np.diff(kron.load()[0])[levels >= 0].sum()
     assert found.stats.misses > 0
     components = connected_components(kron, **options)
     labels = expected_labels(kron)

@@ -15,18 +15,16 @@ Files, in the order in which edges meet them:
 - npy.py            ``.npy`` files whose length is known only at the end
 - graph.py          `Graph`: a graph on disk, checked when it is opened
 - loaded.py         `LoadedGraph`: a graph that kernels can traverse
-- work_items.py     work items of kernels: a vertex and a piece of its neighbours
-- search.py         `bfs`
-- components.py     `connected_components`
+- algorithms/       `bfs`, `connected_components`: traversals
 """
 
+from warpwell.graph.algorithms.components import CCResult, connected_components
+from warpwell.graph.algorithms.search import BFSResult, bfs
 from warpwell.graph.build import build
-from warpwell.graph.components import CCResult, connected_components
 from warpwell.graph.convert import convert
 from warpwell.graph.generate import generate
 from warpwell.graph.graph import Graph
 from warpwell.graph.loaded import LoadedGraph
-from warpwell.graph.search import BFSResult, bfs
 
 __all__ = [
     "BFSResult",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array import Array, open_array
+from ..array import Array, PageSet, open_array
 from ..cache import Cache
 from ..errors import ArgumentError, ClosedError, FormatError
 from ..targets import default_device
@@ -17,6 +17,8 @@ from ..targets.arrays import to_device, to_host
 from .graph import AGAIN, Graph
 
 _CHECKED = 1 << 20
+MOST_WAVES = 32
+"""Parts in which the pages of a level are read ahead, at most."""
 
 
 class LoadedGraph:
@@ -80,6 +82,32 @@ class LoadedGraph:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the edges are in memory, so that nothing is read meanwhile."""
+        return self.edges.tier not in ("storage", "host-cached")
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """Destinations, and the sources of in-edges if they are another array."""
+        return tuple(dict.fromkeys((self.edges, self.in_edges) if self.graph.in_edges else (self.edges,)))
+
+    @property
+    def page_items(self) -> int:
+        """Destinations of a page."""
+        return max(1, self.edges.cache.page_size // self.edges.dtype.itemsize)
+
+    def waves(self, pages: PageSet, count: int) -> Iterator[tuple[int, int]]:
+        """Yield windows [first, end) that cover all edges, while `count` marked pages of them are read ahead.
+
+        If they are many times the cache, there is one window: each costs a launch or two.
+        """
+        if count * self.edges.cache.page_size > MOST_WAVES // 2 * self.edges.cache.cache_bytes:
+            pages.clear()
+            yield 0, self.graph.edges
+        else:
+            yield from pages.waves()
 
     @property
     def weights(self) -> Array | None:

@@ -136,6 +136,22 @@ def fetch_add_as(addr: int, value: Any, dtype: Any) -> Any:
     return current().fetch_add_as(addr, value, dtype)
 
 
+def fetch_min_as(addr: int, value: Any, dtype: Any) -> Any:
+    """Store the smaller of `value` and the item of `dtype` at `addr`; return the item that was there.
+
+    Relaxed, device scope. `dtype` is an integer or a float of 4 or 8 bytes; neither float may be negative or NaN.
+    """
+    return current().fetch_min_as(addr, value, dtype)
+
+
+def fetch_or_as(addr: int, value: Any, dtype: Any) -> Any:
+    """Set the bits of `value` in the item of `dtype` at `addr`; return the item that was there.
+
+    Relaxed, device scope. `dtype` is an integer of 4 or 8 bytes.
+    """
+    return current().fetch_or_as(addr, value, dtype)
+
+
 def bits_as(bits: int, dtype: Any) -> Any:
     """Return the low bytes of a 64-bit word as an item of `dtype`, with the same bits. No memory is accessed."""
     return current().bits_as(bits, dtype)

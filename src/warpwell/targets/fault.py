@@ -58,6 +58,11 @@ class LaunchFlag:
             self._words[0][:] = self.interrupted
         return self._words[1]
 
+    @property
+    def failed(self) -> bool:
+        """Whether device code has latched an error, or the launch was interrupted."""
+        return self._words is not None and bool(self._words[0][0])
+
     def interrupt(self) -> None:
         """Let `failed` be true, and waits and misses end."""
         self.interrupted = True

@@ -10,9 +10,9 @@ import numpy as np
 from ...cache import Statistics
 from ...errors import ArgumentError
 from ...graph import Graph, LoadedGraph, bfs, connected_components
-from ...graph.components import require_undirected
+from ...graph.algorithms.components import require_undirected
+from ...graph.algorithms.search import require_vertex
 from ...graph.npy import storage_full
-from ...graph.search import require_vertex
 from ...replacing import replacing
 from ..arguments import new_file
 from ..output import Output

@@ -129,12 +129,27 @@ def _add_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any)
     return from_bits(context, builder, scalar, builder.load(old))
 
 
+def _min_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
+    # floats that are not negative are in the order of their bits
+    signed = isinstance(scalar, types.Float) or scalar.signed
+    bits = to_bits(context, builder, scalar, value)
+    pointer = _pointer(builder, address, item_bits(scalar))
+    old = builder.atomic_rmw("min" if signed else "umin", pointer, bits, "monotonic")
+    return from_bits(context, builder, scalar, old)
+
+
+def _or_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
+    return builder.atomic_rmw("or", _pointer(builder, address, item_bits(scalar)), value, "monotonic")
+
+
 seam.item_load(a.load_relaxed_as, _load_item("monotonic"))
 seam.item_load(a.load_acquire_as, _load_item("acquire"))
 seam.item_load(a.load_weak_as, _load_item(None))
 seam.item_store(a.store_relaxed_as, _store_item("monotonic"))
 seam.item_store(a.store_weak_as, _store_item(None))
-seam.item_add(a.fetch_add_as, _add_item)
+seam.item_update(a.fetch_add_as, _add_item)
+seam.item_update(a.fetch_min_as, _min_item)
+seam.item_update(a.fetch_or_as, _or_item, floats=False)
 define_checksum(seam)
 
 

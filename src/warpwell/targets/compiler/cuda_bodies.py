@@ -24,7 +24,7 @@ from .. import block
 from ..device import subscribe
 from ..fault import FAULT_PAGE
 from .checked_arrays import install
-from .seam import I16, I32, I64, Seam, item_bits, literal, symbol_of
+from .seam import I16, I32, I64, Seam, from_bits, item_bits, literal, symbol_of, to_bits
 
 
 class CudaSeam(Seam):
@@ -136,12 +136,33 @@ def _add_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any)
     return _asm(builder, register, text, f"={letter},l,{letter}{_MEMORY}", [address, value])
 
 
+def _update_bits(operation: str, kind: str, context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
+    bits = item_bits(scalar)
+    register, letter = _REGISTER[bits]
+    text = f"atom.relaxed.gpu.global.{operation}.{kind}{bits} $0, [$1], $2;"
+    given = to_bits(context, builder, scalar, value)
+    old = _asm(builder, register, text, f"={letter},l,{letter}{_MEMORY}", [address, given])
+    return from_bits(context, builder, scalar, old)
+
+
+def _min_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
+    # floats that are not negative are in the order of their bits
+    kind = "s" if isinstance(scalar, types.Float) or scalar.signed else "u"
+    return _update_bits("min", kind, context, builder, scalar, address, value)
+
+
+def _or_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
+    return _update_bits("or", "b", context, builder, scalar, address, value)
+
+
 seam.item_load(a.load_relaxed_as, _load_item("ld.relaxed.gpu.global"))
 seam.item_load(a.load_acquire_as, _load_item("ld.acquire.gpu.global"))
 seam.item_load(a.load_weak_as, _load_item("ld.global"))
 seam.item_store(a.store_relaxed_as, _store_item("st.relaxed.gpu.global"))
 seam.item_store(a.store_weak_as, _store_item("st.global"))
-seam.item_add(a.fetch_add_as, _add_item)
+seam.item_update(a.fetch_add_as, _add_item)
+seam.item_update(a.fetch_min_as, _min_item)
+seam.item_update(a.fetch_or_as, _or_item, floats=False)
 
 
 def _copy_wide(builder: Any, values: Any) -> None:

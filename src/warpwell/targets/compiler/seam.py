@@ -203,17 +203,21 @@ class Seam:
 
             return types.void(types.int64, scalar, dtype), codegen
 
-    def item_add(self, stub: Callable[..., Any], add: Callable[[Any, Any, Any, Any, Any], Any]) -> None:
-        """Give ``stub(address, value, dtype)`` its body: ``add(context, builder, scalar, address, value)``."""
+    def item_update(
+        self, stub: Callable[..., Any], update: Callable[[Any, Any, Any, Any, Any], Any], floats: bool = True
+    ) -> None:
+        """Give ``stub(address, value, dtype)`` its body: ``update(context, builder, scalar, address, value)``."""
 
         @self.primitive(stub)
         def definition(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
             scalar = scalar_of(dtype)
             if scalar is None or isinstance(scalar, types.Boolean) or item_bits(scalar) < 32:
                 return None
+            if isinstance(scalar, types.Float) and not floats:
+                return None
 
             def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-                return add(context, builder, scalar, args[0], args[1])
+                return update(context, builder, scalar, args[0], args[1])
 
             return scalar(types.int64, scalar, dtype), codegen
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import os
 import threading
 from collections import deque
@@ -362,9 +363,20 @@ class Interpreter(Interleaver):
             self.memory.store_part(self.thread.view, int(addr), size, bits, order)
 
     def fetch_add_as(self, addr: int, value: Any, dt: Any) -> Any:
+        return self._update_item("fetch_add", addr, value, dt, "iuf", operator.add)
+
+    def fetch_min_as(self, addr: int, value: Any, dt: Any) -> Any:
+        return self._update_item("fetch_min", addr, value, dt, "iuf", min)
+
+    def fetch_or_as(self, addr: int, value: Any, dt: Any) -> Any:
+        return self._update_item("fetch_or", addr, value, dt, "iu", operator.or_)
+
+    def _update_item(
+        self, name: str, addr: int, value: Any, dt: Any, kinds: str, operation: Callable[[Any, Any], Any]
+    ) -> Any:
         codec = item_codec(dt)
-        if codec.size < 4 or codec.dtype.kind not in "iuf":
-            raise TypeError(f"atomic add on {codec.dtype}: only 4- and 8-byte integers and floats have it")
+        if codec.size < 4 or codec.dtype.kind not in kinds:
+            raise TypeError(f"atomic {name} on {codec.dtype}: only 4- and 8-byte items of kinds {kinds} have it")
         if addr & (codec.size - 1):
             raise ValueError(f"misaligned access: address {addr:#x} of an item of {codec.size} bytes")
         self._point()
@@ -372,12 +384,12 @@ class Interpreter(Interleaver):
         word = self.memory.newest(view, addr & ~7, RELAXED)
         old = codec.decode((word >> 8 * (addr & 7)) & codec.mask)
         with np.errstate(all="ignore"):
-            bits = codec.encode(old + codec.decode(codec.encode(value)))
+            bits = codec.encode(operation(old, codec.decode(codec.encode(value))))
         if codec.size == 8:
             self.memory.update(view, addr, i64(bits))
         else:
             self.memory.store_part(view, int(addr), codec.size, bits, RELAXED)
-        self._log("fetch_add relaxed", addr, (old, value))
+        self._log(f"{name} relaxed", addr, (old, value))
         return old
 
     def bits_as(self, bits: int, dt: Any) -> Any:

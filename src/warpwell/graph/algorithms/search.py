@@ -1,0 +1,526 @@
+"""Breadth-first search over a graph on storage: ``bfs``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...array import atomic_add
+from ...cache import Statistics
+from ...errors import ArgumentError
+from ...targets import (
+    activemask,
+    ballot,
+    device,
+    div,
+    element_address,
+    failed,
+    ffs,
+    grid,
+    i64,
+    kernel,
+    lane_id,
+    load_relaxed_as,
+    popc,
+    shfl,
+    warp_size,
+)
+from ...targets.arrays import to_device, to_host, zeros
+from ...targets.block import barrier, block_threads, thread_index
+from ..graph import Graph, Progress
+from ..loaded import LoadedGraph, borrowed
+from .run import Run, try_waves
+from .work_items import (
+    BEGIN,
+    DEGREES,
+    FOUND,
+    FRONTIER,
+    ITEMS,
+    LEVEL,
+    N_COUNTERS,
+    PIECE,
+    STOP,
+    WORD,
+    add_all,
+    append,
+    contains,
+    insert,
+    most_items,
+    neighbour_at,
+    start_of,
+    sum_below,
+    vertex_dtype,
+    vertex_of,
+    vertices_of,
+    words_of,
+)
+
+TO_PULL = 15
+"""Pull once the frontier has more than one in so many of the edges of vertices that are not found (alpha of GAP)."""
+TO_PUSH = 18
+"""Push again once the frontier has fewer than one in so many vertices (beta of GAP)."""
+FEW_PAGES = 64
+"""A level with fewer pages pushes from storage without asking which pages it needs."""
+NOT_LISTED = -(1 << 62)
+"""As base of a list: what is found is not appended."""
+NEAR = 8
+"""Neighbours that a thread looks at by itself when it pulls, before its warp helps: most vertices need fewer."""
+SMALL = 1 << 14
+"""Edges of a frontier that one block visits: several levels in one launch."""
+PULL_WARPS = 1 << 14
+"""Warps that pull; each takes every so manieth word of vertices."""
+
+
+@dataclass(frozen=True)
+class BFSResult:
+    """The result of a breadth-first search.
+
+    Attributes
+    ----------
+    source : int
+        The start vertex, of level 0.
+    levels : ndarray of int64, shape (vertices,)
+        Number of edges on a shortest path from the source; -1 if there is no path.
+    reached : int
+        Vertices with a level, the source included.
+    depth : int
+        The largest level.
+    seconds : float
+        Time of the search, without opening the graph and compiling kernels.
+    stats : Statistics
+        Counters of the cache during the search.
+    """
+
+    source: int
+    levels: NDArray[np.int64]
+    reached: int
+    depth: int
+    seconds: float
+    stats: Statistics
+
+
+@device
+def _visit(edges, offsets, levels, visited, items, index, window, base, level, counters):
+    """Set the level of an item's neighbours and append theirs (all lanes of a warp, with the same index).
+
+    Of the item's edges those in the window ``(first, end)`` are followed. With a base below 0 nothing is appended.
+    """
+    item = items[index]
+    vertex = vertex_of(item)
+    at = start_of(item, offsets[vertex])
+    stop = min(at + PIECE, offsets[vertex + 1], window[1])
+    at = max(at, window[0])
+    mask = activemask()
+    lane = lane_id()
+    while at < stop:
+        neighbour = -1
+        if at + lane < stop:
+            neighbour = neighbour_at(edges, at + lane, levels.size, counters)
+        found = False
+        if neighbour >= 0 and insert(visited, neighbour):
+            found = True
+            levels[neighbour] = level
+        # the lanes meet here, so their next edges are read as one
+        some = ballot(mask, found)
+        if some != 0:
+            degrees = 0
+            if base == NOT_LISTED:
+                if found:
+                    degrees = offsets[neighbour + 1] - offsets[neighbour]
+                degrees = sum_below(mask, degrees)
+            else:
+                degrees = append(mask, found, neighbour, offsets, items, base, counters)
+            if lane == warp_size() - 1:
+                atomic_add(counters, DEGREES, degrees)
+                atomic_add(counters, FOUND, popc(some))
+        at += warp_size()
+
+
+@kernel
+def _push(edges, offsets, levels, visited, items, begin, end, window, base, level, counters):
+    """Visit the neighbours of items [begin, end); a warp takes one item, its lanes neighbouring edges."""
+    index = begin + div(grid(1), warp_size())
+    if index < end:
+        _visit(edges, offsets, levels, visited, items, index, window, base, level, counters)
+
+
+@kernel(block=1024)
+def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level, most, counters):
+    """Visit level after level while the frontier has at most `most` edges (one block; its warps take items)."""
+    degrees = load_relaxed_as(element_address(counters, DEGREES), counters.dtype)
+    first = begin
+    last = end
+    now = level - 1
+    count = 0
+    going = True
+    while going:
+        now += 1
+        index = first + div(thread_index(), warp_size())
+        while index < last:
+            _visit(edges, offsets, levels, visited, items, index, (0, edges.size), base, now, counters)
+            index += div(block_threads(), warp_size())
+        if thread_index() == 0:
+            counters[STOP] = failed()
+        barrier()
+        first = last
+        last = base + load_relaxed_as(element_address(counters, ITEMS), counters.dtype)
+        before = degrees
+        degrees = load_relaxed_as(element_address(counters, DEGREES), counters.dtype)
+        count = degrees - before
+        going = first < last and count <= most and counters[STOP] == 0
+        # nobody appends before all have read
+        barrier()
+    if thread_index() == 0:
+        counters[BEGIN] = first
+        counters[LEVEL] = now
+        counters[FRONTIER] = count
+
+
+@device
+def _look(edges, visited, at, stop, mask, vertices, counters):
+    """Tell whether one of edges [at, stop) leads into a set that nobody changes (all lanes of mask, a whole warp)."""
+    found = False
+    while at < stop and not found:
+        neighbour = -1
+        if at + lane_id() < stop:
+            neighbour = neighbour_at(edges, at + lane_id(), vertices, counters)
+        found = ballot(mask, neighbour >= 0 and contains(visited, neighbour)) != 0
+        at += warp_size()
+    return found
+
+
+@kernel
+def _pull(edges, offsets, levels, visited, after, near, window, level, word, words, warps, counters):
+    """Put vertices with a neighbour in `visited` into `after`; a warp takes words `word`, + `warps`, ... below `words`.
+
+    A vertex outside of `visited` with such a neighbour has one on the level before. Nobody changes `visited`, and
+    `after` has no other vertices than it but those that this level has found in an earlier window of edges.
+    """
+    mask = activemask()
+    lane = lane_id()
+    word += div(grid(1), warp_size())
+    found = 0
+    degrees = 0
+    while word < words:
+        seen = i64(visited[word]) | i64(after[word])
+        fresh = 0
+        k = lane
+        while k < WORD:
+            vertex = WORD * word + k
+            at = 0
+            stop = 0
+            degree = 0
+            if vertex < levels.size and (seen >> k) & 1 == 0:
+                at = offsets[vertex]
+                stop = offsets[vertex + 1]
+                degree = stop - at
+                at = max(at, window[0])
+                stop = min(stop, window[1])
+            hit = False
+            alone = min(at + near, stop)
+            while at < alone and not hit:
+                neighbour = neighbour_at(edges, at, levels.size, counters)
+                hit = neighbour >= 0 and contains(visited, neighbour)
+                at += 1
+            left = ballot(mask, at < stop and not hit)
+            while left != 0:
+                one = ffs(left) - 1
+                met = _look(edges, visited, shfl(mask, at, one), shfl(mask, stop, one), mask, levels.size, counters)
+                if lane == one:
+                    hit = met
+                left &= left - 1
+            if hit:
+                levels[vertex] = level
+                found += 1
+                degrees += degree
+            fresh |= ballot(mask, hit) << (k - lane)
+            k += warp_size()
+        if lane == 0:
+            after[word] = seen | fresh
+        word += warps
+    add_all(mask, counters, FOUND, found)
+    add_all(mask, counters, DEGREES, degrees)
+
+
+@kernel
+def _collect(offsets, levels, level, items, vertex, end, base, counters):
+    """Append the items of those of vertices [vertex, end) on a level, nearly in vertex order (thread a vertex)."""
+    v = vertex + grid(1)
+    found = v < end and levels[v] == level
+    mask = activemask()
+    if ballot(mask, found) != 0:
+        append(mask, found, v, offsets, items, base, counters)
+
+
+@kernel
+def _mark(offsets, in_offsets, levels, level, pushed, pulled):
+    """Mark the pages of the edges of a level, and of the in-edges of vertices without a level (thread a vertex)."""
+    v = grid(1)
+    if v < levels.size:
+        if levels[v] == level:
+            pushed.add_range(offsets[v], offsets[v + 1])
+        elif levels[v] < 0:
+            pulled.add_range(in_offsets[v], in_offsets[v + 1])
+
+
+def bfs(
+    graph: Graph | LoadedGraph | str | Path,
+    source: int,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> BFSResult:
+    """Search a graph breadth-first, reading its edges on demand.
+
+    A level is one launch, which pushes or pulls ("Direction-Optimizing Breadth-First Search", Beamer, Asanovic,
+    Patterson, 2012). Pushing, a warp takes a vertex of the frontier (or a piece of a large one) and its lanes read
+    neighbouring edges, so their pages are fetched together. Pulling, which needs edges in both directions, vertices
+    that are not found yet look for a neighbour that is. Small frontiers of edges in memory are visited by one block,
+    level after level in one launch. Levels, offsets and frontier are in device memory: about 20 bytes a vertex.
+
+    Parameters
+    ----------
+    graph : Graph, LoadedGraph or path-like
+        The graph; edges are followed in their direction.
+    source : int
+        The vertex to start from.
+    progress : callable, optional
+        Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"search"`` with the
+        level that is being visited and a total of 0, as it is not known.
+    **options
+        ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
+        is a `LoadedGraph`.
+
+    Returns
+    -------
+    BFSResult
+
+    Raises
+    ------
+    ArgumentError
+        `source` is not a vertex of the graph, or an option is out of range.
+    FormatError
+        The files of the graph contradict each other.
+    KernelError
+        The medium failed.
+
+    Examples
+    --------
+    >>> result = bfs("cnr.ww", 10000, cache="2MiB")  # doctest: +SKIP
+    >>> result.reached, result.depth  # doctest: +SKIP
+    (325557, 37)
+    """
+    report = progress or (lambda stage, done, total: None)
+    with borrowed(graph, options, lambda found: require_vertex(source, found.vertices)) as loaded:
+        edges, where, vertices = loaded.edges, loaded.device, loaded.graph.vertices
+        offsets = loaded.graph.map(loaded.graph.offsets_path)
+        state = _State(
+            levels=to_device(where, _start(vertices, source, -1, 0, vertex_dtype(vertices))),
+            visited=to_device(where, _start(words_of(vertices), source // WORD, 0, 1 << source % WORD, np.uint32)),
+            after=zeros(where, words_of(vertices), np.uint32),
+            items=zeros(where, most_items(vertices, loaded.graph.edges)),
+            counters=zeros(where, N_COUNTERS),
+        )
+        read = loaded.in_edges if loaded.graph.in_edges else edges
+        sets = () if loaded.in_memory else (edges.page_set(), read.page_set())
+        report("compile", 0, 1)
+        _compile(loaded, state, sets)
+        report("compile", 1, 1)
+
+        before, started = edges.stats, time.perf_counter()
+        with Run(loaded, *loaded.arrays, *sets) as run:
+            _Search(run, state, sets, int(offsets[source + 1] - offsets[source])).search(report)
+        seconds = time.perf_counter() - started
+        loaded.require_destinations(state.counters)
+        found = to_host(state.levels).astype(np.int64)
+        return BFSResult(
+            source=int(source),
+            levels=found,
+            reached=int(np.count_nonzero(found >= 0)),
+            depth=int(found.max()),
+            seconds=seconds,
+            stats=edges.stats - before,
+        )
+
+
+@dataclass
+class _State:
+    """The vertex arrays of a search, in device memory."""
+
+    levels: Any
+    visited: Any
+    after: Any
+    items: Any
+    counters: Any
+
+
+def _start(length: int, index: int, value: int, at_index: int, dtype: Any) -> NDArray[Any]:
+    array = np.full(length, value, dtype)
+    array[index] = at_index
+    return array
+
+
+def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
+    """Compile what a search of the graph launches, by launches that change nothing."""
+    edges, offsets, where, window = loaded.edges, loaded.offsets, loaded.device, (0, 0)
+    _push[loaded.warp](edges, offsets, s.levels, s.visited, s.items, 0, 0, window, 0, 0, s.counters)
+    _collect[loaded.warp](offsets, s.levels, 0, s.items, 0, 0, 0, s.counters, device=where)
+    if loaded.in_memory:
+        _push_levels[1](edges, offsets, s.levels, s.visited, s.items, 0, 0, 0, 0, 0, s.counters)
+    if loaded.graph.in_edges:
+        _pull[loaded.warp](
+            loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, 0, window, 0, 0, 0, 1, s.counters
+        )
+    if sets:
+        _mark[loaded.warp](offsets, offsets, s.levels, -2, *sets)
+        for one in sets:
+            try_waves(one, edges)
+
+
+class _Search:
+    """The levels of a search. Counters only grow: the host compares two readings."""
+
+    def __init__(self, run: Run, state: _State, sets: Sequence[Any], degree: int) -> None:
+        self.run, self.state, self.sets = run, state, sets
+        self.loaded, self.graph = run.loaded, run.loaded.graph
+        self.vertex_offsets = self.graph.map(self.graph.offsets_path)
+        self.counts = np.zeros(N_COUNTERS, np.int64)
+        self.level = 0
+        self.listed: tuple[int, int] | None = None
+        """Where the items of the frontier are listed, if they are; behind it is room for all that is not found."""
+        self.found, self.edges = 1, degree
+        """Vertices of the frontier and their edges."""
+        self.left = self.graph.edges - degree
+        """Edges of the vertices that are not found."""
+
+    def search(self, report: Progress) -> None:
+        """Visit level after level, until one finds nothing."""
+        pulling, before = False, 0
+        while self.found > 0 and not self.run.failed:
+            report("search", self.level + 1, 0)
+            if self.graph.undirected and self.left == 0:
+                return  # what is not found has no edges
+            if not self.loaded.in_memory:
+                self._from_storage()
+                continue
+            if pulling:
+                pulling = self.found >= before or self.found * TO_PUSH > self.graph.vertices
+            else:
+                pulling = self.loaded.graph.in_edges and self.edges * TO_PULL > self.left
+            before = self.found
+            if pulling:
+                self._pull([(0, self.graph.edges)])
+            elif self.edges <= SMALL:
+                self._push_small()
+            else:
+                self._push()
+
+    def _read(self) -> NDArray[np.int64]:
+        """Return what was counted since the last reading."""
+        before, self.counts = self.counts, self.run.read(self.state.counters)
+        return self.counts - before
+
+    def _next(self, counts: NDArray[np.int64]) -> None:
+        """Go to the level of which kernels counted the vertices and their edges."""
+        self.level += 1
+        self.found, self.edges = int(counts[FOUND]), int(counts[DEGREES])
+        self.left -= self.edges
+
+    def _list(self, first: int = 0, end: int | None = None) -> tuple[int, int]:
+        """List the items of those of vertices [first, end) that are in the frontier."""
+        s, end = self.state, self.graph.vertices if end is None else end
+        self.run.launch(
+            _collect, end - first, self.loaded.offsets, s.levels, self.level, s.items, first, end,
+            -int(self.counts[ITEMS]), s.counters,
+        )  # fmt: skip
+        return 0, int(self._read()[ITEMS])
+
+    def _launch_push(self, listed: tuple[int, int], window: tuple[int, int], base: int) -> None:
+        s, loaded = self.state, self.loaded
+        self.run.launch(
+            _push, (listed[1] - listed[0]) * loaded.warp, loaded.edges, loaded.offsets, s.levels, s.visited, s.items,
+            *listed, window, base, self.level + 1, s.counters,
+        )  # fmt: skip
+
+    def _push(self) -> None:
+        """Follow the edges of the frontier."""
+        begin, end = self.listed or self._list()
+        if begin == end:
+            self.found = 0  # nothing leads on
+            return
+        base = end - int(self.counts[ITEMS])
+        self._launch_push((begin, end), (0, self.graph.edges), base)
+        self._next(self._read())
+        self.listed = end, base + int(self.counts[ITEMS])
+
+    def _push_small(self) -> None:
+        """Follow the edges of the frontier, and of those after it while they are small."""
+        begin, end = self.listed or self._list()
+        s, loaded = self.state, self.loaded
+        base = end - int(self.counts[ITEMS])
+        self.run.launch(
+            _push_levels, 1, loaded.edges, loaded.offsets, s.levels, s.visited, s.items, begin, end, base,
+            self.level + 1, SMALL, s.counters,
+        )  # fmt: skip
+        self.left -= int(self._read()[DEGREES])
+        self.listed = int(self.counts[BEGIN]), base + int(self.counts[ITEMS])
+        self.level, self.edges = int(self.counts[LEVEL]), int(self.counts[FRONTIER])
+        self.found = self.listed[1] - self.listed[0]
+
+    def _pull(self, windows: Iterable[tuple[int, int]]) -> None:
+        """Look from all vertices that are not found for one that is."""
+        s, loaded, before = self.state, self.loaded, self.counts
+        near = 0 if loaded.edges.tier == "host" else NEAR
+        for window in windows:
+            first, end = vertices_of(self.graph.map(self.graph.in_offsets_path), window)
+            word, words = first // WORD, words_of(end)
+            warps = min(words - word, PULL_WARPS)
+            self.run.launch(
+                _pull, warps * loaded.warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, near,
+                window, self.level + 1, word, words, warps, s.counters,
+            )  # fmt: skip
+        s.visited, s.after = s.after, s.visited
+        self._read()
+        self._next(self.counts - before)
+        self.listed = None
+
+    def _from_storage(self) -> None:
+        """Visit one level in the direction that reads fewer pages."""
+        s, loaded = self.state, self.loaded
+        if self.edges // loaded.page_items + 2 * self.found <= FEW_PAGES:
+            self._push()
+            return
+        pushed, pulled = self.sets
+        self.run.launch(
+            _mark, self.graph.vertices, loaded.offsets, loaded.in_offsets if loaded.graph.in_edges else loaded.offsets,
+            s.levels, self.level, pushed, pulled,
+        )  # fmt: skip
+        pages = pushed.count(), pulled.count()
+        if loaded.graph.in_edges and pages[1] < pages[0]:
+            pushed.clear()
+            self._pull(loaded.waves(pulled, pages[1]) if pages[1] else [])
+            return
+        pulled.clear()
+        before = self.counts
+        for window in loaded.waves(pushed, pages[0]):
+            listed = self._list(*vertices_of(self.vertex_offsets, window))
+            self._launch_push(listed, window, NOT_LISTED)
+        self._read()
+        self._next(self.counts - before)
+        self.listed = None
+
+
+def require_vertex(source: int, vertices: int) -> None:
+    """Raise ArgumentError unless `source` is a vertex number below `vertices`."""
+    if isinstance(source, bool) or not isinstance(source, int | np.integer):
+        raise ArgumentError(f"source {source!r} is not an integer: give the number of a vertex", name="source")
+    if not 0 <= source < vertices:
+        raise ArgumentError(
+            f"source {source} is not a vertex of this graph: give a number from 0 to {vertices - 1}", name="source"
+        )
