@@ -20,11 +20,14 @@ from .models.faults_planted import FAULTS, Fault, planted
 from .models.frame_model import FrameModel
 from .models.key_value_model import KeyValueModel
 from .models.kv_device_model import StoreModel
+from .models.pin_models import PinModel, ResidentModel
 from .models.queue_model import QueueModel
 
-SCENARIOS = ("queue", "cache", "frame", "key-value", "store")
+SCENARIOS = ("queue", "cache", "frame", "resident", "pins", "key-value", "store")
 FAULT_RUNS = 1000
-_CACHE: dict[str, Any] = {"cache": CacheModel, "frame": FrameModel}
+_CACHE: dict[str, Any] = {
+    "cache": CacheModel, "frame": FrameModel, "resident": ResidentModel, "pins": PinModel,
+}  # fmt: skip
 _MODELS: dict[str, Any] = {"queue": QueueModel, "key-value": KeyValueModel, "store": StoreModel}
 _CHUNK = 50
 
@@ -56,7 +59,7 @@ def interleave(scenario: str, seed: int, *, trace: int = 0, focus: Focus | None 
 
     Parameters
     ----------
-    scenario : {"queue", "cache", "frame", "key-value", "store"}
+    scenario : {"queue", "cache", "frame", "resident", "pins", "key-value", "store"}
     seed : int
     trace : int
         Last accesses to add to the text of a violation.

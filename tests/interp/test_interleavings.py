@@ -12,6 +12,7 @@ from tests.harness.models.faults_planted import FAULTS, HARMLESS, Edit, Fault, p
 from tests.harness.models.frame_model import FrameModel
 from tests.harness.models.key_value_model import KeyValueModel
 from tests.harness.models.kv_device_model import StoreModel
+from tests.harness.models.pin_models import PinModel, ResidentModel
 from tests.harness.models.queue_model import QueueModel
 
 from warpwell.cache import word
@@ -21,7 +22,7 @@ RUNS = 100
 
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, CHUNKS))])
-@pytest.mark.parametrize("scenario", ["queue", "cache", "frame", "key-value", "store"])
+@pytest.mark.parametrize("scenario", ["queue", "cache", "frame", "resident", "pins", "key-value", "store"])
 def test_no_violation(scenario: str, chunk: int) -> None:
     seeds = range(chunk * RUNS, (chunk + 1) * RUNS)
     violations = [o for o in explore(scenario, seeds) if o.violation is not None]
@@ -39,7 +40,7 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
     assert find(fault, runs=60).violation is None
 
 
-@pytest.mark.parametrize("model", [QueueModel, CacheModel, FrameModel, KeyValueModel, StoreModel])
+@pytest.mark.parametrize("model", [QueueModel, CacheModel, FrameModel, ResidentModel, PinModel, KeyValueModel, StoreModel])
 def test_a_seed_replays(model: type) -> None:
     def run(seed: int) -> tuple:
         made = model(seed)
@@ -69,6 +70,8 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("queue", 7, 3, []),
         ("cache", 7, 3, []),
         ("frame", 7, 3, []),
+        ("resident", 7, 3, []),
+        ("pins", 7, 3, []),
         ("key-value", 7, 3, []),
         ("store", 7, 3, []),
     ]

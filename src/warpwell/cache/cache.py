@@ -242,8 +242,9 @@ class Cache:
         self.frames = parts.frames
         self.table_bytes = parts.table_bytes
         self._pools = parts.pools
+        rarest = 64 if self.device == "cuda" else 1
         self._resident = [
-            ResidentPool(sum(s.pages for s in parts.spaces if s.pool == k)) if resident else None
+            ResidentPool(sum(s.pages for s in parts.spaces if s.pool == k), rarest) if resident else None
             for k, resident in enumerate(parts.resident)
         ]
         self._order = [space.nsid for space in parts.spaces]
@@ -290,7 +291,8 @@ class Cache:
         """Find out whether all pages of a resident pool are in the cache; nothing is in flight (lock held)."""
         for k, pool in enumerate(self._resident):
             if pool is not None and pool.due() and self._core is not None:
-                pool.complete = self._pool_word(k, at.F_PRESENT) == pool.pages
+                with contextlib.suppress(Exception):  # of a device that failed: its launch raises it
+                    pool.complete = self._pool_word(k, at.F_PRESENT) == pool.pages
 
     def _pool_word(self, pool: int, word: int) -> int:
         assert self._core is not None

@@ -61,16 +61,18 @@ COMPLETE = 2
 class ResidentPool:
     """What the host knows of a resident pool: whether all its pages are in the cache.
 
-    To look costs a copy from the device, so it is done after the first, second, fourth, eighth ... launch.
-
     Parameters
     ----------
     pages : int
         Pages of the pool's arrays.
+    rarest : int
+        Launches between two looks, at most. To look may cost a copy from the device, so it is done after one launch,
+        two more, four more, and so on.
     """
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, rarest: int = 1) -> None:
         self.pages = pages
+        self.rarest = rarest
         self.complete = False
         self.soon()
 
@@ -85,7 +87,7 @@ class ResidentPool:
         self._launches -= 1
         if self._launches > 0:
             return False
-        self._next *= 2
+        self._next = min(2 * self._next, self.rarest)
         self._launches = self._next
         return True
 

@@ -58,6 +58,8 @@ class Focus:
     """Some threads only read one page while the others make the frames change hands."""
     naps: Sequence[int] = ()
     """How long the readers nap, see `Adversary`."""
+    resident: bool = False
+    """The cache holds all pages."""
     writers: bool = False
     """The others also write, to pages that those readers do not read; all read the places of the written items."""
 
@@ -87,11 +89,14 @@ class CacheModel:
         many = random.random() < 0.2
         many = many if focus.hashed is None else focus.hashed
         frames = focus.frames or random.choice((1, 1, 1, 2, 2, 3, 4))
+        self.resident = focus.resident
+        if focus.resident:
+            frames = random.randint(2, 4)
         self.cache = Cache(
             frames * (PAGE + 8), page_size=PAGE, device="interp", depth=random.choice((4, 8, 16)),
             queues=random.choice((1, 1, 2)), merge=1, timeout=1.0,
         )  # fmt: skip
-        total = MANY_PAGES if many else random.randint(8, 20)
+        total = frames if focus.resident else MANY_PAGES if many else random.randint(8, 20)
         self.pages = self._choose_pages(total, many, focus.pages or random.choice((2, 3, 5, 8)))
         self.medium = ScriptedMedium(total * PAGE, seed)
         for page in self.pages:
@@ -108,6 +113,7 @@ class CacheModel:
         self.begun: dict[tuple[int, int], int] = defaultdict(int)
         self.returned: set[tuple[int, int, int]] = set()
         self.threads = random.randint(3, 6)
+        self.rounds = 1
         self.readers = 0
         if random.random() < 0.25 if focus.readers is None else focus.readers:
             self.readers = random.choice((1, self.threads - 2))
@@ -150,7 +156,7 @@ class CacheModel:
             raise Violation(f"a page word has {pins_of(value)} pins")
         if frame == before:
             return
-        if before >= 0 and self.held.get(word):
+        if before >= 0 and self.held.get(word) and not self.resident:  # there who evicts may overtake who pins
             raise Violation(f"the page of frame {before} was evicted while it was pinned for long")
         self.where.pop(word, None)
         if frame < 0:
@@ -244,13 +250,17 @@ class CacheModel:
         """
         cache = self.cache
         try:
-            run = self.run
-            for thread in range(self.threads):
-                run.spawn(self._worker, thread, self.random.getrandbits(32), name=f"worker-{thread}")
-            cache.begin(self.flag)
-            self.view = self.array.kernel_struct(self.flag)
-            run.run()
-            cache.end(self.flag)
+            steps = 0
+            for number in range(self.rounds):
+                if number:
+                    self.run = self._interpreter(self.seed + (number << 42))
+                for thread in range(self.threads):
+                    self.run.spawn(self._worker, thread, self.random.getrandbits(32), name=f"worker-{thread}")
+                cache.begin(self.flag)
+                self.view = self.array.kernel_struct(self.flag)
+                self.run.run()
+                cache.end(self.flag)
+                steps += self.run.steps
             cache.begin(self.flag)
             self._check_words(settled=False)
             rest = self._interpreter(self.seed + (1 << 40))
@@ -262,7 +272,7 @@ class CacheModel:
             self._check_file()
         finally:
             self._discard()
-        return run.steps + rest.steps
+        return steps + rest.steps
 
     def _settle(self) -> None:
         core, attempt = self.cache.core, 0
@@ -306,7 +316,11 @@ class CacheModel:
             raise Violation(f"{self.cache.pinned(self.array._nsid)} pages are held for long when all was done")
         valid = sum(state_of(int(w)) == VALID for w in words)
         stashed = self._stashed(pool, owners)
-        if settled and (
+        if self.resident:
+            present = self._read_core(pool, at.POOL_WORDS)[at.F_PRESENT]
+            if stashed or (settled and (valid != present or self.cache.pairs.in_use())):
+                raise Violation(f"{valid} valid pages, {present} counted, stash {stashed}")
+        elif settled and (
             valid != int((owners > 0).sum())
             or valid + int((owners == at.FREE_FRAME).sum()) + len(stashed) != len(owners)
             or self.cache.pairs.in_use()

@@ -143,6 +143,13 @@ _UNPIN = """            dirty = 0
             unpin(word, dirty)
 """
 
+_PLACED = """        seen = load_acquire(word, DEVICE)
+        if seen & READABLE != 0:
+            if view.resident"""
+_LAST = """                unpin(word_address(core, page), 0)
+                return_credit(core, space, page)
+"""
+
 FAULTS = (
     Fault(
         "recheck-removed", "cache", "a reader does not look at the page's word again",
@@ -318,6 +325,46 @@ FAULTS = (
     Fault(
         "no-id-left", "store", "tickets may hold all ids, and their holders wait for one more",
         (Edit(_REQUESTS, "start", "take_id(queue, field(core, K_RESERVE))", "take_id(queue, 0)"),),
+    ),
+    Fault(
+        "first-acquire-relaxed", "resident", "who sees its page VALID need not see the page's bytes",
+        (Edit("array.elements", "_hit", _PLACED, _PLACED.replace("load_acquire", "load_relaxed")),),
+    ),
+    Fault(
+        "not-its-own-frame", "resident", "a page that comes in takes any frame, as if pages took turns",
+        (Edit("cache.frames", "find_frame", "    if own >= 0:\n        return own\n", ""),),
+    ),
+    Fault(
+        "present-counted-twice", "resident", "all pages are taken to be there before they are",
+        (Edit("cache.transfer", "publish", "at.F_PRESENT, 1, I8)", "at.F_PRESENT, 2, I8)"),),
+    ),
+    Fault(
+        "pins-erased", "resident", "who publishes a page erases pins that overtook it",
+        (Edit("cache.transfer", "publish", "    if load_relaxed(owner, DEVICE) & at.OWNER_PAGE != page + 1:",
+              "    if True:"),),
+    ),
+    Fault(
+        "credit-lost", "pins", "who does not get its pin keeps the credit",
+        (Edit("cache.pins", "hold_present", "    return_credit(core, space, page)\n    return NOT_HELD\n",
+              "    return NOT_HELD\n"),),
+    ),
+    Fault(
+        "credit-too-many", "pins", "a credit comes from a word that has none",
+        (Edit("cache.pins", "take_credit", "if fetch_add_as(word, -1, I8) > 0:", "if fetch_add_as(word, -1, I8) >= 0:"),),
+    ),
+    Fault(
+        "credit-returned-by-each", "pins", "each holder of a page returns a credit, not only the last",
+        (Edit("cache.pins", "let_page_go", _LAST, _LAST + "            else:\n"
+              "                return_credit(core, space, page)\n"),),
+    ),
+    Fault(
+        "pin-of-the-word-kept", "pins", "who joins the holders of a page keeps the pin that it came with",
+        (Edit("cache.pins", "keep", "    unpin(word, 0)\n    return attempt", "    return attempt"),),
+    ),
+    Fault(
+        "long-pin-without-the-word", "pins", "a page is held though its word has not got the pin",
+        (Edit("cache.pins", "hold_present", "compare_exchange(address, word, (word + PIN) | REF, DEVICE) == word",
+              "True"),),
     ),
 )  # fmt: skip
 
