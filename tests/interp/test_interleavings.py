@@ -40,7 +40,9 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
     assert find(fault, runs=60).violation is None
 
 
-@pytest.mark.parametrize("model", [QueueModel, CacheModel, FrameModel, ResidentModel, PinModel, KeyValueModel, StoreModel])
+@pytest.mark.parametrize(
+    "model", [QueueModel, CacheModel, FrameModel, ResidentModel, PinModel, KeyValueModel, StoreModel]
+)
 def test_a_seed_replays(model: type) -> None:
     def run(seed: int) -> tuple:
         made = model(seed)

@@ -350,7 +350,7 @@ FAULTS = (
     ),
     Fault(
         "credit-too-many", "pins", "a credit comes from a word that has none",
-        (Edit("cache.pins", "take_credit", "if fetch_add_as(word, -1, I8) > 0:", "if fetch_add_as(word, -1, I8) >= 0:"),),
+        (Edit("cache.pins", "take_credit", "(word, -1, I8) > 0:", "(word, -1, I8) >= 0:"),),
     ),
     Fault(
         "credit-returned-by-each", "pins", "each holder of a page returns a credit, not only the last",
