@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         map_block,
         map_warp,
     )
-    from .cache import Cache, Statistics
+    from .cache import Cache, Statistics, Ticket
     from .pool.devices import broadcast, current_device, devices, empty, empty_like, to_device, zeros
     from .pool.pinned import pinned_empty
     from .targets import backoff, clock_ns, default_device, failed, grid, lane_id, reduce_warp, warp_size
@@ -74,6 +74,7 @@ __all__ = [
     "DeviceArray",
     "PageSet",
     "Statistics",
+    "Ticket",
     "add",
     "add_square",
     "atomic_add",
@@ -132,7 +133,7 @@ _FROM = {
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",
     "array.front": "create=create_placed open=open_placed",
-    "cache": "Cache Statistics",
+    "cache": "Cache Statistics Ticket",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",
     "pool.pinned": "pinned_empty",
     "targets": "backoff clock_ns default_device failed grid lane_id reduce_warp warp_size",

@@ -114,6 +114,11 @@ def test_one_thread_gets_its_page_beside_a_crowd() -> None:
         assert a[0] == 63 * 20_000
 
 
+@ww.kernel
+def ask_for(a):
+    a.prefetch(64 * 8 * ww.grid(1))
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("frames", [1, 2])
 def test_prefetches_that_hold_all_frames_do_not_stop_a_miss(frames: int) -> None:
@@ -122,8 +127,7 @@ def test_prefetches_that_hold_all_frames_do_not_stop_a_miss(frames: int) -> None
     medium = storage.Faulty(storage.RamMedium(data), delay_us=50_000)
     options = {"dtype": "i8", "device": "cpu", "page_size": PAGE, "timeout": 5.0}
     with ww.open(medium, cache=frames * (PAGE + 8), **options) as a:
-        for k in range(frames):
-            a.prefetch(64 * 8 * k, 64 * 8 * k + 1)
+        ask_for[frames](a)
         assert a.stats.prefetched == frames
         out = np.zeros(8, np.int64)
         spread[8](a, out)

@@ -11,7 +11,7 @@ import warpwell as ww
 from warpwell.array import bulk
 from warpwell.array.page_set import PageSetView
 from warpwell.array.view import ArrayView, ViewStatic
-from warpwell.cache import maintenance
+from warpwell.cache import known_pages, maintenance
 from warpwell.targets.compiler import run_cuda
 from warpwell.targets.compiler.hooks import seam_for
 from warpwell.targets.device import linked_functions
@@ -101,7 +101,9 @@ WORD = np.int64(0)
         (histogram, (view(), OUT), 1),
         (maintenance.flush_frames, (WORD,) * 6, 1),
         (maintenance.settle_queues, (WORD,) * 2, 1),
-        (maintenance.prefetch_pages, (WORD,) * 4, 1),
+        (known_pages.look_pages, (WORD,) * 5, 1),
+        (known_pages.publish_pages, (WORD,) * 10, 1),
+        (known_pages.leave_pages, (WORD,) * 4, 1),
         (maintenance.hold_pages, (WORD,) * 4, 1),
         (maintenance.unpin_pages, (WORD,) * 5, 1),
         (maintenance.evict_pages, (WORD,) * 4, 1),

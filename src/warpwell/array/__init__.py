@@ -15,6 +15,7 @@ Files, in the order in which an array meets them:
 - spans.py         `fold`, `map` and `fill` in kernels: runs of items, a look-up for a page
 - page_set.py      `PageSet`: pages that kernels mark and the host has read in waves
 - bulk.py          host reads and writes, by kernels that copy runs of bytes
+- from_medium.py   long runs of a file past the cache, to a GPU's or the host's memory
 - runs.py          the places in the file of the items of an index
 - device_array.py  `DeviceArray`, a result in GPU memory, for other libraries without a copy (DLPack)
 """

@@ -7,8 +7,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .. import errors
-from ..cache import Cache, Statistics
+from ..cache import Cache, Statistics, Ticket
 from ..targets.compiler.hooks import seam_for
 from ..targets.fault import LaunchFlag, PlainFlag
 from . import bulk
@@ -179,6 +182,20 @@ class Array(OnStorage):
         self._require_open()
         return bulk.get(self, index)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the whole array as a NumPy array (reads all of it).
+
+        Raises
+        ------
+        ValueError
+            ``copy=False``: items on storage can only be copied.
+        """
+        self._require_open()
+        out = bulk.whole(self) if copy is not False else None
+        if out is None:
+            return super().__array__(dtype, copy)
+        return np.asarray(out if dtype is None else out.astype(dtype))
+
     def __setitem__(self, index: Any, value: Any) -> None:
         self._require_open()
         if not self.writable:
@@ -212,12 +229,14 @@ class Array(OnStorage):
         self._require_open()
         return PageSet(self)
 
-    def prefetch(self, start: int | None = None, stop: int | None = None) -> None:
-        """Start to read rows [start, stop) into the cache, as many pages as the array's frames hold."""
+    def prefetch(self, start: int | None = None, stop: int | None = None) -> Ticket:
+        """Begin to read rows [start, stop) into the cache, as many pages as the array's frames hold; see `Ticket`.
+
+        They are read in the background, in large commands (on "interp" before this returns). Errors are not raised: who
+        uses a page whose read failed gets the error. `evict`, closing, and opening another array on the cache end it.
+        """
         first, end = self._residency(start, stop)
-        if end > first:
-            with self._part.in_use():
-                self.cache.prefetch(self._nsid, first, end)
+        return self.cache.prefetch(self._nsid, first, end, once=self.read_once) if end > first else Ticket()
 
     def pin(self, start: int | None = None, stop: int | None = None) -> None:
         """Read rows [start, stop) and keep their pages in the cache until `unpin`.

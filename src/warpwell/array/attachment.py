@@ -210,6 +210,7 @@ class Attachment:
 
     def _end(self) -> None:
         """Wait until no launch uses the array, then refuse new ones."""
+        self.cache.bulk.stop()
         deadline = time.monotonic() + 2 * self.cache.timeout  # each wait of a launch is bounded by the time-out
         while True:
             with self.cache.lock:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..targets import div, grid, kernel, rem
 from ..targets.arrays import empty, to_device
+from . import from_medium
 from .device_array import DeviceArray
 from .runs import Runs, runs_of
 
@@ -46,8 +47,9 @@ def get(array: Any, index: Any) -> Any:
     total = runs.count * runs.nbytes
     if array.device == "cuda":
         memory = empty(array.device, max(total, 1), np.uint8)
-        for at, starts, nbytes in _launches(runs, total):
-            _gather(array, runs, at, starts, nbytes, memory)
+        if not _past_the_cache(array, runs, memory):
+            for at, starts, nbytes in _launches(runs, total):
+                _gather(array, runs, at, starts, nbytes, memory)
         result = DeviceArray(memory, runs.shape, array.dtype)
         if not (runs.scalar or runs.inner) and runs.axis == 0:
             return result
@@ -59,6 +61,38 @@ def get(array: Any, index: Any) -> Any:
         out = raw.view(array.dtype).reshape(runs.shape) if total else np.empty(runs.shape, array.dtype)
     out = np.moveaxis(out, 0, runs.axis) if runs.axis else out
     return out[()] if runs.scalar else out
+
+
+def _past_the_cache(array: Any, runs: Runs, memory: Any) -> bool:
+    """Read one long run from the medium to device memory; return False where kernels have to read it."""
+    if runs.count != 1 or not from_medium.applies(array, runs.nbytes):
+        return False
+    start = runs.starts(0, 1)
+
+    def again(low: int, high: int) -> None:
+        _gather(array, runs, low, start + low, high - low, memory)
+
+    return from_medium.to_device(array, int(start[0]), runs.nbytes, memory, again)
+
+
+def whole(array: Any) -> Any:
+    """Return all items as a NumPy array, without room for them on a GPU; None where `get` reads them as well."""
+    runs = runs_of(array, slice(None)) if array.shape else None
+    if runs is None or runs.count != 1 or not from_medium.applies(array, runs.nbytes):
+        return None
+
+    def again(out: NDArray[np.uint8], low: int, high: int) -> None:
+        for at in range(low, high, _BYTES):
+            nbytes = min(_BYTES, high - at)
+            memory = empty(array.device, nbytes, np.uint8)
+            _gather(array, runs, 0, runs.starts(0, 1) + at, nbytes, memory)
+            out[at : at + nbytes] = memory.copy_to_host()
+
+    raw = from_medium.to_host(array, int(runs.starts(0, 1)[0]), runs.nbytes, again)
+    if raw is None:
+        return None
+    aligned = raw.ctypes.data % max(1, array.dtype.alignment) == 0
+    return (raw if aligned else raw.copy()).view(array.dtype).reshape(runs.shape)
 
 
 def put(array: Any, index: Any, value: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..cache import Ticket
 from ..targets import DEVICE, DeviceStruct, device, fetch_or, i64, load_relaxed, struct_method
 from ..targets.fault import LaunchFlag
 from .elements import out_of_range
@@ -110,23 +111,26 @@ class PageSet:
             return
         pages = _unpacked(self._words())
         self.clear()
-        parts = np.array_split(pages, max(1, -(-len(pages) // self._wave()))) if len(pages) else []
-        for k, part in enumerate(parts):
-            self._read(part)
-            yield self._items_from(0 if k == 0 else int(part[0])), self._items_from(
-                int(parts[k + 1][0]) if k + 1 < len(parts) else self._pages
-            )
+        if not len(pages):
+            return
+        parts = np.array_split(pages, -(-len(pages) // self._array.cache.wave_pages(self._array._nsid)))
+        tickets = [self._read(parts[0], None, None)]
+        try:
+            for k, part in enumerate(parts):
+                if k + 1 < len(parts):
+                    # what was used before makes room for what comes next: all of them do not fit
+                    tickets.append(self._read(parts[k + 1], tickets[k], parts[k - 1] if k else None))
+                tickets[k].wait()
+                yield self._items_from(0 if k == 0 else int(part[0])), self._items_from(
+                    int(parts[k + 1][0]) if k + 1 < len(parts) else self._pages
+                )
+        finally:
+            tickets[-1].cancel()
 
-    def _wave(self) -> int:
-        """Return how many pages are read at a time: two waves fit into the frames, one of which stays free."""
-        cache, nsid = self._array.cache, self._array._nsid
-        return max(1, (cache.pool_frames(nsid) - 1 - cache.pinned(nsid)) // 2)
-
-    def _read(self, pages: NDArray[np.int64]) -> None:
-        cut = np.flatnonzero(np.diff(pages) > 1) + 1
-        for run in np.split(pages, cut):
-            with self._array._part.in_use():
-                self._array.cache.prefetch(self._array._nsid, int(run[0]), int(run[-1]) + 1)
+    def _read(self, pages: NDArray[np.int64], after: Ticket | None, leave: NDArray[np.int64] | None) -> Ticket:
+        array = self._array
+        array._require_open()
+        return array.cache.bulk.prefetch(array._nsid, pages, once=array.read_once, after=after, leave=leave)
 
     def _pages_of(self, start: int, stop: int) -> tuple[int, int]:
         page, origin, step = self._array.cache.page_size, self._array._origin, self._step

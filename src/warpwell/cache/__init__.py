@@ -11,9 +11,11 @@ Files, in the order in which an access meets them (all is device code, except ca
 - transfer.py     start, wait for and settle commands; copy pages; publish or abandon a page
 - pins.py         pages that kernels or the host hold for long
 - latch.py        the first error of a launch (latched for the host); the watchdog that ends waits (timeouts)
-- maintenance.py  kernels that the host runs: flush, prefetch, hold, evict, settle
+- maintenance.py  kernels that the host runs: flush, hold, evict, settle
+- known_pages.py  pages that the host has read come into the cache, while kernels read and write the same ones
 - layout.py       the words of all records
 - cache.py        `Cache` on the host: arrays, launches, maintenance, closing
+- prefetch.py     `Bulk`: prefetches with tickets, and bytes read past the cache
 - partition.py    how a cache's memory is split into records, page table and frames
 - launches.py     the record of each launch, and the exception for its latched error
 - statistics.py   counters: hits, misses, evictions, bytes
@@ -21,7 +23,8 @@ Files, in the order in which an access meets them (all is device code, except ca
 """
 
 from .cache import Cache
+from .prefetch import Ticket
 from .sizes import format_size, parse_size
 from .statistics import Statistics
 
-__all__ = ["Cache", "Statistics", "format_size", "parse_size"]
+__all__ = ["Cache", "Statistics", "Ticket", "format_size", "parse_size"]

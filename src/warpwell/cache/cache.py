@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..queues import QueuePairs
 from ..queues.layout import MERGE_MAX
-from ..storage.controller import Controller, service_threads
+from ..storage.controller import MAX_WEIGHT, Controller, service_threads
 from ..storage.medium import Medium
 from ..targets import Block, closing, default_device, memory_for
 from ..targets.fault import LaunchFlag, PlainFlag
@@ -25,11 +25,10 @@ from . import layout as at
 from . import maintenance
 from .launches import CacheLaunch, Launches, error_of
 from .partition import COMPLETE, EVICTING, PLACED, PageSpace, Partition, ResidentPool
+from .prefetch import Bulk, Ticket
 from .sizes import parse_page_size, parse_size
 from .statistics import Statistics
 
-_SWEEPS = 8
-"""Rounds of a prefetch without any page coming, after which no frame is to be had."""
 MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
 
@@ -124,8 +123,9 @@ class Cache:
             self.memory, count=self._queues, depth=self._depth, staging_bytes=self.page_size * merge
         )
         self.controller = Controller(
-            self.pairs, threads=self._threads, spin=on_gpu, interpreted=self.device == "interp"
-        )
+            self.pairs, threads=self._threads, spin=on_gpu, interpreted=self.device == "interp", weight=MAX_WEIGHT
+        )  # the host's long reads weigh 1
+        self.bulk = Bulk(self)
         self._spaces: dict[int, PageSpace] = {}
         self.launches = Launches(self.memory)
         self._views: CacheLaunch | None = None
@@ -163,6 +163,7 @@ class Cache:
         `share` is the fraction of the frames that are the array's own; None to share the common rest. `host` is the
         address of the data in shared memory if the cache reads from there ("host-cached").
         """
+        self.bulk.stop()
         with self._lock:
             self.require_open()
             if share is not None and not 0 < share <= 1:
@@ -191,6 +192,7 @@ class Cache:
 
     def detach(self, nsid: int) -> None:
         """Write an array's dirty pages back and remove it from the cache."""
+        self.bulk.stop()
         with self._lock:
             if self._closed or nsid not in self._spaces:
                 return
@@ -299,6 +301,11 @@ class Cache:
         offset = int(self._words[at.C_POOLS]) - self.core + 8 * (at.POOL_WORDS * pool + word)
         return int(self._core.read(offset, 8).view(np.int64)[0])
 
+    def records(self, nsid: int) -> tuple[int, int, int]:
+        """Return the addresses of the core record, of the array's space record, and of its pool's record."""
+        space = int(self._words[at.C_SPACES]) + 8 * at.SPACE_WORDS * self.index_of(nsid)
+        return self.core, space, int(self._words[at.C_POOLS]) + 8 * at.POOL_WORDS * self._spaces[nsid].pool
+
     def pool_frames(self, nsid: int) -> int:
         """Return how many frames an array can use."""
         return self._pools[self._spaces[nsid].pool][1]
@@ -321,6 +328,15 @@ class Cache:
         if self._resident[self._spaces[nsid].pool] is not None:
             return self._spaces[nsid].pages
         return self.pool_frames(nsid) - 1 - self.pinned(nsid)
+
+    def wave_pages(self, nsid: int) -> int:
+        """Return how many known pages of an array are read at a time, so that two waves fit into the frames.
+
+        All of them where each has a frame of its own; else one frame stays free.
+        """
+        if self._resident[self._spaces[nsid].pool] is not None:
+            return max(1, self._spaces[nsid].pages)
+        return max(1, (self.pool_frames(nsid) - 1 - self.pinned(nsid)) // 2)
 
     # -- launches -------------------------------------------------------------------------------------------
 
@@ -434,48 +450,21 @@ class Cache:
 
     def evict(self, nsid: int, first: int, end: int) -> None:
         """Write back and evict pages [first, end) of an array; raise PinError if pages are pinned."""
-        with self._held():
+        self.bulk.stop()
+        with self.held():
             space = self._spaces[nsid]
             self._changed(space)
             what = f"evicting pages of {space.name!r}"
             self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), what)
 
-    def prefetch(self, nsid: int, first: int, end: int) -> None:
-        """Start to read pages [first, end) into the cache, as many as the array's frames hold.
-
-        There are few command ids: further pages are requested as earlier ones arrive, and only the last ones are not
-        waited for. Pages without a free frame, because others are pinned, are dropped.
-        """
-        with self._held():
-            space = self._spaces[nsid]
-            end = min(end, first + self.pool_frames(nsid))
-            some = end - first if space.host else max(8, self._queues * self._depth // 4)
-            for start in range(first, end, some):
-                n = min(some, end - start)
-                page = space.base + start
-                if self._prefetch(n, nsid, page):
-                    dropped = self._stats.address + 8 * at.N_PREFETCH_DROPPED
-                    self.run(maintenance.prefetch_pages, n, nsid, page, dropped)
-            self.settle()
-            self._look_soon(space)
-
-    def _prefetch(self, n: int, nsid: int, page: int) -> int:
-        """Start to read pages [page, page + n) into the cache; return how many found no frame."""
-        least, since = n + 1, time.monotonic()
-        idle = 0
-        while left := self.run(maintenance.prefetch_pages, n, nsid, page, counts=True):
-            now = time.monotonic()
-            if left < least:
-                least, since, idle = left, now, 0
-            idle += not self.pairs.in_use()  # then nothing that comes brings an id or a frame
-            if idle > _SWEEPS or now - since > self.timeout:
-                break
-            self.settle()
-        return left
+    def prefetch(self, nsid: int, first: int, end: int, *, once: bool = False) -> Ticket:
+        """Begin to read pages [first, end) into the cache, as many as the array's frames hold."""
+        self.require_open()
+        return self.bulk.prefetch(nsid, np.arange(first, min(end, first + self.pool_frames(nsid))), once=once)
 
     def hold(self, nsid: int, first: int, end: int) -> int:
         """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
-        with self._held():
+        with self.held():
             space = self._spaces[nsid]
             done = self.run(maintenance.hold_pages, end - first, nsid, space.base + first, counts=True)
             self._look_soon(space)
@@ -483,7 +472,7 @@ class Cache:
 
     def unpin(self, nsid: int, first: int, end: int) -> int:
         """Release the host's pin of each page in [first, end); return how many pages had one."""
-        with self._held():
+        with self.held():
             base = self._spaces[nsid].base
             width = 32 if self.device == "cuda" else 1
             warps = -(-(end - first) // width)
@@ -498,7 +487,7 @@ class Cache:
             self._until_none(maintenance.drop_frames, self.frames, nsid, words, f"dropping pages of {space.name!r}")
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Keep frames and table in place for the block, while another thread may open or close an array."""
         with self._lock:
             self.require_open()
@@ -510,6 +499,10 @@ class Cache:
                 self._in_flight -= 1
                 if self._in_flight == 0 and not self._closed:
                     self._look_around()
+
+    def look_soon(self, nsid: int) -> None:
+        """See after the next launch whether all pages of an array are in the cache."""
+        self._look_soon(self._spaces[nsid])
 
     def _look_soon(self, space: PageSpace) -> None:
         """See after the next launch whether all pages are in the cache."""
@@ -622,12 +615,12 @@ class Cache:
             misses=int(n[at.N_MISSES]),
             evictions=int(n[at.N_EVICTIONS]),
             writebacks=int(n[at.N_WRITEBACKS]),
-            read_commands=int(n[at.N_READ_COMMANDS]),
+            read_commands=int(n[at.N_READ_COMMANDS]) + self.bulk.commands,
             write_commands=int(n[at.N_WRITE_COMMANDS]),
-            bytes_read=int(n[at.N_PAGES_READ]) * self.page_size,
+            bytes_read=(int(n[at.N_PAGES_READ]) + self.bulk.pages_read) * self.page_size,
             bytes_written=int(n[at.N_WRITEBACKS]) * self.page_size,
-            prefetched=int(n[at.N_PREFETCHED]),
-            prefetch_dropped=int(n[at.N_PREFETCH_DROPPED]),
+            prefetched=int(n[at.N_PREFETCHED]) + self.bulk.prefetched,
+            prefetch_dropped=int(n[at.N_PREFETCH_DROPPED]) + self.bulk.dropped,
             retries=int(n[at.N_RETRIES]),
             hits=int(n[at.N_HITS]) if self.full else None,
             bytes_wanted=int(n[at.N_WANTED]) if self.full else None,
@@ -654,6 +647,8 @@ class Cache:
 
     def close(self) -> None:
         """Flush, stop the controller and drop the memory (idempotent)."""
+        if not self._closed and not self.process.forked:
+            self.bulk.stop()
         with self._lock:
             if self._closed or self.process.forked:
                 return

@@ -27,7 +27,7 @@ from warpwell.targets import (
 from . import layout as at
 from .frames import clean, own_frame
 from .lookup import word_address
-from .paging import evict_page, prefetch_page
+from .paging import evict_page
 from .pins import hold_page, let_page_go, return_credit
 from .stash import vacate
 from .transfer import serve
@@ -63,17 +63,6 @@ def settle_queues(core, space):
         queue = field(core, at.C_QUEUES) + index * (8 * Q_WORDS)
         for _ in range(16):
             serve(core, queue, mask, lane, leader)
-
-
-@kernel
-def prefetch_pages(core, space, first_page, dropped):
-    """Start to read one page a warp into the cache; count pages without a free id or frame in ``[dropped]``."""
-    mask = activemask()
-    lane = lane_id()
-    leader = ffs(mask) - 1
-    page = first_page + div(grid(1), warp_size())
-    if not prefetch_page(core, space, page, mask, lane, leader) and lane == leader:
-        fetch_add(dropped, 1, DEVICE)
 
 
 @kernel

@@ -6,6 +6,7 @@ Files, in the order in which a command meets them:
 - serve.py        serve one queue pair: fetch, check, start, complete and post commands
 - arbitration.py  share all queues among all threads: a window of commands, and weights
 - returns.py      the return value queue: places for values that the controller assigns
+- host_reads.py   `HostReads`: long reads that the host submits, beside the commands of kernels
 - medium.py       the interface `Medium`; bases for wrappers and for media written in Python
 - ram.py          bytes in host memory
 - file.py         a file or block device

@@ -48,7 +48,7 @@ class ArrayConformance(ItemConformance):
         for by_host in (True, False):
             with self.open(numbers, cache=64 * PAGE) as a:
                 if by_host:
-                    a.prefetch(0, 4 * PAGE // 8)  # five pages, because of the header
+                    assert a.prefetch(0, 4 * PAGE // 8).wait(30)  # five pages, because of the header
                 else:
                     rows = np.arange(0, a.size, 32)
                     flags = np.zeros(rows.size, np.int64)

@@ -1,0 +1,239 @@
+"""`HostReads`: long reads that the host submits to a controller, beside the commands of kernels.
+
+Each is a command in queue pairs of their own, which weigh little (`Controller.add_pairs`), so that a page that a kernel
+waits for is served between two of them. What is read is described by rows of a table; rows belong to slots, and a slot
+is done when all of its rows are. One thread at a time submits, drains and waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..nvme import READ, command_word0, command_word6
+from ..queues import QueuePairs
+from ..queues.completion import drain, take_ready
+from ..queues.layout import ASYNC, I8, ID_COUNT, ID_OPCODE, ID_PAGE, ID_STATUS, Q_WORDS
+from ..queues.submission import field, id_record, release_id, submit, take_id
+from ..targets import (
+    DEVICE,
+    backoff,
+    clock_ns,
+    device,
+    kernel,
+    load_relaxed,
+    load_weak_as,
+    memory_for,
+    rem,
+    store_relaxed,
+    store_release,
+)
+from ..targets.compiler.hooks import seam_for
+from .controller import Controller
+
+for _function in (command_word0, command_word6):
+    device(_function)
+
+DEPTH = 32
+"""Entries of each ring; half as many commands are in flight, and wait for one service thread."""
+SLICE_NS = 50 * 10**6
+"""Longest wait in native code, between which Python looks whether it is interrupted."""
+
+# -- row: a read --------------------------------------------------------------------------------------------------
+W_BLOCK = 0
+"""First block; after the read its status instead: `WAITS`, 0, or the status field of its completion."""
+W_BLOCKS = 1
+W_BUFFER = 2
+W_STATUS = 3
+ROW_WORDS = 4
+WAITS = -1
+
+# -- slot ---------------------------------------------------------------------------------------------------------
+S_ROWS = 0
+"""Rows of the slot."""
+S_NEXT = 1
+"""Rows that were submitted."""
+S_LEFT = 2
+"""Rows that are not done."""
+S_NSID = 3
+S_FIRST = 4
+"""Address of its first row."""
+SLOT_WORDS = 8
+
+SUBMIT_FAILED = 0x7FFF
+"""Status of a row whose queue made no progress."""
+
+
+class HostReads:
+    """Reads of byte ranges of a controller's namespaces into host memory.
+
+    Parameters
+    ----------
+    controller : Controller
+    slots : int
+        Batches of reads that are under way at a time.
+    rows : int
+        Most reads of a slot.
+    """
+
+    def __init__(self, controller: Controller, *, slots: int, rows: int) -> None:
+        self.controller = controller
+        self.rows = rows
+        interpreted = controller.interpreted
+        memory = memory_for("interp" if interpreted else "cpu")
+        self.pairs = QueuePairs(memory, count=1 if interpreted else controller.threads, depth=DEPTH, staging_bytes=0)
+        self._block = memory.allocate(8 * slots * (SLOT_WORDS + ROW_WORDS * rows))
+        self._slots = self._block.words[: slots * SLOT_WORDS].reshape(slots, SLOT_WORDS)
+        tables = self._block.words[slots * SLOT_WORDS : slots * (SLOT_WORDS + ROW_WORDS * rows)]
+        self._tables = tables.reshape(slots, rows, ROW_WORDS)
+        for k in range(slots):
+            self._slots[k, S_FIRST] = self._block.address + 8 * (slots * SLOT_WORDS + k * ROW_WORDS * rows)
+        controller.add_pairs(self.pairs)
+
+    def start(self, slot: int, nsid: int, blocks: NDArray[np.int64], counts: Any, buffers: NDArray[np.int64]) -> None:
+        """Begin reads in a slot that is done: from 512-byte block ``blocks[k]``, ``counts[k]`` of them each."""
+        n = len(blocks)
+        if self._slots[slot, S_LEFT] or n > self.rows:
+            raise errors.ArgumentError(f"slot {slot} has {self._slots[slot, S_LEFT]} reads under way, and {n} more")
+        table = self._tables[slot, :n]
+        table[:, W_BLOCK], table[:, W_BLOCKS], table[:, W_BUFFER] = blocks, counts, buffers
+        table[:, W_STATUS] = WAITS
+        self._slots[slot, : S_FIRST] = n, 0, n, nsid
+        self._advance(slot, 0)
+
+    def wait(self, slot: int, seconds: float) -> bool:
+        """Wait until a slot is done; return False if no read was completed for `seconds`."""
+        quiet = 0
+        left = int(self._slots[:, S_LEFT].sum())
+        while self._slots[slot, S_LEFT]:
+            self._advance(slot, SLICE_NS)
+            now = int(self._slots[:, S_LEFT].sum())
+            quiet, left = (quiet + 1 if now == left else 0), now
+            if quiet * SLICE_NS > seconds * 1e9:
+                return False
+        return True
+
+    def statuses(self, slot: int) -> NDArray[np.int64]:
+        """Return the status of each read of a slot: 0 for success."""
+        return self._tables[slot, : self._slots[slot, S_ROWS], W_STATUS].copy()
+
+    def cancel(self) -> None:
+        """Submit no more reads; those in flight remain to be waited for."""
+        for slot, table in zip(self._slots, self._tables, strict=True):
+            table[slot[S_NEXT] : slot[S_ROWS], W_STATUS] = SUBMIT_FAILED
+            slot[S_LEFT] -= slot[S_ROWS] - slot[S_NEXT]
+            slot[S_NEXT] = slot[S_ROWS]
+
+    def left(self) -> int:
+        """Return how many reads are not done."""
+        if self._slots[:, S_LEFT].any():
+            self._advance(0, 0)
+        return int(self._slots[:, S_LEFT].sum())
+
+    def _advance(self, slot: int, nanoseconds: int) -> None:
+        words = (self.pairs.records, self.pairs.count, self._block.address, len(self._slots), slot, nanoseconds)
+        if self.controller.interpreted:
+            _advance_interpreted[1](*words, device="interp", services=self.controller.services())
+        else:
+            _compiled()(*words)
+
+
+_dispatchers: list[Any] = []
+
+
+def _compiled() -> Any:
+    """Return the compiled `advance` (compiled or loaded once a process)."""
+    if not _dispatchers:
+        from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first read
+
+        seam_for("cpu")
+        _dispatchers.append(dispatcher(advance))
+    return _dispatchers[0]
+
+
+@kernel
+def _advance_interpreted(queues, count, slots, n_slots, slot, nanoseconds):
+    advance(queues, count, slots, n_slots, slot, nanoseconds)
+
+
+@device
+def advance(queues, count, slots, n_slots, slot, nanoseconds):
+    """Submit what waits in all slots and take what has completed, until a slot is done or the time is over (thread)."""
+    mine = slots + slot * (8 * SLOT_WORDS)
+    since = clock_ns()
+    attempt = 0
+    while True:
+        work = 0
+        for k in range(n_slots):
+            # the oldest first is not needed: each service thread takes its own queue in order
+            work += submit_rows(queues, count, slots + k * (8 * SLOT_WORDS))
+        for k in range(count):
+            work += take_rows(queues + k * (8 * Q_WORDS))
+        if load_relaxed(mine + 8 * S_LEFT, DEVICE) == 0 or clock_ns() - since > nanoseconds:
+            return 0
+        if work == 0:
+            backoff(min(attempt, 16))
+            attempt += 1
+        else:
+            attempt = 0
+
+
+@device
+def submit_rows(queues, count, slot):
+    """Submit rows of a slot while there are free ids; return how many (thread)."""
+    rows = load_relaxed(slot + 8 * S_ROWS, DEVICE)
+    following = load_relaxed(slot + 8 * S_NEXT, DEVICE)
+    done = 0
+    full = 0
+    turn = following
+    while following < rows and full < count:
+        queue = queues + rem(turn, count) * (8 * Q_WORDS)
+        turn += 1
+        cid = take_id(queue, 0)
+        if cid < 0:
+            full += 1
+            continue
+        full = 0
+        row = field(slot, S_FIRST) + following * (8 * ROW_WORDS)
+        record = id_record(queue, cid)
+        store_relaxed(record + 8 * ID_PAGE, row, DEVICE)
+        store_relaxed(record + 8 * ID_COUNT, slot, DEVICE)
+        store_relaxed(record + 8 * ID_OPCODE, READ, DEVICE)
+        store_release(record, ASYNC, DEVICE)
+        word0 = command_word0(READ, cid, load_relaxed(slot + 8 * S_NSID, DEVICE))
+        control = command_word6(load_weak_as(row + 8 * W_BLOCKS, I8) - 1, 0)
+        buffer = load_weak_as(row + 8 * W_BUFFER, I8)
+        if not submit(queue, word0, buffer, load_weak_as(row + 8 * W_BLOCK, I8), control):
+            finish_row(queue, cid, SUBMIT_FAILED)
+        following += 1
+        store_relaxed(slot + 8 * S_NEXT, following, DEVICE)
+        done += 1
+    return done
+
+
+@device
+def take_rows(queue):
+    """Take the completions of a queue; return how many (thread)."""
+    drain(queue, 1, 0, 0)
+    done = 0
+    cid = take_ready(queue)
+    while cid >= 0:
+        finish_row(queue, cid, load_relaxed(id_record(queue, cid) + 8 * ID_STATUS, DEVICE))
+        done += 1
+        cid = take_ready(queue)
+    return done
+
+
+@device
+def finish_row(queue, cid, status):
+    """Note the status of a read and give its id back (thread)."""
+    record = id_record(queue, cid)
+    row = load_relaxed(record + 8 * ID_PAGE, DEVICE)
+    slot = load_relaxed(record + 8 * ID_COUNT, DEVICE)
+    store_relaxed(row + 8 * W_STATUS, status, DEVICE)
+    store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * S_LEFT, DEVICE) - 1, DEVICE)
+    release_id(queue, cid)
+
