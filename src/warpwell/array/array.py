@@ -17,6 +17,7 @@ from ..targets.fault import LaunchFlag, PlainFlag
 from . import bulk
 from .attachment import Attachment, hand_over
 from .header import check_extents
+from .items import code_of, require_bits
 from .on_storage import OnStorage
 from .page_set import PageSet
 from .view import ArrayView, ViewStatic
@@ -127,7 +128,7 @@ class Array(OnStorage):
         unit = itemsize // 2 if self.dtype.kind == "c" else itemsize
         aligned = unit & (unit - 1) == 0 and all(n % unit == 0 for n in (self._origin, *self._strides))
         static = ViewStatic(
-            dtype=self.dtype.str if self.dtype.fields is None else f"V{itemsize}",
+            dtype=code_of(self.dtype) if self.dtype.fields is None else f"V{itemsize}",
             ndim=self.ndim,
             cached=cached,
             hashed=cached and self.cache.hashed,
@@ -200,6 +201,7 @@ class Array(OnStorage):
         self._require_open()
         if not self.writable:
             raise errors.ReadOnlyError(f'array {self.name!r} is read-only: open it with mode="r+"')
+        require_bits(self.dtype, value, self.name)
         bulk.put(self, index, value)
 
     # -- residency ------------------------------------------------------------------------------------------

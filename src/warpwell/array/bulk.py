@@ -17,6 +17,7 @@ from ..targets import div, grid, kernel, rem
 from ..targets.arrays import empty, to_device
 from . import from_medium
 from .device_array import DeviceArray
+from .items import on_host
 from .runs import Runs, runs_of
 
 _RUNS = 1 << 18
@@ -58,7 +59,8 @@ def get(array: Any, index: Any) -> Any:
         raw = np.empty(total, np.uint8)
         for at, starts, nbytes in _launches(runs, total):
             _gather(array, runs, at, starts, nbytes, raw)
-        out = raw.view(array.dtype).reshape(runs.shape) if total else np.empty(runs.shape, array.dtype)
+        dtype = on_host(array.dtype)
+        out = raw.view(dtype).reshape(runs.shape) if total else np.empty(runs.shape, dtype)
     out = np.moveaxis(out, 0, runs.axis) if runs.axis else out
     return out[()] if runs.scalar else out
 

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .items import BFLOAT16, code_of
 
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_BFLOAT = 4
 _KDLCUDA = 2
 
 
@@ -112,7 +114,7 @@ class DeviceArray:
 
     def __dlpack__(self, **_: Any) -> Any:
         """Return a DLPack capsule that shares the memory. The data is complete: no stream synchronization is needed."""
-        code = _CODES.get(self.dtype.kind)
+        code = _BFLOAT if code_of(self.dtype) == BFLOAT16 else _CODES.get(self.dtype.kind)
         if code is None:
             raise errors.DTypeError(f"DLPack has no items of {self.dtype}: view them as bytes with copy_to_host()")
         ndim = len(self.shape)

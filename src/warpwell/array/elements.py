@@ -38,6 +38,7 @@ from ..targets import (
     load_weak_as,
     store_weak_as,
 )
+from .items import BFLOAT16, item_of, reader_of, writer_of
 
 CACHED_MEMBERS = (
     "core", "space", "base", "table", "frames", "owners", "hash_mask", "shift", "origin", "once", "size",
@@ -48,7 +49,6 @@ DIRECT_MEMBERS = ("data", "space", "size")
 """Members of a view of memory; `space` is where errors are latched."""
 MAX_NDIM = 4
 
-I8 = np.dtype(np.int64)
 Maker = Callable[..., Any]
 
 
@@ -245,14 +245,14 @@ def _item_reader(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
                 return complex(part(view, offset), part(view, offset + half))
 
         return read_complex
-    if not static.cached:
+    if not static.cached and (static.aligned or dtype.itemsize == 1):
 
         @device
         def read_direct(view, offset):
             return load_weak_as(view.data + offset, dtype)
 
         return read_direct
-    if static.aligned:
+    if static.cached and (static.aligned or dtype.itemsize == 1):
         hit = _hit(dtype, static)
 
         @device
@@ -260,15 +260,15 @@ def _item_reader(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
             return hit(view, view.origin + offset)
 
         return read_aligned
-    # an item may lie in two pages: byte by byte, so never two pins
-    byte = _hit(np.dtype(np.uint8), static)
+    # byte by byte: an item may lie in two pages, and never two pins; a GPU loads no item from an odd address
+    byte = _item_reader(np.dtype(np.uint8), static)
     nbytes = dtype.itemsize
 
     @device
     def read_bytes(view, offset):
         bits = 0
         for k in range(nbytes):
-            bits |= np.int64(byte(view, view.origin + offset + k)) << (8 * k)
+            bits |= np.int64(byte(view, offset + k)) << (8 * k)
         return bits_as(bits, dtype)
 
     return read_bytes
@@ -286,14 +286,14 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
             part(view, offset + half, value.imag)
 
         return write_complex
-    if not static.cached:
+    if not static.cached and (static.aligned or dtype.itemsize == 1):
 
         @device
         def write_direct(view, offset, value):
             store_weak_as(view.data + offset, value, dtype)
 
         return write_direct
-    if static.aligned:
+    if static.cached and (static.aligned or dtype.itemsize == 1):
         store = _change(STORE, dtype.itemsize)
 
         @device
@@ -301,14 +301,14 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
             store(view, view.origin + offset, as_bits(value, dtype))
 
         return write_aligned
-    byte = _change(STORE, 1)
+    byte = _item_writer(np.dtype(np.uint8), static)
     nbytes = dtype.itemsize
 
     @device
     def write_bytes(view, offset, value):
         bits = as_bits(value, dtype)
         for k in range(nbytes):
-            byte(view, view.origin + offset + k, (bits >> (8 * k)) & 0xFF)
+            byte(view, offset + k, (bits >> (8 * k)) & 0xFF)
 
     return write_bytes
 
@@ -316,11 +316,13 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 # -- what a subscript means ------------------------------------------------------------------------------------
 
 
-def reader(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any]:
+def reader(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
     """Return ``a[index]`` for a view."""
-    dtype = kernel_dtype(dtype)
-    read = _item_reader(dtype, static)
-    zero = np.zeros((), dtype)[()]
+    item = item_of(code)
+    read = _item_reader(item.stored, static)
+    if not item.plain:
+        read = reader_of(item, read)
+    zero = np.zeros((), item.value)[()]
     outside = OUTSIDE[static.ndim]
 
     @device
@@ -334,9 +336,9 @@ def reader(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
     return getitem
 
 
-def writer(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any]:
+def writer(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
     """Return ``a[index] = value`` for a view."""
-    dtype = kernel_dtype(dtype)
+    item = item_of(code)
     outside = OUTSIDE[static.ndim]
     if not static.writable:
 
@@ -345,7 +347,9 @@ def writer(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
             read_only(view.space)
 
         return refuse
-    write = _item_writer(dtype, static)
+    write = _item_writer(item.stored, static)
+    if not item.plain:
+        write = writer_of(item, write)
 
     @device
     def setitem(view, index, value):
@@ -361,13 +365,15 @@ def writer(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., An
 _ADD = {"i4": ADD_I4, "u4": ADD_I4, "i8": ADD_I8, "u8": ADD_I8, "f4": ADD_F4, "f8": ADD_F8}
 
 
-def adder(dtype: np.dtype[Any], locate: Maker, static: Any) -> Callable[..., Any]:
+def adder(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
     """Return ``atomic_add(a, index, value)`` for a view."""
-    operation = _ADD.get(f"{dtype.kind}{dtype.itemsize}")
+    name = code if code == BFLOAT16 else str(np.dtype(code))
+    operation = _ADD.get(code[1:])
     if operation is None or not static.aligned:
         raise errors.DTypeError(
-            f"atomic_add takes aligned 4- and 8-byte integers and floats, not {dtype}: use one of those dtypes"
+            f"atomic_add takes aligned 4- and 8-byte integers and floats, not {name}: use one of those dtypes"
         )
+    dtype = np.dtype(code)
     zero = np.zeros((), dtype)[()]
     if not static.writable:
 
@@ -445,25 +451,6 @@ def residency(name: str, locate: Maker, static: Any) -> Callable[..., Any]:
         return slow.let_go(view.space, page) != 0
 
     return unpin
-
-
-def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of an item in kernels; times are their 64-bit integers.
-
-    Raises
-    ------
-    DTypeError
-        Kernels have no scalar type for the dtype.
-    """
-    if dtype.kind in "mM":
-        return I8
-    widest = 16 if dtype.kind == "c" else 8
-    if dtype.kind in "biufc" and dtype.itemsize <= widest and dtype != np.dtype(np.float16):
-        return dtype.newbyteorder("=")
-    raise errors.DTypeError(
-        f"kernels cannot subscript items of {dtype}: use a field view (a['field']), gather them (a[idx]), "
-        "or store a number dtype"
-    )
 
 
 def add_to_ndarray(array, index, value):

@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from .. import errors
+from .items import BFLOAT16, bfloat16_dtype
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def read_header(
     return tuple(int(n) for n in shape), dtype
 
 
-def read_npy(path: pathlib.Path) -> Header:
-    """Read and check the header of a ``.npy`` file.
+def read_npy(path: pathlib.Path, bfloat16: bool = False) -> Header:
+    """Read and check the header of a ``.npy`` file; `bfloat16` says that its items of two bytes are such.
 
     Raises
     ------
@@ -91,6 +92,15 @@ def read_npy(path: pathlib.Path) -> Header:
     DTypeError
         The dtype has no fixed size, or is big-endian.
     """
+    header = _read_npy(path)
+    if not bfloat16:
+        return header
+    if header.dtype.itemsize != 2 or header.dtype.kind not in "Vu":
+        raise errors.DTypeError(f"{path} has items of {header.dtype}, not of bfloat16 (saved as V2): leave dtype= out")
+    return Header(bfloat16_dtype(), header.shape, header.origin)
+
+
+def _read_npy(path: pathlib.Path) -> Header:
     with path.open("rb") as file:
         shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
         origin = file.tell()
@@ -110,6 +120,12 @@ def read_npy(path: pathlib.Path) -> Header:
     return header
 
 
+def is_bfloat16(dtype: Any) -> bool:
+    """Tell whether an option asks for bfloat16."""
+    name: object = getattr(dtype, "name", getattr(dtype, "__name__", dtype))
+    return name == BFLOAT16
+
+
 def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     """Return a dtype if arrays may have it: fixed size, little-endian.
 
@@ -118,7 +134,7 @@ def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     DTypeError
     """
     try:
-        checked: np.dtype[Any] = np.dtype(dtype)
+        checked: np.dtype[Any] = bfloat16_dtype() if is_bfloat16(dtype) else np.dtype(dtype)
     except TypeError as error:
         raise errors.DTypeError(f"{name}: {dtype!r} is not a dtype: {error}") from None
     if checked.hasobject or checked.itemsize == 0:

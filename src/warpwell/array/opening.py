@@ -21,7 +21,8 @@ from ..targets import closing, default_device
 from ..targets.gpu.device import require_gpu
 from .array import TIERS, Array
 from .attachment import Attachment
-from .header import Header, check_dtype, check_extents, is_npy, read_npy
+from .header import Header, check_dtype, check_extents, is_bfloat16, is_npy, read_npy
+from .items import BFLOAT16, code_of
 
 _writers: dict[tuple[int, int], list[str]] = {}
 """Files that are open for writing, each with its path in a list of its own, by which its writer knows it."""
@@ -57,7 +58,8 @@ def open_array(
     mode : {"r", "r+"}
         Read-only, or writable.
     dtype, shape, offset : optional
-        Layout of a raw file: its items, their shape (by default one dimension), the byte of the first item.
+        Layout of a raw file: its items, their shape (by default one dimension), the byte of the first item. "bfloat16"
+        also tells what the items of a ``.npy`` file are that was saved from such an array.
     device : {"cuda", "cpu", "interp"}, optional
         The device whose kernels use the array; default: "cuda" if there is a GPU, else "cpu".
     tier : {"storage", "host-cached", "host", "device"}
@@ -176,7 +178,8 @@ def create(
     extents = _extents(shape)
     check_extents(extents, checked, str(target))
     require_device(options.get("device") or default_device())
-    header = {"descr": np.lib.format.dtype_to_descr(checked), "fortran_order": False,
+    special = code_of(checked) == BFLOAT16
+    header = {"descr": "<V2" if special else np.lib.format.dtype_to_descr(checked), "fortran_order": False,
               "shape": extents}  # fmt: skip
     try:
         file = target.open("xb")
@@ -193,7 +196,7 @@ def create(
             # space is taken now: running out of it later would be found by a kernel
             if nbytes > file.tell():
                 os.posix_fallocate(file.fileno(), 0, nbytes)
-        return open_array(target, "r+", **options)
+        return open_array(target, "r+", dtype=BFLOAT16 if special else None, **options)
     except BaseException as error:
         target.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in NO_SPACE:
@@ -236,6 +239,8 @@ def _medium(
         if shape is not None or offset:
             raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
         header = read_npy(target)
+    elif is_bfloat16(dtype) and shape is None and not offset and is_npy(target):
+        header = read_npy(target, bfloat16=True)
     else:
         header = _raw_header(target.stat().st_size, dtype, shape, offset, str(target))
         if not offset and is_npy(target):

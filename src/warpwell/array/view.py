@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from .. import errors
 from ..targets import DeviceStruct, struct_function, struct_method
 from . import elements
@@ -89,12 +87,11 @@ class ArrayView(DeviceStruct):
 def _implementation(name: str, static: ViewStatic) -> Callable[..., Any] | None:
     if not 1 <= static.ndim <= elements.MAX_NDIM:
         raise errors.DTypeError(f"kernels subscript arrays of 1 to {elements.MAX_NDIM} dimensions: use a.reshape(...)")
-    dtype = np.dtype(static.dtype)
     locate = elements.locate_by(static.stride) if static.ndim == 1 else elements.LOCATE[static.ndim]
     if name in ("prefetch", "pin", "unpin"):
         return elements.residency(name, locate, static)
     maker = {"getitem": elements.reader, "setitem": elements.writer, "atomic_add": elements.adder}[name]
-    return maker(dtype, locate, static)
+    return maker(static.dtype, locate, static)
 
 
 for _name, _parameters in METHODS.items():

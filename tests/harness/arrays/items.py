@@ -147,7 +147,7 @@ class ItemConformance:
             assert out[1] == 1
 
     def test_wrong_subscripts_are_typing_errors_with_advice(self, tmp_path: Path) -> None:
-        np.save(tmp_path / "a.npy", np.zeros((4, 4), np.float16))
+        np.save(tmp_path / "a.npy", np.zeros((4, 4), "S3"))
         np.save(tmp_path / "r.npy", np.zeros(4, [("x", "f4")]))
         np.save(tmp_path / "l.npy", np.zeros(4, np.longdouble))
         np.save(tmp_path / "i.npy", np.zeros(4, np.int16))
@@ -156,9 +156,9 @@ class ItemConformance:
         with self.open(tmp_path / "a.npy") as a:
             with pytest.raises(Exception, match="1 indices for an array of 2 dimensions"):
                 self.run(read, 1, a, index, out)
-            with pytest.raises(Exception, match="kernels cannot subscript items of float16"):
+            with pytest.raises(Exception, match=r"kernels cannot subscript items of \|S3"):
                 self.run(read2, 1, a, 0, 0, out)
-        with self.open(tmp_path / "r.npy") as a, pytest.raises(Exception, match="use a field view"):
+        with self.open(tmp_path / "r.npy") as a, pytest.raises(Exception, match="name a field of records"):
             self.run(read, 1, a, index, out)
         with self.open(tmp_path / "l.npy") as a:
             with pytest.raises(Exception, match="kernels cannot subscript items of"):

@@ -1,0 +1,7 @@
+"""Items of float16 and bfloat16 on `cpu`: what holds on every device."""
+
+from tests.harness.arrays.small_floats import SmallFloatConformance
+
+
+class TestSmallFloats(SmallFloatConformance):
+    DEVICE = "cpu"
