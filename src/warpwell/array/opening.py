@@ -58,8 +58,7 @@ def open_array(
     mode : {"r", "r+"}
         Read-only, or writable.
     dtype, shape, offset : optional
-        Layout of a raw file: its items, their shape (by default one dimension), the byte of the first item. "bfloat16"
-        also tells what the items of a ``.npy`` file are that was saved from such an array.
+        Layout of a raw file: its items ("bfloat16" too), shape (by default one dimension), and first byte.
     device : {"cuda", "cpu", "interp"}, optional
         The device whose kernels use the array; default: "cuda" if there is a GPU, else "cpu".
     tier : {"storage", "host-cached", "host", "device"}
