@@ -92,17 +92,17 @@ P_CQ_DOORBELL = 4
 P_SQ_HEAD = 5
 """Commands fetched so far (not reduced by the depth)."""
 P_CQ_TAIL = 6
-"""Completions posted so far."""
+"""Completions posted so far: `P_SQ_HEAD` less this are in flight."""
 P_POST_LOCK = 7
 P_SQID = 8
-P_OUTSTANDING = 9
-"""Commands fetched and not completed."""
+P_FETCH_LOCK = 9
+"""1 while a service thread fetches."""
 P_COMMANDS = 10
 """Commands fetched so far that named a namespace."""
 P_WEIGHT = 11
 """Share of the port where commands wait; the host writes it before the port is served."""
 P_BURST = 12
-"""Most commands fetched in one round, in proportion to the weight."""
+"""Commands that a thread fetches in one turn where no window bounds those in flight, in proportion to the weight."""
 P_FLIGHTS = 13
 """Address of a word for each id: times that a key-value command used it, doubled, plus 1 while one is under way."""
 P_RETURNS = 14

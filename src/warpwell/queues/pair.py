@@ -135,7 +135,8 @@ class QueuePairs:
 
     def outstanding(self) -> int:
         """Return how many commands the controller has fetched and not completed (host; a snapshot)."""
-        return int(self.ports[:, at.P_OUTSTANDING].sum())
+        posted = self.ports[:, at.P_CQ_TAIL].copy()  # first: what is fetched meanwhile makes no count negative
+        return int((self.ports[:, at.P_SQ_HEAD] - posted).sum())
 
     def announced(self) -> int:
         """Return how many commands wait in the rings, their doorbell rung (host; a snapshot)."""

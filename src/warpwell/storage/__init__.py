@@ -2,9 +2,10 @@
 
 Files, in the order in which a command meets them:
 
-- controller.py   threads that serve queue pairs; namespaces; parking
-- serve.py        serve one queue pair: fetch, check, start, complete and post commands
-- arbitration.py  share all queues among all threads: a window of commands, and weights
+- controller.py   queue pairs and namespaces that are served together
+- service_pool.py the threads of a process, which all its controllers share; parking
+- arbitration.py  which commands a thread takes: turns, weights, a window of commands in flight
+- serve.py        check, start, complete and post commands
 - returns.py      the return value queue: places for values that the controller assigns
 - host_reads.py   `HostReads`: long reads that the host submits, beside the commands of kernels
 - medium.py       the interface `Medium`; bases for wrappers and for media written in Python

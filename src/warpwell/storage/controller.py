@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from ..queues import QueuePairs
 from ..queues import layout as at
 from ..targets import Block, memory_for
 from ..targets.compiler.hooks import seam_for
-from . import arbitration
+from . import arbitration, service_pool
 from . import serve as native
 from .medium import Medium, NativeMedium, python_functions
 
@@ -45,18 +45,18 @@ class Controller:
     """Serves the commands of queue pairs: of blocks from media, and of keys and values from stores.
 
     Threads run native code without Python's global interpreter lock: they poll doorbells, decode commands, move data
-    and post completions, round-robin over their ports. They park while no launch is in flight. A medium written in
-    Python is served by one Python thread; `python_served` lists such media.
+    and post completions, round-robin over the ports. All controllers of a process share its service threads
+    (`service_pool`), which park while no launch is in flight. Of a medium written in Python one thread at a time runs
+    the code; `python_served` lists such media.
 
     Queue pairs of several devices may be served (`add_pairs`), each with a weight: if commands wait in several rings,
-    rings are served in proportion to their weights. Without a `window` each thread has its own rings, and weights apply
-    only among these.
+    rings are served in proportion to their weights. Without a `window` each thread goes round the rings by itself.
 
     Parameters
     ----------
     pairs : QueuePairs
     threads : int
-        Native service threads.
+        Most service threads that serve this controller at once.
     spin : bool
         Never sleep while a launch is in flight (for machines with cores to spare).
     interpreted : bool
@@ -86,11 +86,13 @@ class Controller:
         self._wanted = max(1, min(threads, _MAX_THREADS))
         self._table = memory_for("cpu").allocate(8 * native.NS_WORDS * NAMESPACES)
         self._records = self._table.words.reshape(NAMESPACES, native.NS_WORDS)
-        batches = 8 * (native.K_PORTS + native.MAX_PORTS)
-        self._batch_bytes = 8 * arbitration.COMMAND_WORDS * arbitration.BATCH
-        self._control_block = memory_for("cpu").allocate(batches + self._batch_bytes * self._wanted)
-        self._batches = self._control_block.address + batches
+        control_words = native.K_PORTS + native.MAX_PORTS
+        self._control_block = memory_for("cpu").allocate(
+            8 * (control_words + arbitration.THREAD_WORDS * self._wanted)
+        )
         self._control = self._control_block.words
+        self._records_of_threads = self._control_block.address + 8 * control_words
+        self._control[control_words + arbitration.T_FIRST] = 1
         self._control[native.K_SPIN] = spin
         self._control[native.K_WINDOW] = window
         self._clients: list[_Client] = []
@@ -99,8 +101,8 @@ class Controller:
         self._stores: dict[int, tuple[str, Any]] = {}
         self._keep: list[Any] = []
         self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
-        self._workers: list[threading.Thread] = []
+        self._pool = service_pool.current()
+        self._seats = service_pool.Seats(self._wanted_now, self._serve)
         self._services: list[Callable[[], int]] = []
         self._closed = False
         self.add_pairs(pairs, weight)
@@ -180,7 +182,7 @@ class Controller:
 
     @property
     def threads(self) -> int:
-        """Number of native service threads: at most the number of queues."""
+        """Most service threads that serve this controller at once: at most the number of queues."""
         return min(self._wanted, sum(c.pairs.count for c in self._clients) or 1)
 
     @property
@@ -217,6 +219,7 @@ class Controller:
             record[native.NS_BYTES] = -(-medium.nbytes // unit) * unit
             record[native.NS_KIND] = native.BLOCKS
             self._media[nsid] = medium
+            record[native.NS_PROMPT] = functions.prompt
             self._publish(nsid, functions.start, functions.complete)
             return nsid
 
@@ -251,6 +254,7 @@ class Controller:
             record[native.NS_STATE] = functions.state
             record[native.NS_BYTES] = 0
             record[native.NS_KIND] = native.KEY_VALUE
+            record[native.NS_PROMPT] = 0
             self._stores[nsid] = (name, (functions, owner))
             self._publish(nsid, functions.start, functions.complete)
             return nsid
@@ -308,26 +312,26 @@ class Controller:
         """Note that a launch on some pairs (default: the first ones) begins: wake the threads."""
         with self._lock:
             self._require_open()
-            loop = None if self.interpreted or self._workers else _native_loop(self.window > 0)
-            self._client(pairs).launches += 1
-            self._control[native.K_LAUNCHES] += 1
+            client = self._client(pairs)
             if self.interpreted:
+                self._count_launch(client, 1)
                 return
-            if not self._workers:
-                self._stride = self.threads
-                for k in range(self._stride):
-                    worker = threading.Thread(
-                        target=self._work, args=(loop, k), name=f"warpwell-controller-{k}", daemon=True
-                    )
-                    self._workers.append(worker)
-                    worker.start()
-            self._wake.notify_all()
+            _native_loop()
+            self._count_launch(client, 1)
+            try:
+                self._pool.offer(self._seats)
+            except BaseException:
+                self._count_launch(client, -1)
+                raise
 
     def end(self, pairs: QueuePairs | None = None) -> None:
         """Note that a launch ended: the threads park when no command is outstanding any more."""
         with self._lock:
-            self._client(pairs).launches -= 1
-            self._control[native.K_LAUNCHES] -= 1
+            self._count_launch(self._client(pairs), -1)
+
+    def _count_launch(self, client: _Client, change: int) -> None:
+        client.launches += change
+        self._control[native.K_LAUNCHES] += change
 
     @contextlib.contextmanager
     def active(self, pairs: QueuePairs | None = None) -> Iterator[Controller]:
@@ -340,21 +344,17 @@ class Controller:
 
     def services(self) -> list[Callable[[], int]]:
         """Return the functions that an interpreted launch calls between the steps of its threads (always the same)."""
-
-        def step() -> int:
-            work = 0
-            if self.window:
-                work += int(arbitration.share(self.control, self._batches, self.namespaces))
-            else:
-                for client in self._clients:
-                    for k in range(client.pairs.count):
-                        work += int(native.serve_port(client.pairs.port(k), client.first + k, self.namespaces))
-            work += int(native.serve_media(self.control, self.namespaces))
-            return work
-
         if not self._services:
-            self._services.append(step)
+            self._services.append(self.step)
         return list(self._services)
+
+    def step(self, thread: int = 0) -> int:
+        """Do one round of the work of a service thread (interpreted runs); return the number of commands."""
+        work = int(arbitration.share(self.control, self._record_of(thread), self.namespaces))
+        return work + int(native.serve_media(self.control, self.namespaces))
+
+    def _record_of(self, thread: int) -> int:
+        return self._records_of_threads + 8 * arbitration.THREAD_WORDS * thread
 
     def close(self) -> None:
         """Stop the threads (bounded wait). Commands in flight are never completed after this."""
@@ -363,31 +363,22 @@ class Controller:
                 return
             self._closed = True
             self._control[native.K_STOP] = 1
-            self._wake.notify_all()
-        deadline = time.monotonic() + _PARK_SECONDS
-        for worker in self._workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-        if any(worker.is_alive() for worker in self._workers):
+        if not self._pool.withdraw(self._seats, _PARK_SECONDS):
             # a system call that never returns: the memory it writes to must outlive it
             _leaked.append((self.blocks(), self._clients, self._retired, self._media, self._stores, self._keep))
 
-    def _work(self, loop: Any, index: int) -> None:
-        while True:
-            with self._lock:
-                while not self._control[native.K_STOP] and not self._control[native.K_LAUNCHES] and (
-                    not self._unserved()
-                ):
-                    self._wake.wait()
-                if self._control[native.K_STOP]:
-                    return
-            if self.window:
-                loop(self.control, self._batches + self._batch_bytes * index, self.namespaces)
-            else:
-                loop(self.control, index, self._stride, self.namespaces)
+    def _serve(self, seat: int) -> None:
+        """Serve as the thread in a seat, without the interpreter lock, until nothing is left to do."""
+        _native_loop()(self.control, self._record_of(seat), self.namespaces)
 
-    def _unserved(self) -> bool:
-        """Return whether commands wait or are in flight: a launch may begin and end before a thread wakes."""
-        return any(c.pairs.announced() or c.pairs.outstanding() for c in self._clients)
+    def _wanted_now(self) -> int:
+        """Return how many threads have work: a launch may begin and end before a thread wakes."""
+        if self._control[native.K_STOP]:
+            return 0
+        clients = tuple(self._clients)
+        if self._control[native.K_LAUNCHES] or any(c.pairs.announced() for c in clients):
+            return self.threads
+        return int(any(c.pairs.outstanding() for c in clients))
 
     def _require_open(self) -> None:
         if self._closed:
@@ -397,17 +388,13 @@ class Controller:
 _leaked: list[Any] = []
 
 
-_loops: dict[bool, Any] = {}
-
-
-def _native_loop(shared: bool) -> Any:
+@functools.cache
+def _native_loop() -> Any:
     """Return the compiled service loop (compiled or loaded once a process)."""
-    if shared not in _loops:
-        from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first launch
+    from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first launch
 
-        seam_for("cpu")
-        _loops[shared] = dispatcher(arbitration.serve_shared if shared else native.serve)
-    return _loops[shared]
+    seam_for("cpu")
+    return dispatcher(arbitration.serve)
 
 
 def service_threads(device: str) -> int:

@@ -1,4 +1,4 @@
-"""Serve a port: the work of a controller for one queue pair, as device code for native threads and `interp`."""
+"""Serve commands: check, start, complete and post them, as device code for native threads and `interp`."""
 
 from __future__ import annotations
 
@@ -83,6 +83,8 @@ NS_ERRORS = 4
 NS_KIND = 5
 NS_STRAY = 6
 """Completions that were dropped, because no command was under way."""
+NS_PROMPT = 7
+"""1 where commands never wait for a drive: answers to several are posted together."""
 NS_WORDS = 8
 
 BLOCKS = 0
@@ -93,7 +95,7 @@ KEY_VALUE = 1
 PENDING = -1
 
 FETCH = 32
-"""Most commands fetched from a port in one round."""
+"""Most commands that a thread fetches at a time."""
 USES = 31
 """Mask of how often an id was used, in the tag of a key-value command (see `mark_started`)."""
 USES_SHIFT = 26
@@ -107,60 +109,12 @@ def port_of(control, index):
 
 
 @device
-def serve_port(port, index, namespaces):
-    """Fetch and start what a port's doorbell announces (one service thread at a time); return the number."""
-    shift = field(port, at.P_DEPTH_SHIFT)
-    mask = (1 << shift) - 1
-    head = load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM)
-    done = 0
-    tail = load_acquire(field(port, at.P_SQ_DOORBELL), SYSTEM)
-    if (head & mask) == tail:
-        return 0
-    burst = load_relaxed(port + 8 * at.P_BURST, SYSTEM)
-    while (head & mask) != tail and done < burst:
-        entry = field(port, at.P_SQ) + 64 * (head & mask)
-        word0 = load_relaxed(entry, SYSTEM)
-        buffer = load_relaxed(entry + 24, SYSTEM)
-        word5 = load_relaxed(entry + 40, SYSTEM)
-        word6 = load_relaxed(entry + 48, SYSTEM)
-        record = namespace_of(namespaces, word0)
-        key0 = 0
-        key1 = 0
-        keyed = record != 0 and load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE
-        if keyed:
-            key0 = load_relaxed(entry + 8, SYSTEM)
-            key1 = load_relaxed(entry + 56, SYSTEM)
-        head += 1
-        # released, because it tells submitters that the entry was read
-        store_release(port + 8 * at.P_SQ_HEAD, head, SYSTEM)
-        fetch_add(port + 8 * at.P_OUTSTANDING, 1, SYSTEM)
-        if keyed:
-            execute_key_value(port, index, record, word0, key0, buffer, word5, key1)
-        else:
-            execute(port, index, record, word0, buffer, word5, word6)
-        done += 1
-    store_relaxed(port + 8 * at.P_COMMANDS, load_relaxed(port + 8 * at.P_COMMANDS, SYSTEM) + done, SYSTEM)
-    return done
-
-
-@device
 def namespace_of(namespaces, word0):
     """Return the record of a command's namespace, or 0 if it does not exist."""
     nsid = word0_nsid(word0)
     if nsid < 1 or nsid >= load_relaxed(namespaces, SYSTEM):
         return 0
     return namespaces + nsid * (8 * NS_WORDS)
-
-
-@device
-def execute(port, index, record, word0, buffer, word5, word6):
-    """Run a command on blocks; refuse one without a valid namespace."""
-    cid = word0_cid(word0)
-    status = INVALID_NAMESPACE
-    if record != 0:
-        status = begin(record, word0, buffer, word5_slba(word5), word6_nlb(word6) + 1, index)
-    if status != PENDING:
-        post(port, cid, status, 0)
 
 
 @device
@@ -299,15 +253,36 @@ def finish_key_value(control, record, tag, status):
 
 @device
 def post(port, cid, status, result):
-    """Post a completion (any service thread). The phase word is stored last, with release order.
+    """Post a completion (any service thread)."""
+    lock_ring(port)
+    put(port, cid, status, result)
+    store_release(port + 8 * at.P_POST_LOCK, 0, SYSTEM)
+
+
+@device
+def post_all(port, done, count):
+    """Post completions without results, pairs of id and status (any service thread)."""
+    lock_ring(port)
+    for k in range(count):
+        put(port, load_relaxed(done + 16 * k, SYSTEM), load_relaxed(done + 16 * k + 8, SYSTEM), 0)
+    store_release(port + 8 * at.P_POST_LOCK, 0, SYSTEM)
+
+
+@device
+def lock_ring(port):
+    """Take the right to post to a port's ring."""
+    attempt = 0
+    while exchange(port + 8 * at.P_POST_LOCK, 1, SYSTEM) != 0:
+        backoff(attempt)
+        attempt += 1
+
+
+@device
+def put(port, cid, status, result):
+    """Write the next completion of a locked ring. The phase word is stored last, with release order.
 
     The ring cannot be full: ids in flight are fewer than its entries.
     """
-    lock = port + 8 * at.P_POST_LOCK
-    attempt = 0
-    while exchange(lock, 1, SYSTEM) != 0:
-        backoff(attempt)
-        attempt += 1
     shift = field(port, at.P_DEPTH_SHIFT)
     mask = (1 << shift) - 1
     tail = load_relaxed(port + 8 * at.P_CQ_TAIL, SYSTEM)
@@ -316,50 +291,30 @@ def post(port, cid, status, result):
     fetched = load_acquire(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask
     store_relaxed(entry, completion_word0(with_place(port, cid, status, result)), SYSTEM)
     store_release(entry + 8, completion_word1(fetched, field(port, at.P_SQID), cid, phase, status), SYSTEM)
-    store_relaxed(port + 8 * at.P_CQ_TAIL, tail + 1, SYSTEM)
-    fetch_add(port + 8 * at.P_OUTSTANDING, -1, SYSTEM)
-    store_release(lock, 0, SYSTEM)
+    # released: who sees it sees at least as many commands fetched
+    store_release(port + 8 * at.P_CQ_TAIL, tail + 1, SYSTEM)
 
 
 @device
-def serve(control, first, stride, namespaces):
-    """Serve every `stride`-th port from `first`, until told to stop or idle for long.
-
-    Without a launch in flight the thread returns (parks) once no command waits or is in flight on its ports.
-    """
-    idle = 0
-    while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
-        work = 0
-        for index in range(first, load_acquire(control + 8 * K_N_PORTS, SYSTEM), stride):
-            port = port_of(control, index)
-            if port != 0:
-                work += serve_port(port, index, namespaces)
-        work += serve_media(control, namespaces)
-        if work > 0:
-            idle = 0
-            continue
-        idle += 1
-        if may_park(control, idle, first, stride):
-            return idle
-        relax(control, idle)
-    return idle
+def under_way(port):
+    """Return how many commands of a port were fetched and are not complete (a snapshot)."""
+    posted = load_acquire(port + 8 * at.P_CQ_TAIL, SYSTEM)
+    return load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM) - posted
 
 
 @device
-def may_park(control, idle, first, stride):
-    """Return whether a thread that was idle `idle` times may park."""
+def may_park(control, idle, first):
+    """Return whether a thread that was idle `idle` times may park: all but one (`first`) leave commands in flight."""
     if idle <= 64 or idle & 63 != 0 or load_acquire(control + 8 * K_LAUNCHES, SYSTEM) != 0:
         return False
-    for index in range(first, load_relaxed(control + 8 * K_N_PORTS, SYSTEM), stride):
+    for index in range(load_relaxed(control + 8 * K_N_PORTS, SYSTEM)):
         port = port_of(control, index)
         if port == 0:
             continue
         # the last launch may have rung after the look at the doorbell that found nothing
         mask = (1 << field(port, at.P_DEPTH_SHIFT)) - 1
         tail = load_acquire(field(port, at.P_SQ_DOORBELL), SYSTEM)
-        if load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask != tail:
-            return False
-        if load_relaxed(port + 8 * at.P_OUTSTANDING, SYSTEM) != 0:
+        if load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask != tail or (first != 0 and under_way(port) != 0):
             return False
     return True
 

@@ -63,6 +63,7 @@ class Fault:
 _SUBMIT = "queues.submission"
 _DRAIN = "queues.completion"
 _SERVE = "storage.serve"
+_TURNS = "storage.arbitration"
 _REQUESTS = "kv.device.requests"
 _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
@@ -94,14 +95,21 @@ _KEEP = """            if results != 0:
                 result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
                 store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, result, DEVICE)
 """
-_KEYS = """        if keyed:
-            key0 = load_relaxed(entry + 8, SYSTEM)
-            key1 = load_relaxed(entry + 56, SYSTEM)
+_TAKEN_HEAD = """    if count > 0:
+        # released, because it tells submitters that the entries were read
+        store_release(port + 8 * at.P_SQ_HEAD, head + count, SYSTEM)
 """
-_READ = """        head += 1
-        # released, because it tells submitters that the entry was read
-        store_release(port + 8 * at.P_SQ_HEAD, head, SYSTEM)
+_FETCHING = """    lock = port + 8 * at.P_FETCH_LOCK
+    if load_relaxed(lock, SYSTEM) != 0 or exchange(lock, 1, SYSTEM) != 0:
 """
+_FETCHED = """    store_release(lock, 0, SYSTEM)
+    return count
+
+
+@device
+def room_in_window"""
+_EACH_TAKEN = """    for k in range(count):
+        entry = field(port, at.P_SQ)"""
 _COPIES = """    cache = field(core, K_CACHE)
 """
 _FENCED = """    syncwarp(mask)
@@ -252,7 +260,19 @@ FAULTS = (
     ),
     Fault(
         "completion-before-value", "key-value", "the phase word does not release the value: it may be seen first",
-        (Edit(_SERVE, "post", _POSTED, _POSTED.replace("release", "relaxed")),),
+        (Edit(_SERVE, "put", _POSTED, _POSTED.replace("release", "relaxed")),),
+    ),
+    Fault(
+        "fetch-unlocked", "queue", "two service threads fetch from one port at a time",
+        (Edit(_TURNS, "take", _FETCHING, _FETCHING.replace("exchange(lock, 1, SYSTEM) != 0", "False")),),
+    ),
+    Fault(
+        "fetch-lock-relaxed", "queue", "who fetches next does not see how far the last one came",
+        (Edit(_TURNS, "take", _FETCHED, _FETCHED.replace("release", "relaxed")),),
+    ),
+    Fault(
+        "ring-unlocked", "queue", "two service threads post to one ring at a time",
+        (Edit(_SERVE, "lock_ring", "while exchange(port + 8 * at.P_POST_LOCK, 1, SYSTEM) != 0:", "while False:"),),
     ),
     Fault(
         "duplicate-posted", "key-value", "a completion is posted though its command is not under way",
@@ -380,8 +400,9 @@ HARMLESS = (
          Edit("cache.access", "access", _UNPIN, "            unpin(word, 0)\n")),
     ),
     Fault(
-        "head-before-key", "key-value", "the entry is given back before the words of the key are read",
-        (Edit(_SERVE, "serve_port", _KEYS, ""), Edit(_SERVE, "serve_port", _READ, _READ + _KEYS)),
+        "head-before-key", "key-value", "entries are given back before their words are read",
+        (Edit(_TURNS, "take", _TAKEN_HEAD, "    if count > 0:\n"),
+         Edit(_TURNS, "take", _EACH_TAKEN, _TAKEN_HEAD + _EACH_TAKEN)),
     ),
 )  # fmt: skip
 

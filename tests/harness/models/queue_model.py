@@ -87,7 +87,8 @@ class QueueModel:
         self.pairs = QueuePairs(
             memory_for("interp"), count=1, depth=self.depth, staging_bytes=BLOCK, results=self.results
         )
-        self.controller = Controller(self.pairs, threads=1, interpreted=True, window=self._window(random))
+        # as many threads as pairs may have: here one pair has two
+        self.controller = Controller(self.pairs, threads=2, interpreted=True, window=self._window(random))
         self.queue, self.port = self.pairs.record(0), self.pairs.port(0)
         self.bound: dict[int, Request] = {}
         self.entered = 0
@@ -123,9 +124,11 @@ class QueueModel:
         return b"".join(request.word(k).to_bytes(8, "little") for k in range(WORDS))
 
     def _services(self, random: Random) -> None:
-        steps = list(self.controller.services())
+        controller = self.controller
+        steps = list(controller.services())
         if random.random() < 0.5:
-            controller = self.controller
+            steps.append(lambda: controller.step(1))
+        if random.random() < 0.5:
             steps.append(lambda: serve_media(controller.control, controller.namespaces))
         self.run.serve(*steps)
         self.run.announce_blocks(
@@ -150,8 +153,14 @@ class QueueModel:
                 raise Violation(f"ring entry {position} was overwritten before it was read")
             unread[position] = True
 
+        read = [0]
+
         def fetched(value: int) -> None:
-            unread[(value - 1) & mask] = False
+            for position in range(read[0], value):
+                unread[position & mask] = False
+            if value < read[0]:
+                raise Violation(f"the controller's head went back from {read[0]} to {value}")
+            read[0] = value
 
         watched[int(words[Q_SQ_DOORBELL])] = doorbell
         for position in range(self.depth):

@@ -58,6 +58,7 @@ class ScriptedMedium(Medium):
         self._random = Random(seed)
         self._late = self._random.choice((0.0, 0.5, 1.0, 1.0))
         self._lazy = self._random.choice((0.0, 0.5, 0.9))
+        self._prompt = self._random.random() < 0.5
         self._on_start, self._on_move = on_start, on_move
         # what a medium's own queue does between threads: who takes a command knows what its starter knew
         self.order = memory_for("interp").allocate(8)
@@ -66,7 +67,7 @@ class ScriptedMedium(Medium):
 
     def native(self) -> NativeMedium:
         """Return interpreted functions; compiled code cannot call them."""
-        return NativeMedium(native_handle(_start), native_handle(_complete), self._key)
+        return NativeMedium(native_handle(_start), native_handle(_complete), self._key, prompt=self._prompt)
 
     def start(self, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
         """Begin a command, as `NativeMedium` says."""
