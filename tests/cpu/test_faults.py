@@ -18,6 +18,7 @@ from tests.harness.arrays.kernels import add, read, write
 
 import warpwell as ww
 from warpwell import errors, storage
+from warpwell.storage import service_pool
 from warpwell.targets import has_cuda
 
 PAGE = 512
@@ -238,9 +239,8 @@ def good(tmp_path: Path) -> Path:
 
 
 def state() -> tuple[int, int]:
-    """Open files and Warpwell's controller threads of this process."""
-    names = [t.name for t in threading.enumerate()]
-    return len(os.listdir("/proc/self/fd")), sum(n.startswith("warpwell-controller") for n in names)
+    """Open files of this process, and its service threads that serve a controller."""
+    return len(os.listdir("/proc/self/fd")), service_pool.current().serving
 
 
 BAD_FILES = {

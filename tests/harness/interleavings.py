@@ -22,13 +22,16 @@ from .models.key_value_model import KeyValueModel
 from .models.kv_device_model import StoreModel
 from .models.pin_models import PinModel, ResidentModel
 from .models.queue_model import QueueModel
+from .models.service_model import ServiceModel
 
-SCENARIOS = ("queue", "cache", "frame", "resident", "pins", "key-value", "store")
+SCENARIOS = ("queue", "cache", "frame", "resident", "pins", "key-value", "store", "service")
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
     "cache": CacheModel, "frame": FrameModel, "resident": ResidentModel, "pins": PinModel,
 }  # fmt: skip
-_MODELS: dict[str, Any] = {"queue": QueueModel, "key-value": KeyValueModel, "store": StoreModel}
+_MODELS: dict[str, Any] = {
+    "queue": QueueModel, "key-value": KeyValueModel, "store": StoreModel, "service": ServiceModel
+}  # fmt: skip
 _CHUNK = 50
 
 
@@ -59,7 +62,8 @@ def interleave(scenario: str, seed: int, *, trace: int = 0, focus: Focus | None 
 
     Parameters
     ----------
-    scenario : {"queue", "cache", "frame", "resident", "pins", "key-value", "store"}
+    scenario : str
+        One of `SCENARIOS`.
     seed : int
     trace : int
         Last accesses to add to the text of a violation.

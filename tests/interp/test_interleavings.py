@@ -6,7 +6,7 @@
 import json
 
 import pytest
-from tests.harness.interleavings import FAULT_RUNS, explore, find, interleave, main
+from tests.harness.interleavings import FAULT_RUNS, SCENARIOS, explore, find, interleave, main
 from tests.harness.models.cache_model import CacheModel
 from tests.harness.models.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
 from tests.harness.models.frame_model import FrameModel
@@ -22,7 +22,7 @@ RUNS = 100
 
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, CHUNKS))])
-@pytest.mark.parametrize("scenario", ["queue", "cache", "frame", "resident", "pins", "key-value", "store"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_violation(scenario: str, chunk: int) -> None:
     seeds = range(chunk * RUNS, (chunk + 1) * RUNS)
     violations = [o for o in explore(scenario, seeds) if o.violation is not None]
@@ -76,6 +76,7 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("pins", 7, 3, []),
         ("key-value", 7, 3, []),
         ("store", 7, 3, []),
+        ("service", 7, 3, []),
     ]
     assert main(["--replay", "7", "--scenario", "queue"]) == 0
     assert "no violation" in capsys.readouterr().out

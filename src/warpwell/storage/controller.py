@@ -102,7 +102,7 @@ class Controller:
         self._keep: list[Any] = []
         self._lock = threading.Lock()
         self._pool = service_pool.current()
-        self._seats = service_pool.Seats(self._wanted_now, self._serve)
+        self._seats = service_pool.Seats(self._wanted_now, self._serve, self._hurry)
         self._services: list[Callable[[], int]] = []
         self._closed = False
         self.add_pairs(pairs, weight)
@@ -330,6 +330,7 @@ class Controller:
             self._count_launch(self._client(pairs), -1)
 
     def _count_launch(self, client: _Client, change: int) -> None:
+        self._control[native.K_HURRY] = 0
         client.launches += change
         self._control[native.K_LAUNCHES] += change
 
@@ -379,6 +380,9 @@ class Controller:
         if self._control[native.K_LAUNCHES] or any(c.pairs.announced() for c in clients):
             return self.threads
         return int(any(c.pairs.outstanding() for c in clients))
+
+    def _hurry(self) -> None:
+        self._control[native.K_HURRY] = 1
 
     def _require_open(self) -> None:
         if self._closed:

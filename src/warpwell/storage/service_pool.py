@@ -3,7 +3,7 @@
 A controller with something to do is offered to the pool, and free threads take its seats, of which it has as many as
 threads may serve it at once; each serves that controller alone until nothing is left to do there. Threads are started
 on demand up to `MOST`; beyond that each controller is still served by one, so a medium that never answers delays nobody
-else. A thread without a seat parks.
+else. A thread without a seat parks, and ends after a while.
 
 No wake-up is lost: a thread looks for seats, and parks, under the lock under which controllers are offered. A
 controller that was offered before the look is found by it; one that is offered later finds the thread parked and wakes
@@ -18,7 +18,10 @@ import time
 from collections.abc import Callable
 
 MOST = 64
-"""Threads that are started for more than one for each controller."""
+"""Up to so many threads controllers get more than one each."""
+
+LINGER = 5.0
+"""Seconds after which a parked thread ends."""
 
 
 class Seats:
@@ -30,24 +33,42 @@ class Seats:
         Return how many threads it has work for now.
     serve : callable
         Serve the controller as the thread in the given seat; return when nothing is left to do.
+    hurry : callable
+        Let threads return at once when nothing is left to do, not after a while.
     """
 
-    def __init__(self, wanted: Callable[[], int], serve: Callable[[int], None]) -> None:
+    def __init__(
+        self, wanted: Callable[[], int], serve: Callable[[int], None], hurry: Callable[[], None]
+    ) -> None:
         self.wanted = wanted
         self.serve = serve
+        self.hurry = hurry
         self.taken: set[int] = set()
 
 
 class ServicePool:
-    """Threads that serve whatever is offered; one pool serves a process (`current`)."""
+    """Threads that serve whatever is offered; one pool serves a process (`current`).
+
+    Attributes
+    ----------
+    threads : int
+        Threads that exist, parked ones included.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._left = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
         self._offered: list[Seats] = []
         self._parked = 0
+        self._called = 0
         self._started = 0
         self.threads = 0
+
+    @property
+    def serving(self) -> int:
+        """Number of threads that serve a controller."""
+        with self._changed:
+            return self.threads - self._parked
 
     def offer(self, seats: Seats) -> None:
         """Let threads serve a controller that has something to do: wake parked ones, start missing ones.
@@ -61,10 +82,13 @@ class ServicePool:
             if seats not in self._offered:
                 self._offered.append(seats)
             missing = seats.wanted() - len(seats.taken)
-            woken = max(0, min(missing, self._parked))
-            self._parked -= woken
+            woken = max(0, min(missing, self._parked - self._called))
+            self._called += woken
             self._changed.notify(woken)
-            new = min(missing - woken, MOST - self.threads)
+            missing -= woken
+            if missing > 0:
+                missing -= self._leaving()
+            new = min(missing, MOST - self.threads)
             if new < 1 and not woken and not seats.taken:
                 new = 1
             for k in range(new):
@@ -75,6 +99,16 @@ class ServicePool:
                         return
                     self._offered.remove(seats)
                     raise
+
+    def _leaving(self) -> int:
+        """Return how many threads have nothing left to do where they are, and let them look elsewhere."""
+        leaving = 0
+        for seats in self._offered:
+            spare = len(seats.taken) - seats.wanted()
+            if spare > 0:
+                seats.hurry()
+                leaving += spare
+        return leaving
 
     def withdraw(self, seats: Seats, seconds: float) -> bool:
         """Offer a controller no more, and wait until no thread serves it; return whether that came in time.
@@ -105,12 +139,16 @@ class ServicePool:
                 if seats is not None:
                     seats.taken.discard(seat)
                     self._left.notify_all()
+                lingered = False
                 while (seats := self._find()) is None:
-                    if self.threads > MOST:
+                    if lingered or self.threads > MOST:
                         self.threads -= 1
                         return
                     self._parked += 1
-                    self._changed.wait()  # who wakes it counts it out
+                    lingered = not self._changed.wait(LINGER)
+                    self._parked -= 1
+                    # a call may come as the wait ends by itself: either way it is answered by a look for seats
+                    self._called = max(0, self._called - 1)
                 seat = next(k for k in range(len(seats.taken) + 1) if k not in seats.taken)
                 seats.taken.add(seat)
             seats.serve(seat)

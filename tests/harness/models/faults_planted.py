@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -37,7 +38,10 @@ from .cache_model import Focus
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of one function of ``warpwell.<module>``: `old`, which stands there once, becomes `new`."""
+    """A change of one function of ``warpwell.<module>``: `old`, which stands there once, becomes `new`.
+
+    A method is named with its class.
+    """
 
     module: str
     function: str
@@ -64,6 +68,7 @@ _SUBMIT = "queues.submission"
 _DRAIN = "queues.completion"
 _SERVE = "storage.serve"
 _TURNS = "storage.arbitration"
+_POOL = "storage.service_pool"
 _REQUESTS = "kv.device.requests"
 _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
@@ -108,6 +113,18 @@ _FETCHED = """    store_release(lock, 0, SYSTEM)
 
 @device
 def room_in_window"""
+_LINGERED = """                    lingered = not self._changed.wait(LINGER)
+                    self._parked -= 1
+"""
+_GONE = """                    lingered = not self._changed.wait(LINGER)
+                    self._parked -= 1
+                    if lingered:
+                        self.threads -= 1
+                        return
+"""
+_ALONE = """            if new < 1 and not woken and not seats.taken:
+                new = 1
+"""
 _EACH_TAKEN = """    for k in range(count):
         entry = field(port, at.P_SQ)"""
 _COPIES = """    cache = field(core, K_CACHE)
@@ -275,6 +292,27 @@ FAULTS = (
         (Edit(_SERVE, "lock_ring", "while exchange(port + 8 * at.P_POST_LOCK, 1, SYSTEM) != 0:", "while False:"),),
     ),
     Fault(
+        "thread-ends-without-a-look", "service", "a thread whose wait is over ends without a look for seats",
+        (Edit(_POOL, "ServicePool._work", _LINGERED, _GONE),),
+    ),
+    Fault(
+        "thread-called-twice", "service", "two controllers count on the same parked thread",
+        (Edit(_POOL, "ServicePool.offer", "self._parked - self._called", "self._parked"),),
+        seed=1100,
+    ),
+    Fault(
+        "call-lost", "service", "a controller is offered, and nobody is woken",
+        (Edit(_POOL, "ServicePool.offer", "            self._changed.notify(woken)\n", ""),),
+    ),
+    Fault(
+        "silence-starves", "service", "media that never answer hold all threads",
+        (Edit(_POOL, "ServicePool.offer", _ALONE, ""),),
+    ),
+    Fault(
+        "withdrawn-early", "service", "a controller is closed while a thread serves it",
+        (Edit(_POOL, "ServicePool.withdraw", "while seats.taken and", "while False and"),),
+    ),
+    Fault(
         "duplicate-posted", "key-value", "a completion is posted though its command is not under way",
         (Edit(_SERVE, "mark_done", "    if now & 1 == 0 or (now >> 1) & USES != uses:\n        return False\n",
               "    if True:\n        return True\n"),),
@@ -420,7 +458,7 @@ def planted(fault: Fault) -> Iterator[None]:
         sources[edit.module] = source.replace(edit.old, edit.new)
     for edit in fault.edits:
         module = importlib.import_module(f"warpwell.{edit.module}")
-        function = getattr(module, edit.function)
+        function = operator.attrgetter(edit.function)(module)
         changed[function] = _code(sources[edit.module], edit.function, str(module.__file__))
     _swap(changed)
     try:
@@ -431,10 +469,13 @@ def planted(fault: Fault) -> Iterator[None]:
 
 def _code(source: str, function: str, filename: str) -> CodeType:
     # annotations stay text, as in the module itself
-    for constant in compile(source, filename, "exec").co_consts:
-        if isinstance(constant, CodeType) and constant.co_name == function:
-            return constant
-    raise LookupError(f"no function {function} in {filename}")
+    found = compile(source, filename, "exec")
+    for name in function.split("."):  # a class and a method, or a function
+        inside = [c for c in found.co_consts if isinstance(c, CodeType) and c.co_name == name]
+        if not inside:
+            raise LookupError(f"no function {function} in {filename}")
+        found = inside[0]
+    return found
 
 
 def _swap(changed: dict[FunctionType, CodeType]) -> None:

@@ -1,0 +1,198 @@
+"""One pool of service threads for all controllers of a process."""
+
+import gc
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from tests.harness.until import until
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.storage import Faulty, RamMedium, service_pool
+from warpwell.storage.medium import PythonMedium
+
+ITEMS = 2048
+
+
+@ww.kernel
+def add_up(a, out):
+    i = ww.grid(1)
+    if i < a.size:
+        ww.atomic_add(out, 0, a[i])
+
+
+def opened(number: int = 0, **options: object) -> ww.Array:
+    medium = options.pop("medium", None) or RamMedium(np.arange(number, number + ITEMS))
+    return ww.open(medium, dtype=np.int64, device="cpu", tier="storage", cache=4096, page_size=1024, **options)
+
+
+def total(a: ww.Array) -> int:
+    out = np.zeros(1, np.int64)
+    add_up[64](a, out)
+    return int(out[0])
+
+
+WANT = sum(range(64))
+
+
+def service_threads() -> int:
+    return sum(t.name.startswith("warpwell-service") for t in threading.enumerate())
+
+
+class Blocked(PythonMedium):
+    """It answers nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(8 * ITEMS)
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        self.entered.set()
+        assert self.released.wait(60)
+        return np.arange(offset // 8, (offset + nbytes) // 8).view(np.uint8)
+
+
+def test_many_arrays_share_threads() -> None:
+    arrays = [opened(k) for k in range(500)]
+    try:
+        for k, a in enumerate(arrays):
+            assert total(a) == WANT + 64 * k
+            assert service_threads() <= 16
+    finally:
+        for a in arrays:
+            a.close()
+    assert service_pool.current().serving == 0
+
+
+def test_threads_park_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_pool, "LINGER", 0.2)
+    with opened() as a:
+        assert total(a) == WANT
+        pool = service_pool.current()
+        assert until(lambda: pool.serving == 0)  # the array is open, but nothing is to be done
+        assert until(lambda: pool.threads == 0 or service_threads() > 0, 20)
+        # those that lingered longer before are of other tests
+        assert total(a) == WANT
+
+
+def test_threads_says_how_many_serve_an_array_at_once() -> None:
+    with opened(threads=2) as a, a.cache.controller.active():
+        assert a.cache.controller.threads == 2
+        assert until(lambda: len(a.cache.controller._seats.taken) == 2)
+        time.sleep(0.05)
+        assert len(a.cache.controller._seats.taken) == 2
+
+
+def test_media_that_block_delay_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of them could hold more threads than there are."""
+    monkeypatch.setattr(service_pool, "MOST", 4)
+    media = [Blocked() for _ in range(3)]
+    arrays = [opened(medium=m, timeout=60) for m in media]
+    results: list[int] = []
+    launches = [threading.Thread(target=lambda a=a: results.append(total(a))) for a in arrays]
+    try:
+        for launch in launches:
+            launch.start()
+        assert all(m.entered.wait(30) for m in media)
+        for k in range(5):
+            with opened(k) as other:
+                begun = time.monotonic()
+                assert total(other) == WANT + 64 * k
+                assert time.monotonic() - begun < 30
+        assert results == []
+    finally:
+        for m in media:
+            m.released.set()
+        for launch in launches:
+            launch.join(60)
+    assert results == [WANT] * 3
+    for a in arrays:
+        a.close()
+
+
+def test_arrays_open_and_close_beside_launches() -> None:
+    stop, failed, rounds = threading.Event(), [], [0, 0]
+
+    def launch(k: int) -> None:
+        try:
+            with opened(k) as a:
+                while not stop.is_set():
+                    assert total(a) == WANT + 64 * k
+                    rounds[k] += 1
+        except BaseException as error:
+            failed.append(error)
+
+    beside = [threading.Thread(target=launch, args=(k,)) for k in range(2)]
+    for thread in beside:
+        thread.start()
+    try:
+        for k in range(200):
+            a = opened(k)
+            if k % 10 == 0:
+                assert total(a) == WANT + 64 * k
+            if k % 3:
+                a.close()
+            del a
+        gc.collect()
+        assert until(lambda: min(rounds) > 1 or failed)
+    finally:
+        stop.set()
+        for thread in beside:
+            thread.join(60)
+    assert not failed
+    assert until(lambda: service_pool.current().serving == 0)
+
+
+def test_a_lost_command_keeps_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    medium = Faulty(RamMedium(np.arange(ITEMS)), silent_after=0)
+    a = opened(medium=medium, timeout=0.3)
+    with pytest.raises(errors.StallError):
+        total(a)
+    seats = a.cache.controller._seats
+    assert until(lambda: len(seats.taken) == 1)
+    a.close()
+    assert seats.taken == set()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    with opened(3) as a:
+        assert total(a) == WANT + 192
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                pool = service_pool.current()
+                assert pool.threads == 0
+                a.cache.controller.close()  # its threads are the parent's
+                with opened(5) as mine:
+                    assert total(mine) == WANT + 320
+                code = 0 if service_pool.current() is pool and pool.threads else 2
+            finally:
+                os._exit(code)
+        deadline = time.monotonic() + 60
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if ended[0] == 0:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+        assert ended[0] and os.waitstatus_to_exitcode(ended[1]) == 0
+        assert total(a) == WANT + 192
+
+
+def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch fails, and leaves nothing behind."""
+    monkeypatch.setattr(service_pool, "_pool", service_pool.ServicePool())
+    with opened() as a:
+        def refuse(_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="start"):
+                a.cache.controller.begin()
+        assert a.cache.controller.launches(a.cache.pairs) == 0
+        assert total(a) == WANT
