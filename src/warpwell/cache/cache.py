@@ -68,7 +68,7 @@ class Cache:
     timeout : float
         Timeout of kernels that wait for storage, in seconds without any completion.
     queues, depth, threads : int, optional
-        Queue pairs, entries of each ring, service threads of the controller.
+        Queue pairs, entries of each ring, and how many of the process's service threads may serve this cache at once.
     merge : int
         Maximal number of adjacent pages that one command reads: 1, 2, 4 or 8.
 

@@ -126,7 +126,7 @@ def open_store(
     queues, depth : int
         Number of queue pairs, and entries of each (a power of two); at most half as many commands are in flight.
     threads : int, optional
-        Number of native threads that serve the queues.
+        How many of the process's native service threads may serve the queues at once.
     value_bytes : int or str, optional
         Room for a value in a batch, for stores without a schema (default 4096). Larger values are truncated in batches.
     timeout : float
