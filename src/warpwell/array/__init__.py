@@ -7,6 +7,7 @@ Files, in the order in which an array meets them:
 - header.py        headers of ``.npy`` files: dtype, shape and where the data starts
 - npz.py           one array of a ``.npz`` file, read row by row
 - attachment.py    an array's part of a cache: launches, pins of the host, flush and close
+- mapping.py       a file as memory: what kernels on the CPU read if no cache is asked for
 - in_memory.py     a whole file in host or device memory; which pages changed
 - array.py         `Array`: shape, kernels' views, host subscripts, prefetch and pins, closing
 - on_storage.py    base of `Array` and a pool's arrays: iteration, and operators that raise

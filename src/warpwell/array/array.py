@@ -22,7 +22,7 @@ from .on_storage import OnStorage
 from .page_set import PageSet
 from .view import ArrayView, ViewStatic
 
-TIERS = ("storage", "host-cached", "host", "device")
+TIERS = ("mapped", "storage", "host-cached", "host", "device")
 INT64_MAX = (1 << 63) - 1
 
 
@@ -38,11 +38,11 @@ class Array(OnStorage):
     shape : tuple of int
     dtype : numpy.dtype
     device : {"cpu", "cuda", "interp"}
-    tier : {"storage", "host-cached", "host", "device"}
+    tier : {"mapped", "storage", "host-cached", "host", "device"}
     writable : bool
     name : str
     cache : Cache
-        The cache of the array (tiers "host" and "device" use only its latch).
+        The cache of the array (tiers "mapped", "host" and "device" use only its latch).
     """
 
     def __init__(self, part: Attachment, *, read_once: bool = False) -> None:
@@ -135,7 +135,7 @@ class Array(OnStorage):
             writable=self.writable,
             full=cached and self.cache.full,
             aligned=aligned,
-            stride=self._strides[0] if self.ndim == 1 else 0,
+            stride=self._strides[-1] if self.ndim == 1 or (self.ndim and not cached) else 0,
         )
         values: dict[str, int | tuple[int, ...]] = {
             "shape": self.shape, "strides": self._strides, "size": min(self.size, INT64_MAX),
@@ -145,8 +145,10 @@ class Array(OnStorage):
             values |= constants
             values |= {"origin": self._origin, "once": int(self.read_once)}
         else:
-            values["data"] = self._part.block.address + self._origin  # type: ignore[union-attr]
-        return ArrayView(static, values, _mover(self.cache) if cached else None)
+            values["data"] = self._part.data + self._origin
+        mapping = self._part.mapping
+        moved = _mover(self.cache) if cached else None if mapping is None else _unmapper(self._part)
+        return ArrayView(static, values, moved, mapping)
 
     def active(self) -> _Active:
         """Return a context in which kernels that Warpwell does not launch may use the array's view."""
@@ -160,7 +162,10 @@ class Array(OnStorage):
     def launch_ended(self, flag: LaunchFlag) -> None:
         """Stop counting a launch; raise the latched error of its device code."""
         self._part.launch_ended()
-        self.cache.end(flag)
+        try:
+            self.cache.end(flag)
+        finally:
+            self._part.require_sound()  # first: zeros in the place of items may be what latched an error
 
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """Count a launch that continues in a stream until `done` returns True."""
@@ -206,7 +211,9 @@ class Array(OnStorage):
 
     # -- residency ------------------------------------------------------------------------------------------
 
-    def _pages(self, start: int | None, stop: int | None) -> tuple[int, int]:
+    def _span(self, start: int | None, stop: int | None) -> tuple[int, int]:
+        """Return the bytes [first, end) of the file in which rows [start, stop) lie."""
+        self._require_open()
         rows = self.shape[0] if self.shape else 1
         first, end, _ = slice(start, stop).indices(rows)
         if end < first:
@@ -216,9 +223,7 @@ class Array(OnStorage):
         # of a field the last row ends where its last item does, not where the next row's would begin
         row = self._strides[0] if self._strides else 0
         inner = sum((n - 1) * step for n, step in zip(self.shape[1:], self._strides[1:], strict=True))
-        last = self._origin + (end - 1) * row + inner + self.dtype.itemsize
-        page = self.cache.page_size
-        return (self._origin + first * row) // page, -(-last // page)
+        return self._origin + first * row, self._origin + (end - 1) * row + inner + self.dtype.itemsize
 
     def page_set(self) -> PageSet:
         """Return an empty set of the array's pages, which kernels mark and `PageSet.waves` reads.
@@ -236,12 +241,15 @@ class Array(OnStorage):
 
         They are read in the background, in large commands (on "interp" before this returns). Errors are not raised: who
         uses a page whose read failed gets the error. `evict`, closing, and opening another array on the cache end it.
+        In tier "mapped" the system reads them into its page cache; it does not say when they came.
         """
         first, end = self._residency(start, stop)
         return self.cache.prefetch(self._nsid, first, end, once=self.read_once) if end > first else Ticket()
 
     def pin(self, start: int | None = None, stop: int | None = None) -> None:
         """Read rows [start, stop) and keep their pages in the cache until `unpin`.
+
+        In tier "mapped" the system decides what it keeps; this only starts to read.
 
         Raises
         ------
@@ -255,19 +263,31 @@ class Array(OnStorage):
 
     def unpin(self, start: int | None = None, stop: int | None = None) -> None:
         """Unpin rows that `pin` pinned; raise PinError if they are not pinned."""
-        first, end = self._residency(start, stop)
-        self._part.unpin(first, end)
+        if self._part.cached:
+            self._part.unpin(*self._residency(start, stop))
 
     def evict(self, start: int | None = None, stop: int | None = None) -> None:
-        """Write the dirty pages of rows [start, stop) back and evict their pages from the cache."""
+        """Write the dirty pages of rows [start, stop) back and evict their pages from the cache.
+
+        In tier "mapped" it flushes, and the system's page cache drops the pages unless another process maps them.
+        """
+        if self._part.mapping is not None:
+            first, end = self._span(start, stop)
+            self.flush()
+            self._part.mapping.drop(first, end)
+            return
         first, end = self._residency(start, stop)
         if end > first:
             with self._part.in_use():
                 self.cache.evict(self._nsid, first, end)
 
     def _residency(self, start: int | None, stop: int | None) -> tuple[int, int]:
-        self._require_open()
-        return self._pages(start, stop) if self._part.cached else (0, 0)
+        """Return the pages [first, end) of rows [start, stop), or none in the tiers without a cache."""
+        first, end = self._span(start, stop)
+        if self._part.mapping is not None and end > first:
+            self._part.mapping.read_ahead(first, end)
+        page = self.cache.page_size
+        return (first // page, -(-end // page)) if self._part.cached else (0, 0)
 
     # -- life -----------------------------------------------------------------------------------------------
 
@@ -362,3 +382,8 @@ def _mover(cache: Cache) -> Callable[[], bool]:
     """Return a function that tells whether a cache's frames have moved since this call."""
     moves = cache.moves
     return lambda: cache.moves != moves
+
+
+def _unmapper(part: Attachment) -> Callable[[], bool]:
+    """Return a function that tells whether an array's mapping was given up."""
+    return lambda: part.mapping is None

@@ -14,6 +14,7 @@ from ..storage.ram import RamMedium
 from ..targets import Block, closing
 from .header import Header
 from .in_memory import InMemory
+from .mapping import Mapping
 
 
 class Attachment:
@@ -29,7 +30,7 @@ class Attachment:
     cache : Cache
     owns_cache : bool
         Close the cache with the array.
-    tier : {"storage", "host-cached", "host", "device"}
+    tier : {"mapped", "storage", "host-cached", "host", "device"}
     writable : bool
     name : str
         For messages.
@@ -37,6 +38,8 @@ class Attachment:
         Fraction of the cache's frames for this array alone.
     on_close : callable, optional
         Called at the end of `close`.
+    mapping : Mapping, optional
+        The data, in tier "mapped".
 
     Attributes
     ----------
@@ -45,6 +48,8 @@ class Attachment:
         Whether the data is behind the cache; otherwise it is all in memory that kernels read directly.
     block : Block or None
         The data, in the tiers that hold all of it in memory.
+    mapping : Mapping or None
+        The data, in tier "mapped"; None again after `close`.
     pins : HostPins
         Pages that the host holds, and how often.
     closed : bool
@@ -64,6 +69,7 @@ class Attachment:
         name: str,
         share: float | None = None,
         on_close: Callable[[], None] | None = None,
+        mapping: Mapping | None = None,
     ) -> None:
         self.cache = cache
         self.medium = medium
@@ -84,7 +90,8 @@ class Attachment:
         self._streams: list[Callable[[], bool]] = []
         self._begun = 0
         self._compared = 0
-        self._resident = None if tier == "storage" else InMemory(
+        self.mapping = mapping
+        self._resident = None if tier in ("storage", "mapped") else InMemory(
             medium, cache.memory, tier=tier, page_size=cache.page_size, start=header.origin,
             end=header.origin + header.nbytes, writable=writable,
         )  # fmt: skip
@@ -106,6 +113,8 @@ class Attachment:
         """Count a launch, which the block begins, until `launch_ended`; raise if the array is being closed."""
         with self.cache.lock:  # so that no launch begins between the look of `close` and its end
             self.require_open()
+            if self.mapping is not None:
+                self.mapping.require()
             yield
             self._launches += 1
             self._begun += writes
@@ -114,6 +123,19 @@ class Attachment:
         """Stop counting a launch."""
         with self.cache.lock:
             self._launches -= 1
+
+    def require_sound(self) -> None:
+        """Raise if part of the mapping failed."""
+        failed = None if self.mapping is None else self.mapping.failure()
+        if failed is not None:
+            raise failed
+
+    @property
+    def data(self) -> int:
+        """Address of byte 0 of the file, in the tiers without a cache."""
+        held = self.mapping or self.block
+        assert held is not None
+        return held.address
 
     def launch_continues(self, done: Callable[[], bool]) -> None:
         """Count a launch until `done` returns True."""
@@ -155,6 +177,8 @@ class Attachment:
             finally:
                 if self._resident is not None and stale:
                     self._resident.write_back()
+                elif self.mapping is not None:
+                    self.mapping.sync()
             self._compared = settled
 
     def close(self) -> None:
@@ -202,6 +226,7 @@ class Attachment:
                         self._resident.write_back()
                 finally:
                     self.closed = True
+                    self.mapping = None  # views that kernels still have keep it mapped
                     self.medium.close()
                     if self._on_close is not None:
                         self._on_close()

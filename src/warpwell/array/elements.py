@@ -84,6 +84,53 @@ def locate2(view, index):
     return i * view.strides[0] + j * view.strides[1]
 
 
+def placer(ndim: int, stride: int) -> tuple[Maker, Maker]:
+    """Return whether an index of direct memory is in range, and its byte offset from item 0 if so.
+
+    They are two: a sentinel in the offset would be one comparison more for each item, which no compiler can drop.
+    """
+
+    @device
+    def inside1(view, index):
+        i = i64(index)
+        return i >= 0 and i < view.shape[0]
+
+    @device
+    def place1(view, index):
+        return i64(index) * stride
+
+    @device
+    def inside2(view, index):
+        i = i64(index[0])
+        j = i64(index[1])
+        return i >= 0 and i < view.shape[0] and j >= 0 and j < view.shape[1]
+
+    @device
+    def place2(view, index):
+        return i64(index[0]) * view.strides[0] + i64(index[1]) * stride
+
+    @device
+    def inside3(view, index):
+        k = i64(index[2])
+        return inside2(view, index) and k >= 0 and k < view.shape[2]
+
+    @device
+    def place3(view, index):
+        return i64(index[0]) * view.strides[0] + i64(index[1]) * view.strides[1] + i64(index[2]) * stride
+
+    @device
+    def inside4(view, index):
+        m = i64(index[3])
+        return inside3(view, index) and m >= 0 and m < view.shape[3]
+
+    @device
+    def place4(view, index):
+        outer = i64(index[0]) * view.strides[0] + i64(index[1]) * view.strides[1]
+        return outer + i64(index[2]) * view.strides[2] + i64(index[3]) * stride
+
+    return {1: (inside1, place1), 2: (inside2, place2), 3: (inside3, place3), 4: (inside4, place4)}[ndim]
+
+
 @linked
 def out_of_range(space, index, extent):
     """Latch an index out of range of a dimension (thread)."""
@@ -324,6 +371,17 @@ def reader(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
         read = reader_of(item, read)
     zero = np.zeros((), item.value)[()]
     outside = OUTSIDE[static.ndim]
+    if not static.cached:
+        inside, place = placer(static.ndim, static.stride)
+
+        @device
+        def getitem_direct(view, index):
+            if inside(view, index):
+                return read(view, place(view, index))
+            outside(view, index)
+            return zero
+
+        return getitem_direct
 
     @device
     def getitem(view, index):
@@ -350,6 +408,17 @@ def writer(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
     write = _item_writer(item.stored, static)
     if not item.plain:
         write = writer_of(item, write)
+    if not static.cached:
+        inside, place = placer(static.ndim, static.stride)
+
+        @device
+        def setitem_direct(view, index, value):
+            if inside(view, index):
+                write(view, place(view, index), value)
+            else:
+                outside(view, index)
+
+        return setitem_direct
 
     @device
     def setitem(view, index, value):

@@ -44,10 +44,9 @@ def check_extents(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
         )
 
 
-def is_npy(path: pathlib.Path) -> bool:
-    """Return whether a file begins like a ``.npy`` file."""
-    with path.open("rb") as file:
-        return file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+def is_npy(fd: int) -> bool:
+    """Return whether an open file begins like a ``.npy`` file."""
+    return os.pread(fd, len(np.lib.format.MAGIC_PREFIX), 0) == np.lib.format.MAGIC_PREFIX
 
 
 def read_header(
@@ -81,8 +80,10 @@ def read_header(
     return tuple(int(n) for n in shape), dtype
 
 
-def read_npy(path: pathlib.Path, bfloat16: bool = False) -> Header:
-    """Read and check the header of a ``.npy`` file; `bfloat16` says that its items of two bytes are such.
+def read_npy(path: pathlib.Path, fd: int, bfloat16: bool = False) -> Header:
+    """Read and check the header of a ``.npy`` file, open as `fd`; `path` is for messages.
+
+    `bfloat16` says that its items of two bytes are such.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def read_npy(path: pathlib.Path, bfloat16: bool = False) -> Header:
     DTypeError
         The dtype has no fixed size, or is big-endian.
     """
-    header = _read_npy(path)
+    header = _read_npy(path, fd)
     if not bfloat16:
         return header
     if header.dtype.itemsize != 2 or header.dtype.kind not in "Vu":
@@ -100,11 +101,12 @@ def read_npy(path: pathlib.Path, bfloat16: bool = False) -> Header:
     return Header(bfloat16_dtype(), header.shape, header.origin)
 
 
-def _read_npy(path: pathlib.Path) -> Header:
-    with path.open("rb") as file:
+def _read_npy(path: pathlib.Path, fd: int) -> Header:
+    with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
         shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
         origin = file.tell()
-        size = os.fstat(file.fileno()).st_size
+        size = os.fstat(fd).st_size
     header = Header(check_dtype(dtype, str(path)), shape, origin)
     try:
         check_extents(header.shape, header.dtype, str(path))

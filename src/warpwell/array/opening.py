@@ -23,6 +23,9 @@ from .array import TIERS, Array
 from .attachment import Attachment
 from .header import Header, check_dtype, check_extents, is_bfloat16, is_npy, read_npy
 from .items import BFLOAT16, code_of
+from .mapping import Mapping
+
+DEFAULT_CACHE = "256MiB"
 
 _writers: dict[tuple[int, int], list[str]] = {}
 """Files that are open for writing, each with its path in a list of its own, by which its writer knows it."""
@@ -39,8 +42,8 @@ def open_array(
     shape: int | tuple[int, ...] | None = None,
     offset: int = 0,
     device: str | None = None,
-    tier: str = "storage",
-    cache: int | str | Cache = "256MiB",
+    tier: str = "auto",
+    cache: int | str | Cache | None = None,
     page_size: int | str | None = None,
     stats: str | None = None,
     share: float | None = None,
@@ -49,7 +52,7 @@ def open_array(
     name: str | None = None,
     **options: Any,
 ) -> Array:
-    """Open an array on storage; with tier "storage" no data is loaded.
+    """Open an array on storage; with tiers "auto", "mapped" and "storage" no data is loaded.
 
     Parameters
     ----------
@@ -61,11 +64,12 @@ def open_array(
         Layout of a raw file: its items ("bfloat16" too), shape (by default one dimension), and first byte.
     device : {"cuda", "cpu", "interp"}, optional
         The device whose kernels use the array; default: "cuda" if there is a GPU, else "cpu".
-    tier : {"storage", "host-cached", "host", "device"}
-        Where the data lives: on storage behind a cache, in pinned host memory behind a cache, in pinned
-        host memory read directly, or all in device memory.
-    cache : int, str or Cache
-        Bytes of the array's own cache ("256MiB"), or a `Cache` to share.
+    tier : {"auto", "mapped", "storage", "host-cached", "host", "device"}
+        Where the data lives: in a mapping of the file, on storage behind a cache, in pinned host memory behind a
+        cache, in pinned host memory read directly, or all in device memory. "auto" is "mapped" for the file of a path
+        on "cpu" without an option of a cache, else "storage".
+    cache : int, str or Cache, optional
+        Bytes of the array's own cache (default "256MiB"), or a `Cache` to share.
     page_size : int or str
         Bytes of a page ("4KiB" as well), a power of two of at least 512; 4096 by default (own cache only).
     stats : {"basic", "full"}
@@ -92,16 +96,20 @@ def open_array(
     """
     given = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
     chosen = _checked_device(mode, tier, device, cache, given)
+    asked = cache is not None or share is not None or read_once or any(v is not None for v in given.values())
+    mapped = _is_mapped(path, tier, chosen, asked)
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     writable = mode == "r+"
-    medium, header, label, release = _medium(path, writable, dtype, shape, offset, name)
+    medium, header, label, release = _medium(path, writable, dtype, shape, offset, name, mapped)
     own: Cache | None = None
     try:
+        mapping = _mapping(medium, label, tier) if mapped else None
+        tier = "mapped" if mapping else "storage" if tier == "auto" else tier
         if not isinstance(cache, Cache):
             cache = own = _own_cache(cache, chosen, tier, medium.nbytes, given)
         part = Attachment(
             medium, header, cache=cache, owns_cache=own is not None, tier=tier, writable=writable, name=label,
-            share=share, on_close=release,
+            share=share, on_close=release, mapping=mapping,
         )  # fmt: skip
         return Array(part, read_once=read_once)
     except BaseException:
@@ -113,14 +121,38 @@ def open_array(
         raise
 
 
+def _is_mapped(path: Any, tier: str, device: str, asked: bool) -> bool:
+    """Return whether to map the file; `asked` is whether an option of a cache was given."""
+    why = (
+        f"kernels on {device!r} read no mapping" if device != "cpu"
+        else "a Medium is no file of the system's" if isinstance(path, Medium)
+        else "a mapping has no cache of its own: leave cache=, page_size= and other options of a cache out" if asked
+        else None
+    )  # fmt: skip
+    if tier == "mapped" and why:
+        raise errors.ArgumentError(f'tier="mapped": {why}', name="tier")
+    return tier in ("auto", "mapped") and why is None
+
+
+def _mapping(medium: Medium, name: str, tier: str) -> Mapping | None:
+    """Map a file; return None if its file system maps none, so that tier "auto" has a cache instead."""
+    assert isinstance(medium, FileMedium)
+    try:
+        return Mapping(medium, name)
+    except OSError as error:
+        if tier == "mapped":
+            raise errors.ArgumentError(f'{error}: open it with tier="storage"', name="tier") from error
+        return None
+
+
 def _checked_device(
-    mode: str, tier: str, device: str | None, cache: int | str | Cache, given: dict[str, Any]
+    mode: str, tier: str, device: str | None, cache: int | str | Cache | None, given: dict[str, Any]
 ) -> str:
     """Check the options of an array; return the device that it is for."""
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is "r" or "r+", not {mode!r}; new files are made by create()')
-    if tier not in TIERS:
-        raise errors.ArgumentError(f"tier {tier!r} is unknown: choose one of {', '.join(TIERS)}")
+    if tier not in ("auto", *TIERS):
+        raise errors.ArgumentError(f"tier {tier!r} is unknown: choose one of auto, {', '.join(TIERS)}")
     chosen = device or (cache.device if isinstance(cache, Cache) else default_device())
     require_device(chosen)
     if isinstance(cache, Cache):
@@ -140,9 +172,10 @@ def _checked_device(
     return chosen
 
 
-def _own_cache(nbytes: int | str, device: str, tier: str, file_bytes: int, given: dict[str, Any]) -> Cache:
+def _own_cache(nbytes: int | str | None, device: str, tier: str, file_bytes: int, given: dict[str, Any]) -> Cache:
     """Return a cache for one array, with the number of queues that it can use."""
-    if tier in ("host", "device"):
+    nbytes = DEFAULT_CACHE if nbytes is None else nbytes
+    if tier in ("mapped", "host", "device"):
         given = {"queues": 1, "depth": 4, "threads": 1, **given}
     elif given.get("queues") is None:
         # a small array needs no more than it has pages for: their rings and staging are pinned memory
@@ -216,7 +249,7 @@ def require_device(device: str) -> None:
 
 
 def _medium(
-    path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None
+    path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, mapped: bool
 ) -> tuple[Medium, Header, str, Callable[[], None]]:
     """Return the medium of a path, its layout, its name, and the function to call at close."""
     if isinstance(path, Medium):
@@ -234,25 +267,27 @@ def _medium(
         raise errors.MissingFileError(f"{target} does not exist: check the path", path=str(target))
     if not target.is_file():
         raise errors.FormatError(f"{target} is not a file: pass the .npy file inside", path=str(target))
-    if dtype is None:
-        if shape is not None or offset:
-            raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
-        header = read_npy(target)
-    elif is_bfloat16(dtype) and shape is None and not offset and is_npy(target):
-        header = read_npy(target, bfloat16=True)
-    else:
-        header = _raw_header(target.stat().st_size, dtype, shape, offset, str(target))
-        if not offset and is_npy(target):
-            raise errors.ArgumentError(
-                f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (it is raw data "
-                f"only with offset=)",
-                name="dtype",
-            )
-    release = _claim(target) if writable else (lambda: None)
+    if dtype is None and (shape is not None or offset):
+        raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
+    # header, data and the note of who writes are those of one file, whatever comes to the path meanwhile
+    medium = FileMedium(target, writable=writable, direct=False if mapped else None)
     try:
-        return FileMedium(target, writable=writable), header, name or target.name, release
+        if dtype is None:
+            header = read_npy(target, medium.fileno())
+        elif is_bfloat16(dtype) and shape is None and not offset and is_npy(medium.fileno()):
+            header = read_npy(target, medium.fileno(), bfloat16=True)
+        else:
+            header = _raw_header(medium.nbytes, dtype, shape, offset, str(target))
+            if not offset and is_npy(medium.fileno()):
+                raise errors.ArgumentError(
+                    f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (it is raw "
+                    f"data only with offset=)",
+                    name="dtype",
+                )
+        release = _claim(target, medium.fileno()) if writable else (lambda: None)
+        return medium, header, name or target.name, release
     except BaseException:
-        release()
+        medium.close()
         raise
 
 
@@ -294,12 +329,12 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
     return header
 
 
-def _claim(target: pathlib.Path) -> Callable[[], None]:
+def _claim(target: pathlib.Path, fd: int) -> Callable[[], None]:
     """Note that this process writes to a file; return the function that removes the note.
 
     It takes no lock: the thread that holds it could be interrupted by a finalizer that closes an array.
     """
-    status = target.stat()
+    status = os.fstat(fd)
     key = (status.st_dev, status.st_ino)
     mine = [str(target)]
     holder = _writers.setdefault(key, mine)

@@ -30,7 +30,7 @@ class ViewStatic:
     full: bool
     aligned: bool
     stride: int
-    """Bytes between the items of a 1-d view; 0 for more dimensions."""
+    """Bytes between the items of the last dimension, of direct memory or a 1-d view; 0 for others."""
 
 
 class ArrayView(DeviceStruct):
@@ -39,17 +39,22 @@ class ArrayView(DeviceStruct):
     _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
 
     def __init__(
-        self, static: ViewStatic, values: dict[str, int | tuple[int, ...]], moved: Callable[[], bool] | None = None
+        self,
+        static: ViewStatic,
+        values: dict[str, int | tuple[int, ...]],
+        moved: Callable[[], bool] | None = None,
+        owner: object = None,
     ) -> None:
         super().__init__(static, values)
         self._moved = moved
+        self._owner = owner  # of the memory: a launch that was left behind may still read it
 
     def _check(self) -> None:
-        """Raise if the frames have moved since the view was made: its addresses are no longer valid."""
+        """Raise if the frames have moved, or the array was closed, since the view was made."""
         if self._moved is not None and self._moved():
             raise errors.ClosedError(
-                "this view was made before another array was opened on, or closed from, its cache: take a new one for "
-                "each launch, a.view()"
+                "this view was made before its array was closed, or another array was opened on, or closed from, its "
+                "cache: take a new one for each launch, a.view()"
             )
 
     @property

@@ -157,16 +157,26 @@ class FileMedium(Medium):
         self._check_open()
         inside = self._inside(offset, nbytes)
         out = np.zeros(nbytes, np.uint8)
-        done = 0
-        while done < inside:
+        self.read_into(offset, out[:inside])
+        return out
+
+    def read_into(self, offset: int, out: NDArray[Any]) -> None:
+        """Fill an array (C order) with the bytes from byte `offset` on, which are in the file."""
+        self._check_open()
+        view, done = out.reshape(-1).view(np.uint8).data, 0
+        while done < len(view):
             try:
-                got = os.preadv(self._fd, [out[done:inside].data], offset + done)
+                got = os.preadv(self._fd, [view[done:]], offset + done)
             except OSError as error:
                 raise self._failed(READ, offset, error.errno or errno.EIO) from error
             if got == 0:
                 raise self._failed(READ, offset, SHORT)
             done += got
-        return out
+
+    def fileno(self) -> int:
+        """Return the descriptor of the file; transfers through it use the page cache."""
+        self._check_open()
+        return self._fd
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
         """Write with pwrite; raise if the file has been truncated."""

@@ -352,6 +352,11 @@ def guarded_ranges() -> int:
     raise RuntimeError("guarded_ranges is compiled host code")
 
 
+def own_launch_flag() -> int:
+    """Return the address of the flag of the launch whose thread this is, or 0 in other threads (compiled host code)."""
+    raise RuntimeError("own_launch_flag is compiled host code")
+
+
 def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
     """Read `nbytes` bytes at `offset` of the file descriptor `fd` to `address` (`cpu`, `interp`).
 

@@ -1,9 +1,15 @@
 """Mapped files that may be cut or fail while native code reads them: zeros instead of a killed process.
 
-The system answers an access to a page of a mapped file that it cannot read, or that lies behind the file's end,
-with SIGBUS, which kills the process. For the ranges that are `guard`ed here a handler puts a page of zeros in
-the place of the one that failed, and the access goes on. Whoever reads has a checksum and looks further when it
-is wrong. Any other SIGBUS goes to whatever handled it before.
+The system answers an access to a page of a mapped file that it cannot read, or that lies behind the file's end, or
+that has no room on a full disk, with SIGBUS, which kills the process. For the ranges that are `guard`ed here a handler
+puts zeros in the place of what failed, and the access goes on. There are two kinds of ranges:
+
+- `PAGE_OF_ZEROS`: the page that failed becomes zeros. Whoever reads has a checksum and looks further when it is wrong.
+- `REST_OF_ZEROS`, `REST_TO_WRITE`: the range keeps its first failure for `failure`, the launch is flagged as failed,
+  and everything from the page that failed to the end of the range becomes zeros (for `REST_TO_WRITE` in memory that may
+  be written): one signal instead of one a page, and stores that go nowhere instead of a killed process.
+
+Any other SIGBUS goes to whatever handled it before.
 """
 
 from __future__ import annotations
@@ -15,20 +21,46 @@ from collections import deque
 
 import numpy as np
 
-from .atomics import SYSTEM, call_native, guarded_ranges, load_acquire, load_relaxed, load_weak_as
+from .atomics import (
+    SYSTEM,
+    call_native,
+    compare_exchange,
+    guarded_ranges,
+    load_acquire,
+    load_relaxed,
+    load_weak_as,
+    own_launch_flag,
+    store_relaxed,
+)
 from .native import native
 
 CAPACITY = 1 << 16
 """Ranges."""
 
+PAGE_OF_ZEROS = 0
+REST_OF_ZEROS = 1
+REST_TO_WRITE = 2
+
 # -- table, in words -----------------------------------------------------------------------------------------
 W_COUNT = 0
-"""Ranges to look at; then `CAPACITY` pairs of start and end, start 0 where free."""
+"""Ranges to look at."""
 W_MMAP = 1
 W_SIGACTION = 2
 W_PREVIOUS = 3
 """Address of the action that was there before."""
+W_DEFAULT = 4
+"""Address of the system's own action."""
+W_PASSED = 5
+"""1 after a signal was passed on to the previous action: one that then comes back from there nobody handles."""
 W_RANGES = 8
+"""Here the ranges begin, with the words below."""
+RANGE_WORDS = 4
+R_START = 0
+"""0 where the place is free."""
+R_END = 1
+R_KIND = 2
+R_FAILED = 3
+"""Twice the first address that failed, plus 1 for a store; 0 for none."""
 
 _PAGE = mmap.PAGESIZE
 _FIXED = 0x10
@@ -36,7 +68,10 @@ _SA_SIGINFO = 4
 _SA_ONSTACK = 0x08000000
 _SIGBUS = int(signal.SIGBUS)
 _ADDRESS_IN_INFO = 16
+_ERROR_IN_CONTEXT = 192
+"""Byte of the processor's error code in ``ucontext_t`` (x86-64); its bit 1 says that it was a store."""
 _PROT_READ = int(mmap.PROT_READ)
+_PROT_WRITE = int(mmap.PROT_WRITE)
 _ZEROS = int(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) | _FIXED
 _I8 = np.dtype(np.int64)
 
@@ -54,33 +89,51 @@ class _Action(ctypes.Structure):
 
 @native
 def on_bus_error(number: int, info: int, context: int, a: int, b: int, c: int) -> int:
-    """The handler. It only maps a page, which is safe wherever the signal came."""
+    """The handler. It only stores words and maps pages, which is safe wherever the signal came."""
     table = guarded_ranges()
     address = load_weak_as(info + _ADDRESS_IN_INFO, _I8)
     for k in range(load_acquire(table + 8 * W_COUNT, SYSTEM)):
-        start = load_acquire(table + 8 * (W_RANGES + 2 * k), SYSTEM)
-        if start != 0 and start <= address and address < load_relaxed(table + 8 * (W_RANGES + 2 * k + 1), SYSTEM):
+        entry = table + 8 * (W_RANGES + RANGE_WORDS * k)
+        start = load_acquire(entry + 8 * R_START, SYSTEM)
+        end = load_relaxed(entry + 8 * R_END, SYSTEM)
+        if start != 0 and start <= address and address < end:
             page = address & ~(_PAGE - 1)
-            got = call_native(load_relaxed(table + 8 * W_MMAP, SYSTEM), page, _PAGE, _PROT_READ, _ZEROS, -1, 0)
+            nbytes = _PAGE
+            allowed = _PROT_READ
+            kind = load_relaxed(entry + 8 * R_KIND, SYSTEM)
+            if kind != PAGE_OF_ZEROS:
+                # before the zeros can be read
+                stored = (load_weak_as(context + _ERROR_IN_CONTEXT, _I8) >> 1) & 1
+                compare_exchange(entry + 8 * R_FAILED, 0, 2 * address + stored, SYSTEM)
+                flag = own_launch_flag()
+                if flag != 0:
+                    store_relaxed(flag, 1, SYSTEM)
+                nbytes = (end - page + _PAGE - 1) & ~(_PAGE - 1)
+                if kind == REST_TO_WRITE:
+                    allowed = _PROT_READ | _PROT_WRITE
+            got = call_native(load_relaxed(table + 8 * W_MMAP, SYSTEM), page, nbytes, allowed, _ZEROS, -1, 0)
             if got == page:
                 return 0
-    # Not ours: with the former action back in its place, the access fails again and goes there.
+    # Not ours: with the former action back in its place, the access fails again and goes there. If that one hands it
+    # back (it had taken ours for its predecessor), the system's own action ends the process.
+    action = W_PREVIOUS
+    if load_relaxed(table + 8 * W_PASSED, SYSTEM) != 0:
+        action = W_DEFAULT
+    store_relaxed(table + 8 * W_PASSED, 1, SYSTEM)
     call_native(
-        load_relaxed(table + 8 * W_SIGACTION, SYSTEM),
-        _SIGBUS,
-        load_relaxed(table + 8 * W_PREVIOUS, SYSTEM),
-        0,
-        0,
-        0,
-        0,
+        load_relaxed(table + 8 * W_SIGACTION, SYSTEM), _SIGBUS, load_relaxed(table + 8 * action, SYSTEM), 0, 0, 0, 0
     )
     return 0
 
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 _libc.sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-_previous = _Action()
-TABLE = (ctypes.c_int64 * (W_RANGES + 2 * CAPACITY))()
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+_previous, _default = _Action(), _Action()
+TABLE = (ctypes.c_int64 * (W_RANGES + RANGE_WORDS * CAPACITY))()
 """At one place for the life of the process; compiled code finds it by its symbol."""
 
 
@@ -90,33 +143,61 @@ _free = deque(range(CAPACITY))
 _places: dict[int, int] = {}
 
 
-def guard(address: int, nbytes: int) -> bool:
+def map_guarded(fd: int, nbytes: int, kind: int = PAGE_OF_ZEROS) -> int | None:
+    """Map the first bytes of a file and guard them; return the address, or None where it is not possible.
+
+    `nbytes` may exceed the file's size, because it may grow. Stores are possible with `REST_TO_WRITE`.
+    """
+    allowed = _PROT_READ | (_PROT_WRITE if kind == REST_TO_WRITE else 0)
+    address = _libc.mmap(None, nbytes, allowed, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED or address is None:
+        return None
+    if guard(int(address), nbytes, kind):
+        return int(address)
+    _libc.munmap(address, nbytes)
+    return None
+
+
+def unmap(address: int, nbytes: int) -> None:
+    """Unmap what `map_guarded` mapped; no thread may be reading it."""
+    release(address)
+    _libc.munmap(address, nbytes)
+
+
+def guard(address: int, nbytes: int, kind: int = PAGE_OF_ZEROS) -> bool:
     """Guard a mapped range from now on; return False where it is not possible (then do not read it).
 
     `release` it before it is unmapped.
     """
-    if not _installed():
+    if not handled():
         return False
     try:
         place = _free.popleft()
     except IndexError:
         return False
-    TABLE[W_RANGES + 2 * place + 1] = address + nbytes
-    TABLE[W_RANGES + 2 * place] = address
+    at = W_RANGES + RANGE_WORDS * place
+    TABLE[at + R_END], TABLE[at + R_KIND], TABLE[at + R_FAILED] = address + nbytes, kind, 0
+    TABLE[at + R_START] = address
     _places[address] = place
     return True
+
+
+def failure(address: int) -> tuple[int, bool] | None:
+    """Return where the guarded range at `address` first failed, and whether a store did; None if it did not."""
+    found = TABLE[W_RANGES + RANGE_WORDS * _places[address] + R_FAILED]
+    return (found >> 1, bool(found & 1)) if found else None
 
 
 def release(address: int) -> None:
     """Guard a range no more."""
     place = _places.pop(address, None)
     if place is not None:
-        TABLE[W_RANGES + 2 * place] = 0
+        TABLE[W_RANGES + RANGE_WORDS * place + R_START] = 0
         _free.appendleft(place)
 
 
-def _installed() -> bool:
-    """See to it that ours is the handler; others may have come after it."""
+def handled() -> bool:
+    """See to it that ours is the handler, since others may have come after it; return False if it cannot be."""
     from .compiler.cpu_bodies import provide_guarded_ranges  # imports the compiler
 
     provide_guarded_ranges(ctypes.addressof(TABLE))
@@ -128,7 +209,8 @@ def _installed() -> bool:
         return True
     ctypes.memmove(ctypes.byref(_previous), ctypes.byref(now), ctypes.sizeof(now))
     TABLE[W_COUNT] = CAPACITY
-    TABLE[W_PREVIOUS] = ctypes.addressof(_previous)
+    TABLE[W_PREVIOUS], TABLE[W_DEFAULT] = ctypes.addressof(_previous), ctypes.addressof(_default)
+    TABLE[W_PASSED] = 0
     TABLE[W_MMAP] = ctypes.cast(_libc.mmap, ctypes.c_void_p).value or 0
     TABLE[W_SIGACTION] = ctypes.cast(_libc.sigaction, ctypes.c_void_p).value or 0
     ours = _Action(handler, (ctypes.c_byte * 128)(), _SA_SIGINFO | _SA_ONSTACK, None)

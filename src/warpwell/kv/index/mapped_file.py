@@ -15,14 +15,10 @@ import os
 
 import numpy as np
 
-from ...targets.bus_error import guard, release
+from ...targets.bus_error import map_guarded, unmap
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-_FAILED = ctypes.c_void_p(-1).value
 
 _RESIDENT = 0.9
 """Share of a file that must be in the page cache."""
@@ -48,8 +44,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Unmap the file; no thread may be reading it."""
-        release(self.address)
-        _libc.munmap(self.address, self.nbytes)
+        unmap(self.address, self.nbytes)
 
 
 def map_file(fd: int) -> MappedFile | None:
@@ -57,13 +52,10 @@ def map_file(fd: int) -> MappedFile | None:
     with contextlib.suppress(OSError):
         size = os.fstat(fd).st_size
         nbytes = -(-max(size, _ROOM) // mmap.PAGESIZE) * mmap.PAGESIZE
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-        if address == _FAILED or address is None:
+        address = map_guarded(fd, nbytes)
+        if address is None:
             return None
-        mapping = MappedFile(int(address), nbytes)
-        if not guard(mapping.address, nbytes):
-            _libc.munmap(address, nbytes)
-            return None
+        mapping = MappedFile(address, nbytes)
         with contextlib.suppress(OSError):
             if _resident(mapping.address, size) if _may_ask(fd) else _sampled(fd, size):
                 return mapping

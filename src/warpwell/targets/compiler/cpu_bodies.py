@@ -233,6 +233,17 @@ seam.word(a.launch_flag, 0, _launch_flag)
 seam.word(a.interrupted, 0, _interrupted)
 
 
+def _own_launch_flag(builder: Any, args: Any) -> Any:
+    base = _thread_context(builder)
+    found = cgutils.alloca_once_value(builder, I64(0))
+    with builder.if_then(cgutils.is_not_null(builder, base)):
+        builder.store(builder.load(cgutils.gep_inbounds(builder, base, FLAG)), found)
+    return builder.load(found)
+
+
+seam.word(a.own_launch_flag, 0, _own_launch_flag)
+
+
 def set_context(address: int) -> None:
     """Make `address` the calling thread's context (stub; native launch code only)."""
     raise RuntimeError("set_context is compiled launch code")

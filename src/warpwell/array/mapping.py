@@ -1,0 +1,128 @@
+"""`Mapping`: a file in the process's memory, which kernels on the CPU read and write directly (tier "mapped")."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+
+from .. import errors
+from ..nvme import UNRECOVERED_READ_ERROR, WRITE_FAULT
+from ..storage.file import FileMedium
+from ..targets import bus_error
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Mapping:
+    """The bytes of a file as memory. It is unmapped when the last object that holds it is gone.
+
+    A page that the system cannot read, or has no room to write, is SIGBUS, which `warpwell.targets.bus_error` answers:
+    from that page on the mapping is zeros, launches that were told so end, and `require` raises from then on. What was
+    stored before that page is in the file; what was stored after it is lost, and `require` says so.
+
+    Parameters
+    ----------
+    medium : FileMedium
+        The file. Header, mapping, reads by the host and `FileMedium.sync` use its one descriptor, so all of them see
+        the same file, whatever comes to its path.
+    name : str
+        For messages.
+
+    Attributes
+    ----------
+    address : int
+        Of byte 0 of the file.
+
+    Raises
+    ------
+    OSError
+        The file system maps no files, or too much is mapped.
+    """
+
+    def __init__(self, medium: FileMedium, name: str) -> None:
+        self._medium = medium
+        self._name = name
+        self._lost: str | None = None
+        self._nbytes = max(medium.nbytes, 1)
+        kind = bus_error.REST_TO_WRITE if medium.writable else bus_error.REST_OF_ZEROS
+        address = bus_error.map_guarded(medium.fileno(), self._nbytes, kind)
+        if address is None:
+            code = ctypes.get_errno()
+            raise OSError(code, f"{medium.path} cannot be mapped: {os.strerror(code)}")
+        self.address = address
+        self._finalizer = weakref.finalize(self, bus_error.unmap, address, self._nbytes)
+        self._finalizer.atexit = False
+
+    def require(self) -> None:
+        """Raise if part of the mapping failed, or a failure could not be answered.
+
+        Raises
+        ------
+        MediumError, StorageFullError
+            The array has to be opened again.
+        """
+        error = self.failure()
+        if error is None and not bus_error.handled():
+            error = errors.MediumError(f"array {self._name!r}: the process has no room for a handler of SIGBUS")
+        if error is not None:
+            raise error
+
+    def failure(self) -> Exception | None:
+        """Return the exception for the first failure, or None."""
+        if self._lost is not None:
+            return errors.MediumError(self._lost, array=self._name, status=WRITE_FAULT)
+        failed = bus_error.failure(self.address)
+        if failed is None:
+            return None
+        at, stored = failed[0] - self.address, failed[1]
+        where = f"{'writing' if stored else 'reading'} byte {at} of array {self._name!r} failed"
+        again = "then close the array and open it again" + (
+            ": what kernels stored from that byte on is lost" if self._medium.writable else ""
+        )
+        size = os.fstat(self._medium.fileno()).st_size
+        if size < self._medium.nbytes:
+            text = f"{self._medium.path} was truncated from {self._medium.nbytes} to {size} bytes while it was open"
+            what = f"{where}: {text}: restore it, {again}"
+        elif stored and not os.fstatvfs(self._medium.fileno()).f_bavail:
+            return errors.StorageFullError(f"{where}: no space is left: free some, {again}", path=self._medium.path)
+        else:
+            what = f"{where}: the system cannot {'write' if stored else 'read'} it: check the drive or file, {again}"
+        status = WRITE_FAULT if stored else UNRECOVERED_READ_ERROR
+        return errors.MediumError(what, array=self._name, lba=at // 512, status=status)
+
+    def sync(self) -> None:
+        """Make what kernels and the host stored durable.
+
+        Raises
+        ------
+        MediumError, StorageFullError, FormatError
+            A write failed, and the system keeps no note of which: the array has to be opened again.
+        """
+        try:
+            self._medium.sync()
+        except (errors.MediumError, errors.StorageFullError) as error:
+            # the system counts these pages as written: another sync would succeed and be wrong
+            self._lost = (
+                f"{error}: changes of array {self._name!r} may be lost: mend the drive, open the array again and "
+                "compare"
+            )
+            raise
+        failed = self.failure()
+        if failed is not None:
+            raise failed
+
+    def read_ahead(self, start: int, end: int) -> None:
+        """Begin to read bytes [start, end) into the page cache."""
+        self._advise(start, end, mmap.MADV_WILLNEED)
+
+    def drop(self, start: int, end: int) -> None:
+        """Drop bytes [start, end) from the page cache, as far as they are written and no other process uses them."""
+        self._advise(start, end, mmap.MADV_DONTNEED)
+        os.posix_fadvise(self._medium.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
+
+    def _advise(self, start: int, end: int, advice: int) -> None:
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        _libc.madvise(self.address + first, min(end, self._nbytes) - first, advice)

@@ -1,0 +1,449 @@
+"""Tier "mapped": kernels on the CPU read a mapping of the file. Each test is what somebody outside would do to it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import mmap
+import multiprocessing
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.targets import bus_error
+
+PAGE = mmap.PAGESIZE
+N = 64 * PAGE // 8
+
+
+@ww.kernel
+def copy(a: Any, out: Any) -> None:
+    i = ww.grid(1)
+    out[i] = a[i]
+
+
+@ww.kernel
+def fill(a: Any, value: Any) -> None:
+    i = ww.grid(1)
+    a[i] = value
+
+
+@ww.kernel
+def until_failed(a: Any, seen: Any) -> None:
+    i = ww.grid(1)
+    while not ww.failed():
+        seen[i] = a[a.size - 1]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    np.save(tmp_path / "a.npy", np.arange(N))
+    return tmp_path / "a.npy"
+
+
+@contextlib.contextmanager
+def small_disk(nbytes: int) -> Iterator[Path]:
+    """A file system of its own, which fills up; skips the test where none can be mounted."""
+    at = Path(f"/tmp/warpwell-small-{os.getpid()}")
+    at.mkdir()
+    try:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "none", str(at)], capture_output=True, check=False
+        )
+        if mounted.returncode:
+            pytest.skip("mounting needs root")
+        try:
+            yield at
+        finally:
+            subprocess.run(["umount", "-l", str(at)], check=True)
+    finally:
+        at.rmdir()
+
+
+def test_the_default_on_the_cpu_is_a_mapping(path: Path) -> None:
+    with ww.open(path, device="cpu") as a:
+        assert a.tier == "mapped" and "tier mapped" in repr(a)
+        out = np.zeros(N, np.int64)
+        copy[N](a, out)
+        np.testing.assert_array_equal(out, np.arange(N))
+        assert a.stats.misses == 0 and a.stats.hits is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cache": "64KiB"}, {"page_size": 512}, {"stats": "full"}, {"stats": "basic"}, {"read_once": True},
+     {"share": 0.5}, {"timeout": 5.0}, {"threads": 2}, {"queues": 1}, {"depth": 8}, {"merge": 1}],
+)  # fmt: skip
+def test_an_option_of_a_cache_asks_for_a_cache(path: Path, options: dict[str, Any]) -> None:
+    with ww.open(path, device="cpu", **options) as a:
+        assert a.tier == "storage"
+    with pytest.raises(errors.ArgumentError, match="has no cache of its own: leave cache=, page_size="):
+        ww.open(path, device="cpu", tier="mapped", **options)
+
+
+def test_other_devices_and_media_have_a_cache(path: Path) -> None:
+    with ww.open(path, device="interp") as a:
+        assert a.tier == "storage"
+    with ww.open(ww.storage.RamMedium(np.arange(8)), dtype="i8", device="cpu") as a:
+        assert a.tier == "storage"
+    with pytest.raises(errors.ArgumentError, match="kernels on 'interp' read no mapping"):
+        ww.open(path, device="interp", tier="mapped")
+    with pytest.raises(errors.ArgumentError, match="a Medium is no file"):
+        ww.open(ww.storage.RamMedium(np.arange(8)), dtype="i8", device="cpu", tier="mapped")
+
+
+def test_a_file_system_without_mappings(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_error, "map_guarded", lambda *_: None)
+    with ww.open(path, device="cpu") as a:
+        assert a.tier == "storage" and a[5] == 5
+    with pytest.raises(errors.ArgumentError, match='cannot be mapped.*tier="storage"'):
+        ww.open(path, device="cpu", tier="mapped")
+
+
+def test_what_kernels_and_the_host_write_is_seen_by_both_and_in_the_file(path: Path) -> None:
+    with ww.open(path, "r+", device="cpu") as a:
+        fill[10](a, 7)
+        a[3] = 8
+        assert list(a[[2, 3, 10]]) == [7, 8, 10]
+        out = np.zeros(N, np.int64)
+        copy[N](a, out)
+        assert list(out[[2, 3, 10]]) == [7, 8, 10]
+        a.flush()
+        assert list(np.load(path)[[2, 3, 10]]) == [7, 8, 10]
+        fill[1](a, 9)
+    assert np.load(path)[0] == 9
+
+
+def test_a_read_only_mapping_refuses_stores(path: Path) -> None:
+    path.chmod(0o444)
+    with ww.open(path, device="cpu") as a:
+        with pytest.raises(errors.ReadOnlyError, match=r"a kernel wrote to array 'a\.npy'"):
+            fill[10](a, 7)
+        with pytest.raises(errors.ReadOnlyError):
+            a[0] = 1
+        assert a[0] == 0
+
+
+def test_an_index_out_of_range_touches_nothing(path: Path) -> None:
+    before = path.read_bytes()
+    with ww.open(path, "r+", device="cpu") as a:
+        with pytest.raises(errors.IndexRangeError) as caught:
+            fill[N + 5](a, 1)
+        assert caught.value.size == N
+        with pytest.raises(errors.IndexRangeError):
+            copy[N + 1](a, np.zeros(N + 1, np.int64))
+        assert a[N - 1] == 1
+    assert path.read_bytes()[:128] == before[:128] and path.stat().st_size == len(before)
+
+
+# -- a file that changes under it -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_file_that_is_cut(path: Path, mode: str) -> None:
+    a = ww.open(path, mode, device="cpu")
+    cut = 10 * PAGE
+    os.truncate(path, cut)
+    out = np.full(N, -1)
+    with pytest.raises(errors.MediumError, match=rf"reading byte {cut}.*truncated from .* to {cut} bytes"):
+        copy[N](a, out)
+    np.testing.assert_array_equal(out[: (cut - 128) // 8], np.arange((cut - 128) // 8))
+    assert not out[cut // 8 :].any()
+    # poisoned, also where nothing is missing, and for every way in
+    for use in (lambda: copy[1](a, out), lambda: a[0], lambda: np.asarray(a), lambda: a[[1, 2]]):
+        with pytest.raises(errors.MediumError, match="close the array and open it again"):
+            use()
+    if mode == "r":
+        a.close()
+    else:
+        with pytest.raises((errors.MediumError, errors.FormatError), match="truncated"):
+            a.close()
+    np.save(path, np.arange(N))
+    with ww.open(path, mode, device="cpu") as a:
+        copy[N](a, out)
+        np.testing.assert_array_equal(out, np.arange(N))
+
+
+def test_stores_behind_the_cut_raise_and_do_not_kill(path: Path) -> None:
+    a = ww.open(path, "r+", device="cpu")
+    os.truncate(path, 10 * PAGE)
+    with pytest.raises(errors.MediumError, match=r"truncated.*what kernels stored from that byte on is lost"):
+        fill[N](a, 5)
+    with pytest.raises((errors.MediumError, errors.FormatError)):
+        a.close()
+    assert path.stat().st_size == 10 * PAGE
+    assert (np.fromfile(path, np.int64)[16:] == 5).all()
+
+
+def test_a_kernel_that_waits_is_told(path: Path) -> None:
+    with ww.open(path, device="cpu") as a:
+        os.truncate(path, 10 * PAGE)
+        with pytest.raises(errors.MediumError, match="truncated"):
+            until_failed[4](a, np.zeros(4, np.int64))
+
+
+def test_arrays_beside_it_are_not_poisoned(path: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.arange(N))
+    with ww.open(path, device="cpu") as a, ww.open(tmp_path / "b.npy", device="cpu") as b:
+        os.truncate(path, 10 * PAGE)
+        out = np.zeros(N, np.int64)
+        with pytest.raises(errors.MediumError):
+            copy[N](a, out)
+        copy[N](b, out)
+        np.testing.assert_array_equal(out, np.arange(N))
+
+
+def test_another_handler_of_the_signal_is_no_harm(path: Path) -> None:
+    with ww.open(path, device="cpu") as a:
+        faulthandler.disable()
+        try:
+            faulthandler.enable()
+            os.truncate(path, 10 * PAGE)
+            with pytest.raises(errors.MediumError, match="truncated"):
+                copy[N](a, np.zeros(N, np.int64))
+        finally:
+            faulthandler.enable()
+
+
+FOREIGN = """
+import faulthandler, mmap, os, sys
+import numpy as np
+import warpwell as ww
+if "-X" in sys.argv: faulthandler.enable()
+a = ww.open("a.npy", device="cpu")
+a[[1, 2]]
+if "after" in sys.argv: faulthandler.enable()
+file = open("b.bin", "w+b"); file.truncate(8192)
+other = mmap.mmap(file.fileno(), 8192)
+file.truncate(0)
+other[4096]
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["-X"], ["after"], ["-X", "after"]])
+def test_a_foreign_mapping_that_fails_ends_the_process(path: Path, arguments: list[str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FOREIGN, *arguments], cwd=path.parent, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == -signal.SIGBUS
+    assert ended.stderr.count("Fatal Python error") <= 1
+
+
+def test_a_file_that_was_replaced(path: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "new.npy", np.zeros(N, np.int64))
+    with ww.open(path, device="cpu") as a:
+        os.replace(tmp_path / "new.npy", path)
+        assert a[5] == 5  # header, mapping and reads are those of one file
+        out = np.zeros(N, np.int64)
+        copy[N](a, out)
+        assert out[5] == 5
+    np.save(tmp_path / "new.npy", np.zeros(N, np.int64))
+    b = ww.open(path, "r+", device="cpu")
+    fill[4](b, 3)
+    os.replace(tmp_path / "new.npy", path)
+    with pytest.raises(errors.FormatError, match="was replaced by another file while it was open"):
+        b.close()
+
+
+def test_a_full_disk() -> None:
+    with small_disk(1 << 20) as disk:
+        file = disk / "sparse.bin"
+        with file.open("wb") as f:
+            f.truncate(4 << 20)  # more than there is room for
+        a = ww.open(file, "r+", dtype="i8", device="cpu")
+        with pytest.raises(errors.StorageFullError, match=r"writing byte .*no space is left.*close the array and open"):
+            fill[a.size](a, 3)
+        with pytest.raises(errors.StorageFullError):
+            copy[4](a, np.zeros(4, np.int64))
+        with pytest.raises(errors.StorageFullError):
+            a.close()
+        with pytest.raises(errors.StorageFullError, match="there is no room"):
+            ww.create(disk / "b.npy", 1 << 20, device="cpu")
+
+
+def test_a_failed_sync_poisons(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = ww.open(path, "r+", device="cpu")
+    fill[4](a, 3)
+
+    def fails(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fails)
+        with pytest.raises(errors.MediumError, match="Input/output error"):
+            a.flush()
+    for use in (lambda: copy[1](a, np.zeros(1, np.int64)), a.flush, lambda: a[0]):
+        with pytest.raises(errors.MediumError, match="may be lost"):  # the system would now say that all is well
+            use()
+    with pytest.raises(errors.MediumError, match="may be lost"):
+        a.close()
+
+
+# -- life -----------------------------------------------------------------------------------------------------
+
+
+def mappings(path: Path) -> int:
+    return pathlib.Path("/proc/self/maps").read_text().count(str(path))
+
+
+def test_closing_with_views_alive(path: Path) -> None:
+    a = ww.open(path, device="cpu")
+    part, view = a.reshape(2, -1), a.view()
+    a.close()
+    with pytest.raises(errors.ClosedError):
+        np.asarray(part)
+    with pytest.raises(errors.ClosedError, match="made before its array was closed"):
+        view.address  # noqa: B018
+    assert mappings(path) == 1  # a launch that was left behind would still read it
+    del view
+    assert mappings(path) == 0
+
+
+def test_nothing_is_left(path: Path) -> None:
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    ww.open(path, device="cpu").close()
+    gc.collect()
+    before, guarded = files(), len(bus_error._places)
+    for _ in range(20):
+        with ww.open(path, "r+", device="cpu") as a:
+            fill[2](a, 1)
+        with pytest.raises(errors.SharingError), ww.open(path, "r+", device="cpu"):
+            ww.open(path, "r+", device="cpu")
+    assert (files(), len(bus_error._places), mappings(path)) == (before, guarded, 0)
+
+
+def test_threads_side_by_side(path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            for _ in range(10):
+                with ww.open(path, device="cpu") as a:
+                    out = np.zeros(N, np.int64)
+                    copy[N](a, out)
+                    assert (out == np.arange(N)).all() and a[7] == 7
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert not failures
+
+
+def _total(path: Path, queue: Any) -> None:
+    with ww.open(path, device="cpu") as a:
+        out = np.zeros(N, np.int64)
+        copy[N](a, out)
+        queue.put(int(out.sum()))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_opens_it(path: Path, method: str) -> None:
+    with ww.open(path, device="cpu") as a:
+        copy[4](a, np.zeros(4, np.int64))
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        worker = context.Process(target=_total, args=(path, queue))
+        worker.start()
+        assert queue.get(timeout=60) == N * (N - 1) // 2
+        worker.join(60)
+        assert worker.exitcode == 0 and a[3] == 3
+
+
+def test_an_array_of_the_parent_in_a_child(path: Path) -> None:
+    with ww.open(path, device="cpu") as a:
+        child = os.fork()
+        if not child:
+            try:
+                a[3]
+            except errors.ForkError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert a[3] == 3
+
+
+def test_a_huge_sparse_file(tmp_path: Path) -> None:
+    path = tmp_path / "huge.bin"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek((1 << 40) - 8)
+        file.write(np.int64(42).tobytes())
+    with ww.open(path, "r+", dtype="i8", device="cpu") as a:
+        assert a.tier == "mapped" and a[a.size - 1] == 42 and a[a.size // 2] == 0
+        fill[100](a, 1)
+        a.prefetch(0, 1000)
+        a.evict(0, 1000)
+        assert a[99] == 1 and a[100] == 0
+    assert path.stat().st_blocks * 512 < 1 << 20
+
+
+def test_empty_arrays_and_those_without_dimensions(tmp_path: Path) -> None:
+    for k, items in enumerate((np.zeros((0, 3)), np.array(5.0))):
+        np.save(tmp_path / f"{k}.npy", items)
+        with ww.open(tmp_path / f"{k}.npy", device="cpu") as a:
+            assert a.tier == "mapped"
+            np.testing.assert_array_equal(np.asarray(a), items)
+
+
+def test_residency_is_the_systems(path: Path) -> None:
+    with ww.open(path, device="cpu") as a:
+        a.prefetch(0, 100)
+        a.pin(0, 100)
+        a.unpin(0, 100)
+        a.evict()
+        out = np.zeros(N, np.int64)
+        copy[N](a, out)
+        assert out[-1] == N - 1
+
+
+# -- Ctrl-C ---------------------------------------------------------------------------------------------------
+
+STUCK = """
+import os, signal, threading, time
+import numpy as np
+import warpwell as ww
+
+@ww.kernel
+def spin(a, out):
+    i = ww.grid(1)
+    while not ww.failed():
+        out[0] = a[i]
+
+a = ww.open("a.npy", device="cpu")
+out = np.zeros(4, np.int64)
+try:
+    threading.Timer(20.0, lambda: os._exit(3)).start()
+    threading.Timer(float(os.environ["SECONDS"]), lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    spin[4](a, out)
+except KeyboardInterrupt:
+    print("interrupted", int(a[3]), flush=True)
+    a.close()
+    os._exit(0)
+"""
+
+
+def test_ctrl_c_ends_a_launch_and_the_array_goes_on(path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STUCK], cwd=path.parent, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "SECONDS": "4"},
+    )  # fmt: skip
+    assert ended.stdout == "interrupted 3\n", ended.stderr
