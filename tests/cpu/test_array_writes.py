@@ -341,6 +341,10 @@ def test_a_collection_between_any_two_lines_blocks_nothing(tmp_path: Path) -> No
     done: list[int] = []
 
     def work() -> None:
+        with path.open("rb") as file:
+            repeat(file)
+
+    def repeat(file: Any) -> None:
         for allocations in range(1, 40):
             gc.collect()
             gc.disable()
@@ -350,7 +354,7 @@ def test_a_collection_between_any_two_lines_blocks_nothing(tmp_path: Path) -> No
             gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
             gc.enable()
             try:
-                opening._claim(path)()
+                opening._claim(path, file.fileno())()
             except errors.SharingError:
                 pass
             gc.set_threshold(*thresholds)

@@ -282,7 +282,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path, kind: str, mode: str) -> No
         ({"cache": "1KiB"}, errors.ArgumentError, "smaller than one page of 4096"),
         ({"cache": "lots"}, errors.ArgumentError, "is not a size"),
         ({"cache": 0}, errors.ArgumentError, "positive"),
-        ({"tier": "gpu"}, errors.ArgumentError, "tier 'gpu' is unknown: choose one of storage"),
+        ({"tier": "gpu"}, errors.ArgumentError, "tier 'gpu' is unknown: choose one of auto, mapped, storage"),
         ({"device": "tpu"}, errors.ArgumentError, "device 'tpu' is unknown"),
         ({"mode": "w"}, errors.ArgumentError, 'mode is "r" or'),
         ({"mode": "rb"}, errors.ArgumentError, "create"),

@@ -108,7 +108,7 @@ def test_a_file_system_without_mappings(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bus_error, "map_guarded", lambda *_: None)
     with ww.open(path, device="cpu") as a:
         assert a.tier == "storage" and a[5] == 5
-    with pytest.raises(errors.ArgumentError, match='cannot be mapped.*tier="storage"'):
+    with pytest.raises(errors.ArgumentError, match=r'cannot be mapped.*tier="storage"'):
         ww.open(path, device="cpu", tier="mapped")
 
 

@@ -11,10 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell import errors
-from warpwell.array.header import check_dtype, read_npy
+from warpwell.array.header import Header, check_dtype
+from warpwell.array.header import read_npy as read_open_npy
 from warpwell.cache import format_size, parse_size
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def read_npy(path: Path) -> Header:
+    with path.open("rb") as file:
+        return read_open_npy(path, file.fileno())
 
 
 @given(st.integers(1, 2**62), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " ", "  "]))

@@ -52,7 +52,7 @@ def open_array(
     name: str | None = None,
     **options: Any,
 ) -> Array:
-    """Open an array on storage; with tiers "auto", "mapped" and "storage" no data is loaded.
+    """Open an array on storage; no data is loaded, but for tiers in memory.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def open_array(
     """
     given = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
     chosen = _checked_device(mode, tier, device, cache, given)
-    asked = cache is not None or share is not None or read_once or any(v is not None for v in given.values())
+    asked = any(v is not None for v in (cache, share, read_once or None, *given.values()))
     mapped = _is_mapped(path, tier, chosen, asked)
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     writable = mode == "r+"
@@ -174,6 +174,8 @@ def _checked_device(
 
 def _own_cache(nbytes: int | str | None, device: str, tier: str, file_bytes: int, given: dict[str, Any]) -> Cache:
     """Return a cache for one array, with the number of queues that it can use."""
+    if tier == "mapped":
+        nbytes = 1 << 16  # for what launches latch: it has no pages
     nbytes = DEFAULT_CACHE if nbytes is None else nbytes
     if tier in ("mapped", "host", "device"):
         given = {"queues": 1, "depth": 4, "threads": 1, **given}

@@ -26,7 +26,7 @@ class PageSet:
     cache, as many at a time as its frames hold, with long commands; while the caller works on one wave, the next one
     is read. What a kernel uses need not be in the set: pages that are not in the cache are read on demand.
 
-    Arrays in memory (tiers "host" and "device") have nothing to read: `waves` yields all items at once.
+    Arrays without a cache (tiers "mapped", "host" and "device") have nothing to read: `waves` yields all items at once.
 
     Attributes
     ----------

@@ -200,7 +200,7 @@ class ArrayConformance(ItemConformance):
 
     # -- tiers and life -------------------------------------------------------------------------------------
 
-    def test_four_tiers_give_the_same_results(self, tmp_path: Path) -> None:
+    def test_all_tiers_give_the_same_results(self, tmp_path: Path) -> None:
         n = 5 * PAGE // 8 + 3
         rng = np.random.default_rng(9)
         start = rng.integers(-100, 100, n)
@@ -209,7 +209,7 @@ class ArrayConformance(ItemConformance):
         model = start.copy()
         model[targets] = np.arange(50)
         np.add.at(model, rows, amounts)
-        for tier in ("storage", "host-cached", "host", "device"):
+        for tier in self.tiers:
             np.save(tmp_path / "a.npy", start)
             with self.open(tmp_path / "a.npy", "r+", tier=tier) as a:
                 self.run(write, 50, a, targets, np.arange(50))

@@ -11,6 +11,7 @@ import pytest
 from warpwell import errors
 from warpwell.array import Array, create, open_array
 from warpwell.cache import Cache
+from warpwell.storage.medium import Medium
 
 from .kernels import (
     ADDABLE,
@@ -38,14 +39,26 @@ class ItemConformance:
     DEVICE : {"cpu", "cuda", "interp"}
     SCALE : int
         Factor of sizes; the interpreter takes 1.
+    TIER : str
+        Of arrays that are opened without one.
     """
 
     DEVICE = "cpu"
     SCALE = 8
+    TIER = "auto"
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers that the device has."""
+        return (*(("mapped",) if self.DEVICE == "cpu" else ()), "storage", "host-cached", "host", "device")
 
     def open(self, path: Any, mode: str = "r", **options: Any) -> Array:
-        """Open with four pages of cache, unless told otherwise."""
-        if not isinstance(options.get("cache"), Cache):
+        """Open with four pages of cache, unless told otherwise or in a tier without a cache."""
+        options.setdefault("tier", "auto" if isinstance(path, Medium) else self.TIER)
+        if options["tier"] == "mapped":
+            of_cache = ("cache", "page_size", "timeout", "stats")
+            options = {name: value for name, value in options.items() if name not in of_cache}
+        elif not isinstance(options.get("cache"), Cache):
             options = {"cache": 4 * (PAGE + 8), "page_size": PAGE, "timeout": 20.0, **options}
         return open_array(path, mode, device=self.DEVICE, **options)
 
@@ -311,7 +324,7 @@ class ItemConformance:
         assert np.load(tmp_path / "r.npy").tobytes() == model.tobytes()
 
     def test_views_of_views_write_to_the_same_file(self, tmp_path: Path) -> None:
-        for tier in ("storage", "host-cached", "host", "device"):
+        for tier in self.tiers:
             np.save(tmp_path / "a.npy", np.zeros(24, np.int64))
             with self.open(tmp_path / "a.npy", "r+", tier=tier) as a:
                 b = a.reshape(4, 6).reshape((24,))

@@ -40,14 +40,15 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     how_to_run(components)
 
 
-def how_to_run(parser: argparse.ArgumentParser, cache: str = "256MiB") -> None:
+def how_to_run(parser: argparse.ArgumentParser, cache: str | None = None) -> None:
     """Add the options of a traversal: device, tier, cache."""
     group = parser.add_argument_group("how to run")
     group.add_argument("--device", choices=("cpu", "cuda", "interp"), help="default: cuda if there is a GPU")
-    group.add_argument("--tier", choices=("storage", "host-cached", "host", "device"), default="storage",
-                       help="where the edges live (default storage)")  # fmt: skip
-    group.add_argument("--cache", default=cache, metavar="SIZE", help=f"of the page cache (default {cache})")
-    group.add_argument("--page-size", type=int, default=4096, metavar="BYTES", help="default 4096")
+    group.add_argument("--tier", choices=("auto", "mapped", "storage", "host-cached", "host", "device"), default="auto",
+                       help="where the edges live (default auto: mapped on the cpu if neither --cache nor --page-size "
+                       "is given, else storage)")  # fmt: skip
+    group.add_argument("--cache", default=cache, metavar="SIZE", help=f"of the cache (default {cache or '256MiB'})")
+    group.add_argument("--page-size", type=int, metavar="BYTES", help="default 4096")
     json_option(group)
 
 

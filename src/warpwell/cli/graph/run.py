@@ -14,6 +14,7 @@ from ...graph.algorithms.components import require_undirected
 from ...graph.algorithms.search import require_vertex
 from ...graph.npy import storage_full
 from ...replacing import replacing
+from ...targets import default_device
 from ..arguments import new_file
 from ..output import Output
 
@@ -51,9 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
     """Open a graph with the options of `how_to_run`."""
+    device = arguments.device or default_device()
+    asked = arguments.cache is not None or arguments.page_size is not None
+    mapped = arguments.tier == "mapped" or (arguments.tier == "auto" and device == "cpu" and not asked)
     return LoadedGraph(
-        graph, device=arguments.device, tier=arguments.tier, cache=arguments.cache,
-        page_size=arguments.page_size, stats="full",
+        graph, device=device, tier=arguments.tier, cache=arguments.cache, page_size=arguments.page_size,
+        stats=None if mapped else "full",
     )  # fmt: skip
 
 
@@ -71,10 +75,10 @@ def describe(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str
         "medium": edges.medium.description,
         "emulated": edges.medium.emulated,
         "page_size": edges.cache.page_size,
-        "cache_bytes": edges.cache.cache_bytes,
+        "cache_bytes": None if edges.tier == "mapped" else edges.cache.cache_bytes,
         "edge_bytes": edges.nbytes,
         # what was read before the run: offsets, and for the tiers in memory all edges
-        "loaded_bytes": 8 * (loaded.graph.vertices + 1) + (0 if edges.tier == "storage" else edges.nbytes),
+        "loaded_bytes": 8 * (loaded.graph.vertices + 1) + (0 if edges.tier in ("mapped", "storage") else edges.nbytes),
         "hits": stats.hits if cached else None,
         "misses": stats.misses,
         "evictions": stats.evictions,
