@@ -96,37 +96,51 @@ def open_array(
     """
     given = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
     chosen = _checked_device(mode, tier, device, cache, given)
-    asked = any(v is not None for v in (cache, share, read_once or None, *given.values()))
-    mapped = _is_mapped(path, tier, chosen, asked)
+    mapped = _is_mapped(path, tier, chosen, [cache, share, read_once or None, *given.values()])
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     writable = mode == "r+"
-    medium, header, label, release = _medium(path, writable, dtype, shape, offset, name, mapped)
+    opened = _medium(path, writable, dtype, shape, offset, name, mapped)
+    ours = opened[0] is not path
+    part = _attached(opened, cache, chosen, tier, mapped, given, share, writable=writable, ours=ours)
+    return Array(part, read_once=read_once)
+
+
+_Opened = tuple[Medium, Header, str, Callable[[], None]]
+"""A medium, its layout, the array's name, and the function to call at close."""
+
+
+def _attached(
+    opened: _Opened, cache: int | str | Cache | None, device: str, tier: str, mapped: bool, given: dict[str, Any],
+    share: float | None, *, writable: bool, ours: bool,
+) -> Attachment:  # fmt: skip
+    """Map a medium or attach it to a cache; if that fails, close what was opened (the medium if it is `ours`)."""
+    medium, header, label, release = opened
     own: Cache | None = None
     try:
         mapping = _mapping(medium, label, tier) if mapped else None
         tier = "mapped" if mapping else "storage" if tier == "auto" else tier
         if not isinstance(cache, Cache):
-            cache = own = _own_cache(cache, chosen, tier, medium.nbytes, given)
-        part = Attachment(
+            cache = own = _own_cache(cache, device, tier, medium.nbytes, given)
+        return Attachment(
             medium, header, cache=cache, owns_cache=own is not None, tier=tier, writable=writable, name=label,
             share=share, on_close=release, mapping=mapping,
         )  # fmt: skip
-        return Array(part, read_once=read_once)
     except BaseException:
         if own is not None:
             own.close()
-        if not isinstance(path, Medium):
+        if ours:
             medium.close()
         release()
         raise
 
 
-def _is_mapped(path: Any, tier: str, device: str, asked: bool) -> bool:
-    """Return whether to map the file; `asked` is whether an option of a cache was given."""
+def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
+    """Return whether to map the file; `asked` has the options of a cache, None where they were not given."""
     why = (
         f"kernels on {device!r} read no mapping" if device != "cpu"
         else "a Medium is no file of the system's" if isinstance(path, Medium)
-        else "a mapping has no cache of its own: leave cache=, page_size= and other options of a cache out" if asked
+        else "a mapping has no cache of its own: leave cache=, page_size= and other options of a cache out"
+        if any(option is not None for option in asked)
         else None
     )  # fmt: skip
     if tier == "mapped" and why:
@@ -252,7 +266,7 @@ def require_device(device: str) -> None:
 
 def _medium(
     path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, mapped: bool
-) -> tuple[Medium, Header, str, Callable[[], None]]:
+) -> _Opened:
     """Return the medium of a path, its layout, its name, and the function to call at close."""
     if isinstance(path, Medium):
         if writable and not path.writable:
