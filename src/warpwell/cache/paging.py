@@ -28,7 +28,7 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import clean, find_frame, spare_frame, win_page
+from .frames import clean, find_frame, pool_of, spare_frame, win_page
 from .latch import expired, failed_before, latch, latched, progress
 from .lookup import count, owner_address, queue_of, word_address
 from .stash import give_back, vacate
@@ -39,6 +39,7 @@ from .word import (
     PIN,
     PINS,
     PINS_MAX,
+    READABLE,
     REF,
     VALID,
     evicted,
@@ -50,6 +51,8 @@ from .word import (
 RETRY = -1
 FAILED = -2
 
+LATELY = 1024
+"""Frames that the hand passes while a thread reads a page and comes to the next one, at least."""
 SPARE_STEPS = 16
 """Clock steps spent on a frame for each further page of a merged command."""
 
@@ -249,9 +252,14 @@ def _read_failed(core, space, page, pages, queue, cid, status):
 def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader):
     """Win the pages after `page` that lanes of the group need, for one command; return its number of pages.
 
-    Take only pages that are free at once: the group must not wait while the first page is BUSY.
+    Take only pages that are free at once: the group must not wait while the first page is BUSY. Pages that nobody needs
+    yet are read ahead, as many as stand before `page` in the cache: where pages are read in turn, commands grow.
     """
     most = field(core, at.C_MERGE)
+    ahead = 0
+    if lane == leader and most > 1:
+        ahead = _run_before(core, space, page, most)
+    ahead = shfl(mask, ahead, leader)
     end = field(space, at.S_BASE) + field(space, at.S_PAGES)
     pages = 1
     while pages < most:
@@ -259,7 +267,8 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
         # neighbours of one queue lie in one aligned group of eight
         if following >= end or following & 7 == 0:
             break
-        if not any_sync(mask, wanted == following):
+        needed = any_sync(mask, wanted == following)
+        if not needed and pages > ahead:
             break
         won = 0
         if lane == leader:
@@ -267,7 +276,10 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
             if frame >= 0:
                 if win_page(core, word_address(core, following)):
                     store_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + pages), frame, DEVICE)
-                    count(core, at.N_MISSES, 1)
+                    if needed:
+                        count(core, at.N_MISSES, 1)
+                    else:
+                        count(core, at.N_PREFETCHED, 1)
                     won = 1
                 else:
                     give_back(core, frame)
@@ -275,6 +287,39 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
             break
         pages += 1
     return pages
+
+
+@device
+def _run_before(core, space, page, most):
+    """Return how many pages before `page`, without a gap and up to `most`, are in the cache (thread).
+
+    0 where the page before was not read lately: with random access, many pages have a neighbour in the cache, but the
+    clock's hand has gone far since that came. And in a hashed table, whose words do not tell whose page they hold.
+    """
+    before = 0
+    if field(core, at.C_HASH_MASK) == 0:
+        first = field(space, at.S_BASE)
+        while before < most and page - before > first:
+            old = load_relaxed(word_address(core, page - before - 1), DEVICE)
+            if state_of(old) & READABLE == 0:
+                break
+            if before == 0 and not _lately(core, space, frame_of(old)):
+                break
+            before += 1
+    return before
+
+
+@device
+def _lately(core, space, frame):
+    """Return whether the hand has passed a frame lately (thread); of a page's own frame nobody knows, so yes."""
+    pool = pool_of(core, space)
+    frames = field(pool, at.F_COUNT)
+    if field(pool, at.F_RESIDENT) != 0:
+        return True
+    gone = rem(load_relaxed(pool + 8 * at.F_HAND, DEVICE), frames) - (frame - field(pool, at.F_FIRST))
+    if gone < 0:
+        gone += frames
+    return gone <= max(frames >> 4, LATELY)
 
 
 @device
