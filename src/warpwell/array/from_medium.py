@@ -39,7 +39,7 @@ def to_device(array: Any, start: int, nbytes: int, memory: Any, again: Callable[
         if low < high:
             bulk.stream.copy(target + low - skip, source + low - offset, high - low)
 
-    return _mend(array, bulk.copy(array._nsid, first, end, to=copy), skip, nbytes, again)
+    return _mend(array, bulk.copy(array._nsid, first, end, to=copy), array._origin + start, nbytes, again)
 
 
 def to_host(array: Any, start: int, nbytes: int, again: Callable[[NDArray[np.uint8], int, int], None]) -> Any:
@@ -53,7 +53,7 @@ def to_host(array: Any, start: int, nbytes: int, again: Callable[[NDArray[np.uin
     into = room[-room.ctypes.data % ALIGNMENT :][: (end - first) * page]
     wrong = array.cache.bulk.copy(array._nsid, first, end, into=into)
     out = into[skip : skip + nbytes]
-    return out if _mend(array, wrong, skip, nbytes, lambda low, high: again(out, low, high)) else None
+    return out if _mend(array, wrong, array._origin + start, nbytes, lambda low, high: again(out, low, high)) else None
 
 
 def _pages(array: Any, start: int, nbytes: int) -> tuple[int, int, int]:
@@ -63,14 +63,12 @@ def _pages(array: Any, start: int, nbytes: int) -> tuple[int, int, int]:
 
 
 def _mend(
-    array: Any, wrong: NDArray[np.bool_] | None, skip: int, nbytes: int, again: Callable[[int, int], None]
+    array: Any, wrong: list[tuple[int, int]] | None, byte: int, nbytes: int, again: Callable[[int, int], None]
 ) -> bool:
-    """Read the pages that may be wrong through the cache; return False if they are better read all that way."""
-    if wrong is None:
+    """Read pages that may be wrong through the cache; return False if all are better read that way."""
+    if wrong is None or len(wrong) > PIECES:
         return False
-    edges = np.flatnonzero(np.diff(wrong.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
-    if len(edges) > PIECES:
-        return False
-    for low, high in edges * array.cache.page_size - skip:
-        again(max(int(low), 0), min(int(high), nbytes))
+    page = array.cache.page_size
+    for low, high in wrong:
+        again(max(low * page - byte, 0), min(high * page - byte, nbytes))
     return True

@@ -20,6 +20,7 @@ from ..storage.controller import MAX_WEIGHT, Controller, service_threads
 from ..storage.medium import Medium
 from ..targets import Block, closing, default_device, memory_for
 from ..targets.fault import LaunchFlag, PlainFlag
+from ..targets.launch_stream import LaunchStream
 from ..targets.uninterrupted import interruptible
 from . import layout as at
 from . import maintenance
@@ -460,7 +461,7 @@ class Cache:
     def prefetch(self, nsid: int, first: int, end: int, *, once: bool = False) -> Ticket:
         """Begin to read pages [first, end) into the cache, as many as the array's frames hold."""
         self.require_open()
-        return self.bulk.prefetch(nsid, np.arange(first, min(end, first + self.pool_frames(nsid))), once=once)
+        return self.bulk.prefetch(nsid, (first, min(end, first + self.pool_frames(nsid))), once=once)
 
     def hold(self, nsid: int, first: int, end: int) -> int:
         """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
@@ -566,6 +567,21 @@ class Cache:
                 return launch.counted() if counts else 0
             finally:
                 self.end(flag)
+
+    def run_in(self, stream: LaunchStream, kernel: Any, threads: int, nsid: int, *words: int) -> None:
+        """Run a kernel in a stream of its own, as `run` does; errors of other launches are left alone."""
+        flag = LaunchFlag(self.device)
+        with self._lock:
+            self.require_open()
+            launch = self.launches.take(flag)
+            self.controller.begin()
+            self._in_flight += 1
+            launch.users += 1
+        try:
+            stream.launch(kernel, threads, self.core, launch.space(self.index_of(nsid)), *words)
+            stream.wait()
+        finally:
+            self.end(flag)
 
     def _drain(self) -> bool:
         """Wait until no command is in flight; return False if the medium does not answer in time.

@@ -17,9 +17,11 @@ from warpwell.targets import (
     DEVICE,
     SYSTEM,
     activemask,
+    call_cold,
     compare_exchange,
     device,
     div,
+    fetch_add,
     fetch_or,
     ffs,
     grid,
@@ -27,6 +29,7 @@ from warpwell.targets import (
     lane_id,
     load_acquire,
     load_relaxed,
+    rem,
     shfl,
     store_relaxed,
     syncwarp,
@@ -36,21 +39,37 @@ from warpwell.targets import (
 from . import layout as at
 from .frames import evict_at_hand, own_frame, pool_of
 from .lookup import word_address
-from .paging import evict_page
+from .paging import evict_page, pin_page, unpin
 from .stash import give_back, take_free
 from .transfer import fill, publish
-from .word import BUSY, INVALID, state_of, with_state
+from .word import BUSY, INVALID, REF, state_of, with_state
 
 PRESENT = -1
 """What was found of a page: it is not INVALID. (An INVALID word has no frame, so it is not negative.)"""
-CAME = -2
-CHANGED = -3
-"""Its word is another one: somebody else has read it meanwhile."""
-NO_FRAME = -4
-FAILED = -5
-"""The read failed (stored by the host)."""
 STEPS = 256
 """Most clock steps for one page."""
+
+# -- row: neighbouring pages, which one command reads (device memory) ------------------------------------------------
+T_PAGE = 0
+"""First page."""
+T_COUNT = 1
+T_PLACE = 2
+"""Where the first page is in its source, in pages."""
+ROW_WORDS = 3
+
+# -- counters (device memory): what became of pages -------------------------------------------------------------------
+CAME = 0
+CHANGED = 1
+"""Their words are other ones: somebody else has read them meanwhile."""
+NO_FRAME = 2
+FAILED = 3
+COUNTERS = 4
+
+
+@device
+def row_word(table, row, word):
+    """Return a word of a row (thread)."""
+    return field(table, row * ROW_WORDS + word)
 
 
 @device
@@ -79,7 +98,10 @@ def frame_until(core, pool, limit):
 
 @device
 def publish_known(core, space, page, seen, source, limit, mark, mask, lane, leader):
-    """Publish a page that was read to `source`, if its word is still `seen`; return what became of it (all lanes)."""
+    """Publish a page that was read to `source`, if its word is still `seen` (all lanes).
+
+    Return what became of it (the leader; others CAME or CHANGED). `mark` is REF, or 0.
+    """
     frame = -1
     result = CHANGED
     if lane == leader:
@@ -105,63 +127,92 @@ def publish_known(core, space, page, seen, source, limit, mark, mask, lane, lead
 
 
 @kernel
-def look_pages(core, first, pages, words, n):
-    """Store in ``words[k]`` what `look` finds of page ``first + pages[k]``."""
-    k = grid(1)
-    if k < n:
-        store_relaxed(words + 8 * k, look(core, first + load_relaxed(pages + 8 * k, SYSTEM)), SYSTEM)
+def look_rows(core, table, words, n, most, absent):
+    """Keep what `look` finds of the pages of a row; store in ``absent[row]`` how many are not in the cache."""
+    row = grid(1)
+    if row < n:
+        page = row_word(table, row, T_PAGE)
+        found = 0
+        for j in range(row_word(table, row, T_COUNT)):
+            seen = look(core, page + j)
+            store_relaxed(words + 8 * (row * most + j), seen, DEVICE)
+            if seen >= 0:
+                found += 1
+        store_relaxed(absent + 8 * row, found, SYSTEM)
 
 
 @kernel
-def publish_pages(core, space, pages, words, places, n, each, source, limit, mark):
-    """Publish ``words[k]`` of page ``base + pages[k]`` from ``places[k]`` of `source`; a warp takes `each` pages.
+def compare_rows(core, table, words, n, most, same):
+    """Store in ``same[row]`` how many pages of a row were not in the cache at `look_rows`, nor ever since."""
+    row = grid(1)
+    if row < n:
+        page = row_word(table, row, T_PAGE)
+        found = 0
+        for j in range(row_word(table, row, T_COUNT)):
+            seen = load_relaxed(words + 8 * (row * most + j), DEVICE)
+            if seen >= 0 and look(core, page + j) == seen:
+                found += 1
+        store_relaxed(same + 8 * row, found, SYSTEM)
 
-    The result is stored in ``words[k]``; negative words are left alone.
-    """
+
+@kernel
+def publish_rows(core, space, table, words, first, n, most, unit, source, limit, mark, counters):
+    """Publish the pages of rows [first, first + n) from their places in `source`; a warp takes `unit` of a row."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
-    width = warp_size()
-    first = div(grid(1), width) * each
-    base = field(space, at.S_BASE)
-    shift = field(core, at.C_PAGE_SHIFT)
-    page = 0
-    seen = -1
-    place = 0
-    result = 0
-    for j in range(each):
-        inside = j & (width - 1)
-        if inside == 0:
-            # each lane one page of the next `width`: one read over the bus for all of them
-            k = first + j + lane
-            seen = -1
-            if k < n and j + lane < each:
-                page = base + load_relaxed(pages + 8 * k, SYSTEM)
-                seen = load_relaxed(words + 8 * k, SYSTEM)
-                place = load_relaxed(places + 8 * k, SYSTEM)
-            result = seen
-        word = shfl(mask, seen, inside)
-        if word >= 0:
-            at_page = shfl(mask, page, inside)
-            from_place = source + (shfl(mask, place, inside) << shift)
-            found = publish_known(core, space, at_page, word, from_place, limit, mark, mask, lane, leader)
-            found = shfl(mask, found, leader)
-            if lane == inside:
-                result = found
-        if inside == width - 1 or j == each - 1:
-            k = first + j - inside + lane
+    groups = div(most + unit - 1, unit)
+    warp = div(grid(1), warp_size())
+    if warp < n * groups:
+        row = first + div(warp, groups)
+        low = rem(warp, groups) * unit
+        page = row_word(table, row, T_PAGE)
+        place = row_word(table, row, T_PLACE)
+        shift = field(core, at.C_PAGE_SHIFT)
+        for j in range(low, min(low + unit, row_word(table, row, T_COUNT))):
+            seen = load_relaxed(words + 8 * (row * most + j), DEVICE)
             if seen >= 0:
-                store_relaxed(words + 8 * k, result, SYSTEM)
+                at_place = source + ((place + j) << shift)
+                result = publish_known(core, space, page + j, seen, at_place, limit, mark, mask, lane, leader)
+                if lane == leader:
+                    fetch_add(counters + 8 * result, 1, DEVICE)
+                syncwarp(mask)
+
+
+@kernel
+def touch_rows(core, space, table, n, most, counters):
+    """Read the pages of rows on demand, one a warp: where rows are short, many warps are faster than one host."""
+    mask = activemask()
+    lane = lane_id()
+    leader = ffs(mask) - 1
+    warp = div(grid(1), warp_size())
+    row = div(warp, most)
+    j = rem(warp, most)
+    if row < n and j < row_word(table, row, T_COUNT):
+        page = row_word(table, row, T_PAGE) + j
+        absent = 0
+        if lane == leader and look(core, page) >= 0:
+            absent = 1
+        if shfl(mask, absent, leader) != 0:
+            frame = call_cold(pin_page, core, space, page, -1, mask, lane, leader)
+            if lane == leader:
+                result = FAILED
+                if frame >= 0:
+                    result = CAME
+                    fetch_or(word_address(core, page), REF, DEVICE)
+                    unpin(word_address(core, page), 0)
+                fetch_add(counters + 8 * result, 1, DEVICE)
             syncwarp(mask)
 
 
 @kernel
-def leave_pages(core, space, pages, n):
-    """Evict pages ``base + pages[k]`` that are clean and that nobody holds, one a warp."""
+def leave_rows(core, space, table, n):
+    """Evict pages of rows that are clean and that nobody holds; a warp takes a row."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
-    k = div(grid(1), warp_size())
-    if k < n:
-        page = field(space, at.S_BASE) + load_relaxed(pages + 8 * k, SYSTEM)
-        evict_page(core, space, page, mask, lane, leader)
+    row = div(grid(1), warp_size())
+    if row < n:
+        page = row_word(table, row, T_PAGE)
+        for j in range(row_word(table, row, T_COUNT)):
+            evict_page(core, space, page + j, mask, lane, leader)

@@ -53,6 +53,8 @@ FAILED = -2
 
 LATELY = 1024
 """Frames that the hand passes while a thread reads a page and comes to the next one, at least."""
+FEW = 64
+"""Frames below which nothing is read ahead."""
 SPARE_STEPS = 16
 """Clock steps spent on a frame for each further page of a merged command."""
 
@@ -311,11 +313,16 @@ def _run_before(core, space, page, most):
 
 @device
 def _lately(core, space, frame):
-    """Return whether the hand has passed a frame lately (thread); of a page's own frame nobody knows, so yes."""
+    """Return whether the hand has passed a frame lately (thread).
+
+    Of a page's own frame nobody knows, so yes; where there are few frames, other threads need them now, so no.
+    """
     pool = pool_of(core, space)
     frames = field(pool, at.F_COUNT)
     if field(pool, at.F_RESIDENT) != 0:
         return True
+    if frames < FEW:
+        return False
     gone = rem(load_relaxed(pool + 8 * at.F_HAND, DEVICE), frames) - (frame - field(pool, at.F_FIRST))
     if gone < 0:
         gone += frames

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,19 +23,19 @@ from ..storage.host_reads import HostReads
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
 from . import known_pages
-from .known_pages import CAME, FAILED, NO_FRAME
+from .known_pages import CAME, CHANGED, FAILED, T_COUNT, T_PAGE, T_PLACE
 from .layout import BLOCK, F_HAND
 from .word import REF
 
-SLOTS = 3
-"""Slots of staging: one that is read, one whose read is waited for, one that is published."""
+SLOTS = 4
+"""Slots of staging: two are read, two are published or copied."""
 SLOT_BYTES = {"cuda": 16 << 20, "cpu": 4 << 20, "interp": 16 << 10}
 COMMAND_BYTES = 128 << 10
 """Most bytes of a command: a page that a kernel waits for waits for one of them at most."""
-GAP_BYTES = 4096
-"""Bytes between two wanted pages that are read too, because a command of their own would cost more."""
-BATCH = 1 << 17
-"""Pages that are looked at together."""
+SHORT_BYTES = 16 << 10
+"""Mean bytes of a command below which a GPU's warps read the pages one by one: the host submits a million a second."""
+BATCH = {"cuda": 1 << 20, "cpu": 1 << 16, "interp": 1 << 10}
+"""Pages that are looked at together, at most."""
 
 
 class Ticket:
@@ -125,6 +126,9 @@ class Frames(Protocol):
     def look_soon(self, nsid: int) -> None:
         """See after the next launch whether all pages of an array are in the cache."""
 
+    def run_in(self, stream: LaunchStream, kernel: Any, threads: int, nsid: int, *words: int) -> None:
+        """Run a kernel that may wait for storage in a stream; raise what it latched."""
+
 
 class Bulk:
     """Bulk reads for the arrays of one cache. Staging is allocated with the first.
@@ -158,19 +162,19 @@ class Bulk:
     def prefetch(
         self,
         nsid: int,
-        pages: NDArray[np.int64],
+        pages: NDArray[np.int64] | tuple[int, int],
         *,
         once: bool = False,
         after: Ticket | None = None,
         leave: NDArray[np.int64] | None = None,
     ) -> Ticket:
-        """Begin to read ascending pages of an array into the cache.
+        """Begin to read pages of an array into the cache.
 
         Parameters
         ----------
         nsid : int
-        pages : ndarray
-            Counted from the array's first.
+        pages : ndarray or (int, int)
+            Ascending numbers, counted from the array's first page; or the first and the end of a range.
         once : bool
             Whether the clock may take them when it first comes by.
         after : Ticket, optional
@@ -178,7 +182,7 @@ class Bulk:
         leave : ndarray, optional
             Pages that are evicted first, if they are clean and nobody holds them.
         """
-        ticket = Ticket(len(pages))
+        ticket = Ticket(len(pages) if isinstance(pages, np.ndarray) else max(0, pages[1] - pages[0]))
         if not ticket.pages:
             return ticket
         cache, mark = self._cache, 0 if once else REF
@@ -186,13 +190,12 @@ class Bulk:
         def work() -> None:
             with self._turn, cache.held():
                 self._prepare()
-                core, record, pool = cache.records(nsid)
-                ticket.hand = self._read_word(pool + 8 * F_HAND)
+                job = _Job(self, nsid)
+                ticket.hand = self._read_word(job.pool + 8 * F_HAND)
                 limit = (after or ticket).hand + 2 * cache.pool_frames(nsid)
                 if leave is not None:
-                    self._leave(core, record, leave)
-                publisher = _Publisher(self, ticket, core, record, cache.space(nsid), limit, mark)
-                self._prefetch(ticket, nsid, pages, publisher)
+                    job.leave(leave)
+                job.prefetch(ticket, pages, limit, mark)
                 cache.look_soon(nsid)
 
         with self._lock:
@@ -242,66 +245,26 @@ class Bulk:
         for ticket in list(self._tickets):
             ticket.wait(2 * self._cache.timeout)
 
-    def _prefetch(self, ticket: Ticket, nsid: int, pages: NDArray[np.int64], publisher: _Publisher) -> None:
-        cache = self._cache
-        space, core = cache.space(nsid), cache.records(nsid)[0]
-        reader = _Reader(self, nsid, cache.page_size)
-        for start in range(0, len(pages), BATCH):
-            some = pages[start : start + BATCH]
-            words = self.look(core, space.base, some)
-            absent = np.flatnonzero(words >= 0)
-            ticket.present += len(some) - len(absent)
-            if not len(absent):
-                continue
-            if space.host:
-                publisher.from_memory(some[absent], words[absent])
-            else:
-                reader.run(some[absent], words[absent], publisher)
-            if ticket.cancelled:
-                return
-
-    def _leave(self, core: int, record: int, pages: NDArray[np.int64]) -> None:
-        width = 32 if self._cache.device == "cuda" else 1
-        for start in range(0, len(pages), BATCH):
-            some = pages[start : start + BATCH]
-            address, words = self._batch()
-            words[: len(some)] = some
-            self._stream.launch(known_pages.leave_pages, len(some) * width, core, record, address, len(some))
-            self._stream.wait()
-
     # -- what is read past the cache ----------------------------------------------------------------------------
 
     def copy(
         self, nsid: int, first: int, end: int, *, to: Callable[[int, int, int], None] | None = None, into: Any = None
-    ) -> NDArray[np.bool_] | None:
-        """Read the bytes of pages [first, end) from the medium; return which of these pages were not, or may be wrong.
+    ) -> list[tuple[int, int]] | None:
+        """Read the bytes of pages [first, end) from the medium; return the ranges of pages that may be wrong.
 
         Either ``to(offset, address, nbytes)`` is called for each piece, which is at `address` in staging until the
         work that it gives to `stream` is done; `offset` counts from the first byte of page `first`. Or they are read
         `into` a uint8 array, which starts at a multiple of 4096.
 
-        Pages that are in the cache, or were meanwhile, may be older on the medium. Where most of a part are, none of
-        it is read. Return None if a read failed.
+        Pages that are in the cache, or were meanwhile, may be older on the medium: those are wrong. Return None if a
+        read failed, or if most pages are in the cache: then not all was read.
         """
         cache = self._cache
         with self._turn, cache.held():
             self._prepare()
-            space, core = cache.space(nsid), cache.records(nsid)[0]
-            reader = _Reader(self, nsid, cache.page_size)
-            wrong = np.zeros(end - first, np.bool_)
-            for start in range(first, end, BATCH):
-                pages = np.arange(start, min(start + BATCH, end))
-                part = wrong[start - first :][: len(pages)]
-                before = self.look(core, space.base, pages)
-                if (before < 0).mean() > 0.5:
-                    part[:] = True
-                    continue
-                copier = _Copier(self, to, into, (start - first) * cache.page_size, cache.page_size)
-                if not reader.run(pages, before, copier) or copier.stopped:
-                    return None
-                if space.writable:
-                    part[:] = (before != self.look(core, space.base, pages)) | (before < 0)
-            return wrong
+            return _Job(self, nsid).copy(first, end, to, into)
+
+    # -- staging, and memory for rows -------------------------------------------------------------------------------
 
     @property
     def stream(self) -> LaunchStream:
@@ -309,53 +272,66 @@ class Bulk:
         self._prepare()
         return self._stream
 
-    # -- staging ------------------------------------------------------------------------------------------------
-
     def _prepare(self) -> None:
         if self._staging is not None:
             return
         cache = self._cache
-        self.slot_pages = max(1, SLOT_BYTES[cache.device] // cache.page_size)
-        self.slot_bytes = self.slot_pages * cache.page_size
+        size = cache.page_size
+        self.slot_pages = max(1, SLOT_BYTES[cache.device] // size)
+        self.slot_bytes = self.slot_pages * size
+        self.most = max(1, min(COMMAND_BYTES // size, self.slot_pages // 4))
+        self.rows = max(64, BATCH[cache.device] // self.most)
+        words = self.rows * (known_pages.ROW_WORDS + self.most) + known_pages.COUNTERS
         self._stream = stream_on(cache.device)
-        staging = cache.memory.allocate_shared(SLOTS * (self.slot_bytes + 24 * self.slot_pages) + 16 * BATCH + 8)
+        self._table = cache.memory.allocate(8 * words)
+        self._shared = cache.memory.allocate_shared(8 * self.rows * (known_pages.ROW_WORDS + 1) + 64)
         self._reads = HostReads(cache.controller, slots=SLOTS, rows=self.slot_pages)
-        self._lists_at = SLOTS * self.slot_bytes
-        self._batch_at = self._lists_at + 24 * SLOTS * self.slot_pages
-        self._staging = staging
+        self._staging = cache.memory.allocate_shared(SLOTS * self.slot_bytes)
 
     def staging(self, slot: int) -> int:
         """Return the address of a slot's staging."""
         assert self._staging is not None
         return self._staging.address + slot * self.slot_bytes
 
-    def lists(self, slot: int) -> tuple[int, NDArray[np.int64]]:
-        """Return address and memory of a slot's pages, words and places, shape ``(3, slot_pages)``."""
-        assert self._staging is not None
-        offset = self._lists_at + 24 * slot * self.slot_pages
-        words = self._staging.words[offset // 8 : offset // 8 + 3 * self.slot_pages]
-        return self._staging.address + offset, words.reshape(3, self.slot_pages)
+    @property
+    def table(self) -> int:
+        """Address of the rows (device memory)."""
+        return self._table.address
 
-    def look(self, core: int, base: int, pages: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what `known_pages.look` finds of pages counted from page `base`."""
-        n = len(pages)
-        address, words = self._batch()
-        words[:n] = pages
-        self._stream.launch(known_pages.look_pages, n, core, base, address, address + 8 * BATCH, n)
+    @property
+    def words(self) -> int:
+        """Address of the words that were seen, `most` for each row (device memory)."""
+        return self.table + 8 * known_pages.ROW_WORDS * self.rows
+
+    @property
+    def counters(self) -> int:
+        """Address of the counters (device memory)."""
+        return self.words + 8 * self.most * self.rows
+
+    def put_rows(self, rows: _Rows) -> None:
+        """Copy rows to the device, in the order of the stream."""
+        n = len(rows.pages)
+        table = self._shared.words[: n * known_pages.ROW_WORDS].reshape(n, known_pages.ROW_WORDS)
+        table[:, T_PAGE], table[:, T_COUNT], table[:, T_PLACE] = rows.pages, rows.counts, rows.places
+        self._stream.copy(self.table, self._shared.address, table.nbytes)
+
+    def per_row(self, kernel: Any, core: int, n: int) -> NDArray[np.int64]:
+        """Run `look_rows` or `compare_rows`; return what it stored for each row."""
+        offset = known_pages.ROW_WORDS * self.rows
+        out = self._shared.address + 8 * offset
+        self._stream.launch(kernel, n, core, self.table, self.words, n, self.most, out)
         self._stream.wait()
-        return words[BATCH : BATCH + n].copy()
-
-    def _batch(self) -> tuple[int, NDArray[np.int64]]:
-        """Return address and memory of `BATCH` pages, their words, and one word."""
-        assert self._staging is not None
-        return self._staging.address + self._batch_at, self._staging.words[self._batch_at // 8 :]
+        return self._shared.words[offset : offset + n].copy()
 
     def _read_word(self, address: int) -> int:
-        """Return a word of device memory, in the order of this stream: kernels of others are not waited for."""
-        at, words = self._batch()
-        self._stream.copy(at + 16 * BATCH, address, 8)
+        return int(self.read_words(address, 1)[0])
+
+    def read_words(self, address: int, n: int) -> NDArray[np.int64]:
+        """Return up to 8 words of device memory, in the order of the stream: kernels of others are not waited for."""
+        offset = (known_pages.ROW_WORDS + 1) * self.rows
+        self._stream.copy(self._shared.address + 8 * offset, address, 8 * n)
         self._stream.wait()
-        return int(words[2 * BATCH])
+        return self._shared.words[offset : offset + n].copy()
 
     @contextlib.contextmanager
     def reading(self, into: Any) -> Iterator[HostReads]:
@@ -380,183 +356,214 @@ _lost: list[Any] = []
 """Staging of reads that were never answered: a medium may write to it at any time."""
 
 
-class _Reader:
-    """Reads pages of one array slot by slot."""
+@dataclass
+class _Rows:
+    """Rows of neighbouring pages, each read by one command; counted from the array's first page until `at` its base."""
 
-    def __init__(self, bulk: Bulk, nsid: int, page_size: int) -> None:
-        self._bulk, self._nsid, self._page_size = bulk, nsid, page_size
+    pages: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    places: NDArray[np.int64]
 
-    def run(self, pages: NDArray[np.int64], words: NDArray[np.int64], sink: _Publisher | _Copier) -> bool:
-        """Read ascending pages and pass them to `sink`, until it stops; return False if the medium is silent."""
-        bulk, size = self._bulk, self._page_size
-        slot_pages = bulk.slot_pages
-        most = max(1, min(COMMAND_BYTES // size, slot_pages))
-        starts, firsts, counts, places = _pieces(pages, GAP_BYTES // size, most, slot_pages)
-        slots = -(-int(starts[-1] + counts[-1]) // slot_pages)
-        cuts = np.searchsorted(starts, np.arange(slots + 1) * slot_pages)
-        page_cuts = np.searchsorted(places, np.arange(slots + 1) * slot_pages)
-        sink.begin(pages, words)
-        blocks = size // BLOCK
+    @classmethod
+    def of(cls, pages: NDArray[np.int64] | tuple[int, int], most: int, slot_pages: int) -> _Rows:
+        """Cut ascending pages into rows of at most `most`, and give each a slot of staging and its place there."""
+        if isinstance(pages, tuple):
+            firsts, lengths = np.array([pages[0]]), np.array([pages[1] - pages[0]])
+        else:
+            cut = np.flatnonzero(np.diff(pages) != 1) + 1
+            ends = np.concatenate((cut, [len(pages)]))
+            lengths = np.diff(ends, prepend=0)
+            firsts = pages[ends - lengths]
+        number = -(-lengths // most)
+        which = np.repeat(np.arange(len(firsts)), number)
+        offset = (np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)) * most
+        counts = np.minimum(most, lengths[which] - offset)
+        begin = np.cumsum(counts) - counts
+        room = slot_pages - most + 1  # a row that begins within it ends within the slot
+        slots = begin // room
+        return cls(firsts[which] + offset, counts, slots, begin - slots * room)
+
+    def part(self, chosen: Any) -> _Rows:
+        """Return some of the rows."""
+        return _Rows(self.pages[chosen], self.counts[chosen], self.slots[chosen], self.places[chosen])
+
+
+class _Job:
+    """Bulk reads of one array; the staging is its own meanwhile."""
+
+    def __init__(self, bulk: Bulk, nsid: int) -> None:
+        self._bulk, self._nsid = bulk, nsid
+        self._cache = cache = bulk._cache
+        self._space = cache.space(nsid)
+        self._core, self._record, self.pool = cache.records(nsid)
+        self._width = 32 if cache.device == "cuda" else 1
+        self._left: dict[int, Callable[[], bool]] = {}
+
+    def _batches(self, pages: NDArray[np.int64] | tuple[int, int]) -> Iterator[_Rows]:
+        """Yield rows of pages, as many as are looked at together."""
+        bulk = self._bulk
+        rows = _Rows.of(pages, bulk.most, bulk.slot_pages)
+        for start in range(0, len(rows.pages), bulk.rows):
+            some = rows.part(slice(start, start + bulk.rows))
+            some.slots -= some.slots[0]
+            yield some
+
+    def _put(self, rows: _Rows) -> None:
+        self._bulk.put_rows(_Rows(rows.pages + self._space.base, rows.counts, rows.slots, rows.places))
+
+    # -- into the cache ---------------------------------------------------------------------------------------------
+
+    def prefetch(
+        self, ticket: Ticket, pages: NDArray[np.int64] | tuple[int, int], limit: int, mark: int
+    ) -> None:
+        """Read pages into frames."""
+        bulk, space = self._bulk, self._space
+        bulk.stream.zero(bulk.counters, 8 * known_pages.COUNTERS)
+        try:
+            for rows in self._batches(pages):
+                if ticket.cancelled:
+                    return
+                if space.host:
+                    rows.places = rows.pages
+                self._put(rows)
+                short = rows.counts.mean() * self._cache.page_size < SHORT_BYTES
+                if short and self._width > 1 and bulk.most > 1 and not space.host:
+                    self._touch(rows)
+                    continue
+                absent = bulk.per_row(known_pages.look_rows, self._core, len(rows.pages))
+                ticket.present += int((rows.counts - absent).sum())
+                if space.host:
+                    self._publish(0, len(rows.pages), space.host, limit, mark)
+                    bulk.pages_read += int(absent.sum())
+                    _until(bulk.stream.mark())
+                    continue
+
+                def take(slot: int, low: int, good: NDArray[np.bool_], absent: Any = absent) -> None:
+                    ticket.failed += int(absent[low : low + len(good)][~good].sum())
+                    for first, end in _runs(good):
+                        self._publish(low + first, end - first, bulk.staging(slot), limit, mark)
+
+                if not self._read(rows, absent > 0, take, lambda: ticket.cancelled):
+                    return
+        finally:
+            counts = bulk.read_words(bulk.counters, known_pages.COUNTERS)
+            ticket.came += int(counts[CAME])
+            ticket.present += int(counts[CHANGED])
+            ticket.failed += int(counts[FAILED])
+
+    def _publish(self, first: int, n: int, source: int, limit: int, mark: int) -> None:
+        bulk = self._bulk
+        # on a GPU a warp takes 4 KiB: one page, or eight; else a thread takes a row
+        unit = max(1, 4096 // self._cache.page_size) if self._width > 1 else bulk.most
+        threads = n * -(-bulk.most // unit) * self._width
+        bulk.stream.launch(
+            known_pages.publish_rows, threads, self._core, self._record, bulk.table, bulk.words, first, n, bulk.most,
+            unit, source, limit, mark, bulk.counters,
+        )  # fmt: skip
+
+    def _touch(self, rows: _Rows) -> None:
+        bulk, n = self._bulk, len(rows.pages)
+        most = int(rows.counts.max())
+        words = (bulk.table, n, most, bulk.counters)
+        self._cache.run_in(bulk.stream, known_pages.touch_rows, n * most * self._width, self._nsid, *words)
+
+    def leave(self, pages: NDArray[np.int64]) -> None:
+        """Evict pages that are clean and that nobody holds."""
+        bulk = self._bulk
+        for rows in self._batches(pages):
+            self._put(rows)
+            n = len(rows.pages)
+            bulk.stream.launch(known_pages.leave_rows, n * self._width, self._core, self._record, bulk.table, n)
+            bulk.stream.wait()
+
+    # -- past the cache -----------------------------------------------------------------------------------------
+
+    def copy(
+        self, first: int, end: int, to: Callable[[int, int, int], None] | None, into: Any
+    ) -> list[tuple[int, int]] | None:
+        """Read pages to a function, or into memory; see `Bulk.copy`."""
+        bulk, size = self._bulk, self._cache.page_size
+        wrong: list[tuple[int, int]] = []
+        failed: list[int] = []
+        for rows in self._batches((first, end)):
+            n = len(rows.pages)
+            self._put(rows)
+            absent = bulk.per_row(known_pages.look_rows, self._core, n)
+            if 2 * absent.sum() < rows.counts.sum():
+                return None
+
+            def take(slot: int, low: int, good: NDArray[np.bool_], rows: _Rows = rows) -> None:
+                if not good.all():
+                    failed.append(low)
+                elif to is not None:
+                    count = int(rows.counts[low : low + len(good)].sum())
+                    to((int(rows.pages[low]) - first) * size, bulk.staging(slot), count * size)
+
+            base = None if into is None else int(into.ctypes.data) - first * size
+            done = self._read(rows, np.ones(n, np.bool_), take, lambda: bool(failed), base, into)
+            if failed or not done:
+                return None
+            if self._space.writable:
+                same = bulk.per_row(known_pages.compare_rows, self._core, n)
+                edges = _runs(same != rows.counts)
+                wrong += [(int(rows.pages[a]), int(rows.pages[b - 1] + rows.counts[b - 1])) for a, b in edges]
+        return wrong
+
+    # -- slot by slot -------------------------------------------------------------------------------------------
+
+    def _read(
+        self, rows: _Rows, wanted: NDArray[np.bool_], take: Callable[[int, int, NDArray[np.bool_]], None],
+        stopped: Callable[[], bool], base: int | None = None, into: Any = None,
+    ) -> bool:  # fmt: skip
+        """Read rows from the medium, slot by slot, until `stopped`; return False if the medium is silent.
+
+        They are read to staging, and ``take(slot, first row, good)`` gives work on a slot to the stream; or each page
+        to `base` plus its place in the file.
+        """
+        bulk, size = self._bulk, self._cache.page_size
+        slots = int(rows.slots[-1]) + 1
+        cuts = np.searchsorted(rows.slots, np.arange(slots + 1))
         begun = taken = 0
-        with bulk.reading(sink.into) as reads:
+        with bulk.reading(into) as reads:
             try:
-                while taken < slots and not sink.stopped:
-                    if begun < slots and begun - taken < SLOTS - 1:
-                        slot, rows = begun % SLOTS, slice(cuts[begun], cuts[begun + 1])
-                        sink.finish(slot)
-                        buffers = sink.buffer(slot) + (starts[rows] - begun * slot_pages) * size
-                        reads.start(slot, self._nsid, firsts[rows] * blocks, counts[rows] * blocks, buffers)
-                        bulk.commands += len(buffers)
-                        bulk.pages_read += int(counts[rows].sum())
+                while taken < slots and not stopped():
+                    if begun < slots and begun - taken < SLOTS // 2:
+                        slot = begun % SLOTS
+                        self._finish(slot)
+                        some = rows.part(slice(cuts[begun], cuts[begun + 1]))
+                        some = some.part(wanted[cuts[begun] : cuts[begun + 1]])
+                        to = bulk.staging(slot) + some.places * size if base is None else base + some.pages * size
+                        blocks = size // BLOCK
+                        reads.start(slot, self._nsid, some.pages * blocks, some.counts * blocks, to)
+                        bulk.commands += len(to)
+                        bulk.pages_read += int(some.counts.sum())
                         begun += 1
                         continue
-                    slot, rows = taken % SLOTS, slice(cuts[taken], cuts[taken + 1])
-                    if not reads.wait(slot, bulk._cache.timeout):
+                    slot, low, high = taken % SLOTS, cuts[taken], cuts[taken + 1]
+                    if not reads.wait(slot, self._cache.timeout):
                         return False
-                    chosen = slice(page_cuts[taken], page_cuts[taken + 1])
-                    inside = places[chosen] - taken * slot_pages
-                    status = reads.statuses(slot)
-                    good = np.ones(len(inside), np.bool_)
-                    if status.any():
-                        row = np.searchsorted(starts[rows], places[chosen], side="right") - 1
-                        good = status[row] == 0
-                    sink.take(slot, chosen, inside, good)
+                    good = np.ones(high - low, np.bool_)
+                    good[wanted[low:high]] = reads.statuses(slot) == 0
+                    take(slot, int(low), good)
+                    if base is None:
+                        self._left[slot] = bulk.stream.mark()
                     taken += 1
             finally:
                 for slot in range(SLOTS):
-                    sink.finish(slot)
+                    self._finish(slot)
         return True
 
-
-def _pieces(
-    pages: NDArray[np.int64], gap: int, most: int, slot_pages: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Cut ascending pages into commands.
-
-    Returns the place in staging (in pages), first page and number of pages of each command, and the place of each page.
-    Gaps of up to `gap` pages are read too; no command has more than `most` pages or reaches into the next slot.
-    """
-    cut = np.flatnonzero(np.diff(pages) > gap + 1) + 1
-    first = pages[np.concatenate(([0], cut))]
-    end = pages[np.concatenate((cut - 1, [len(pages) - 1]))] + 1
-    length = end - first
-    at = np.cumsum(length) - length
-    places = pages - np.repeat(first - at, np.diff(np.concatenate(([0], cut, [len(pages)]))))
-    # in places, commands end at multiples of `most`, which divides a slot or is one
-    unit = most if slot_pages % most == 0 else slot_pages
-    low, high = at // unit, (at + length - 1) // unit
-    number = high - low + 1
-    which = np.repeat(np.arange(len(first)), number)
-    index = np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
-    start = np.maximum((low[which] + index) * unit, at[which])
-    stop = np.minimum((low[which] + index + 1) * unit, at[which] + length[which])
-    return start, first[which] + start - at[which], stop - start, places
-
-
-class _Publisher:
-    """Publishes pages of a prefetch."""
-
-    def __init__(
-        self, bulk: Bulk, ticket: Ticket, core: int, record: int, space: Any, limit: int, mark: int
-    ) -> None:
-        self._bulk, self._ticket = bulk, ticket
-        self._core, self._record, self._space = core, record, space
-        self._limit, self._mark = limit, mark
-        self._left: dict[int, tuple[Callable[[], bool], NDArray[np.int64]]] = {}
-        self.into = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing more is wanted."""
-        return self._ticket.cancelled
-
-    def begin(self, pages: NDArray[np.int64], words: NDArray[np.int64]) -> None:
-        """Note the pages that follow, and their words."""
-        self._pages, self._words = pages, words
-
-    def buffer(self, slot: int) -> int:
-        """Return where the next slot is read to."""
-        return self._bulk.staging(slot)
-
-    def take(self, slot: int, chosen: slice, places: NDArray[np.int64], good: NDArray[np.bool_]) -> None:
-        """Begin to publish what a slot holds of pages ``pages[chosen]``, at `places` of it."""
-        words = np.where(good, self._words[chosen], FAILED)
-        self._publish(slot, self._pages[chosen], words, places, self._bulk.staging(slot))
-
-    def _publish(
-        self, slot: int, pages: NDArray[np.int64], words: NDArray[np.int64], places: NDArray[np.int64], source: int
-    ) -> None:
-        n = len(pages)
-        address, lists = self._bulk.lists(slot)
-        lists[0, :n], lists[1, :n], lists[2, :n] = pages, words, places
-        cache, step = self._bulk._cache, 8 * self._bulk.slot_pages
-        each, width = (max(1, GAP_BYTES // cache.page_size), 32) if cache.device == "cuda" else (-(-n // 4), 1)
-        self._bulk.stream.launch(
-            known_pages.publish_pages, -(-n // each) * width, self._core, self._record, address, address + step,
-            address + 2 * step, n, each, source, self._limit, self._mark,
-        )  # fmt: skip
-        self._left[slot] = self._bulk.stream.mark(), lists[1, :n]
-
-    def from_memory(self, pages: NDArray[np.int64], words: NDArray[np.int64]) -> None:
-        """Publish pages of an array whose data are in memory that the device reads."""
-        some = self._bulk.slot_pages
-        for k, start in enumerate(range(0, len(pages), some)):
-            if self._ticket.cancelled:
-                break
-            self.finish(k % SLOTS)
-            part = pages[start : start + some]
-            self._publish(k % SLOTS, part, words[start : start + some], part, self._space.host)
-            self._bulk.pages_read += len(part)
-        for slot in range(SLOTS):
-            self.finish(slot)
-
-    def finish(self, slot: int) -> None:
-        """Wait until a slot's staging may be used again, and count what became of its pages."""
-        if slot not in self._left:
-            return
-        done, results = self._left.pop(slot)
-        _until(done)
-        ticket = self._ticket
-        came, short, failed = (int((results == what).sum()) for what in (CAME, NO_FRAME, FAILED))
-        ticket.came += came
-        ticket.failed += failed
-        ticket.present += len(results) - came - short - failed
-
-
-class _Copier:
-    """Passes what is read on to a function, or has it read to where it is wanted."""
-
-    def __init__(
-        self, bulk: Bulk, to: Callable[[int, int, int], None] | None, into: Any, offset: int, page_size: int
-    ) -> None:
-        self._bulk, self._to, self.into = bulk, to, into
-        self._offset, self._page_size = offset, page_size
-        self._next = 0
-        self._left: dict[int, Callable[[], bool]] = {}
-        self.stopped = False
-
-    def begin(self, pages: NDArray[np.int64], words: NDArray[np.int64]) -> None:
-        """Contiguous pages follow."""
-
-    def buffer(self, slot: int) -> int:
-        """Return where the next slot is read to."""
-        if self.into is None:
-            return self._bulk.staging(slot)
-        self._next += self._bulk.slot_bytes
-        return int(self.into.ctypes.data) + self._offset + self._next - self._bulk.slot_bytes
-
-    def take(self, slot: int, chosen: slice, places: NDArray[np.int64], good: NDArray[np.bool_]) -> None:
-        """Pass a slot on."""
-        self.stopped |= not good.all()
-        if self._to is not None and not self.stopped:
-            size = self._page_size
-            self._to(self._offset + chosen.start * size, self._bulk.staging(slot), len(places) * size)
-            self._left[slot] = self._bulk.stream.mark()
-
-    def finish(self, slot: int) -> None:
+    def _finish(self, slot: int) -> None:
         """Wait until a slot's staging may be used again."""
         if slot in self._left:
             _until(self._left.pop(slot))
+
+
+def _runs(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the ranges [first, end) of what is chosen."""
+    edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    return [(int(a), int(b)) for a, b in edges]
 
 
 def _until(done: Callable[[], bool]) -> None:
@@ -565,4 +572,4 @@ def _until(done: Callable[[], bool]) -> None:
     while not done():
         attempt += 1
         if attempt > 50:
-            time.sleep(min(20e-6 * (attempt - 50), 1e-3))
+            time.sleep(min(20e-6 * (attempt - 50), 1e-4))

@@ -26,7 +26,7 @@ class ArrayConformance(ItemConformance):
     # -- cache ----------------------------------------------------------------------------------------------
 
     def test_full_statistics_add_up(self, numbers: Path) -> None:
-        with self.open(numbers, stats="full", cache=64 * PAGE) as a:
+        with self.open(numbers, stats="full", cache=64 * PAGE, merge=1) as a:  # nothing is read ahead
             out = np.zeros(1, np.int64)
             self.run(total, 1, a, 8, 2, out)
             items = -(-a.size // 8)
@@ -46,7 +46,7 @@ class ArrayConformance(ItemConformance):
     def test_prefetched_pages_are_no_misses(self, numbers: Path) -> None:
         out = np.zeros(1, np.int64)
         for by_host in (True, False):
-            with self.open(numbers, cache=64 * PAGE) as a:
+            with self.open(numbers, cache=64 * PAGE, merge=1) as a:
                 if by_host:
                     assert a.prefetch(0, 4 * PAGE // 8).wait(30)  # five pages, because of the header
                 else:
@@ -62,6 +62,18 @@ class ArrayConformance(ItemConformance):
                 flags = np.ones(1, np.int64)
                 self.run(ask_for, 1, a, np.array([a.size]), flags)
                 assert flags[0] == 0, "a prefetch past the end is no error and no page"
+
+    def test_pages_read_in_turn_are_read_ahead(self, numbers: Path) -> None:
+        with self.open(numbers, cache=64 * PAGE, merge=8) as a:
+            out = np.zeros(1, np.int64)
+            self.run(total, 1, a, 8, 1, out)
+            assert out[0] == np.arange(0, a.size, 8).sum()
+            s = a.stats
+            # 0; 1 and 2; 3 to 6; 7, where a queue ends; 8 to 11
+            assert (s.misses, s.prefetched, s.read_commands, s.bytes_read) == (5, 7, 5, 12 * PAGE)
+        with self.open(numbers, cache=64 * PAGE, merge=8) as a:
+            self.run(read, 4, a, np.array([10, 4, 8, 2]) * (PAGE // 8), np.zeros(4, np.int64))
+            assert (a.stats.misses, a.stats.prefetched) == (4, 0), "not where pages have no neighbour in the cache"
 
     def test_pinned_pages_stay(self, numbers: Path) -> None:
         out = np.zeros(1, np.int64)
