@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import warpwell as ww
 from warpwell.array import bulk
+from warpwell.array.items import item_of
 from warpwell.array.page_set import PageSetView
-from warpwell.array.view import ArrayView, ViewStatic
+from warpwell.array.view import ArrayView, ViewField, ViewStatic
 from warpwell.cache import known_pages, maintenance
 from warpwell.targets.compiler import run_cuda
 from warpwell.targets.compiler.hooks import seam_for
@@ -19,8 +21,16 @@ from warpwell.targets.device import linked_functions
 pytestmark = pytest.mark.ptx
 
 
+def record_view():
+    """Records of a float32 and a bfloat16, packed after a byte."""
+    x, h = view("<f4", writable=True, aligned=False).static, view("bfloat16", writable=True, aligned=False).static
+    fields = ViewField("x", 1, (), (), replace(x, stride=7)), ViewField("h", 5, (), (), replace(h, stride=7))
+    static = replace(x, dtype="V7", stride=7, fields=fields)
+    return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
+
+
 def view(dtype="<i8", ndim=1, *, cached=True, hashed=False, writable=False, full=False, aligned=True):
-    stride = np.dtype(dtype).itemsize if ndim == 1 else 0
+    stride = item_of(dtype).stored.itemsize if ndim == 1 else 0
     static = ViewStatic(dtype, ndim, cached, hashed, writable, full, aligned, stride)
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
@@ -66,6 +76,18 @@ def test_page_sets_compile_and_mark_by_one_atomic():
 
 
 @ww.kernel
+def copy_item(a, out):
+    i = ww.grid(1)
+    a[i] = a[i + 1] + out[i]
+
+
+@ww.kernel
+def copy_field(a, out):
+    i = ww.grid(1)
+    a["h"][i] = a["x"][i] + out[i]
+
+
+@ww.kernel
 def read_two(a, out):
     i, j = ww.grid(2)
     out[i] = a[i, j] + a.shape[1] + len(a)
@@ -99,6 +121,9 @@ WORD = np.int64(0)
         (write_all, (view(), OUT), 1),
         (read_two, (view(ndim=2), OUT), 2),
         (histogram, (view(), OUT), 1),
+        (copy_item, (view("<f2", writable=True), FOUR), 1),
+        (copy_item, (view("bfloat16", writable=True, cached=False), FOUR), 1),
+        (copy_field, (record_view(), FOUR), 1),
         (maintenance.flush_frames, (WORD,) * 6, 1),
         (maintenance.settle_queues, (WORD,) * 2, 1),
         (known_pages.look_rows, (WORD,) * 6, 1),

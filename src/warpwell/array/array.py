@@ -20,10 +20,11 @@ from .header import check_extents
 from .items import code_of, require_bits
 from .on_storage import OnStorage
 from .page_set import PageSet
-from .view import ArrayView, ViewStatic
+from .view import ArrayView, ViewField, ViewStatic
 
 TIERS = ("mapped", "storage", "host-cached", "host", "device")
 INT64_MAX = (1 << 63) - 1
+_How = tuple[bool, bool, bool, bool]
 
 
 class Array(OnStorage):
@@ -58,6 +59,7 @@ class Array(OnStorage):
         self.read_once = read_once
         self._strides = _c_strides(header.shape, header.dtype.itemsize)
         self._origin = header.origin
+        self._static: tuple[_How, ViewStatic] | None = None
         self._base: Array | None = None
         self._part = part
         self._nsid = self._part.nsid
@@ -99,6 +101,7 @@ class Array(OnStorage):
         other.__dict__.update(self.__dict__)
         other.shape, other.dtype, other._strides = shape, dtype, strides
         other._origin = self._origin + offset
+        other._static = None
         # the root, not an array between; and not `or`: an array of length 0 counts as false
         other._base = self if self._base is None else self._base
         return other
@@ -124,19 +127,10 @@ class Array(OnStorage):
         """Return the struct that device code receives (see `warpwell.targets.KernelArgument`)."""
         cached = self._part.cached
         constants = self.cache.constants(self._nsid, flag)
-        itemsize = self.dtype.itemsize
-        unit = itemsize // 2 if self.dtype.kind == "c" else itemsize
-        aligned = unit & (unit - 1) == 0 and all(n % unit == 0 for n in (self._origin, *self._strides))
-        static = ViewStatic(
-            dtype=code_of(self.dtype) if self.dtype.fields is None else f"V{itemsize}",
-            ndim=self.ndim,
-            cached=cached,
-            hashed=cached and self.cache.hashed,
-            writable=self.writable,
-            full=cached and self.cache.full,
-            aligned=aligned,
-            stride=self._strides[-1] if self.ndim == 1 or (self.ndim and not cached) else 0,
-        )
+        how = cached, cached and self.cache.hashed, self.writable, cached and self.cache.full
+        if self._static is None or self._static[0] != how:
+            self._static = how, _static(self.dtype, self._origin, self._strides, how)
+        static = self._static[1]
         values: dict[str, int | tuple[int, ...]] = {
             "shape": self.shape, "strides": self._strides, "size": min(self.size, INT64_MAX),
             "space": constants["space"],
@@ -367,6 +361,29 @@ class _Active:
         """Abort all waits of device code."""
         self._flag.interrupt()
         self._array.abort(self._flag)
+
+
+def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> ViewStatic:
+    """Return the compile-time parameters of a view, and those of its fields."""
+    itemsize = dtype.itemsize
+    cached, hashed, writable, full = how
+    unit = itemsize // 2 if dtype.kind == "c" else itemsize
+    fields = []
+    for name, (kind, offset, *_) in (dtype.fields or {}).items():
+        base, inner = kind.subdtype or (kind, ())
+        steps = _c_strides(inner, base.itemsize)
+        fields.append(ViewField(name, offset, inner, steps, _static(base, origin + offset, strides + steps, how)))
+    return ViewStatic(
+        dtype=f"V{itemsize}" if fields else code_of(dtype),
+        ndim=len(strides),
+        aligned=unit & (unit - 1) == 0 and all(n % unit == 0 for n in (origin, *strides)),
+        stride=strides[-1] if len(strides) == 1 or (strides and not cached) else 0,
+        fields=tuple(fields),
+        cached=cached,
+        hashed=hashed,
+        writable=writable,
+        full=full,
+    )
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

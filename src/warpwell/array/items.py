@@ -138,7 +138,7 @@ def item_of(code: str) -> Item:
 
 def code_of(dtype: np.dtype[Any]) -> str:
     """Return the code of items of a dtype."""
-    if dtype.name == BFLOAT16 or is_bits(dtype):
+    if is_bits(dtype) or (dtype.kind == "V" and dtype.name == BFLOAT16):
         return BFLOAT16
     return dtype.str
 

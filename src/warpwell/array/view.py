@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from .. import errors
 from ..targets import DeviceStruct, struct_function, struct_method
+from ..targets.struct import Part
 from . import elements
 
 METHODS = {
@@ -31,6 +33,19 @@ class ViewStatic:
     aligned: bool
     stride: int
     """Bytes between the items of the last dimension, of direct memory or a 1-d view; 0 for others."""
+    fields: tuple[ViewField, ...] = ()
+    """Fields of records."""
+
+
+class ViewField(NamedTuple):
+    """A field of records: ``a["name"]`` in a kernel is a view of it."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    """Shape of the field, if it is an array itself."""
+    strides: tuple[int, ...]
+    static: ViewStatic
 
 
 class ArrayView(DeviceStruct):
@@ -73,6 +88,18 @@ class ArrayView(DeviceStruct):
         """Return the members: addresses, sizes, then shape and strides (bytes)."""
         names = [*elements.CACHED_MEMBERS] if static.cached else [*elements.DIRECT_MEMBERS]
         return [*((name, None) for name in names), ("shape", static.ndim), ("strides", static.ndim)]
+
+    @classmethod
+    def part(cls, static: ViewStatic, name: str) -> Part:
+        """Return how the view of a field follows from that of its records."""
+        field = next((field for field in static.fields if field.name == name), None)
+        if field is None:
+            known = ", ".join(field.name for field in static.fields) or "none: the array is no array of records"
+            raise errors.DTypeError(f"items of {static.dtype} have no field {name!r}: known are {known}")
+        moved = {"origin" if static.cached else "data": field.offset}
+        return Part(
+            field.static, moved, {"size": math.prod(field.shape)}, {"shape": field.shape, "strides": field.strides}
+        )
 
     @classmethod
     def implementation(cls, name: str, static: ViewStatic, ndim: int | None) -> Callable[..., Any] | None:

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+
+from .. import errors
+
+
+class Part(NamedTuple):
+    """How ``s["name"]``, a struct of the same class, follows from a struct.
+
+    Attributes
+    ----------
+    static : hashable
+        Its compile-time parameters.
+    plus, times : dict of str to int
+        What members are multiplied by, then added to; others are the same.
+    more : dict of str to tuple of int
+        What is appended to tuples.
+    """
+
+    static: Any
+    plus: dict[str, int]
+    times: dict[str, int]
+    more: dict[str, tuple[int, ...]]
 
 
 class DeviceStruct:
@@ -44,6 +65,11 @@ class DeviceStruct:
         `ndim` is the number of integers in the index; None where the first argument is no integer index.
         """
         raise NotImplementedError
+
+    @classmethod
+    def part(cls, static: Any, name: str) -> Part:
+        """Return how ``s["name"]`` follows from a struct, for a constant name; raise DTypeError if there is none."""
+        raise errors.DTypeError(f"{cls.__name__} has no part {name!r}")
 
     def flat(self) -> tuple[int, ...]:
         """Return the values in the order of the layout, tuples spread out."""
@@ -91,7 +117,18 @@ class DeviceStruct:
         return function(self, *args)
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return self._part_of(self.part(self.static, index))
         return self._call("getitem", index)
+
+    def _part_of(self, part: Part) -> DeviceStruct:
+        values: dict[str, int | tuple[int, ...]] = {}
+        for name, value in self._values.items():
+            if isinstance(value, tuple):
+                values[name] = value + part.more.get(name, ())
+            else:
+                values[name] = value * part.times.get(name, 1) + part.plus.get(name, 0)
+        return type(self)(part.static, values)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._call("setitem", index, value)

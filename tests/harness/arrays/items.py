@@ -17,7 +17,9 @@ from .kernels import (
     ADDABLE,
     DTYPES,
     PAGE,
+    RECORD,
     add,
+    fields_of_records,
     old_values,
     read,
     read2,
@@ -25,6 +27,7 @@ from .kernels import (
     transfer2,
     transfer3,
     transfer4,
+    unknown_field,
     values_of,
     write,
 )
@@ -115,6 +118,26 @@ class ItemConformance:
                     self.run(add, n, a, index, model)
         raw = (tmp_path / "raw").read_bytes()
         assert raw == b"\xaa" * offset + model[::-1].tobytes() + b"\xbb" * 5
+
+    @pytest.mark.parametrize("tier", ["storage", "host"])
+    def test_kernels_name_fields_of_records(self, tmp_path: Path, tier: str) -> None:
+        n = 3 * PAGE // RECORD.itemsize
+        rng = np.random.default_rng(5)
+        model = rng.integers(0, 256, n * RECORD.itemsize).astype(np.uint8).view(RECORD)
+        model["x"], model["v"], model["in"]["h"] = rng.random(n), rng.random((n, 3)), rng.random(n)
+        np.save(tmp_path / "r.npy", model)
+        out = np.zeros((n, 5))
+        with self.open(tmp_path / "r.npy", "r+", tier=tier) as a:
+            self.run(fields_of_records, n, a, out)
+            with pytest.raises(Exception, match="no field 'y': known are id, x, v, in"):
+                self.run(unknown_field, 1, a, out)
+        inner = model["in"]
+        for k, column in enumerate((model["x"], model["v"][:, 2], inner["a"], inner["h"], np.full(n, 4 * n))):
+            np.testing.assert_array_equal(out[:, k], column)
+        model["x"], inner["h"] = -1.5, model["v"][:, 0]
+        assert np.load(tmp_path / "r.npy").tobytes() == model.tobytes()
+        with self.open(tmp_path / "r.npy", tier=tier) as a, pytest.raises(errors.ReadOnlyError):
+            self.run(fields_of_records, n, a, out)
 
     @pytest.mark.parametrize(
         ("shape", "kernel"), [((5, 30), transfer2), ((3, 4, 13), transfer3), ((2, 3, 4, 7), transfer4)]

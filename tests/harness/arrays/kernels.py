@@ -11,6 +11,8 @@ from warpwell.targets import clock_ns, failed, grid, kernel
 
 PAGE = 512
 DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "c8", "c16", "M8[us]")
+RECORD = np.dtype([("id", "u1"), ("x", "f4"), ("v", "f8", (3,)), ("in", [("a", "i2"), ("h", "f2")])])
+"""Packed: its fields are not aligned."""
 ADDABLE = ("i4", "u4", "i8", "u8", "f4", "f8")
 
 
@@ -18,6 +20,22 @@ ADDABLE = ("i4", "u4", "i8", "u8", "f4", "f8")
 def read(a, index, out):
     i = grid(1)
     out[i] = a[index[i]]
+
+
+@kernel
+def fields_of_records(a, out):
+    i = grid(1)
+    inner = a["in"]
+    v = a["v"]
+    out[i, 0], out[i, 1], out[i, 2], out[i, 3] = a["x"][i], v[i, 2], inner["a"][i], inner["h"][i]
+    out[i, 4] = len(inner) + v.size
+    a["x"][i] = -1.5
+    inner["h"][i] = v[i, 0]
+
+
+@kernel
+def unknown_field(a, out):
+    out[0, 0] = a["y"][0]
 
 
 @kernel

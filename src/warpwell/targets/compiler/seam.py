@@ -287,8 +287,44 @@ class Seam:
             model = context.data_model_manager[typ]
             return model.get(builder, value, attr)
 
+        self._register_parts()
         for name, operation in (("getitem", operator.getitem), ("setitem", operator.setitem), ("len", len)):
             self._operation(name, operation)
+
+    def _register_parts(self) -> None:
+        """Register ``struct["name"]`` (see `DeviceStruct.part`)."""
+        extending, signature = self._extending, self._templates.signature
+
+        @extending.infer
+        class StructPart(self._templates.AbstractTemplate):  # type: ignore[name-defined]
+            key = "static_getitem"
+
+            def generic(self, args: Any, kws: Any) -> Any:
+                struct, name = args
+                if not isinstance(struct, StructType) or not isinstance(name, str):
+                    return None
+                try:
+                    part = struct.cls.part(struct.static, name)
+                except errors.DTypeError as error:
+                    raise TypingError(str(error)) from error
+                return signature(StructType(struct.cls, part.static), struct, types.literal(name))
+
+        @extending.lower_builtin("static_getitem", StructType, types.StringLiteral)
+        def lower_part(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            struct = sig.args[0]
+            part = struct.cls.part(struct.static, args[1])
+            models = context.data_model_manager
+            out = ir.Constant(models[sig.return_type].get_value_type(), ir.Undefined)
+            for name, typ in sig.return_type.members:
+                value = models[struct].get(builder, args[0], name)
+                if name in part.more:
+                    items = cgutils.unpack_tuple(builder, value)
+                    value = context.make_tuple(builder, typ, [*items, *map(I64, part.more[name])])
+                elif not isinstance(typ, types.BaseTuple):
+                    value = builder.mul(value, I64(part.times.get(name, 1)))
+                    value = builder.add(value, I64(part.plus.get(name, 0)))
+                out = models[sig.return_type].set(builder, out, value, name)
+            return out
 
     def _operation(self, name: str, operation: Any) -> None:
         self._extending.overload(operation, strict=False)(_resolver(name))
