@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -146,6 +147,61 @@ def test_an_index_out_of_range_touches_nothing(path: Path) -> None:
             copy[N + 1](a, np.zeros(N + 1, np.int64))
         assert a[N - 1] == 1
     assert path.read_bytes()[:128] == before[:128] and path.stat().st_size == len(before)
+
+
+# -- speed: what the compiler makes of it ----------------------------------------------------------------------
+
+
+@ww.kernel
+def total_of(a: Any, out: Any) -> None:
+    total = 0
+    for j in range(a.shape[0]):
+        total += a[j]
+    out[0] = total
+
+
+@ww.kernel
+def walk(a: Any, start: Any, stop: Any, step: Any, out: Any) -> None:
+    for i in range(start, stop, step):
+        out[0] += a[i] + 1
+        out[1] += 1
+
+
+def test_the_check_of_an_index_that_is_in_range_is_dropped(path: Path) -> None:
+    with ww.open(path, device="cpu") as a:
+        out = np.zeros(1, np.int64)
+        total_of[1](a, out)
+        assert out[0] == N * (N - 1) // 2
+    driver = total_of.compiled["cpu", 2]
+    code = driver.inspect_llvm(driver.signatures[0])
+    assert "load i64" in code and "out_of_range" not in code
+
+
+def test_other_code_of_numba_is_compiled_as_ever() -> None:
+    @numba.njit
+    def count(a: Any) -> Any:
+        total = 0
+        for j in range(a.shape[0]):
+            total += a[j]
+        return total
+
+    assert count(np.arange(5)) == 10
+    assert "llvm.assume" not in count.inspect_llvm(count.signatures[0])
+
+
+def test_ranges_of_any_step_stay_what_they_are(path: Path) -> None:
+    with ww.open(path, device="cpu") as a:
+        for start, stop, step in [
+            (0, 9, 1), (0, 9, 2), (9, 0, -1), (9, -1, -3), (5, 5, 1), (5, 2, 1), (2, 5, -1), (7, 8, 9)
+        ]:  # fmt: skip
+            out = np.zeros(2, np.int64)
+            walk[1](a, start, stop, step, out)
+            assert out.tolist() == [sum(range(start, stop, step)) + len(range(start, stop, step)),
+                                    len(range(start, stop, step))]  # fmt: skip
+        with pytest.raises(errors.IndexRangeError, match="index -1 of"):
+            walk[1](a, 3, -2, -1, np.zeros(2, np.int64))
+        with pytest.raises(errors.IndexRangeError, match=f"index {N} of"):
+            walk[1](a, N - 2, N + 2, 1, np.zeros(2, np.int64))
 
 
 # -- a file that changes under it -----------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ..uninterrupted import Interrupts
 from .compiled import compile_host
 from .compiling import compiling, explained
 from .hooks import seam_for
+from .ranges import bounded_ranges
 
 
 def _threads() -> int:
@@ -198,7 +199,7 @@ def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: lis
 
         with compiling("the miss path"):
             link_all()  # each time: modules that were imported since the kernel's first launch define functions, too
-        with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cpu"):
+        with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cpu"), bounded_ranges():
             driver.compile(signature)
 
 
