@@ -26,7 +26,9 @@ def test_a_benchmark_has_ceilings(capsys: pytest.CaptureFixture[str], name: str)
         assert row["rate"] > 0 and row["ceiling"] > 0 and row["ceiling_by"], row
         assert row["of_ceiling"] == pytest.approx(row["rate"] / row["ceiling"])
         assert row["bam"] is None or row["over_bam"] == pytest.approx(row["rate"] / row["bam"])
-    assert any(row["bam"] for row in report["rows"])
+    assert name in ("block", "iodepth") or any(row["bam"] for row in report["rows"])
+    spans = [row for row in report["rows"] if row["what"].endswith("spans")]
+    assert bool(spans) == (name not in ("block", "iodepth", "pattern", "scan"))
 
 
 @pytest.mark.parametrize("tier", ["host", "device", "host-cached"])
@@ -54,10 +56,12 @@ def test_a_wrong_result_ends_the_command(capsys: pytest.CaptureFixture[str], mon
     assert "wrong" in capsys.readouterr().err
 
 
-def test_an_item_that_is_not_read_is_found(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "kernel"), [("reduction", "walk"), ("vectoradd", "vectors"), ("scan", "block_scans")])
+def test_an_item_that_is_left_out_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, kernel: str
 ) -> None:
-    walk = kernels.walk
+    make = getattr(kernels, kernel)
+    items = (512 << 10) // 8
 
     class Short:
         """A kernel that is told of one item less."""
@@ -67,11 +71,22 @@ def test_an_item_that_is_not_read_is_found(
 
         def __getitem__(self, shape):
             launch = self.inner[shape]
-            return lambda a, copy, bam, items, *rest, **named: launch(a, copy, bam, items - 1, *rest, **named)
+            return lambda *args, **named: launch(
+                *(items - 1 if isinstance(arg, int) and arg == items else arg for arg in args), **named
+            )
 
-    monkeypatch.setattr(kernels, "walk", lambda means: Short(walk(means)))
-    assert main(["bench", "reduction", *TINY]) == 2
-    assert "the result of reduction by raw is wrong" in capsys.readouterr().err
+    monkeypatch.setattr(kernels, kernel, lambda *chosen: Short(make(*chosen)))
+    assert main(["bench", name, *TINY]) == 2
+    assert f"the result of {name} by raw is wrong" in capsys.readouterr().err
+
+
+def test_drives_are_faster_together(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--medium", "980Pro/256", "--drives", "4", "--page-size", "512")
+    (report,) = answer(capsys, "block", *given)["benchmarks"]
+    rates = {row["what"]: row for row in report["rows"]}
+    one, four = rates["random reads, 1 drive"], rates["random reads, 4 drives"]
+    assert one["ceiling"] == pytest.approx(0.75 / 256, rel=0.2) and one["of_ceiling"] < 1.2
+    assert four["rate"] > 2 * one["rate"]
 
 
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

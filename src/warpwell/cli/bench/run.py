@@ -17,7 +17,7 @@ from ..output import Output
 
 GIB, MIB = 1 << 30, 1 << 20
 
-_BYTES = {("cuda", False): GIB, ("cuda", True): GIB // 4, ("cpu", False): 64 * MIB, ("cpu", True): 8 * MIB}
+_BYTES = {("cuda", False): GIB, ("cuda", True): GIB // 4, ("cpu", False): 64 * MIB, ("cpu", True): 16 * MIB}
 """Bytes of data, by device and whether it is to be quick."""
 
 
@@ -94,7 +94,7 @@ def setting_of(arguments: argparse.Namespace) -> Setting:
         threads=checked_integer(threads, "--threads", least=1),
         service_threads=checked_integer(arguments.service_threads or service_threads(device), "--service-threads"),
         medium=arguments.medium, drives=checked_integer(arguments.drives, "--drives", least=1, most=60),
-        runs=checked_integer(arguments.runs or (1 if arguments.quick else 3), "--runs", least=1),
+        runs=checked_integer(arguments.runs or 3, "--runs", least=1),
     )  # fmt: skip
     setting.check()
     return setting

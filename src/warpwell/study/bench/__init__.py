@@ -7,7 +7,9 @@ ceilings.py   rates that bound: a medium without queues and cache, copies, NumPy
 kernels.py    kernels that read the same items by different means
 bam.py        BaM's protocol: references, and misses that wait
 reads.py      `array`, `cache`, `pattern`: reads through the cache
-sums.py       `reduction`
+commands.py   `block`, `iodepth`: commands of kernels without a cache
+writes.py     `readwrite`, `vectoradd`: reads and writes
+sums.py       `reduction`, `scan`
 ============  ===================================================================================
 """
 
@@ -20,7 +22,12 @@ BENCHMARKS = {
     "array": ("reads", "items of an array that the cache holds, sequentially and at random"),
     "cache": ("reads", "whole pages, a warp each, hot and cold"),
     "pattern": ("reads", "an array larger than the cache: sequential, random, stride, zipf"),
+    "block": ("commands", "pages read and written by commands of kernels, without a cache"),
+    "iodepth": ("commands", "pages read at random by a queue of more and more entries"),
+    "readwrite": ("writes", "a copy of an array, by kernels and by the host"),
+    "vectoradd": ("writes", "c = a + b, all larger than the cache"),
     "reduction": ("sums", "the sum of an array larger than the cache"),
+    "scan": ("sums", "the sums up to each item of an array larger than the cache"),
 }
 """The module of each benchmark, which has a function of its name, and what it measures."""
 

@@ -15,7 +15,7 @@ from ...array import Array
 from ...cache.lookup import queue_of
 from ...cache.transfer import copy, serve, start, wait
 from ...errors import WarpwellError
-from ...nvme import READ
+from ...nvme import READ, WRITE
 from ...queues.submission import field, release_id, staging_of, take_id
 from ...targets import (
     DEVICE,
@@ -25,9 +25,12 @@ from ...targets import (
     clock_ns,
     compare_exchange,
     device,
+    div,
     fetch_add,
     fetch_or,
     ffs,
+    grid,
+    kernel,
     lane_id,
     linked,
     load_acquire,
@@ -39,14 +42,17 @@ from ...targets import (
     rem,
     shfl,
     store_relaxed,
+    store_relaxed_as,
     store_release,
     syncwarp,
+    warp_size,
 )
 
 I8 = np.dtype(np.int64)
 
 VALID = 1 << 40
 BUSY = 1 << 41
+DIRTY = 1 << 42
 """Of a page's state; its lower bits count references."""
 LOCKED = -1
 """Of a slot whose page is being replaced; 0 is a free slot, otherwise it is the page + 1."""
@@ -60,14 +66,9 @@ WORDS = 16
 
 
 @device
-def bam_read(record, offset):
-    """Return the 8-byte item at byte `offset` of the array (converged lanes)."""
-    shift = field(record, SHIFT)
-    page = offset >> shift
-    mask = activemask()
+def acquire(record, page, mask, equal, leader):
+    """Count references of the lanes `equal` on their page; return its slot (all lanes of `mask`, each its own page)."""
     lane = lane_id()
-    equal = match_any(mask, page)
-    leader = ffs(equal) - 1
     slot = 0
     if lane == leader:
         if fetch_add(field(record, STATES) + 8 * page, popc(equal), DEVICE) & (VALID | BUSY) == VALID:
@@ -81,13 +82,42 @@ def bam_read(record, offset):
         if page == wanted:
             slot = found
         missing = ballot(mask, slot == -1)
+    return slot
+
+
+@device
+def bam_read(record, offset):
+    """Return the 8-byte item at byte `offset` of the array (converged lanes)."""
+    shift = field(record, SHIFT)
+    page = offset >> shift
+    mask = activemask()
+    equal = match_any(mask, page)
+    leader = ffs(equal) - 1
+    slot = acquire(record, page, mask, equal, leader)
     item = 0
     if slot >= 0:
         item = load_relaxed_as(field(record, FRAMES) + (slot << shift) + (offset - (page << shift)), I8)
     syncwarp(equal)
-    if lane == leader:
+    if lane_id() == leader:
         fetch_add(field(record, STATES) + 8 * page, -popc(equal), DEVICE)
     return item
+
+
+@device
+def bam_write(record, offset, item):
+    """Store an 8-byte item at byte `offset` of the array; its page is read first (converged lanes)."""
+    shift = field(record, SHIFT)
+    page = offset >> shift
+    mask = activemask()
+    equal = match_any(mask, page)
+    leader = ffs(equal) - 1
+    slot = acquire(record, page, mask, equal, leader)
+    if slot >= 0:
+        store_relaxed_as(field(record, FRAMES) + (slot << shift) + (offset - (page << shift)), item, I8)
+    syncwarp(equal)
+    if lane_id() == leader:
+        fetch_or(field(record, STATES) + 8 * page, DIRTY, DEVICE)
+        fetch_add(field(record, STATES) + 8 * page, -popc(equal), DEVICE)
 
 
 @linked
@@ -123,38 +153,19 @@ def bam_miss(record, page, mask, lane, leader):
 @device
 def bam_load(record, page, mask, lane, leader):
     """Read a page that the group has made BUSY; return its slot, or GAVE_UP."""
-    core = field(record, CORE)
-    space = field(record, SPACE)
-    queue = queue_of(core, page)
     state = field(record, STATES) + 8 * page
-    slot = 0
+    found = 0
     if lane == leader:
-        slot = bam_slot(record)
-    slot = shfl(mask, slot, leader)
-    cid = -1
-    attempt = 0
-    while slot >= 0 and cid < 0:
+        found = bam_slot(record)
+    found = shfl(mask, found, leader)
+    slot = found & 0xFFFFFFFF
+    good = found >= 0
+    if good and found >> 32 != 0:
+        good = transfer(record, WRITE, (found >> 32) - 1, slot, mask, lane, leader)
+    if good:
+        good = transfer(record, READ, page, slot, mask, lane, leader)
+    if good:
         if lane == leader:
-            cid = take_id(queue, 0)
-        cid = shfl(mask, cid, leader)
-        if cid < 0:
-            serve(core, queue, mask, lane, leader)
-            backoff(attempt)
-            attempt += 1
-    status = -1
-    if slot >= 0:
-        submitted = 0
-        if lane == leader and start(core, queue, cid, READ, page, 1, space):
-            submitted = 1
-        if shfl(mask, submitted, leader) != 0:
-            status = wait(core, space, queue, cid, mask, lane, leader)
-    if status == 0:
-        syncwarp(mask)
-        shift = field(record, SHIFT)
-        copy(field(record, FRAMES) + (slot << shift), staging_of(queue, cid), 1 << shift, mask, lane)
-        syncwarp(mask)
-        if lane == leader:
-            release_id(queue, cid)
             store_relaxed(field(record, SLOTS) + 8 * page, slot, DEVICE)
             store_release(field(record, OWNERS) + 8 * slot, page + 1, DEVICE)
             fetch_add(record + 8 * MISSES, 1, DEVICE)
@@ -167,8 +178,52 @@ def bam_load(record, page, mask, lane, leader):
 
 
 @device
+def transfer(record, opcode, page, slot, mask, lane, leader):
+    """Read a page into a slot, or write the slot's dirty page and make it INVALID; return whether it went well."""
+    core = field(record, CORE)
+    space = field(record, SPACE)
+    queue = queue_of(core, page)
+    shift = field(record, SHIFT)
+    frame = field(record, FRAMES) + (slot << shift)
+    cid = -1
+    attempt = 0
+    while cid < 0:
+        if lane == leader:
+            cid = take_id(queue, 0)
+        cid = shfl(mask, cid, leader)
+        if cid < 0:
+            serve(core, queue, mask, lane, leader)
+            backoff(attempt)
+            attempt += 1
+    if opcode == WRITE:
+        syncwarp(mask)
+        copy(staging_of(queue, cid), frame, 1 << shift, mask, lane)
+        syncwarp(mask)
+    status = -1
+    submitted = 0
+    if lane == leader and start(core, queue, cid, opcode, page, 1, space):
+        submitted = 1
+    if shfl(mask, submitted, leader) != 0:
+        status = wait(core, space, queue, cid, mask, lane, leader)
+    if status == 0 and opcode == READ:
+        syncwarp(mask)
+        copy(frame, staging_of(queue, cid), 1 << shift, mask, lane)
+        syncwarp(mask)
+    if lane == leader:
+        if status >= 0:
+            release_id(queue, cid)
+        if opcode == WRITE:
+            # its references stay: whoever waits for it reads it again
+            fetch_add(field(record, STATES) + 8 * page, -(VALID | DIRTY | BUSY), DEVICE)
+    return status == 0
+
+
+@device
 def bam_slot(record):
-    """Win the next slot of the clock whose page has no references (the leader); return GAVE_UP after a while."""
+    """Win the next slot of the clock whose page has no references (the leader); return GAVE_UP after a while.
+
+    The upper half of the result is 0, or the page + 1 that must be written first; that page is BUSY.
+    """
     count = field(record, COUNT)
     since = clock_ns()
     attempt = 0
@@ -180,12 +235,31 @@ def bam_slot(record):
             if old == 0:
                 return slot
             # valid, not busy, no references: the page's state is exactly that
-            if compare_exchange(field(record, STATES) + 8 * (old - 1), VALID, 0, DEVICE) == VALID:
+            state = field(record, STATES) + 8 * (old - 1)
+            if compare_exchange(state, VALID, 0, DEVICE) == VALID:
                 return slot
+            if compare_exchange(state, VALID | DIRTY, VALID | DIRTY | BUSY, DEVICE) == VALID | DIRTY:
+                return slot | (old << 32)
             store_release(owner, old, DEVICE)
         attempt += 1
         if attempt & 255 == 0 and clock_ns() - since > PATIENCE:
             return GAVE_UP
+
+
+@kernel
+def _flush(array, record):
+    """Write the dirty pages of all slots, a warp each; no other kernel uses the cache. `array` keeps its queues."""
+    slot = div(grid(1), warp_size())
+    if slot < field(record, COUNT):
+        mask = activemask()
+        old = load_acquire(field(record, OWNERS) + 8 * slot, DEVICE)
+        if old > 0 and load_acquire(field(record, STATES) + 8 * (old - 1), DEVICE) == VALID | DIRTY:
+            lane = lane_id()
+            good = transfer(record, WRITE, old - 1, slot, mask, lane, 0)
+            if lane == 0:
+                store_release(field(record, OWNERS) + 8 * slot, 0, DEVICE)
+                if not good:
+                    fetch_add(record + 8 * FAILED, 1, DEVICE)
 
 
 class BamCache:
@@ -210,6 +284,7 @@ class BamCache:
         self._record, self._states = memory.allocate(8 * WORDS), memory.allocate(8 * pages)
         self._slots, self._owners = memory.allocate(8 * pages), memory.allocate(8 * slots)
         self._frames = memory.allocate(slots * page_size + 512)
+        self._array, self._count = array, slots
         words = np.zeros(WORDS, np.int64)
         words[: SPACE + 1] = (
             self._states.address, self._slots.address, self._owners.address, -(-self._frames.address // 512) * 512,
@@ -231,6 +306,11 @@ class BamCache:
     def misses(self) -> int:
         """Pages that were read."""
         return self._word(MISSES)
+
+    def flush(self) -> None:
+        """Write what kernels stored, as they end."""
+        width = 32 if self._array.device == "cuda" else 1
+        _flush[self._count * width](self._array, self.address, device=self._array.device)
 
     def check(self) -> None:
         """Raise if a read gave up."""

@@ -14,6 +14,7 @@ from ...targets import (
     DEVICE,
     backoff,
     call_native,
+    clock_ns,
     fetch_add,
     grid,
     kernel,
@@ -27,6 +28,8 @@ from .setting import Setting
 
 IN_FLIGHT = 256
 """Commands of a thread that may be pending at a time."""
+PATIENCE = 30 * 10**9
+"""Nanoseconds without a completion after which a medium is given up."""
 
 
 @kernel
@@ -37,6 +40,7 @@ def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_
     slot = 0
     idle = 0
     waiting = 1
+    since = clock_ns()
     while k < order.size or waiting != 0:
         waiting = 0
         if k < order.size:
@@ -57,19 +61,29 @@ def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_
             done = call_native(complete, state, 0, 0, 0, 0, 0)
             if done >= 0:
                 idle = 0
+                since = clock_ns()
                 if done & 0xFFFF != 0:
                     fetch_add(failed, 1, DEVICE)
                 store_release(flags + 8 * (done >> 16), 0, DEVICE)
-            elif waiting != 0:
-                backoff(idle)
+            else:
+                if waiting != 0:
+                    backoff(idle)
                 idle += 1
+                if idle & 1023 == 0 and clock_ns() - since > PATIENCE:
+                    fetch_add(failed, 1, DEVICE)
+                    return
 
 
-def medium_rate(medium: Medium, pages: NDArray[np.int64], setting: Setting, *, write: bool = False) -> float:
-    """Return the pages a second of a medium that native threads give the commands of pages, and no more.
+def medium_rate(setting: Setting, data: NDArray[Any], pages: NDArray[np.int64], *, write: bool = False) -> float:
+    """Return the pages a second of a setting's medium, to which native threads give commands of pages and no more.
 
-    Writes write what was read from there before.
+    It is a medium of its own: commands of others must not be taken for these.
     """
+    with setting.medium_of(data, writable=write) as medium:
+        return _medium_rate(setting, medium, pages, write)
+
+
+def _medium_rate(setting: Setting, medium: Medium, pages: NDArray[np.int64], write: bool) -> float:
     nbytes, threads = setting.page_size, setting.service_threads
     native = medium.native()
     if native is None:
@@ -89,7 +103,7 @@ def medium_rate(medium: Medium, pages: NDArray[np.int64], setting: Setting, *, w
 
     times = seconds(lambda: launch(WRITE if write else READ), setting.runs)
     if flags.words[threads * in_flight]:
-        raise WarpwellError(f"{int(flags.words[threads * in_flight])} commands of {medium.description} failed")
+        raise WarpwellError(f"commands of {medium.description} failed, or were not answered in {PATIENCE / 1e9:g} s")
     return len(pages) / times
 
 

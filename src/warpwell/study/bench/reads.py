@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array import Array
+from ...cache import Statistics
 from ...targets import Block, memory_for
 from ...targets.arrays import to_device, to_host
 from ..distributions import Zipfian
@@ -35,10 +36,17 @@ class Sources:
         self.copy: Block = memory_for(setting.device).allocate(data.nbytes)
         self.copy.write(0, data)
         self.bam = BamCache(array, frame_bytes) if array.tier == "storage" else None
+        self.counted: dict[str, Statistics] = {}
 
-    def means(self) -> list[str]:
+    def means(self, spans: bool) -> list[str]:
         """Return the means of reading that there are."""
-        return [m for m in kernels.READERS if m != "BaM" or self.bam is not None]
+        bam = ["BaM"] if self.bam is not None else []
+        return ["raw", "subscript", *(["span"] if spans else []), *bam]
+
+    @property
+    def given(self) -> tuple[Array, int, int]:
+        """The first arguments of kernels: array, address of the copy, address of BaM's record."""
+        return self.array, self.copy.address, 0 if self.bam is None else self.bam.address
 
     def forget(self) -> None:
         """Empty the caches."""
@@ -49,13 +57,14 @@ class Sources:
     def time(self, what: str, kernel: Any, wanted: int, *rest: Any, cold: bool = False) -> float:
         """Return the seconds of a launch of `kernel`, whose sum must be `wanted`; `cold`: each begins with no page."""
         setting = self.setting
-        bam = 0 if self.bam is None else self.bam.address
         sums = to_device(setting.device, np.array([0, setting.threads]))
 
         def launch() -> None:
-            kernel[setting.threads](self.array, self.copy.address, bam, *rest, sums, device=setting.device)
+            kernel[setting.threads](*self.given, *rest, sums, device=setting.device)
 
+        before = self.array.stats
         times = seconds(launch, setting.runs, self.forget if cold else lambda: None)
+        self.counted[what] = self.array.stats - before
         if self.bam is not None:
             self.bam.check()
         same(what, int(to_host(sums)[0]), _wrapped(wanted * (setting.runs + 1)))
@@ -76,19 +85,32 @@ def sources(setting: Setting, *, resident: bool) -> Iterator[Sources]:
 
 
 def rates_of(
-    what: str, found: Sources, make: Callable[[str], Any], wanted: int, *rest: Any, cold: bool = False
-) -> dict[str, float]:
+    what: str, found: Sources, make: Callable[[str], Any], wanted: int, *rest: Any,
+    cold: bool = False, spans: bool = True,
+) -> dict[str, float]:  # fmt: skip
     """Return the launches a second of a kernel by all means of reading."""
     return {
         means: 1 / found.time(f"{what} by {means}", make(means), wanted, *rest, cold=cold and means != "raw")
-        for means in found.means()
+        for means in found.means(spans)
     }
 
 
-def hit_row(what: str, rates: dict[str, float], amount: float) -> Row:
-    """Return a row of reads that hit, `amount` to a launch."""
-    return Row(what, amount * rates["subscript"], amount * rates["raw"], "raw loads",
-               amount * rates["BaM"] if "BaM" in rates else None)  # fmt: skip
+def rows_of(
+    what: str, rates: dict[str, float], amount: float, medium: float | None = None, **notes: float
+) -> list[Row]:
+    """Return a row for subscripts and one for spans: a launch is of `amount`.
+
+    What bounds them is raw loads, or the medium alone (in the unit of the rows) if that is slower.
+    """
+    raw = amount * rates["raw"]
+    bound, by = min((raw, "raw loads"), (raw if medium is None else medium, "the medium alone"))
+    bam = amount * rates["BaM"] if "BaM" in rates else None
+    several = "span" in rates
+    return [
+        Row(f"{what}, {means}s" if several else what, amount * rates[means], bound, by, bam, dict(notes))
+        for means in ("subscript", "span")
+        if means in rates
+    ]
 
 
 def passes_of(setting: Setting) -> int:
@@ -109,10 +131,9 @@ def array(setting: Setting) -> Report:
         order = to_device(setting.device, np.random.default_rng(1).permutation(setting.items))
         reads = times * setting.items / 1e9
         given = (setting.items, run_of(setting), times)
-        rows = [
-            hit_row("sequential", rates_of("sequential", found, kernels.walk, wanted, *given), reads),
-            hit_row("random", rates_of("random", found, kernels.pick, wanted, order, times), reads),
-        ]
+        rows = rows_of("sequential", rates_of("sequential", found, kernels.walk, wanted, *given), reads)
+        rates = rates_of("random", found, kernels.pick, wanted, order, times, spans=False)
+        rows += rows_of("random", rates, reads)
     return Report("array", "G items/s", setting.where(), rows, setting.emulated)
 
 
@@ -129,21 +150,14 @@ def cache(setting: Setting) -> Report:
             what = f"hot pages {name}"
             given = to_device(setting.device, order)
             rates = rates_of(what, found, kernels.pages, times * total, given, run, times)
-            rows.append(hit_row(what, rates, times * setting.nbytes / 1e9))
-        for name, order in orders.items() if found.bam is not None else ():
+            rows += rows_of(what, rates, times * setting.nbytes / 1e9)
+        for name, order in orders.items() if setting.cached else ():
             what = f"cold pages {name}"
             given = to_device(setting.device, order)
             rates = rates_of(what, found, kernels.pages, total, given, run, 1, cold=True)
-            medium = medium_rate(found.array.medium, order, setting)
-            rows.append(cold_row(what, rates, setting.nbytes / 1e9, medium * setting.page_size / 1e9))
+            medium = medium_rate(setting, found.data, order) * setting.page_size / 1e9
+            rows += rows_of(what, rates, setting.nbytes / 1e9, medium)
     return Report("cache", "GB/s", setting.where(), rows, setting.emulated)
-
-
-def cold_row(what: str, rates: dict[str, float], amount: float, medium: float, **notes: float) -> Row:
-    """Return a row of reads that miss, under the lower of two bounds."""
-    raw = amount * rates["raw"]
-    bound, by = min((medium, "the medium alone"), (raw, "raw loads"))
-    return Row(what, amount * rates["subscript"], bound, by, amount * rates["BaM"], dict(notes))
 
 
 def pattern(setting: Setting) -> Report:
@@ -151,19 +165,18 @@ def pattern(setting: Setting) -> Report:
     rows = []
     with sources(setting, resident=False) as found:
         for name, order in orders_of(setting).items():
-            before = found.array.stats.misses
             given = to_device(setting.device, order)
-            rates = rates_of(name, found, kernels.pick, int(found.data[order].sum()), given, 1, cold=True)
-            misses = (found.array.stats.misses - before) / (setting.runs + 1)
-            if found.bam is None:
-                rows.append(hit_row(name, rates, len(order) / 1e6))
+            wanted, reads = int(found.data[order].sum()), len(order) / 1e6
+            rates = rates_of(name, found, kernels.pick, wanted, given, 1, cold=True, spans=False)
+            if not setting.cached:
+                rows += rows_of(name, rates, reads)
                 continue
-            sample = order[: 1 << 16] * 8 // setting.page_size
-            medium = medium_rate(found.array.medium, sample, setting)
-            bound = medium * len(order) / max(misses, 1) / 1e6
-            rows.append(cold_row(name, rates, len(order) / 1e6, bound,
-                                  misses_a_read=misses / len(order),
-                                  bytes_read_over_wanted=misses * setting.page_size / (8 * len(order))))  # fmt: skip
+            stats = found.counted[f"{name} by subscript"]
+            misses, read = (n / (setting.runs + 1) for n in (stats.misses, stats.bytes_read))
+            sample = order[: 1 << 14] * 8 // setting.page_size
+            bound = medium_rate(setting, found.data, sample) * reads / max(1, read / setting.page_size)
+            rows += rows_of(name, rates, reads, bound, misses_a_read=misses / len(order),
+                            bytes_read_over_wanted=read / (8 * len(order)))  # fmt: skip
     return Report("pattern", "M reads/s", setting.where(), rows, setting.emulated)
 
 

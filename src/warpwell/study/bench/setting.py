@@ -65,6 +65,11 @@ class Setting:
         return self.nbytes // 8
 
     @property
+    def pages(self) -> int:
+        """Pages of the data."""
+        return -(-self.nbytes // self.page_size)
+
+    @property
     def cached(self) -> bool:
         """Whether reads go through a cache of pages from a medium."""
         return self.tier == "storage"
@@ -80,6 +85,8 @@ class Setting:
             model_of(self.medium)
         elif self.drives > 1:
             raise ArgumentError(f"{self.drives} drives of medium {self.medium!r}: only emulated drives are striped")
+        if self.device == "cuda" and self.threads % 32:
+            raise ArgumentError(f"{self.threads} threads on a GPU: give whole warps, a multiple of 32")
         if self.emulated and self.tier != "storage":
             raise ArgumentError(f"tier {self.tier!r} reads nothing from a drive: leave --medium or --tier out")
 
@@ -100,7 +107,7 @@ class Setting:
     @contextlib.contextmanager
     def opened(self, data: NDArray[Any], *, cache: int | None = None, **options: Any) -> Iterator[Array]:
         """Yield an array with these items; mode "r+" works on a copy of them."""
-        with self._medium(data, options.get("mode") == "r+") as medium:
+        with self.medium_of(data, writable=options.get("mode") == "r+") as medium:
             given: dict[str, Any] = {"threads": self.service_threads} if self.tier == "storage" else {}
             with open_array(
                 medium, dtype=data.dtype, shape=data.shape, device=self.device, tier=self.tier,
@@ -110,7 +117,8 @@ class Setting:
                 yield array
 
     @contextlib.contextmanager
-    def _medium(self, data: NDArray[Any], writable: bool) -> Iterator[Medium]:
+    def medium_of(self, data: NDArray[Any], *, writable: bool = False) -> Iterator[Medium]:
+        """Yield a medium with these items; a writable one has a copy of them."""
         if self.medium == "file":
             with tempfile.TemporaryDirectory(prefix="warpwell-bench-") as folder:
                 path = Path(folder) / "data"

@@ -1,0 +1,104 @@
+"""All figures of reads that the cache answers, in one table: subscripts, spans, pins, and BaM's own headers.
+
+Runs `hit_path.py` and `spans.py`, each several times in a process of its own, and BaM's page cache as its authors wrote
+it (``--bam`` names a folder with the programs ``bam_hit`` and ``bam_hit_nostats``, which are not part of this
+repository), and prints medians, and each as a share of raw reads of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measure import machine, save, table
+from spread import figures
+
+import warpwell as ww
+
+HERE = Path(__file__).parent
+
+
+def repeated(script: str, runs: int, *options: str) -> dict[str, Any]:
+    """Return the figures of several runs of a benchmark, by label, and print the last one's tables."""
+    found: dict[str, list[float]] = {}
+    for run in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out.json"
+            done = subprocess.run(
+                [sys.executable, str(HERE / script), *options, "--json", str(out)], capture_output=True, text=True,
+                check=False,
+            )  # fmt: skip
+            if done.returncode:
+                print(f"{script} failed: {done.stderr.strip()[-1000:]}", flush=True)
+                return {"failed": done.stderr[-2000:]}
+            if run == runs - 1:
+                print(done.stdout, flush=True)
+            for label, figure in figures(json.loads(out.read_text())):
+                found.setdefault(label, []).append(figure)
+    return {label: {"median": statistics.median(v), "least": min(v), "most": max(v)} for label, v in found.items()}
+
+
+def bam(program: Path, *options: str) -> list[dict[str, Any]]:
+    """Return BaM's figures, the best of its launch shapes for each pattern and method, beside its own raw reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.jsonl"
+        done = subprocess.run(
+            [str(program), "--no-sweep", *options, "--json", str(out)], capture_output=True, text=True, check=False
+        )
+        rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    if done.returncode or not rows:
+        print(f"{program.name} failed: {(done.stderr or done.stdout).strip()[-1000:]}", flush=True)
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["page"], row["pattern"], row["method"])
+        if row["sum_ok"] and row["greads_median"] > best.get(key, {"greads_median": 0})["greads_median"]:
+            best[key] = row
+    raw = {key[:2]: row["greads_median"] for key, row in best.items() if key[2] == "raw_relaxed"}
+    return [row | {"of_raw": row["greads_median"] / raw[key[:2]]} for key, row in best.items() if key[:2] in raw]
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=ww.default_device())
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--frames", default=None, help="bytes of frames (8GiB on cuda, 64MiB on cpu)")
+    parser.add_argument("--bam", type=Path, default=None, metavar="FOLDER")
+    parser.add_argument("--quick", action="store_true", help="one run, few rounds, 256 MiB of frames")
+    parser.add_argument("--json", default=None, metavar="FILE")
+    options = parser.parse_args()
+    given = ["--device", options.device]
+    if options.quick:
+        options.runs, options.frames = 1, options.frames or ("256MiB" if options.device == "cuda" else "4MiB")
+    if options.frames:
+        given += ["--frames", options.frames]
+    rounds = ["--rounds", "64" if options.device == "cuda" else "2000"] if options.quick else []
+    results: dict[str, Any] = machine(options.device) | {"runs": options.runs}
+    results["hit_path"] = repeated("hit_path.py", options.runs, *given, "--no-stores", *rounds)
+    save(options.json, results)
+    if (HERE / "spans.py").exists():
+        results["spans"] = repeated("spans.py", options.runs, *given)
+        save(options.json, results)
+    for program in ("bam_hit", "bam_hit_nostats") if options.bam is not None else ():
+        size = ("--cache", "64M", "--reps", "3") if options.quick else ("--cache", "8G", "--reps", "3")
+        rows = bam(options.bam / program, *size)
+        results[program] = rows
+        table(
+            f"BaM's own page cache, {'as shipped' if program == 'bam_hit' else 'counters off'}",
+            ["page B", "pattern", "method", "G/s", "of raw"],
+            [[r["page"], r["pattern"], r["method"], r["greads_median"], r["of_raw"]] for r in rows],
+        )
+        save(options.json, results)
+    for part in ("hit_path", "spans"):
+        rows = [[k, v["least"], v["median"], v["most"]] for k, v in results.get(part, {}).items() if "median" in v]
+        table(f"{part}, {options.runs} runs", ["figure", "least", "median", "most"], rows)
+
+
+if __name__ == "__main__":
+    main()
