@@ -9,14 +9,17 @@ import pytest
 
 from warpwell.array.page_set import PageSetView
 from warpwell.array.view import ArrayView, ViewStatic
-from warpwell.graph import LoadedGraph, bfs, build, connected_components, generate
-from warpwell.graph.algorithms import components, search
+from warpwell.graph import LoadedGraph, bfs, build, connected_components, generate, pagerank, sssp, triangles
+from warpwell.graph.algorithms import components, run, search, shortest_paths
+from warpwell.graph.algorithms import pagerank as ranks
+from warpwell.graph.algorithms import triangles as counts
 from warpwell.graph.algorithms.work_items import PIECE
 from warpwell.targets.compiler import run_cuda
 
 WORDS = np.zeros(8, np.int64)
 LABELS = np.zeros(8, np.int32)
 BITS = np.zeros(8, np.uint32)
+RANKS = np.zeros(8, np.float64)
 
 
 def edges(full: bool, *, cached: bool = True, dtype: str = "<i4") -> ArrayView:
@@ -31,12 +34,16 @@ def pages() -> PageSetView:
 @pytest.mark.ptx
 @pytest.mark.parametrize("full", [False, True], ids=["basic", "full"])
 def test_kernels_that_read_edges_compile(full: bool) -> None:
-    w, e = WORDS, edges(full)
+    w, e, lengths = WORDS, edges(full), edges(full, dtype="<f4")
     for kernel, arguments, update in (
         (search._push, (e, w, LABELS, BITS, w, 0, 0, (0, 0), 0, 0, w), ".or.b32"),
         (search._pull, (e, w, LABELS, BITS, BITS, 0, (0, 0), 0, 0, 0, 1, w), "vote.sync.ballot"),
         (components._link_runs, (e, w, LABELS, 0, 0, w), ".min.s32"),
         (components._link_rest, (e, w, LABELS, w, 0, (0, 0), w), ".min.s32"),
+        (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, np.int64(0), 0, LABELS, w), ".min.s32"),
+        (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, np.float64(0), 0.0, RANKS, w), ".min.s64"),
+        (ranks._gather, (e, w, w, 0, (0, 0), RANKS, RANKS, w), ".add.f64"),
+        (counts._orient, (e, w, 0, 0, (0, 0), 0, LABELS, w, w), "vote.sync.ballot"),
     ):
         text = run_cuda.ptx(kernel, arguments)
         # the hit path's acquire, and one claim or hook that orders nothing
@@ -57,6 +64,12 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
         (components._compress, (LABELS, 0)),
         (components._sample, (LABELS, 1, 0, w)),
         (components._select, (w, LABELS, 0, 0, 0, 0, w, 0, w)),
+        (shortest_paths._select, (w, LABELS, BITS, 1.0, w, 0, 0, 1, LABELS, w)),
+        (shortest_paths._select, (w, RANKS, BITS, 1.0, w, 0, 0, 1, RANKS, w)),
+        (ranks._list, (w, 0, 0, w, 0, w)),
+        (ranks._step, (w, RANKS, RANKS, RANKS, 0.0, 0.0, 1, 0, 1, RANKS)),
+        (counts._count, (LABELS, w, 0, w)),
+        (run.mark_all, (pages(), 0, 0)),
     ):
         assert ".entry" in run_cuda.ptx(kernel, arguments)
 
@@ -83,3 +96,25 @@ def test_a_vertex_with_many_neighbours(tmp_path: Path, tier: str) -> None:
         found = bfs(loaded, 0)
         assert (found.reached, found.depth) == (graph.vertices, 2)
         assert connected_components(loaded).components == 1
+
+
+@pytest.mark.parametrize("weights", ["int32", "float32"])
+@pytest.mark.parametrize("tier", ["storage", "host-cached", "host", "device"])
+def test_paths_ranks_and_triangles_are_the_cpus(tmp_path: Path, tier: str, weights: str) -> None:
+    graph = generate("kron", 11, tmp_path / "kron.ww", degree=8, weights=weights)
+    source = int(np.argmax(np.diff(graph.load()[0])))
+    found = []
+    for device in ("cuda", "cpu"):
+        with LoadedGraph(graph, device=device, tier=tier, cache="64KiB") as loaded:
+            found.append((sssp(loaded, source), pagerank(loaded, tolerance=0.0, iterations=5), triangles(loaded)))
+    assert np.array_equal(found[0][0].distances, found[1][0].distances)
+    assert np.allclose(found[0][1].ranks, found[1][1].ranks, rtol=1e-12, atol=0)
+    assert found[0][2].triangles == found[1][2].triangles
+
+
+def test_many_searches_of_one_graph(tmp_path: Path) -> None:
+    """A search leaves nothing behind for the next: launches of one do not wait for their end."""
+    graph = generate("urand", 10, tmp_path / "urand.ww", degree=4)
+    with LoadedGraph(graph, device="cpu") as there, LoadedGraph(graph, device="cuda", tier="device") as here:
+        for source in range(0, 1024, 64):
+            assert np.array_equal(bfs(here, source).levels, bfs(there, source).levels)

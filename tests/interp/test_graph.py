@@ -1,11 +1,12 @@
 """Graph kernels under interleavings on weak memory."""
 
+import itertools
 from collections import deque
 
 import numpy as np
 import pytest
 
-from warpwell.graph import Graph, bfs, build, connected_components
+from warpwell.graph import Graph, bfs, build, connected_components, pagerank, sssp, triangles
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +15,9 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     random = np.random.default_rng(7)
     sources = np.concatenate([random.integers(0, 40, 70), np.arange(40, 52)])
     destinations = np.concatenate([random.integers(0, 40, 70), np.arange(41, 53)])
-    return build([(sources, destinations)], tmp_path_factory.mktemp("g") / "g.ww", undirected=True, vertices=54)
+    weights = random.integers(0, 9, sources.size).astype(np.int32)
+    chunk, out = (sources, destinations, weights), tmp_path_factory.mktemp("g") / "g.ww"
+    return build([chunk], out, undirected=True, vertices=54, weights="int32")
 
 
 def levels_of(graph: Graph, source: int) -> list[int]:
@@ -43,3 +46,26 @@ def test_search_and_components(graph: Graph, seed: int, cache: int, monkeypatch:
     components = connected_components(graph, **options)
     assert components.labels.tolist() == labels
     assert components.components == len(set(labels))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.long) for k in (1, 2, 3))])
+def test_paths_ranks_and_triangles(graph: Graph, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPWELL_SEED", str(seed))
+    options = {"device": "interp", "tier": "storage", "cache": 1024, "page_size": 512}
+    offsets, edges = graph.load()
+    weights = graph.map(graph.weights_path)
+    neighbours = [dict(zip(edges[a:b].tolist(), weights[a:b].tolist(), strict=True))
+                  for a, b in itertools.pairwise(offsets.tolist())]  # fmt: skip
+    distances = {seed: 0}
+    for _ in range(graph.vertices):
+        for v, d in list(distances.items()):
+            for u, w in neighbours[v].items():
+                distances[u] = min(d + w, distances.get(u, d + w))
+    found = sssp(graph, seed, **options)
+    assert found.distances.tolist() == [distances.get(v, np.iinfo(np.int64).max) for v in range(graph.vertices)]
+    ranks = [1 / 54] * 54
+    lost = sum(rank for rank, row in zip(ranks, neighbours, strict=True) if not row) / 54
+    ranks = [0.15 / 54 + 0.85 * (lost + sum(ranks[u] / len(neighbours[u]) for u in row)) for row in neighbours]
+    assert np.allclose(pagerank(graph, tolerance=0.0, iterations=1, **options).ranks, ranks, rtol=1e-12)
+    count = sum(1 for v, row in enumerate(neighbours) for u in row for w in row if v < u < w and w in neighbours[u])
+    assert triangles(graph, **options).triangles == count

@@ -15,11 +15,14 @@ Files, in the order in which edges meet them:
 - npy.py            ``.npy`` files whose length is known only at the end
 - graph.py          `Graph`: a graph on disk, checked when it is opened
 - loaded.py         `LoadedGraph`: a graph that kernels can traverse
-- algorithms/       `bfs`, `connected_components`: traversals
+- algorithms/       `bfs`, `connected_components`, `sssp`, `pagerank`, `triangles`
 """
 
 from warpwell.graph.algorithms.components import CCResult, connected_components
+from warpwell.graph.algorithms.pagerank import PageRankResult, pagerank
 from warpwell.graph.algorithms.search import BFSResult, bfs
+from warpwell.graph.algorithms.shortest_paths import SSSPResult, sssp
+from warpwell.graph.algorithms.triangles import TrianglesResult, triangles
 from warpwell.graph.build import build
 from warpwell.graph.convert import convert
 from warpwell.graph.generate import generate
@@ -31,9 +34,15 @@ __all__ = [
     "CCResult",
     "Graph",
     "LoadedGraph",
+    "PageRankResult",
+    "SSSPResult",
+    "TrianglesResult",
     "bfs",
     "build",
     "connected_components",
     "convert",
     "generate",
+    "pagerank",
+    "sssp",
+    "triangles",
 ]

@@ -2,5 +2,5 @@
 
 arguments.py  the options of all commands
 make.py       ``convert`` and ``generate``: make a graph on disk
-run.py        ``bfs`` and ``cc``: traverse a graph, and report what was read
+run.py        ``bfs``, ``cc``, ``sssp``, ``pagerank``, ``triangles``: traverse a graph, and report what was read
 """

@@ -40,6 +40,27 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     how_to_run(components)
 
 
+    paths = command(verbs, "sssp", "graph.run", "shortest paths from a vertex, over weights")
+    paths.add_argument("graph", metavar="GRAPH")
+    paths.add_argument("--source", type=int, required=True, metavar="VERTEX")
+    paths.add_argument("--delta", type=float, metavar="WIDTH", help="of a bucket (default: by the weights)")
+    paths.add_argument("--out", metavar="FILE.npy", help="write the distances (largest int64, or inf: no path)")
+    how_to_run(paths)
+
+    ranks = command(verbs, "pagerank", "graph.run", "PageRank of an undirected graph, or one with in-edges")
+    ranks.add_argument("graph", metavar="GRAPH")
+    ranks.add_argument("--damping", type=float, default=0.85, metavar="D", help="default 0.85")
+    ranks.add_argument("--tolerance", type=float, default=1e-6, metavar="T",
+                       help="end once all ranks together change by less (default 1e-6)")  # fmt: skip
+    ranks.add_argument("--iterations", type=int, default=100, metavar="N", help="at most (default 100)")
+    ranks.add_argument("--out", metavar="FILE.npy", help="write the ranks (float64)")
+    how_to_run(ranks)
+
+    count = command(verbs, "triangles", "graph.run", "count the triangles of an undirected graph")
+    count.add_argument("graph", metavar="GRAPH")
+    how_to_run(count)
+
+
 def how_to_run(parser: argparse.ArgumentParser, cache: str | None = None) -> None:
     """Add the options of a traversal: device, tier, cache."""
     group = parser.add_argument_group("how to run")

@@ -4,4 +4,7 @@
 - run.py             `Run`: many launches on arrays that are opened to kernels once
 - search.py          `bfs`
 - components.py      `connected_components`
+- shortest_paths.py  `sssp`
+- pagerank.py        `pagerank`
+- triangles.py       `triangles`
 """

@@ -362,10 +362,10 @@ def _most_frequent(labels: NDArray[Any]) -> int:
     return int(values[np.argmax(counts)])
 
 
-def require_undirected(graph: Graph) -> None:
+def require_undirected(graph: Graph, what: str = "components") -> None:
     """Raise ArgumentError if the edges of a graph are stored in one direction only."""
     if not graph.undirected:
         raise ArgumentError(
-            f"{graph.path} is directed, and components are those of an undirected graph: convert its edges "
+            f"{graph.path} is directed, and {what} are those of an undirected graph: convert its edges "
             "again with undirected=True (`warpwell graph convert EDGES OUT --undirected`)"
         )

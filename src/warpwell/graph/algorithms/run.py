@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...array import Array, PageSet
-from ...targets import Kernel
+from ...targets import Kernel, grid, kernel
 from ...targets.arguments import begin, finish
 from ...targets.arrays import to_host
 from ...targets.fault import LaunchFlag
 from ..loaded import LoadedGraph
 from .work_items import up_to_warps
+
+MARKED = 1 << 14
+"""Edges whose pages a thread marks."""
 
 
 class Run:
@@ -36,6 +40,7 @@ class Run:
         self._flag = LaunchFlag(loaded.device)
         self._begun: list[Any] = []
         self._views: dict[int, Any] = {}
+        self._series: Any = None
 
     def __enter__(self) -> Run:
         try:
@@ -44,14 +49,43 @@ class Run:
             finish(self._begun, self._flag)
             raise
         self._views = {id(array): view for array, view in zip(self._arrays, views, strict=True)}
+        if self.loaded.device == "cuda":
+            from ...targets.compiler.run_cuda import Series
+
+            self._series = Series(self._flag)
         return self
 
     def __exit__(self, *_: object) -> None:
-        finish(self._begun, self._flag)
+        try:
+            self._wait()
+        finally:
+            finish(self._begun, self._flag)
+
+    def abort(self) -> None:
+        """Abort all waits of device code (on Ctrl-C)."""
+        self._flag.interrupt()
+        for array in self._arrays:
+            array.abort(self._flag)
+
+    def _wait(self) -> None:
+        if self._series is not None:
+            from ...targets.compiler.run_cuda import synchronize
+
+            synchronize([self])
 
     def launch(self, kernel: Kernel, threads: int, *args: Any) -> None:
-        """Run a kernel over a number of threads, in whole warps (a block kernel: over that number of blocks)."""
+        """Run a kernel over a number of threads, in whole warps (a block kernel: over that number of blocks).
+
+        On a GPU, with edges in memory, it returns at once: `read` waits.
+        """
         shape = threads if kernel.block is not None else up_to_warps(threads, self.loaded.warp)
+        if not shape:
+            return
+        if self._series is not None:
+            self._series.launch(kernel, (shape,), [self._views.get(id(a), a) for a in args])
+            if not self.loaded.in_memory:
+                self._wait()  # it may wait for storage, which Ctrl-C ends; and what it marks is read next
+            return
         services = [step for array in self._arrays for step in array.interp_services()] \
             if self.loaded.device == "interp" else ()  # fmt: skip
         kernel[shape](
@@ -64,13 +98,32 @@ class Run:
         """Whether device code latched an error: then what kernels wrote means nothing."""
         return self._flag.failed
 
+    def all_edges(self, pages: PageSet | None) -> Iterator[tuple[int, int]]:
+        """Yield windows that cover all edges, which are read ahead where there is a page set of them."""
+        edges = self.loaded.graph.edges
+        if pages is None:
+            yield 0, edges
+            return
+        pieces = -(-edges // MARKED)
+        self.launch(mark_all, pieces, pages, pieces, edges)
+        yield from self.loaded.waves(pages, pages.count())
+
     def read(self, counters: Any) -> NDArray[np.int64]:
         """Return counters as they are after the last launch, on the host."""
         return np.array(to_host(counters))
 
 
+@kernel
+def mark_all(pages, pieces, edges):  # type: ignore[no-untyped-def]
+    """Mark the pages of all edges (thread a piece)."""
+    index = grid(1)
+    if index < pieces:
+        pages.add_range(index * MARKED, min((index + 1) * MARKED, edges))
+
+
 def try_waves(pages: PageSet, edges: Array) -> None:
     """Drop the marks of a set, and compile what reads ahead by reading a page of `edges`."""
+    mark_all[1](pages, 0, 0)
     pages.clear()
     if edges.size:
         pages.add(0)

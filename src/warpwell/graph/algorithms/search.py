@@ -46,6 +46,7 @@ from .work_items import (
     N_COUNTERS,
     PIECE,
     STOP,
+    WARPS,
     WORD,
     add_all,
     append,
@@ -53,6 +54,7 @@ from .work_items import (
     insert,
     most_items,
     neighbour_at,
+    start_array,
     start_of,
     sum_below,
     vertex_dtype,
@@ -73,8 +75,6 @@ NEAR = 8
 """Neighbours that a thread looks at by itself when it pulls, before its warp helps: most vertices need fewer."""
 SMALL = 1 << 14
 """Edges of a frontier that one block visits: several levels in one launch."""
-PULL_WARPS = 1 << 14
-"""Warps that pull; each takes every so manieth word of vertices."""
 
 
 @dataclass(frozen=True)
@@ -183,16 +183,51 @@ def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level
 
 
 @device
-def _look(edges, visited, at, stop, mask, vertices, counters):
-    """Tell whether one of edges [at, stop) leads into a set that nobody changes (all lanes of mask, a whole warp)."""
-    found = False
-    while at < stop and not found:
-        neighbour = -1
-        if at + lane_id() < stop:
-            neighbour = neighbour_at(edges, at + lane_id(), vertices, counters)
-        found = ballot(mask, neighbour >= 0 and contains(visited, neighbour)) != 0
-        at += warp_size()
-    return found
+def _look(edges, visited, at, stop, near, mask, vertices, counters):
+    """Tell whether one of the caller's edges [at, stop) leads into a set that nobody changes (all lanes of mask).
+
+    Each lane looks at `near` of its own edges; then the whole warp looks at those of one lane after the other.
+    """
+    lane = lane_id()
+    hit = False
+    one = -1
+    low = 0
+    high = 0
+    while True:
+        # one place for both that reads an edge: the compiled read is large
+        alone = near > 0
+        edge = -1
+        if alone:
+            near -= 1
+            if at < stop and not hit:
+                edge = at
+                at += 1
+            if ballot(mask, edge >= 0) == 0:
+                near = 0
+        else:
+            if low >= high:
+                left = ballot(mask, at < stop and not hit)
+                if left == 0:
+                    return hit
+                one = ffs(left) - 1
+                low = shfl(mask, at, one)
+                high = shfl(mask, stop, one)
+            if low + lane < high:
+                edge = low + lane
+            low += warp_size()
+        met = False
+        if edge >= 0:
+            neighbour = neighbour_at(edges, edge, vertices, counters)
+            met = neighbour >= 0 and contains(visited, neighbour)
+        if alone:
+            hit = hit or met
+        else:
+            if ballot(mask, met) != 0:
+                low = high
+                if lane == one:
+                    hit = True
+            if low >= high and lane == one:
+                at = stop
 
 
 @kernel
@@ -222,19 +257,7 @@ def _pull(edges, offsets, levels, visited, after, near, window, level, word, wor
                 degree = stop - at
                 at = max(at, window[0])
                 stop = min(stop, window[1])
-            hit = False
-            alone = min(at + near, stop)
-            while at < alone and not hit:
-                neighbour = neighbour_at(edges, at, levels.size, counters)
-                hit = neighbour >= 0 and contains(visited, neighbour)
-                at += 1
-            left = ballot(mask, at < stop and not hit)
-            while left != 0:
-                one = ffs(left) - 1
-                met = _look(edges, visited, shfl(mask, at, one), shfl(mask, stop, one), mask, levels.size, counters)
-                if lane == one:
-                    hit = met
-                left &= left - 1
+            hit = _look(edges, visited, at, stop, near, mask, levels.size, counters)
             if hit:
                 levels[vertex] = level
                 found += 1
@@ -321,8 +344,8 @@ def bfs(
         edges, where, vertices = loaded.edges, loaded.device, loaded.graph.vertices
         offsets = loaded.graph.map(loaded.graph.offsets_path)
         state = _State(
-            levels=to_device(where, _start(vertices, source, -1, 0, vertex_dtype(vertices))),
-            visited=to_device(where, _start(words_of(vertices), source // WORD, 0, 1 << source % WORD, np.uint32)),
+            levels=to_device(where, start_array(vertices, source, -1, 0, vertex_dtype(vertices))),
+            visited=to_device(where, start_array(words_of(vertices), source // WORD, 0, 1 << source % WORD, np.uint32)),
             after=zeros(where, words_of(vertices), np.uint32),
             items=zeros(where, most_items(vertices, loaded.graph.edges)),
             counters=zeros(where, N_COUNTERS),
@@ -358,12 +381,6 @@ class _State:
     after: Any
     items: Any
     counters: Any
-
-
-def _start(length: int, index: int, value: int, at_index: int, dtype: Any) -> NDArray[Any]:
-    array = np.full(length, value, dtype)
-    array[index] = at_index
-    return array
 
 
 def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
@@ -476,11 +493,11 @@ class _Search:
     def _pull(self, windows: Iterable[tuple[int, int]]) -> None:
         """Look from all vertices that are not found for one that is."""
         s, loaded, before = self.state, self.loaded, self.counts
-        near = 0 if loaded.edges.tier == "host" else NEAR
+        near = NEAR if loaded.in_memory else 0
         for window in windows:
             first, end = vertices_of(self.graph.map(self.graph.in_offsets_path), window)
             word, words = first // WORD, words_of(end)
-            warps = min(words - word, PULL_WARPS)
+            warps = min(words - word, WARPS)
             self.run.launch(
                 _pull, warps * loaded.warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, near,
                 window, self.level + 1, word, words, warps, s.counters,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...array import atomic_add
 from ...targets import (
@@ -29,6 +30,8 @@ PIECE_BITS = 23
 PIECE_MASK = (1 << PIECE_BITS) - 1
 WORD = 32
 """Vertices of a word of a bitmap."""
+WARPS = 1 << 14
+"""Warps of kernels that go through all words of a bitmap; each takes every so manieth of them."""
 _DEGREES = 36
 """Bits of a sum of degrees in a warp."""
 
@@ -52,6 +55,13 @@ N_COUNTERS = 8
 def most_items(vertices: int, edges: int) -> int:
     """Return the maximal number of items of all vertices together."""
     return vertices + edges // PIECE + 1
+
+
+def start_array(length: int, index: int, value: Any, at_index: Any, dtype: Any) -> NDArray[Any]:
+    """Return an array of one value with another at an index."""
+    array = np.full(length, value, dtype)
+    array[index] = at_index
+    return array
 
 
 def words_of(vertices: int) -> int:

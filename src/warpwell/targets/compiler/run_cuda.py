@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ... import errors
 from ..fault import LaunchFlag, share_fault_page
 from ..gpu.device import mark, reached
+from ..gpu.prepared import check_kernel, pack
 from ..signature import BLOCK_THREADS, check_arguments, configuration
 from ..struct import DeviceStruct
 from ..uninterrupted import Interrupts, interruptible
@@ -139,6 +142,88 @@ def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> 
         explained(launch.kernel.__name__, "cuda"),
     ):
         configured(kernel, blocks, threads, stream)(*extents, *values)
+
+
+class Series:
+    """Launches in the default stream, with few instructions of Python each: numba-cuda's own take 50 us and more.
+
+    A kernel's arguments have the types of its first launch in the series: words and floats of other values, arrays of
+    the same type; tuples hold words. Nothing waits for the launches: see `synchronize`.
+
+    Parameters
+    ----------
+    flag : LaunchFlag
+        Of all the launches.
+    """
+
+    def __init__(self, flag: LaunchFlag) -> None:
+        share_fault_page()
+        self._flag = flag
+        self._made: dict[Any, _Again] = {}
+
+    def launch(self, kernel: Any, shape: tuple[int, ...], values: Sequence[Any]) -> None:
+        """Start a launch of one dimension."""
+        if kernel not in self._made:
+            self._made[kernel] = _Again(kernel, len(shape), [*values, *self._asked(kernel)])
+        blocks, threads = configuration(shape, kernel.block)
+        self._made[kernel].launch(blocks, threads, [*(*shape, 1, 1)[:3], *values, *self._asked(kernel)])
+
+    def _asked(self, kernel: Any) -> list[int]:
+        return [self._flag.address] if asks_flag(kernel) else []
+
+
+class _Again:
+    """A compiled kernel and the places of its parameters, of which a launch writes those that changed."""
+
+    def __init__(self, kernel: Any, dims: int, values: list[Any]) -> None:
+        from cuda.bindings import driver
+
+        dispatcher = compiled(kernel, dims, len(values))
+        values = [0, 0, 0, *values]
+        types = tuple(dispatcher.typeof_pyval(value) for value in values)
+        if types not in dispatcher.overloads:
+            with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cuda"):
+                dispatcher.compile(types).bind()
+        self._kernel = dispatcher.overloads[types]
+        self._name = kernel.__name__
+        self._start = driver.cuLaunchKernel
+        self._function = driver.CUfunction(int(self._kernel._codelibrary.get_cufunc().handle))
+        self._flat: dict[int, tuple[Any, Any]] = {}
+        found = [self._flattened(k, value) for k, value in enumerate(values)]
+        ends = np.cumsum([len(words) for words in found])
+        self._slots = [slice(int(end) - len(words), int(end)) for words, end in zip(found, ends, strict=True)]
+        self._places, self._addresses = pack([0] * int(ends[-1]))
+        self._words, self._floats = self._places.view(np.int64), self._places.view(np.float64)
+        self._last: list[Any] = [None] * len(values)
+
+    def _flattened(self, k: int, value: Any) -> Any:
+        """Return the words that an argument becomes."""
+        words: list[Any] = []
+        copied: list[Any] = []
+        self._kernel._prepare_args(self._kernel.argument_types[k], value, 0, copied, words)
+        if copied:
+            raise errors.ArgumentError(f"kernel {self._name!r}: argument {k - 3} is not in device memory")
+        return pack(words)[0][: len(words)]
+
+    def launch(self, blocks: tuple[int, ...], threads: tuple[int, ...], values: list[Any]) -> None:
+        """Start it."""
+        for k, value in enumerate(values):
+            if type(value) is int:
+                self._words[self._slots[k]] = value
+            elif type(value) is tuple:
+                self._words[self._slots[k]] = value
+            elif type(value) is float:
+                self._floats[self._slots[k]] = value
+            elif value is not self._last[k]:
+                if id(value) not in self._flat:
+                    self._flat[id(value)] = value, self._flattened(k, value)
+                self._places[self._slots[k]] = self._flat[id(value)][1]
+                self._last[k] = value
+        result = self._start(
+            self._function, *(*blocks, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, 0, int(self._addresses.ctypes.data), 0
+        )
+        if int(result[0]):
+            check_kernel(result, self._name)
 
 
 def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:

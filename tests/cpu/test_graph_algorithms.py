@@ -1,0 +1,244 @@
+"""Shortest paths, PageRank and triangles: equal to SciPy's, in every tier and however small the cache."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csgraph, csr_array
+
+from warpwell.errors import ArgumentError, FormatError
+from warpwell.graph import Graph, LoadedGraph, bfs, build, connected_components, generate, pagerank, sssp, triangles
+from warpwell.graph.algorithms.work_items import PIECE
+
+TIERS = ["storage", "host-cached", "host", "device", "mapped"]
+Edges = list[tuple[int, int, int]]
+
+
+def matrix(graph: Graph, values: npt.NDArray[Any] | None = None) -> csr_array:
+    offsets, edges = graph.load()
+    given = np.ones(graph.edges) if values is None else values
+    return csr_array((given, edges, offsets), shape=(graph.vertices,) * 2)
+
+
+def expected_distances(graph: Graph, source: int) -> npt.NDArray[Any]:
+    """Bellman and Ford's distances in float64 or int64: SciPy drops edges of weight 0 of a sparse matrix."""
+    offsets, edges = graph.load()
+    weights = np.asarray(graph.map(graph.weights_path)).astype(np.float64 if graph.weights == "float32" else np.int64)
+    starts = np.repeat(np.arange(graph.vertices), np.diff(offsets))
+    most: Any = np.inf if graph.weights == "float32" else np.iinfo(np.int64).max
+    found = np.full(graph.vertices, most, weights.dtype)
+    found[source] = 0
+    while True:
+        before = found.copy()
+        some = found[starts] != most
+        np.minimum.at(found, edges[some], found[starts[some]] + weights[some])
+        if np.array_equal(before, found):
+            return found
+
+
+def expected_ranks(graph: Graph, damping: float, iterations: int) -> npt.NDArray[np.float64]:
+    links, n = matrix(graph), graph.vertices
+    degrees = np.diff(graph.load()[0])
+    ranks = np.full(n, 1 / n)
+    for _ in range(iterations):
+        shares = np.where(degrees > 0, ranks / np.maximum(degrees, 1), 0)
+        ranks = (1 - damping) / n + damping * (links.T @ shares + ranks[degrees == 0].sum() / n)
+    return np.asarray(ranks)
+
+
+def expected_triangles(graph: Graph) -> int:
+    offsets, edges = graph.load()
+    starts = np.repeat(np.arange(graph.vertices), np.diff(offsets))
+    keep = starts != edges
+    links = csr_array((np.ones(keep.sum(), np.int64), (starts[keep], edges[keep])), shape=(graph.vertices,) * 2)
+    links.sum_duplicates()
+    links.data[:] = 1
+    return int((links @ links).multiply(links).sum()) // 6
+
+
+def made(folder: Path, edges: Edges, weights: str | None = None, **options: Any) -> Graph:
+    array = np.array(edges, np.int64).reshape(-1, 3)
+    columns = [array[:, k].copy() for k in range(3)]
+    values = columns[2].astype(weights or np.int64)
+    chunk = (columns[0], columns[1], values) if weights else (columns[0], columns[1])
+    return build([chunk], folder / "made.ww", weights=weights, **options)
+
+
+@pytest.fixture(scope="module", params=["int32", "float32"])
+def kron(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Graph:
+    return generate("kron", 9, tmp_path_factory.mktemp("kron") / "kron.ww", degree=6, weights=request.param)
+
+
+@pytest.fixture(scope="module")
+def directed(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    folder = tmp_path_factory.mktemp("urand") / "urand.ww"
+    return generate("urand", 9, folder, degree=2, undirected=False, in_edges=True, weights="int32")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_tier(kron: Graph, tier: str) -> None:
+    source = int(np.argmax(np.diff(kron.load()[0])))
+    # a mapping of the file has no cache
+    options: dict[str, Any] = {} if tier == "mapped" else {"cache": "16KiB"}
+    with LoadedGraph(kron, device="cpu", tier=tier, **options) as loaded:
+        paths = sssp(loaded, source)
+        assert np.array_equal(paths.distances, expected_distances(kron, source))
+        assert paths.distances.dtype == (np.int64 if kron.weights == "int32" else np.float64)
+        assert paths.reached == np.count_nonzero(paths.distances < paths.distances.max())
+        ranks = pagerank(loaded, tolerance=0.0, iterations=20)
+        assert np.allclose(ranks.ranks, expected_ranks(kron, 0.85, 20), rtol=1e-12, atol=0)
+        assert (ranks.iterations, ranks.converged) == (20, False)
+        assert triangles(loaded).triangles == expected_triangles(kron)
+
+
+@pytest.mark.parametrize("cache", [512, 1024, "2KiB"])
+def test_the_smallest_caches(kron: Graph, cache: int | str) -> None:
+    options: dict[str, Any] = {"device": "cpu", "tier": "storage", "cache": cache, "page_size": 512}
+    ranks = pagerank(kron, tolerance=0.0, iterations=2, **options)
+    assert np.allclose(ranks.ranks, expected_ranks(kron, 0.85, 2), rtol=1e-12, atol=0)
+    assert ranks.stats.evictions > 0
+    found = triangles(kron, **options)
+    assert found.triangles == expected_triangles(kron)
+    assert found.stats.evictions > 0
+
+
+@pytest.mark.parametrize("cache", [512, "1KiB"])
+def test_shortest_paths_with_the_smallest_caches(tmp_path: Path, cache: int | str) -> None:
+    graph = generate("urand", 6, tmp_path / "urand.ww", degree=4, weights="int32")
+    paths = sssp(graph, 3, device="cpu", tier="storage", cache=cache, page_size=512)
+    assert np.array_equal(paths.distances, expected_distances(graph, 3))
+    assert paths.stats.evictions > 0
+
+
+def test_scipy_agrees(kron: Graph) -> None:
+    source = 5
+    weights = np.asarray(kron.map(kron.weights_path)).astype(np.float64)
+    wanted = csgraph.dijkstra(matrix(kron, weights), indices=source)
+    found = sssp(kron, source, device="cpu").distances
+    found = np.where(found == np.iinfo(np.int64).max, np.inf, found) if kron.weights == "int32" else found
+    assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("delta", [0.5, 3.0, 1e6])
+def test_any_delta(kron: Graph, delta: float) -> None:
+    found = sssp(kron, 5, delta=delta, device="cpu")
+    assert found.delta == delta
+    assert np.array_equal(found.distances, expected_distances(kron, 5))
+
+
+def test_directed(directed: Graph) -> None:
+    for source in (0, 200):
+        assert np.array_equal(sssp(directed, source, device="cpu").distances, expected_distances(directed, source))
+    found = pagerank(directed, device="cpu", tolerance=1e-12)
+    assert found.converged
+    assert found.change < 1e-12
+    assert np.allclose(found.ranks, expected_ranks(directed, 0.85, 200), rtol=1e-9, atol=0)
+    assert found.ranks.sum() == pytest.approx(1)
+    # in-edges let a search pull
+    levels = csgraph.shortest_path(matrix(directed), unweighted=True, indices=7)
+    assert np.array_equal(bfs(directed, 7, device="cpu").levels, np.where(np.isinf(levels), -1, levels))
+
+
+def test_distances_of_more_than_four_bytes(tmp_path: Path) -> None:
+    graph = made(tmp_path, [(v, v + 1, (1 << 31) - 2) for v in range(5)], "int32")
+    found = sssp(graph, 0, device="cpu")
+    assert found.distances.tolist() == [v * ((1 << 31) - 2) for v in range(6)]
+    assert sssp(graph, 5, device="cpu").distances.tolist() == [np.iinfo(np.int64).max] * 5 + [0]
+
+
+def test_a_vertex_with_many_neighbours(tmp_path: Path) -> None:
+    leaves = 3 * PIECE + 5
+    graph = made(tmp_path, [(leaves, leaf, 1 + leaf % 7) for leaf in range(leaves)], "int32", undirected=True)
+    options: dict[str, Any] = {"device": "cpu", "tier": "storage", "cache": "16KiB"}
+    assert np.array_equal(sssp(graph, 3, **options).distances, expected_distances(graph, 3))
+    ranks = pagerank(graph, tolerance=0.0, iterations=3, **options).ranks
+    assert np.allclose(ranks, expected_ranks(graph, 0.85, 3), rtol=1e-10, atol=0)
+    assert triangles(graph, **options).triangles == 0
+
+
+def test_no_edges(tmp_path: Path) -> None:
+    graph = made(tmp_path, [], "int32", undirected=True, vertices=3)
+    assert sssp(graph, 1, device="cpu").distances.tolist() == [np.iinfo(np.int64).max, 0, np.iinfo(np.int64).max]
+    assert np.allclose(pagerank(graph, device="cpu").ranks, 1 / 3)
+    assert triangles(graph, device="cpu").triangles == 0
+
+
+def test_what_is_refused(tmp_path: Path, directed: Graph) -> None:
+    (tmp_path / "bare").mkdir()
+    bare = made(tmp_path / "bare", [(0, 1, 0), (1, 2, 0)])
+    with pytest.raises(ArgumentError, match="no weights"):
+        sssp(bare, 0, device="cpu")
+    with pytest.raises(ArgumentError, match="--in-edges"):
+        pagerank(bare, device="cpu")
+    with pytest.raises(ArgumentError, match=r"triangles.*--undirected"):
+        triangles(directed, device="cpu")
+    with pytest.raises(ArgumentError, match="source"):
+        sssp(directed, -1, device="cpu")
+    for options in ({"damping": 1.5}, {"tolerance": -1.0}, {"tolerance": np.nan}, {"iterations": 0}):
+        with pytest.raises(ArgumentError, match=next(iter(options))):
+            pagerank(directed, device="cpu", **options)
+    for delta in (0, -1.0, np.inf, np.nan):
+        with pytest.raises(ArgumentError, match="delta"):
+            sssp(directed, 0, delta=delta, device="cpu")
+
+
+def test_weights_below_0(tmp_path: Path) -> None:
+    graph = made(tmp_path, [(0, 1, 4), (1, 2, -4)], "int32")
+    with pytest.raises(ArgumentError, match="1 weights are below 0"):
+        sssp(graph, 0, device="cpu")
+
+
+def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:
+    graph = made(tmp_path, [(v, v + 1, 1) for v in range(20)], "int32", undirected=True)
+    edges = np.load(graph.edges_path)
+    edges[[3, 9]] = -7, 1 << 30
+    np.save(graph.edges_path, edges)
+    for run in (lambda: sssp(graph, 0, device="cpu"), lambda: pagerank(graph, device="cpu"),
+                lambda: triangles(graph, device="cpu")):  # fmt: skip
+        with pytest.raises(FormatError, match="outside of 0 to 20"):
+            run()
+
+
+def test_progress(kron: Graph) -> None:
+    seen: list[tuple[str, int, int]] = []
+    pagerank(kron, device="cpu", iterations=2, tolerance=0.0, progress=lambda *step: seen.append(step))
+    assert seen == [("compile", 0, 1), ("compile", 1, 1), ("iterate", 0, 2), ("iterate", 1, 2)]
+    seen.clear()
+    assert sssp(kron, 5, device="cpu", progress=lambda *step: seen.append(step)).rounds == seen[-1][1]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[int, Edges, bool]:
+    vertices = draw(st.integers(1, 40))
+    vertex = st.integers(0, vertices - 1)
+    edges = draw(st.lists(st.tuples(vertex, vertex, st.integers(0, 9)), max_size=120))
+    return vertices, edges, draw(st.booleans())
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=graphs(), weights=st.sampled_from(["int32", "float32"]), storage=st.booleans())
+def test_random_graphs(
+    drawn: tuple[int, Edges, bool], weights: str, storage: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Self-loops, repeated edges, vertices without edges, several components, weights of 0."""
+    vertices, edges, undirected = drawn
+    folder = tmp_path_factory.mktemp("random")
+    graph = made(folder, edges, weights, vertices=vertices, undirected=undirected, in_edges=True)
+    options: dict[str, Any] = {"tier": "storage", "cache": 1024, "page_size": 512} if storage else {"tier": "host"}
+    links = matrix(graph)
+    with LoadedGraph(graph, device="cpu", **options) as loaded:
+        assert np.array_equal(sssp(loaded, 0).distances, expected_distances(graph, 0))
+        steps = csgraph.shortest_path(links, unweighted=True, indices=0)
+        assert np.array_equal(bfs(loaded, 0).levels, np.where(np.isinf(steps), -1, steps))
+        ranks = pagerank(loaded, tolerance=0.0, iterations=5).ranks
+        assert np.allclose(ranks, expected_ranks(graph, 0.85, 5), rtol=1e-12, atol=1e-15)
+        if undirected:
+            count, groups = csgraph.connected_components(links, directed=False)
+            least = np.full(count, vertices)
+            np.minimum.at(least, groups, np.arange(vertices))
+            assert np.array_equal(connected_components(loaded).labels, least[groups])
+            assert triangles(loaded).triangles == expected_triangles(graph)
