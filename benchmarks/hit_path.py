@@ -13,13 +13,13 @@ import sys
 import time
 
 import numpy as np
-from bam_baseline import bam_read
 from measure import kernel_seconds, machine, registers_and_occupancy, save, table
 
 import warpwell as ww
 from warpwell.cache import parse_size
 from warpwell.cache.partition import COMPLETE, EVICTING, PLACED, ResidentPool
 from warpwell.storage import Medium, NativeMedium
+from warpwell.study.bench.bam import BamCache, bam_read
 from warpwell.targets import (
     activemask,
     device,
@@ -89,7 +89,7 @@ def warpwell(a, b, c, d, index):
 @device
 def bam(a, b, c, d, index):
     """Read by BaM's protocol."""
-    return bam_read(a, b, c, d, 8 * index)
+    return bam_read(b, 8 * index)
 
 
 READERS = {"raw L1": (raw_l1, 32), "raw": (raw, 32), "warpwell": (warpwell, None), "at 64 regs": (warpwell, 64),
@@ -230,12 +230,8 @@ def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, sto
         print(f"opened in {opened - begun:.1f} s, {pages} pages of {page_size} B filled in {filled - opened:.1f} s")
         misses = a.stats.misses
         constants = a.cache.constants(a._nsid)
-        words = a.cache.words()[constants["base"] : constants["base"] + pages]
-        slots = memory.allocate(8 * pages)
-        slots.write(0, (words >> 36) & 0xFFFFFFF)
-        states = memory.allocate(8 * pages)
+        references = BamCache.resident(a)
         sink = memory.allocate(8 << 24)
-        shift = page_size.bit_length() - 1
         results: dict = {"page_size": page_size, "frame_bytes": a.cache.frames * page_size, "rows": []}
         rows = []
         for store in stores:
@@ -246,7 +242,7 @@ def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, sto
                     k = make(reader, store, p, registers)
                     args = {
                         warpwell: (a, 0, 0, 0),
-                        bam: (states.address, slots.address, constants["frames"], shift),
+                        bam: (a, references.address, 0, 0),
                     }.get(reader, (constants["frames"], 0, 0, 0))
                     args = (*args, mask, rounds, sink.address)
                     # said beforehand, so that a failure of the GPU has a name

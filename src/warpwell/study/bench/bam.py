@@ -14,6 +14,8 @@ import numpy as np
 from ...array import Array
 from ...cache.lookup import queue_of
 from ...cache.transfer import copy, serve, start, wait
+from ...cache.word import FRAME_MAX, FRAME_SHIFT, STATE
+from ...cache.word import VALID as CACHED
 from ...errors import WarpwellError
 from ...nvme import READ, WRITE
 from ...queues.submission import field, release_id, staging_of, take_id
@@ -274,25 +276,42 @@ class BamCache:
     """
 
     def __init__(self, array: Array, frame_bytes: int) -> None:
-        page_size = array.cache.page_size
-        pages = -(-array.nbytes // page_size)
-        slots = max(1, min(pages, frame_bytes // page_size))
+        pages = -(-array.nbytes // array.cache.page_size)
+        slots = max(1, min(pages, frame_bytes // array.cache.page_size))
+        self._frames = memory_for(array.device).allocate(slots * array.cache.page_size + 512)
+        self._lay_out(array, pages, slots, -(-self._frames.address // 512) * 512)
+        self.clear()
+
+    @classmethod
+    def resident(cls, array: Array) -> BamCache:
+        """Return a cache whose slots are the frames of an array that has all its pages in them: all reads hit."""
+        made = cls.__new__(cls)
+        constants = array.cache.constants(array._nsid)
+        pages = -(-array.nbytes // array.cache.page_size)
+        words = array.cache.words()[constants["base"] : constants["base"] + pages]
+        if not np.all((words & STATE) == CACHED):
+            raise WarpwellError("not all pages of the array are in its cache")
+        made._lay_out(array, pages, array.cache.frames, constants["frames"])
+        made._states.write(0, np.full(pages, VALID))
+        made._slots.write(0, (words >> FRAME_SHIFT) & FRAME_MAX)
+        made._owners.write(0, np.full(array.cache.frames, LOCKED))
+        return made
+
+    def _lay_out(self, array: Array, pages: int, slots: int, frames: int) -> None:
         memory = memory_for(array.device)
         constants = array.cache.constants(array._nsid)
         if constants["base"] != 0:
             raise WarpwellError("the array shares its cache, so its pages do not begin at 0")
+        self._array, self._count = array, slots
         self._record, self._states = memory.allocate(8 * WORDS), memory.allocate(8 * pages)
         self._slots, self._owners = memory.allocate(8 * pages), memory.allocate(8 * slots)
-        self._frames = memory.allocate(slots * page_size + 512)
-        self._array, self._count = array, slots
         words = np.zeros(WORDS, np.int64)
         words[: SPACE + 1] = (
-            self._states.address, self._slots.address, self._owners.address, -(-self._frames.address // 512) * 512,
-            page_size.bit_length() - 1, slots, 0, constants["core"], constants["space"],
+            self._states.address, self._slots.address, self._owners.address, frames,
+            array.cache.page_size.bit_length() - 1, slots, 0, constants["core"], constants["space"],
         )  # fmt: skip
         self._record.write(0, words)
         self.address = self._record.address
-        self.clear()
 
     def _word(self, index: int) -> int:
         return int(self._record.read(8 * index, 8).view(np.int64)[0])
