@@ -21,6 +21,7 @@ from warpwell.nvme import (
     WRITE,
     WRITE_FAULT,
 )
+from warpwell.storage import ring
 from warpwell.storage.faulty import Faulty
 from warpwell.storage.file import FileMedium, file_status
 from warpwell.storage.groups import Replicated, Striped
@@ -102,6 +103,27 @@ class TestFile(FileConformance):
 
 class TestFileInThePageCache(FileConformance):
     direct = False
+
+
+needs_ring = pytest.mark.skipif(ring.allowed() is not None, reason=f"io_uring: {ring.allowed()}")
+
+
+@needs_ring
+class TestFileThroughARing(FileConformance):
+    def make(self, content, folder, writable):
+        self.path = folder / "medium.bin"
+        content.tofile(self.path)
+        return FileMedium(self.path, writable, ring=True)
+
+    def test_says_so(self, medium: Medium) -> None:
+        assert medium.native().complete and "O_DIRECT, io_uring" in medium.description
+
+
+class TestFileThroughThreads(FileConformance):
+    def make(self, content, folder, writable):
+        self.path = folder / "medium.bin"
+        content.tofile(self.path)
+        return FileMedium(self.path, writable, ring=False)
 
 
 class TestPython(MediumConformance):

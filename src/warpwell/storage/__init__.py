@@ -11,6 +11,7 @@ Files, in the order in which a command meets them:
 - medium.py       the interface `Medium`; bases for wrappers and for media written in Python
 - ram.py          bytes in host memory
 - file.py         a file or block device
+- ring.py         io_uring: many commands of a file in flight
 - groups.py       `Striped` and `Replicated`: several media as one
 - latency.py      an emulated drive, of blocks or of keys and values; the known drives
 - faulty.py       injected faults, of blocks or of keys and values

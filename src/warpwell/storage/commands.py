@@ -94,16 +94,23 @@ def zero_fill(address: int, nbytes: int) -> None:
 
 
 @device
+def try_slot(table: int) -> int:
+    """Take a free slot, or return -1."""
+    lock(table)
+    count = word(table, T_FREE)
+    slot = -1
+    if count > 0:
+        slot = word(table, T_STACK + count - 1)
+        set_word(table, T_FREE, count - 1)
+    unlock(table)
+    return slot
+
+
+@device
 def take_slot(table: int) -> int:
     """Take a free slot; wait for one up to about a second, then return -1."""
     for attempt in range(1500):
-        lock(table)
-        count = word(table, T_FREE)
-        slot = -1
-        if count > 0:
-            slot = word(table, T_STACK + count - 1)
-            set_word(table, T_FREE, count - 1)
-        unlock(table)
+        slot = try_slot(table)
         if slot >= 0:
             return slot
         backoff(attempt)
@@ -141,6 +148,11 @@ class SlotTable:
         words[T_FREE] = words[T_CAPACITY] = capacity
         words[T_STACK : T_STACK + capacity] = np.arange(capacity)
         self.address = self._block.address
+
+    @property
+    def taken(self) -> int:
+        """Number of slots that are taken (a snapshot)."""
+        return int(self._block.words[T_CAPACITY] - self._block.words[T_FREE])
 
 
 # -- results of key-value commands ----------------------------------------------------------------------------

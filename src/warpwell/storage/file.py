@@ -1,4 +1,4 @@
-"""FileMedium: a file or block device, read and written by the service threads with pread and pwrite."""
+"""FileMedium: a file or block device, read and written by the service threads: by io_uring, or pread and pwrite."""
 
 from __future__ import annotations
 
@@ -37,8 +37,23 @@ from ..targets import (
     pread,
     pwrite,
 )
-from .commands import set_word, word, zero_fill
-from .medium import Medium, NativeMedium, raw_bytes
+from ..targets.native import native_but_interpreted
+from .commands import (
+    R_BUFFER,
+    R_EXTRA,
+    R_NBYTES,
+    R_OFFSET,
+    R_OP,
+    R_TAG,
+    record_of,
+    release_slot,
+    set_word,
+    try_slot,
+    word,
+    zero_fill,
+)
+from .medium import PENDING, Medium, NativeMedium, raw_bytes
+from .ring import BATCH, G_FAILED, G_SLOTS, Ring, allowed, hand_over, queue, queued, reap, take_back
 
 FD = 0
 DIRECT_FD = 1
@@ -52,6 +67,8 @@ FDATASYNC = 7
 ERRNO_LOCATION = 8
 PROBE = 9
 """A byte to read into when only the length of the file is of interest."""
+RING = 10
+"""Address of the ring (`ring`), or 0."""
 
 SHORT = -1
 I4 = np.dtype(np.int32)
@@ -71,6 +88,9 @@ class FileMedium(Medium):
     direct : bool, optional
         False: use the page cache. True: raise if the file system does not support O_DIRECT. Default: O_DIRECT if
         possible.
+    ring : bool, optional
+        True: transfer by io_uring, and raise if that is not possible; it needs O_DIRECT. False: by pread and pwrite.
+        Default: by io_uring where it is allowed and the file is not in memory (tmpfs).
     nbytes : int, optional
         Minimal size of the file; also the medium's capacity.
 
@@ -80,6 +100,8 @@ class FileMedium(Medium):
         Whether O_DIRECT is in use.
     alignment : int
         Direct transfers are multiples of so many bytes; 1 without O_DIRECT.
+    ring : bool
+        Whether commands go through io_uring.
 
     Raises
     ------
@@ -88,7 +110,7 @@ class FileMedium(Medium):
     FormatError
         The path is a directory or a pipe, or the file is shorter than `nbytes`.
     ArgumentError
-        `direct` is True and not possible.
+        `direct` or `ring` is True and not possible.
     OSError
         The file cannot be opened.
     """
@@ -100,11 +122,13 @@ class FileMedium(Medium):
         direct: bool | None = None,
         *,
         nbytes: int | None = None,
+        ring: bool | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.name = self.path
         self.writable = writable
         self._fd = self._direct_fd = -1
+        self._ring: Ring | None = None
         try:
             self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -136,10 +160,10 @@ class FileMedium(Medium):
                     "direct out",
                     name="direct",
                 )
+            self.ring = self._may_ring(ring)
         except BaseException:
             self.close()
             raise
-        self.description = f"file {self.path} ({'O_DIRECT' if self.direct else 'page cache'})"
         libc = ctypes.CDLL(None)
         self._state = memory_for("cpu").allocate(128)
         words = self._state.words
@@ -148,9 +172,38 @@ class FileMedium(Medium):
         words[FDATASYNC] = ctypes.cast(libc["fdatasync"], ctypes.c_void_p).value or 0
         words[ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
 
+    @property
+    def description(self) -> str:  # type: ignore[override]
+        """One line: the path, and how it is read and written."""
+        way = "page cache" if not self.direct else "O_DIRECT, io_uring" if self.ring else "O_DIRECT, pread"
+        return f"file {self.path} ({way})"
+
     def native(self) -> NativeMedium:
         """Return the native functions."""
-        return NativeMedium(file_start.address, 0, self._state.address)
+        if self.ring and self._ring is None and self._fd >= 0:
+            try:
+                self._ring = Ring()
+            except OSError:
+                self.ring = False  # no memory or descriptors for it: another time, perhaps
+            else:
+                self._state.words[RING] = self._ring.address
+        if self._ring is None:
+            return NativeMedium(file_start.address, 0, self._state.address)
+        return NativeMedium(ring_start.address, ring_complete.address, self._state.address)
+
+    def _may_ring(self, wanted: bool | None) -> bool:
+        """Return whether to use io_uring; raise if that is wanted and not possible."""
+        if wanted is False:
+            return False
+        if not self.direct:
+            reason: str | None = "the file is read through the page cache"
+        elif wanted is None and _in_memory(self._fd):
+            reason = "the file is in memory"
+        else:
+            reason = allowed()
+        if reason and wanted:
+            raise errors.ArgumentError(f"{self.path}: io_uring is not possible: {reason}; leave ring out", name="ring")
+        return not reason
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Read with pread."""
@@ -210,7 +263,12 @@ class FileMedium(Medium):
             )
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; commands in flight end first, or in 30 seconds."""
+        if self._ring is not None:
+            ring, self._ring = self._ring, None
+            function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(ring_complete.address)
+            ring.close(lambda: function(self._state.address, 0, 0, 0, 0, 0), 30.0)
+            self._state.words[RING] = 0
         for name, index in (("_fd", FD), ("_direct_fd", DIRECT_FD)):
             fd = getattr(self, name)
             if fd >= 0:
@@ -340,9 +398,29 @@ def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int) -> int:
     return 0
 
 
+@device
+def was_cut(state: int) -> bool:
+    """Return whether the file became shorter: writing to it would give back its length, with zeros where data was."""
+    return pread(word(state, FD), state + 8 * PROBE, 1, word(state, NBYTES) - 1) == 0
+
+
+def _in_memory(fd: int) -> bool:
+    """Return whether a file lies in memory: on tmpfs, ramfs or hugetlbfs."""
+    found = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None).fstatfs(fd, found) != 0:
+        return False
+    return found[0] in (0x01021994, 0x858458F6, 0x958458F6)
+
+
 @native
 def file_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
     """Transfer the bytes before returning (never pending)."""
+    return run_command(state, op, offset, nbytes, buffer)
+
+
+@device
+def run_command(state: int, op: int, offset: int, nbytes: int, buffer: int) -> int:
+    """Transfer all bytes of a command in the calling thread; return the status."""
     if op == FLUSH:
         if word(state, WRITABLE) == 0:
             return 0
@@ -360,8 +438,7 @@ def file_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: 
     if op == WRITE:
         if word(state, WRITABLE) == 0:
             return NAMESPACE_WRITE_PROTECTED
-        # Writing to a file that was cut would give it back its length, with zeros where data was.
-        if inside > 0 and pread(word(state, FD), state + 8 * PROBE, 1, size - 1) == 0:
+        if inside > 0 and was_cut(state):
             return file_failed(state, op, SHORT)
     got = transfer(state, op, buffer, inside, offset)
     if got != 0:
@@ -369,3 +446,109 @@ def file_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: 
     if op == READ:
         zero_fill(buffer + inside, nbytes - inside)
     return 0
+
+
+@device
+def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool:
+    """Return whether the ring can carry a command."""
+    if word(state, RING) == 0 or word(word(state, RING), G_FAILED) != 0:
+        return False
+    if op == FLUSH:
+        return word(state, WRITABLE) != 0
+    if op != READ and (op != WRITE or word(state, WRITABLE) == 0):
+        return False
+    aligned = (offset | inside | buffer) & (word(state, ALIGNMENT) - 1) == 0
+    return offset >= 0 and inside > 0 and aligned and word(state, DIRECT_FD) >= 0
+
+
+@native_but_interpreted(file_start.function)
+def ring_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+    """Queue a command and return PENDING, or run it if the ring cannot carry it."""
+    inside = max(0, min(nbytes, word(state, NBYTES) - offset))
+    if not for_ring(state, op, offset, inside, buffer):
+        return run_command(state, op, offset, nbytes, buffer)
+    if op == WRITE and was_cut(state):
+        return file_failed(state, op, SHORT)
+    ring = word(state, RING)
+    table = word(ring, G_SLOTS)
+    slot = try_slot(table)
+    if slot < 0:
+        return run_command(state, op, offset, nbytes, buffer)
+    record = record_of(table, slot)
+    set_word(record, R_TAG, tag)
+    set_word(record, R_OP, op)
+    set_word(record, R_OFFSET, offset)
+    set_word(record, R_NBYTES, inside)
+    set_word(record, R_BUFFER, buffer)
+    set_word(record, R_EXTRA, nbytes - inside)
+    put_in(state, ring, slot)
+    if queued(ring) >= BATCH:
+        hand_over(ring)
+    return PENDING
+
+
+@device
+def put_in(state: int, ring: int, slot: int) -> None:
+    """Queue the command of a slot with the descriptor that it needs."""
+    fd = word(state, DIRECT_FD)
+    if word(record_of(word(ring, G_SLOTS), slot), R_OP) == FLUSH:
+        fd = word(state, FD)
+    queue(ring, fd, slot)
+
+
+@device
+def settle(state: int, slot: int, result: int) -> int:
+    """Return tag and status of a command that the kernel ended with `result`; end it here if the kernel did not."""
+    table = word(word(state, RING), G_SLOTS)
+    record = record_of(table, slot)
+    op = word(record, R_OP)
+    inside = word(record, R_NBYTES)
+    buffer = word(record, R_BUFFER)
+    offset = word(record, R_OFFSET)
+    tag = word(record, R_TAG)
+    rest = word(record, R_EXTRA)
+    release_slot(table, slot)
+    status = 0
+    again = result == -4 or result == -11 or result == -22 or result == -125  # EINTR, EAGAIN, EINVAL, ECANCELED
+    if op == FLUSH:
+        if again:
+            status = run_command(state, op, 0, 0, 0)
+        elif result < 0:
+            status = file_failed(state, WRITE, -result)
+    elif result < 0 and not again:
+        status = file_failed(state, op, -result)
+    elif result == 0:
+        status = file_failed(state, op, SHORT)
+    elif result < inside:
+        done = max(0, result)
+        got = transfer(state, op, buffer + done, inside - done, offset + done)
+        if got != 0:
+            status = file_failed(state, op, SHORT if got > 0 else -got)
+    if op == READ and status == 0:
+        zero_fill(buffer + inside, rest)
+    return (tag << 16) | status
+
+
+@device
+def none_is_due(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
+    """Complete nothing: what the interpreter runs is never pending."""
+    return -1
+
+
+@native_but_interpreted(none_is_due)
+def ring_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
+    """Hand queued commands to the kernel; return tag and status of one that ended, or -1."""
+    ring = word(state, RING)
+    if ring == 0:
+        return -1
+    hand_over(ring)
+    found = reap(ring)
+    if found >= 0:
+        result = found & 0xFFFFFFFF
+        if result >= 0x80000000:
+            result -= 0x100000000
+        return settle(state, found >> 32, result)
+    slot = take_back(ring)
+    if slot >= 0:
+        return settle(state, slot, -11)
+    return -1

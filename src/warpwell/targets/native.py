@@ -14,11 +14,12 @@ class NativeFunction:
 
     It runs in a service thread without the interpreter lock, so it must keep to device code: words,
     `copy_bytes`, `pread`, `pwrite`, atomics and other `device` functions. The interpreter calls the
-    plain Python function instead.
+    plain Python function instead, or `interpreted` where that is given.
     """
 
-    def __init__(self, function: Callable[..., int]) -> None:
+    def __init__(self, function: Callable[..., int], interpreted: Callable[..., int] | None = None) -> None:
         self.function = device(function)
+        self._interpreted = self.function if interpreted is None else interpreted
         self._compiled: Any = None
 
     @property
@@ -30,10 +31,15 @@ class NativeFunction:
 
             seam_for("cpu")
             self._compiled = compile_native(self.function)
-            native_functions[int(self._compiled.address)] = self.function
+            native_functions[int(self._compiled.address)] = self._interpreted
         return int(self._compiled.address)
 
 
 def native(function: Callable[..., int]) -> NativeFunction:
     """Make a native function of a plain Python one (a decorator); see `NativeFunction`."""
     return NativeFunction(function)
+
+
+def native_but_interpreted(interpreted: Callable[..., int]) -> Callable[[Callable[..., int]], NativeFunction]:
+    """Make a native function that the interpreter replaces by another one: it models no kernel of the system."""
+    return lambda function: NativeFunction(function, interpreted)

@@ -1,0 +1,167 @@
+"""How near does reading a file come to fio?
+
+Random reads of unique pages of a file with direct I/O, at the same depth: by fio with io_uring, by the medium alone
+(io_uring, and a pool of threads with pread), and by misses of a kernel, where at most `depth` commands are in flight.
+fio is found as `fio`, or given by --fio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from measure import kernel_seconds, machine, save, table
+from miss_path import touch
+
+import warpwell as ww
+from warpwell.cache import parse_size
+from warpwell.nvme import READ
+from warpwell.storage import FileMedium
+from warpwell.targets import SYSTEM, call_native, device, fetch_add, load_relaxed, memory_for
+from warpwell.targets.compiler.compiled import dispatcher
+from warpwell.targets.compiler.hooks import seam_for
+
+
+@device
+def pump(start, complete, state, buffers, nbytes, pages, depth, count, counter, salt):
+    """Keep `depth` reads of random pages in flight until `count` were begun by all threads; return how many failed."""
+    begun = fetch_add(counter, 1, SYSTEM)
+    going = 0
+    failed = 0
+    while begun < count or going > 0:
+        while going < depth and begun < count:
+            page = (begun * 0x9E3779B1 + salt) & (pages - 1)
+            slot = begun % depth
+            status = call_native(start, state, READ, page * nbytes, nbytes, buffers + slot * nbytes, slot)
+            if status < 0:
+                going += 1
+            elif status > 0:
+                failed += 1
+            begun = fetch_add(counter, 1, SYSTEM)
+        if complete != 0:
+            found = call_native(complete, state, 0, 0, 0, 0, 0)
+            while found >= 0:
+                going -= 1
+                if found & 0xFFFF != 0:
+                    failed += 1
+                found = -1
+                if going > 0:
+                    found = call_native(complete, state, 0, 0, 0, 0, 0)
+        if load_relaxed(counter, SYSTEM) >= count and going == 0:
+            break
+    return failed
+
+
+def fio_rate(program: str, path: Path, nbytes: int, depth: int, seconds: float) -> float:
+    """Return fio's reads a second."""
+    said = subprocess.run(
+        [program, "--name=read", f"--filename={path}", f"--size={path.stat().st_size}", f"--bs={nbytes}",
+         "--rw=randread", "--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", f"--runtime={seconds}",
+         "--time_based", "--output-format=json"],
+        capture_output=True, text=True, check=True, timeout=60 + seconds,
+    ).stdout  # fmt: skip
+    return float(json.loads(said[said.index("{") :])["jobs"][0]["read"]["iops"])
+
+
+def medium_rate(path: Path, nbytes: int, depth: int, seconds: float, ring: bool) -> float:
+    """Return reads a second of the medium alone: one thread with a ring, `depth` threads without."""
+    seam_for("cpu")
+    loop = dispatcher(pump)
+    with FileMedium(path, ring=ring) as medium:
+        native = medium.native()
+        threads, each = (1, depth) if ring else (depth, 1)
+        block = memory_for("cpu").allocate(nbytes * depth + 4096)
+        counter = memory_for("cpu").allocate(8)
+        pages = 1 << (medium.nbytes // nbytes).bit_length() - 1
+
+        def reads(count: int, salt: int) -> float:
+            counter.words[0] = 0
+            failed: list[int] = []
+            workers = [
+                threading.Thread(target=lambda k=k: failed.append(loop(
+                    native.start, native.complete, native.state, block.address + nbytes * k, nbytes, pages, each,
+                    count, counter.address, salt)))
+                for k in range(threads)
+            ]  # fmt: skip
+            begun = time.perf_counter()
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            if any(failed):
+                raise SystemExit(f"{failed} reads failed: {medium.last_error()}")
+            return count / (time.perf_counter() - begun)
+
+        first = reads(4 * depth, 1)  # compiles
+        first = reads(2000, 2)
+        return reads(max(2000, int(first * seconds)), 3)
+
+
+def array_rate(path: Path, nbytes: int, depth: int, target: str, seconds: float) -> tuple[float, str]:
+    """Return misses a second of a kernel, and how the file is read."""
+    pages = 1 << (path.stat().st_size // nbytes).bit_length() - 1
+    queues = min(8, max(1, depth // 8))
+    options = {"queues": queues, "depth": 2 * depth // queues, "merge": 1, "page_size": nbytes}
+    with ww.open(
+        path, dtype=np.int64, device=target, tier="storage", cache=max(pages * nbytes // 8, 64 * nbytes), **options
+    ) as a:
+        way = a.cache.controller.medium(1).description.rsplit("(", 1)[1].rstrip(")")
+        wrong = np.zeros(1, np.int64)
+        count = 2048
+        spent = kernel_seconds(touch, count, a, nbytes // 8, pages - 1, wrong, device=target, arrays=[a], runs=1)
+        count = min(pages, max(2048, int(count / spent * seconds)))
+        spent = kernel_seconds(touch, count, a, nbytes // 8, pages - 1, wrong, device=target, arrays=[a], runs=1)
+        return count / spent, way
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where to make the file, on the drive to measure")
+    parser.add_argument("--device", default=ww.default_device())
+    parser.add_argument("--size", default="1GiB")
+    parser.add_argument("--page-size", type=int, nargs="+", default=[4096])
+    parser.add_argument("--depth", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--fio", default=shutil.which("fio"))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", default=None, metavar="FILE")
+    options = parser.parse_args()
+    path = options.folder / "file_rate.bin"
+    items = parse_size(options.size) // 8
+    rows = []
+    try:
+        np.arange(items, dtype=np.int64).tofile(path)
+        os.sync()
+        for nbytes in options.page_size:
+            for depth in options.depth:
+                rates: dict[str, list[float]] = {}
+                way = ""
+                for _ in range(options.rounds):  # in turns: the drive may be shared
+                    if options.fio:
+                        rates.setdefault("fio", []).append(fio_rate(options.fio, path, nbytes, depth, options.seconds))
+                    for name, ring in (("ring", True), ("threads", False)):
+                        rate = medium_rate(path, nbytes, depth, options.seconds, ring)
+                        rates.setdefault(name, []).append(rate)
+                    rate, way = array_rate(path, nbytes, depth, options.device, options.seconds)
+                    rates.setdefault("array", []).append(rate)
+                top = {name: max(values) for name, values in rates.items()}
+                for name, rate in top.items():
+                    label = f"array ({way})" if name == "array" else name
+                    rows.append([label, nbytes, depth, rate / 1e3, rate * nbytes / 1e9, rate / top.get("fio", np.nan)])
+    finally:
+        path.unlink(missing_ok=True)
+    head = ["reader", "page B", "depth", "K reads/s", "GB/s", "of fio"]
+    table("random direct reads of a file", head, rows)
+    save(options.json, machine(options.device) | {"rows": rows, "head": head})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""Ring: io_uring, through which one thread has many reads and writes of a file in flight.
+
+Used where the kernel allows it (`allowed`, which asks a child process, because a sandbox may kill who asks), and where
+transfers bypass the page cache: others end at once, and gain nothing. Any service thread queues commands, hands them to
+the kernel, and takes completions, so the ring is not bound to one thread. A command that the ring cannot carry, because
+it is not aligned or no slot is free, is transferred by its thread instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+import mmap
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..nvme import FLUSH, READ
+from ..targets import (
+    SYSTEM,
+    call_foreign,
+    device,
+    exchange,
+    fence,
+    i64,
+    load_acquire_as,
+    load_relaxed,
+    load_relaxed_as,
+    memory_for,
+    store_relaxed,
+    store_relaxed_as,
+    store_release,
+)
+from .commands import (
+    R_BUFFER,
+    R_NBYTES,
+    R_OFFSET,
+    R_OP,
+    SlotTable,
+    lock,
+    record_of,
+    set_word,
+    unlock,
+    word,
+)
+
+ENTRIES = 1024
+"""Most commands of one file in flight."""
+BATCH = 16
+"""So many queued commands are handed to the kernel at once; fewer, when completions are looked for."""
+
+SETUP, ENTER = 425, 426
+"""System calls, on every processor."""
+OP_FSYNC, OP_READ, OP_WRITE = 3, 22, 23
+DATASYNC = 1
+CLAMP = 1 << 4
+SINGLE_MMAP, NO_DROP = 1, 2
+AT_ENTRIES = 0x10000000
+
+U4 = np.dtype(np.uint32)
+I4 = np.dtype(np.int32)
+
+# -- record of a ring; the words that threads race for have lines of their own --------------------------------
+G_SYSCALL = 0
+G_FD = 1
+G_SQ_HEAD = 2
+G_SQ_TAIL = 3
+G_SQ_MASK = 4
+G_ENTRIES = 5
+G_CQ_HEAD = 6
+G_CQ_TAIL = 7
+G_CQ_MASK = 8
+G_COMPLETIONS = 9
+G_SLOTS = 10
+G_FAILED = 11
+"""1 after the kernel refused the ring: threads transfer by themselves from then on."""
+G_ERRNO_LOCATION = 12
+G_QUEUE_LOCK = 16
+G_ENTERING = 32
+G_REAP_LOCK = 48
+G_WORDS = 64
+
+
+class Ring:
+    """The rings of one file, mapped from the kernel.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses.
+    """
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        params = np.zeros(30, np.uint32)
+        params[2] = CLAMP
+        self._fd = int(libc.syscall(SETUP, ENTRIES, ctypes.c_void_p(params.ctypes.data)))
+        if self._fd < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"io_uring_setup: {os.strerror(code)}")
+        self._process = os.getpid()
+        self._maps: list[mmap.mmap] = []
+        try:
+            if int(params[5]) & (SINGLE_MMAP | NO_DROP) != SINGLE_MMAP | NO_DROP:
+                raise OSError("io_uring is older than Linux 5.5")
+            submissions, completions = params[10:20].astype(int), params[20:30].astype(int)
+            count = int(params[0])
+            rings = self._map(max(submissions[6] + 4 * count, completions[5] + 16 * int(params[1])), 0)
+            self._table = SlotTable(count)
+            self._block = memory_for("cpu").allocate(8 * G_WORDS)
+            words = self._block.words
+            words[G_SYSCALL] = ctypes.cast(libc["syscall"], ctypes.c_void_p).value or 0
+            words[G_ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
+            words[G_FD] = self._fd
+            words[G_SQ_HEAD], words[G_SQ_TAIL] = rings + submissions[0], rings + submissions[1]
+            words[G_CQ_HEAD], words[G_CQ_TAIL] = rings + completions[0], rings + completions[1]
+            words[G_SQ_MASK], words[G_CQ_MASK] = count - 1, int(params[1]) - 1
+            words[G_COMPLETIONS] = rings + completions[5]
+            words[G_ENTRIES] = self._map(64 * count, AT_ENTRIES)
+            words[G_SLOTS] = self._table.address
+            order = np.frombuffer(self._maps[0], np.uint32, count, int(submissions[6]))
+            order[:] = np.arange(count)  # entry k stands at place k, always
+        except BaseException:
+            self._unmap()
+            raise
+
+    @property
+    def address(self) -> int:
+        """Address of the ring's record."""
+        return self._block.address
+
+    def _map(self, nbytes: int, offset: int) -> int:
+        mapped = mmap.mmap(
+            self._fd, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
+        )
+        self._maps.append(mapped)
+        return int(np.frombuffer(mapped, np.uint8).ctypes.data)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of commands that the kernel or the ring has (a snapshot)."""
+        return self._table.taken
+
+    def close(self, complete: Any, seconds: float) -> None:
+        """Wait until no command is in flight, calling `complete` meanwhile; then unmap the rings.
+
+        If some stay in flight, the rings and the descriptor stay, too. In a forked process nothing is waited for: the
+        commands are the parent's.
+        """
+        if os.getpid() != self._process:
+            self._unmap()
+            return
+        deadline = time.monotonic() + seconds
+        while self.in_flight and time.monotonic() < deadline:
+            if complete() < 0:
+                time.sleep(0.0005)
+        if self.in_flight:
+            _left.append(self)
+        else:
+            self._unmap()
+
+    def _unmap(self) -> None:
+        self._maps.clear()  # the mappings go with their objects
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+_left: list[Ring] = []
+
+
+@functools.cache
+def allowed() -> str | None:
+    """Return None if this process may use io_uring, else the reason why not (asked once a process)."""
+    try:
+        switch = int(Path("/proc/sys/kernel/io_uring_disabled").read_text())
+    except (OSError, ValueError):
+        switch = 0
+    if switch == 2:
+        return "kernel.io_uring_disabled is 2"
+    if getattr(sys, "frozen", False) or not Path(sys.executable or ".").name.startswith("python"):
+        return "no Python interpreter to ask it in a child process"
+    program = f"{inspect.getsource(_try_it)}\n_try_it()"
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=10, check=False, text=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"a child process could not ask: {error}"
+    if asked.returncode == 0:
+        return None
+    if asked.returncode < 0:
+        return f"the system killed the process that asked (signal {-asked.returncode})"
+    return asked.stdout.strip() or "the process that asked failed"
+
+
+def _try_it() -> None:
+    """Set up a ring, and run a NOP and a read through it; exit with 1 and the reason on stdout (a child process)."""
+    import ctypes
+    import mmap
+    import os
+    import struct
+    import sys
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    params = ctypes.create_string_buffer(120)
+    ring = libc.syscall(425, 4, params)
+    if ring < 0:
+        sys.exit(print(f"io_uring_setup: {os.strerror(ctypes.get_errno())}") or 1)
+    numbers = struct.unpack("30I", params.raw)
+    both = mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
+    rings = mmap.mmap(ring, max(numbers[16] + 16, numbers[25] + 16 * numbers[1]), *both)
+    entries = mmap.mmap(ring, 256, *both, offset=0x10000000)
+    buffer = ctypes.create_string_buffer(64)
+    file = os.open(sys.executable, os.O_RDONLY)
+    for number, (opcode, size) in enumerate([(0, 0), (22, 64)]):
+        entries[:64] = struct.pack("BBHiQQIIQ24x", opcode, 0, 0, file, 0, ctypes.addressof(buffer), size, 0, 7)
+        struct.pack_into("I", rings, numbers[16] + 4 * number, 0)
+        struct.pack_into("I", rings, numbers[11], number + 1)
+        if libc.syscall(426, ring, 1, 1, 1, None, 0) != 1:
+            sys.exit(print(f"io_uring_enter: {os.strerror(ctypes.get_errno())}") or 1)
+        user, result = struct.unpack_from("Qi", rings, numbers[25] + 16 * number)
+        if user != 7 or result != size:
+            sys.exit(print(f"io_uring: operation {opcode} returned {result}") or 1)
+    if buffer.raw != os.pread(file, 64, 0):
+        sys.exit(print("io_uring: a read returned wrong bytes") or 1)
+
+
+# -- device code -----------------------------------------------------------------------------------------------
+
+
+@device
+def at_index(address: int) -> int:
+    """Load an index of a ring, after which what it covers is seen."""
+    return i64(load_acquire_as(address, U4))
+
+
+@device
+def move_index(address: int, value: int) -> None:
+    """Store an index of a ring, after what it covers."""
+    fence(SYSTEM)
+    store_relaxed_as(address, value & 0xFFFFFFFF, U4)
+
+
+@device
+def queued(ring: int) -> int:
+    """Return how many commands the kernel has not taken yet (a snapshot)."""
+    head = at_index(word(ring, G_SQ_HEAD))
+    return (at_index(word(ring, G_SQ_TAIL)) - head) & 0xFFFFFFFF
+
+
+@device
+def queue(ring: int, fd: int, slot: int) -> None:
+    """Queue the command of a slot. There is an entry for each slot, so the queue is never full."""
+    record = record_of(word(ring, G_SLOTS), slot)
+    op = word(record, R_OP)
+    lock(ring + 8 * G_QUEUE_LOCK)
+    tail = at_index(word(ring, G_SQ_TAIL))
+    entry = word(ring, G_ENTRIES) + 64 * (tail & word(ring, G_SQ_MASK))
+    if op == FLUSH:
+        store_relaxed(entry, OP_FSYNC | (fd << 32), SYSTEM)
+        store_relaxed(entry + 8, 0, SYSTEM)
+        store_relaxed(entry + 16, 0, SYSTEM)
+        store_relaxed(entry + 24, DATASYNC << 32, SYSTEM)
+    else:
+        code = OP_WRITE
+        if op == READ:
+            code = OP_READ
+        store_relaxed(entry, code | (fd << 32), SYSTEM)
+        store_relaxed(entry + 8, word(record, R_OFFSET), SYSTEM)
+        store_relaxed(entry + 16, word(record, R_BUFFER), SYSTEM)
+        store_relaxed(entry + 24, word(record, R_NBYTES), SYSTEM)
+    store_relaxed(entry + 32, slot, SYSTEM)
+    store_relaxed(entry + 40, 0, SYSTEM)
+    store_relaxed(entry + 48, 0, SYSTEM)
+    store_relaxed(entry + 56, 0, SYSTEM)
+    move_index(word(ring, G_SQ_TAIL), tail + 1)
+    unlock(ring + 8 * G_QUEUE_LOCK)
+
+
+@device
+def hand_over(ring: int) -> None:
+    """Hand queued commands to the kernel, unless another thread is at it: what that one misses is left to the next."""
+    flag = ring + 8 * G_ENTERING
+    if word(ring, G_FAILED) != 0 or load_relaxed(flag, SYSTEM) != 0:
+        return
+    waiting = queued(ring)
+    if waiting == 0 or exchange(flag, 1, SYSTEM) != 0:
+        return
+    taken = call_foreign(word(ring, G_SYSCALL), ENTER, word(ring, G_FD), waiting, 0, 0, 0, 0)
+    if taken < 0:
+        code = int(load_relaxed_as(call_foreign(word(ring, G_ERRNO_LOCATION), 0, 0, 0, 0, 0, 0, 0), I4))
+        if code != 4 and code != 11 and code != 12 and code != 16:  # EINTR, EAGAIN, ENOMEM, EBUSY: later
+            set_word(ring, G_FAILED, 1)
+    store_release(flag, 0, SYSTEM)
+
+
+@device
+def reap(ring: int) -> int:
+    """Take a completion: return ``slot << 32 | result``, with the result's lower 32 bits, or -1 if there is none."""
+    head_at = word(ring, G_CQ_HEAD)
+    tail_at = word(ring, G_CQ_TAIL)
+    if at_index(head_at) == at_index(tail_at):
+        return -1
+    held = ring + 8 * G_REAP_LOCK
+    if load_relaxed(held, SYSTEM) != 0 or exchange(held, 1, SYSTEM) != 0:
+        return -1
+    head = at_index(head_at)
+    found = -1
+    if head != at_index(tail_at):
+        entry = word(ring, G_COMPLETIONS) + 16 * (head & word(ring, G_CQ_MASK))
+        found = (load_relaxed(entry, SYSTEM) << 32) | (load_relaxed(entry + 8, SYSTEM) & 0xFFFFFFFF)
+        move_index(head_at, head + 1)
+    unlock(held)
+    return found
+
+
+@device
+def take_back(ring: int) -> int:
+    """Take a queued command from a ring that the kernel refused: return its slot, or -1."""
+    flag = ring + 8 * G_ENTERING
+    if word(ring, G_FAILED) == 0 or exchange(flag, 1, SYSTEM) != 0:
+        return -1
+    slot = -1
+    lock(ring + 8 * G_QUEUE_LOCK)
+    if queued(ring) != 0:
+        tail = at_index(word(ring, G_SQ_TAIL)) - 1
+        slot = load_relaxed(word(ring, G_ENTRIES) + 64 * (tail & word(ring, G_SQ_MASK)) + 32, SYSTEM)
+        move_index(word(ring, G_SQ_TAIL), tail)
+    unlock(ring + 8 * G_QUEUE_LOCK)
+    store_release(flag, 0, SYSTEM)
+    return slot
