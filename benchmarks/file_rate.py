@@ -104,21 +104,20 @@ def medium_rate(path: Path, nbytes: int, depth: int, seconds: float, ring: bool)
         return reads(max(2000, int(first * seconds)), 3)
 
 
-def array_rate(path: Path, nbytes: int, depth: int, target: str, seconds: float) -> tuple[float, str]:
-    """Return misses a second of a kernel, and how the file is read."""
+def array_rate(path: Path, nbytes: int, depth: int, target: str, seconds: float, ring: bool) -> float:
+    """Return misses a second of a kernel."""
     pages = 1 << (path.stat().st_size // nbytes).bit_length() - 1
     queues = min(8, max(1, depth // 8))
     options = {"queues": queues, "depth": 2 * depth // queues, "merge": 1, "page_size": nbytes}
-    with ww.open(
-        path, dtype=np.int64, device=target, tier="storage", cache=max(pages * nbytes // 8, 64 * nbytes), **options
+    with FileMedium(path, ring=ring) as medium, ww.open(
+        medium, dtype=np.int64, device=target, tier="storage", cache=max(pages * nbytes // 8, 64 * nbytes), **options
     ) as a:
-        way = a.cache.controller.medium(1).description.rsplit("(", 1)[1].rstrip(")")
         wrong = np.zeros(1, np.int64)
         count = 2048
         spent = kernel_seconds(touch, count, a, nbytes // 8, pages - 1, wrong, device=target, arrays=[a], runs=1)
         count = min(pages, max(2048, int(count / spent * seconds)))
         spent = kernel_seconds(touch, count, a, nbytes // 8, pages - 1, wrong, device=target, arrays=[a], runs=1)
-        return count / spent, way
+        return count / spent
 
 
 def main() -> None:
@@ -143,19 +142,17 @@ def main() -> None:
         for nbytes in options.page_size:
             for depth in options.depth:
                 rates: dict[str, list[float]] = {}
-                way = ""
                 for _ in range(options.rounds):  # in turns: the drive may be shared
                     if options.fio:
                         rates.setdefault("fio", []).append(fio_rate(options.fio, path, nbytes, depth, options.seconds))
                     for name, ring in (("ring", True), ("threads", False)):
                         rate = medium_rate(path, nbytes, depth, options.seconds, ring)
                         rates.setdefault(name, []).append(rate)
-                    rate, way = array_rate(path, nbytes, depth, options.device, options.seconds)
-                    rates.setdefault("array", []).append(rate)
+                        rate = array_rate(path, nbytes, depth, options.device, options.seconds, ring)
+                        rates.setdefault(f"array, {name}", []).append(rate)
                 top = {name: max(values) for name, values in rates.items()}
                 for name, rate in top.items():
-                    label = f"array ({way})" if name == "array" else name
-                    rows.append([label, nbytes, depth, rate / 1e3, rate * nbytes / 1e9, rate / top.get("fio", np.nan)])
+                    rows.append([name, nbytes, depth, rate / 1e3, rate * nbytes / 1e9, rate / top.get("fio", np.nan)])
     finally:
         path.unlink(missing_ok=True)
     head = ["reader", "page B", "depth", "K reads/s", "GB/s", "of fio"]

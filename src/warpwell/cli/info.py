@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from ..errors.general import extra
+from ..storage.ring import allowed
 from ..targets import default_device
 from ..targets.compiler.code_cache import cache_folder
 from ..targets.gpu.device import gpus
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         "processors": len(os.sched_getaffinity(0)),
         "compiled_code": str(cache_folder()),
         "media": ["file", "ram", "striped", "replicated", "latency (emulated)", "faulty (emulated)"],
+        "file_transfers": "io_uring" if (refused := allowed()) is None else f"pread, pwrite (no io_uring: {refused})",
         "missing": advice,
     }
     output = Output(arguments.json)

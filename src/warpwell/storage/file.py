@@ -129,6 +129,7 @@ class FileMedium(Medium):
         self.writable = writable
         self._fd = self._direct_fd = -1
         self._ring: Ring | None = None
+        self._process = os.getpid()
         try:
             self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -263,8 +264,9 @@ class FileMedium(Medium):
             )
 
     def close(self) -> None:
-        """Close the file; commands in flight end first, or in 30 seconds."""
-        if self._ring is not None:
+        """Close the file. Commands in flight end first, or in 30 seconds; a forked process closes descriptors only."""
+        mine = os.getpid() == self._process  # the state and the ring are shared with the process that opened the file
+        if self._ring is not None and mine:
             ring, self._ring = self._ring, None
             function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(ring_complete.address)
             ring.close(lambda: function(self._state.address, 0, 0, 0, 0, 0), 30.0)
@@ -273,7 +275,7 @@ class FileMedium(Medium):
             fd = getattr(self, name)
             if fd >= 0:
                 setattr(self, name, -1)
-                if hasattr(self, "_state"):
+                if mine and hasattr(self, "_state"):
                     # before the number can mean another file
                     self._state.words[index] = -1
                 os.close(fd)

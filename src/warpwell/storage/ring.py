@@ -104,7 +104,6 @@ class Ring:
         if self._fd < 0:
             code = ctypes.get_errno()
             raise OSError(code, f"io_uring_setup: {os.strerror(code)}")
-        self._process = os.getpid()
         self._maps: list[mmap.mmap] = []
         try:
             if int(params[5]) & (SINGLE_MMAP | NO_DROP) != SINGLE_MMAP | NO_DROP:
@@ -150,12 +149,8 @@ class Ring:
     def close(self, complete: Any, seconds: float) -> None:
         """Wait until no command is in flight, calling `complete` meanwhile; then unmap the rings.
 
-        If some stay in flight, the rings and the descriptor stay, too. In a forked process nothing is waited for: the
-        commands are the parent's.
+        If some stay in flight, the rings and the descriptor stay, too.
         """
-        if os.getpid() != self._process:
-            self._unmap()
-            return
         deadline = time.monotonic() + seconds
         while self.in_flight and time.monotonic() < deadline:
             if complete() < 0:
