@@ -17,7 +17,7 @@ from measure import kernel_seconds, machine, registers_and_occupancy, save, tabl
 
 import warpwell as ww
 from warpwell.cache import parse_size
-from warpwell.cache.partition import COMPLETE, EVICTING, PLACED, ResidentPool
+from warpwell.cache.partition import ResidentPool
 from warpwell.storage import Medium, NativeMedium
 from warpwell.study.bench.bam import BamCache, bam_read
 from warpwell.targets import (
@@ -96,6 +96,7 @@ READERS = {"raw L1": (raw_l1, 32), "raw": (raw, 32), "warpwell": (warpwell, None
            "placed": (warpwell, None), "complete": (warpwell, None), "BaM": (bam, 32)}  # fmt: skip
 """Readers: `warpwell` looks at a page's word twice, as where pages take turns in the frames; `placed` once, as where
 each page has its own; `complete` never, as where all are there."""
+EVICTING, PLACED, COMPLETE = range(3)
 RESIDENCIES = {"warpwell": EVICTING, "at 64 regs": EVICTING, "placed": PLACED, "complete": COMPLETE}
 PATTERNS = ("random", "hot", "sequential")
 

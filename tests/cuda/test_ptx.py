@@ -29,9 +29,10 @@ def record_view():
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
-def view(dtype="<i8", ndim=1, *, cached=True, hashed=False, writable=False, full=False, aligned=True):
-    stride = item_of(dtype).stored.itemsize if ndim == 1 else 0
-    static = ViewStatic(dtype, ndim, cached, hashed, writable, full, aligned, stride)
+def view(dtype="<i8", ndim=1, *, cached=True, hashed=False, writable=False, full=False, aligned=True,
+         placed=False):
+    stride = item_of(dtype).stored.itemsize
+    static = ViewStatic(dtype, ndim, cached, hashed, writable, full, aligned, stride, placed=placed)
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
@@ -114,6 +115,7 @@ WORD = np.int64(0)
         (read_one, (view(aligned=False), OUT), 1),
         (read_one, (view(full=True), OUT), 1),
         (read_one, (view(hashed=True), OUT), 1),
+        (read_one, (view(placed=True, full=True), OUT), 1),
         (read_one, (view(cached=False), OUT), 1),
         (write_all, (view("<f4", writable=True), FOUR), 1),
         (write_all, (view(writable=True, hashed=True, full=True), OUT), 1),
@@ -192,6 +194,20 @@ def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(
     assert any(labels[re.search(r"(\$L\w+);", lines[k])[1]] <= acquires[0][0] for k in backward)
     # the slow path is a call and nothing else: no local memory is touched
     assert not any("local" in line for line in lines)
+
+
+def test_a_page_with_a_frame_of_its_own_is_acquired_once_or_never():
+    lines = _instructions(run_cuda.ptx(read_many, (view(placed=True), OUT, WORD)))
+    words = [k for k, line in enumerate(lines) if line.startswith("ld.acquire.gpu.global.u64")]
+    items = [k for k, line in enumerate(lines) if line.startswith("ld.relaxed.gpu.global.u64")]
+    assert len(words) == len(items) >= 1 and not any("ld.global" in line or "local" in line for line in lines)
+    for word in words:
+        (seen,) = re.findall(r"(%\w+), \[", lines[word])
+        following = [line for line in lines[word + 1 :] if not line.startswith("//")]
+        assert re.match(rf"and\.b64\s+%\w+, {seen}, 2;", following[0]), "whether it can be read decides"
+        before = [line for line in lines[:word] if not line.startswith("//")]
+        branch = max(k for k, line in enumerate(before) if " bra" in line)
+        assert before[branch].startswith("@%p"), "the word is left out where all pages are there"
 
 
 @pytest.mark.parametrize("block", [None, 64])

@@ -24,7 +24,7 @@ from .view import ArrayView, ViewField, ViewStatic
 
 TIERS = ("mapped", "storage", "host-cached", "host", "device")
 INT64_MAX = (1 << 63) - 1
-_How = tuple[bool, bool, bool, bool]
+_How = tuple[bool, bool, bool, bool, int, bool]
 
 
 class Array(OnStorage):
@@ -127,7 +127,9 @@ class Array(OnStorage):
         """Return the struct that device code receives (see `warpwell.targets.KernelArgument`)."""
         cached = self._part.cached
         constants = self.cache.constants(self._nsid, flag)
-        how = cached, cached and self.cache.hashed, self.writable, cached and self.cache.full
+        shift = self.cache.page_size.bit_length() - 1 if cached else 0
+        placed = cached and constants["placed"] != 0
+        how = cached, cached and self.cache.hashed, self.writable, cached and self.cache.full, shift, placed
         if self._static is None or self._static[0] != how:
             self._static = how, _static(self.dtype, self._origin, self._strides, how)
         static = self._static[1]
@@ -366,7 +368,7 @@ class _Active:
 def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> ViewStatic:
     """Return the compile-time parameters of a view, and those of its fields."""
     itemsize = dtype.itemsize
-    cached, hashed, writable, full = how
+    cached, hashed, writable, full, shift, placed = how
     unit = itemsize // 2 if dtype.kind == "c" else itemsize
     fields = []
     for name, (kind, offset, *_) in (dtype.fields or {}).items():
@@ -377,12 +379,14 @@ def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> Vie
         dtype=f"V{itemsize}" if fields else code_of(dtype),
         ndim=len(strides),
         aligned=unit & (unit - 1) == 0 and all(n % unit == 0 for n in (origin, *strides)),
-        stride=strides[-1] if len(strides) == 1 or (strides and not cached) else 0,
+        stride=strides[-1] if strides else 0,
         fields=tuple(fields),
         cached=cached,
         hashed=hashed,
         writable=writable,
         full=full,
+        shift=shift,
+        placed=placed,
     )
 
 

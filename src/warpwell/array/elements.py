@@ -7,8 +7,9 @@ other cases go to `warpwell.cache.access`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
 from ..cache.latch import latch
 from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_NSID
 from ..cache.lookup import count, hashed
-from ..cache.partition import COMPLETE, EVICTING
 from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
 from ..queues.submission import field
 from ..targets import (
@@ -42,9 +42,10 @@ from .items import BFLOAT16, item_of, reader_of, writer_of
 
 CACHED_MEMBERS = (
     "core", "space", "base", "table", "frames", "owners", "hash_mask", "shift", "origin", "once", "size",
-    "resident", "data",
 )  # fmt: skip
 """Members of a view behind a cache; `origin` is the byte of item 0 in the file."""
+PLACED_MEMBERS = (*CACHED_MEMBERS, "data", "complete")
+"""Where each page has a frame of its own: `data` is that of the first, and `complete` 1 if all pages are there."""
 DIRECT_MEMBERS = ("data", "space", "size")
 """Members of a view of memory; `space` is where errors are latched."""
 MAX_NDIM = 4
@@ -58,36 +59,68 @@ def length(view):
     return view.shape[0]
 
 
-# -- where an item lies: byte offset from item 0, or -1 -------------------------------------------------------
+# -- where an item lies ------------------------------------------------------------------------------------------
 
 
-def locate_by(stride: int) -> Callable[..., Any]:
-    """Return the locator of a 1-d view whose stride is known when the kernel is compiled."""
+class Place(NamedTuple):
+    """How the indices of a view are read, as device functions ``(view, index)``."""
 
-    @device
-    def locate1(view, index):
-        i = i64(index)
-        if i < 0 or i >= view.shape[0]:
-            return -1
-        return i * stride
+    within: Maker
+    """Whether each index is in its range (no negative ones)."""
+    offset: Maker
+    """Byte offset from item 0, of an index within."""
+    outside: Maker
+    """Latches the first index that is not."""
 
-    return locate1
+
+@linked
+def out_of_range(space, index, extent):
+    """Latch an index out of range of a dimension (thread)."""
+    latch(space, INDEX_ERROR, field(space, S_NSID), extent, index)
+    return 0
 
 
 @device
-def locate2(view, index):
-    """Return the byte offset of an item of a 2-d view, or -1 if out of range (thread)."""
+def outside1(view, index):
+    """Latch the index of a 1-d view (thread)."""
+    out_of_range(view.space, i64(index), view.shape[0])
+
+
+@device
+def outside2(view, index):
+    """Latch the first index that is out of its range (thread)."""
     i = i64(index[0])
-    j = i64(index[1])
-    if i < 0 or i >= view.shape[0] or j < 0 or j >= view.shape[1]:
-        return -1
-    return i * view.strides[0] + j * view.strides[1]
+    if i < 0 or i >= view.shape[0]:
+        out_of_range(view.space, i, view.shape[0])
+    else:
+        out_of_range(view.space, i64(index[1]), view.shape[1])
 
 
-def placer(ndim: int, stride: int) -> tuple[Maker, Maker]:
-    """Return whether an index of direct memory is in range, and its byte offset from item 0 if so.
+def _outside_with(axis: int, outside: Maker) -> Maker:
+    """Return how views of ``axis + 1`` dimensions latch an index, from the same of one less."""
 
-    They are two: a sentinel in the offset would be one comparison more for each item, which no compiler can drop.
+    @device
+    def outside_inner(view, index):
+        k = i64(index[axis])
+        if k < 0 or k >= view.shape[axis]:
+            out_of_range(view.space, k, view.shape[axis])
+        else:
+            outside(view, index)
+
+    return outside_inner
+
+
+outside3 = _outside_with(2, outside2)
+outside4 = _outside_with(3, outside3)
+OUTSIDE = {1: outside1, 2: outside2, 3: outside3, 4: outside4}
+
+
+@functools.cache
+def place_of(ndim: int, stride: int) -> Place:
+    """Return how items of a view are placed; `stride` of the last dimension is known when the kernel is compiled.
+
+    Range and offset are two: a sentinel in the offset would be one comparison more for each item, which no compiler
+    can drop.
     """
 
     @device
@@ -128,60 +161,9 @@ def placer(ndim: int, stride: int) -> tuple[Maker, Maker]:
         outer = i64(index[0]) * view.strides[0] + i64(index[1]) * view.strides[1]
         return outer + i64(index[2]) * view.strides[2] + i64(index[3]) * stride
 
-    return {1: (inside1, place1), 2: (inside2, place2), 3: (inside3, place3), 4: (inside4, place4)}[ndim]
-
-
-@linked
-def out_of_range(space, index, extent):
-    """Latch an index out of range of a dimension (thread)."""
-    latch(space, INDEX_ERROR, field(space, S_NSID), extent, index)
-    return 0
-
-
-@device
-def outside1(view, index):
-    """Latch the index of a 1-d view (thread)."""
-    out_of_range(view.space, i64(index), view.shape[0])
-
-
-@device
-def outside2(view, index):
-    """Latch the first index that is out of its range (thread)."""
-    i = i64(index[0])
-    if i < 0 or i >= view.shape[0]:
-        out_of_range(view.space, i, view.shape[0])
-    else:
-        out_of_range(view.space, i64(index[1]), view.shape[1])
-
-
-def _with_axis(axis: int, locate: Maker, outside: Maker) -> tuple[Maker, Maker]:
-    """Return how views of ``axis + 1`` dimensions locate an item and latch its index, from the same of one less."""
-
-    @device
-    def locate_inner(view, index):
-        k = i64(index[axis])
-        if k < 0 or k >= view.shape[axis]:
-            return -1
-        outer = locate(view, index)
-        if outer < 0:
-            return -1
-        return outer + k * view.strides[axis]
-
-    @device
-    def outside_inner(view, index):
-        k = i64(index[axis])
-        if k < 0 or k >= view.shape[axis]:
-            out_of_range(view.space, k, view.shape[axis])
-        else:
-            outside(view, index)
-
-    return locate_inner, outside_inner
-
-
-locate3, outside3 = _with_axis(2, locate2, outside2)
-locate4, outside4 = _with_axis(3, locate3, outside3)
-LOCATE = {2: locate2, 3: locate3, 4: locate4}
-OUTSIDE = {1: outside1, 2: outside2, 3: outside3, 4: outside4}
+    inside = {1: inside1, 2: inside2, 3: inside3, 4: inside4}[ndim]
+    place = {1: place1, 2: place2, 3: place3, 4: place4}[ndim]
+    return Place(inside, place, OUTSIDE[ndim])
 
 
 @linked
@@ -196,15 +178,17 @@ def read_only(space):
 
 def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
     """Return ``(view, offset) -> item`` for an aligned item of 1, 2, 4 or 8 bytes behind a cache."""
+    if static.placed:
+        return _placed_hit(dtype, static)
     nbytes = dtype.itemsize
-    full = static.full
+    full, shift = static.full, static.shift
 
     if static.hashed:
 
         @device
         def read_hashed(view, offset):
-            page = offset >> view.shift
-            inside = offset - (page << view.shift)
+            page = offset >> shift
+            inside = offset - (page << shift)
             page += view.base
             word = view.table + 8 * hashed(page, view.hash_mask)
             seen = load_acquire(word, DEVICE)
@@ -212,7 +196,7 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
                 frame = (seen >> FRAME_SHIFT) & FRAME_MAX
                 # acquired: who sees a later page's owner also sees, below, that the word has changed
                 owner = load_acquire(view.owners + 8 * frame, DEVICE)
-                item = load_acquire_as(view.frames + (frame << view.shift) + inside, dtype)
+                item = load_acquire_as(view.frames + (frame << shift) + inside, dtype)
                 if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
                     if seen & REF == 0 and view.once == 0:
                         fetch_or(word, REF, DEVICE)
@@ -229,25 +213,13 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
     @device
     def read(view, offset):
-        if view.resident == COMPLETE:
-            if full:
-                count(view.core, N_HITS, 1)
-                count(view.core, N_WANTED, nbytes)
-            return load_relaxed_as(view.data + offset, dtype)
-        page = offset >> view.shift
+        page = offset >> shift
         word = view.table + 8 * page
-        # not by a mask, which would be hoisted out of loops into a register of its own
-        inside = offset - (page << view.shift)
+        inside = offset - (page << shift)
         seen = load_acquire(word, DEVICE)
         if seen & READABLE != 0:
-            if view.resident != EVICTING:
-                # the page's own frame, which holds bytes of no other page (see `cache.frames`)
-                if full:
-                    count(view.core, N_HITS, 1)
-                    count(view.core, N_WANTED, nbytes)
-                return load_relaxed_as(view.data + offset, dtype)
             frame = (seen >> FRAME_SHIFT) & FRAME_MAX
-            item = load_acquire_as(view.frames + (frame << view.shift) + inside, dtype)
+            item = load_acquire_as(view.frames + (frame << shift) + inside, dtype)
             # the word again: the same frame and generation mean that the item is this page's
             if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
                 if seen & REF == 0 and view.once == 0:
@@ -263,13 +235,36 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
     return read
 
 
-def _change(operation: int, nbytes: int) -> Callable[..., Any]:
+def _placed_hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
+    """Return ``(view, offset) -> item`` as `_hit` does, where each page has a frame of its own (see `cache.frames`)."""
+    nbytes = dtype.itemsize
+    full, shift = static.full, static.shift
+
+    @device
+    def read_placed(view, offset):
+        if view.complete == 0:
+            page = offset >> shift
+            if load_acquire(view.table + 8 * page, DEVICE) & READABLE == 0:
+                if full:
+                    count(view.core, N_WANTED, nbytes)
+                item = slow.item_of(offset - (page << shift), nbytes, LOAD)
+                return bits_as(slow.access(view.space, page, item, 0), dtype)
+        if full:
+            count(view.core, N_HITS, 1)
+            count(view.core, N_WANTED, nbytes)
+        return load_relaxed_as(view.data + offset, dtype)
+
+    return read_placed
+
+
+def _change(operation: int, nbytes: int, static: Any) -> Callable[..., Any]:
     """Return ``(view, offset, bits) -> old bits`` for an aligned item behind a cache."""
+    shift = static.shift
 
     @device
     def change(view, offset, bits):
-        page = offset >> view.shift
-        inside = offset - (page << view.shift)
+        page = offset >> shift
+        inside = offset - (page << shift)
         return slow.access(view.space, page, slow.item_of(inside, nbytes, operation), bits)
 
     return change
@@ -341,7 +336,7 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
         return write_direct
     if static.cached and (static.aligned or dtype.itemsize == 1):
-        store = _change(STORE, dtype.itemsize)
+        store = _change(STORE, dtype.itemsize, static)
 
         @device
         def write_aligned(view, offset, value):
@@ -363,41 +358,29 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 # -- what a subscript means ------------------------------------------------------------------------------------
 
 
-def reader(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
+def reader(code: str, place: Place, static: Any) -> Callable[..., Any]:
     """Return ``a[index]`` for a view."""
     item = item_of(code)
     read = _item_reader(item.stored, static)
     if not item.plain:
         read = reader_of(item, read)
     zero = np.zeros((), item.value)[()]
-    outside = OUTSIDE[static.ndim]
-    if not static.cached:
-        inside, place = placer(static.ndim, static.stride)
-
-        @device
-        def getitem_direct(view, index):
-            if inside(view, index):
-                return read(view, place(view, index))
-            outside(view, index)
-            return zero
-
-        return getitem_direct
+    within, offset, outside = place
 
     @device
     def getitem(view, index):
-        offset = locate(view, index)
-        if offset < 0:
+        if not within(view, index):
             outside(view, index)
             return zero
-        return read(view, offset)
+        return read(view, offset(view, index))
 
     return getitem
 
 
-def writer(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
+def writer(code: str, place: Place, static: Any) -> Callable[..., Any]:
     """Return ``a[index] = value`` for a view."""
     item = item_of(code)
-    outside = OUTSIDE[static.ndim]
+    within, offset, outside = place
     if not static.writable:
 
         @device
@@ -408,25 +391,13 @@ def writer(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
     write = _item_writer(item.stored, static)
     if not item.plain:
         write = writer_of(item, write)
-    if not static.cached:
-        inside, place = placer(static.ndim, static.stride)
-
-        @device
-        def setitem_direct(view, index, value):
-            if inside(view, index):
-                write(view, place(view, index), value)
-            else:
-                outside(view, index)
-
-        return setitem_direct
 
     @device
     def setitem(view, index, value):
-        offset = locate(view, index)
-        if offset < 0:
+        if not within(view, index):
             outside(view, index)
             return
-        write(view, offset, value)
+        write(view, offset(view, index), value)
 
     return setitem
 
@@ -434,7 +405,7 @@ def writer(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
 _ADD = {"i4": ADD_I4, "u4": ADD_I4, "i8": ADD_I8, "u8": ADD_I8, "f4": ADD_F4, "f8": ADD_F8}
 
 
-def adder(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
+def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
     """Return ``atomic_add(a, index, value)`` for a view."""
     name = code if code == BFLOAT16 else str(np.dtype(code))
     operation = _ADD.get(code[1:])
@@ -452,17 +423,16 @@ def adder(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
             return zero
 
         return refuse
-    change = _change(operation, dtype.itemsize)
-    outside = OUTSIDE[static.ndim]
+    change = _change(operation, dtype.itemsize, static)
+    within, offset, outside = place
     cached = static.cached
 
     @device
     def add(view, index, value):
-        offset = locate(view, index)
-        if offset < 0:
+        if not within(view, index):
             outside(view, index)
             return zero
-        return _add(view, offset, value)
+        return _add(view, offset(view, index), value)
 
     if cached:
 
@@ -478,7 +448,7 @@ def adder(code: str, locate: Maker, static: Any) -> Callable[..., Any]:
     return add
 
 
-def residency(name: str, locate: Maker, static: Any) -> Callable[..., Any]:
+def residency(name: str, place: Place, static: Any) -> Callable[..., Any]:
     """Return ``a.prefetch(i)``, ``a.pin(i)`` or ``a.unpin(i)`` for a view."""
     if not static.cached:
 
@@ -487,36 +457,34 @@ def residency(name: str, locate: Maker, static: Any) -> Callable[..., Any]:
             return True
 
         return nothing
+    within, offset = place.within, place.offset
     if name == "prefetch":
 
         @device
         def prefetch(view, index):
-            offset = locate(view, index)
             page = -1
-            if offset >= 0:
-                page = (view.origin + offset) >> view.shift
+            if within(view, index):
+                page = (view.origin + offset(view, index)) >> view.shift
             slow.prefetch(view.space, page)
-            return offset >= 0
+            return page >= 0
 
         return prefetch
     if name == "pin":
 
         @device
         def pin(view, index):
-            offset = locate(view, index)
-            if offset < 0:
+            if not within(view, index):
                 return False
-            page = (view.origin + offset) >> view.shift
+            page = (view.origin + offset(view, index)) >> view.shift
             return slow.hold(view.space, page) != 0
 
         return pin
 
     @device
     def unpin(view, index):
-        offset = locate(view, index)
-        if offset < 0:
+        if not within(view, index):
             return False
-        page = (view.origin + offset) >> view.shift
+        page = (view.origin + offset(view, index)) >> view.shift
         return slow.let_go(view.space, page) != 0
 
     return unpin

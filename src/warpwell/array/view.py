@@ -32,7 +32,11 @@ class ViewStatic:
     full: bool
     aligned: bool
     stride: int
-    """Bytes between the items of the last dimension, of direct memory or a 1-d view; 0 for others."""
+    """Bytes between the items of the last dimension."""
+    shift: int = 12
+    """log2 of the page size; of a view without a cache it counts for nothing."""
+    placed: bool = False
+    """Whether each page has a frame of its own."""
     fields: tuple[ViewField, ...] = ()
     """Fields of records."""
 
@@ -86,7 +90,9 @@ class ArrayView(DeviceStruct):
     @classmethod
     def layout(cls, static: ViewStatic) -> Sequence[tuple[str, int | None]]:
         """Return the members: addresses, sizes, then shape and strides (bytes)."""
-        names = [*elements.CACHED_MEMBERS] if static.cached else [*elements.DIRECT_MEMBERS]
+        names: tuple[str, ...] = elements.DIRECT_MEMBERS
+        if static.cached:
+            names = elements.PLACED_MEMBERS if static.placed else elements.CACHED_MEMBERS
         return [*((name, None) for name in names), ("shape", static.ndim), ("strides", static.ndim)]
 
     @classmethod
@@ -119,11 +125,11 @@ class ArrayView(DeviceStruct):
 def _implementation(name: str, static: ViewStatic) -> Callable[..., Any] | None:
     if not 1 <= static.ndim <= elements.MAX_NDIM:
         raise errors.DTypeError(f"kernels subscript arrays of 1 to {elements.MAX_NDIM} dimensions: use a.reshape(...)")
-    locate = elements.locate_by(static.stride) if static.ndim == 1 else elements.LOCATE[static.ndim]
+    place = elements.place_of(static.ndim, static.stride)
     if name in ("prefetch", "pin", "unpin"):
-        return elements.residency(name, locate, static)
+        return elements.residency(name, place, static)
     maker = {"getitem": elements.reader, "setitem": elements.writer, "atomic_add": elements.adder}[name]
-    return maker(static.dtype, locate, static)
+    return maker(static.dtype, place, static)
 
 
 for _name, _parameters in METHODS.items():

@@ -25,7 +25,7 @@ from ..targets.uninterrupted import interruptible
 from . import layout as at
 from . import maintenance
 from .launches import CacheLaunch, Launches, error_of
-from .partition import COMPLETE, EVICTING, PLACED, PageSpace, Partition, ResidentPool
+from .partition import PageSpace, Partition, ResidentPool
 from .prefetch import Bulk, Ticket
 from .sizes import parse_page_size, parse_size
 from .statistics import Statistics
@@ -276,19 +276,18 @@ class Cache:
             "owners": int(self._words[at.C_OWNERS]),
             "hash_mask": int(self._words[at.C_HASH_MASK]),
             "shift": int(self._words[at.C_PAGE_SHIFT]),
-            "resident": self._residency(space, launch is not self._views),
-            "data": int(self._words[at.C_FRAMES]) + space.frame * self.page_size,
-        }
+        } | self._residency(space, launch is not self._views)
 
-    def _residency(self, space: PageSpace, announced: bool) -> int:
-        """Return the member `resident` of a view: `EVICTING`, `PLACED` or `COMPLETE`.
+    def _residency(self, space: PageSpace, announced: bool) -> dict[str, int]:
+        """Return whether each page has a frame of its own, where the first one's is, and whether all pages are there.
 
-        A view that may outlive an eviction, because launches with it are not announced, is never `COMPLETE`.
+        A view that may outlive an eviction, because launches with it are not announced, is not told.
         """
         pool = self._resident[space.pool] if self._resident else None
         if pool is None:
-            return EVICTING
-        return COMPLETE if pool.complete and announced else PLACED
+            return {"placed": 0, "data": 0, "complete": 0}
+        data = int(self._words[at.C_FRAMES]) + space.frame * self.page_size
+        return {"placed": 1, "data": data, "complete": int(pool.complete and announced)}
 
     def _look_around(self) -> None:
         """Find out whether all pages of a resident pool are in the cache; nothing is in flight (lock held)."""

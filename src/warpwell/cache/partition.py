@@ -50,14 +50,6 @@ class PageSpace:
     frame: int = -1
 
 
-EVICTING = 0
-"""Residency of a view: pages take turns in the frames."""
-PLACED = 1
-"""Residency of a view: each page has its own frame, and its word says whether it is there."""
-COMPLETE = 2
-"""Residency of a view: each page is in its own frame, and no word is looked at."""
-
-
 class ResidentPool:
     """What the host knows of a resident pool: whether all its pages are in the cache.
 

@@ -168,9 +168,8 @@ _UNPIN = """            dirty = 0
             unpin(word, dirty)
 """
 
-_PLACED = """        seen = load_acquire(word, DEVICE)
-        if seen & READABLE != 0:
-            if view.resident"""
+_PLACED = """            if load_acquire(view.table + 8 * page, DEVICE) & READABLE == 0:
+"""
 _LAST = """                unpin(word_address(core, page), 0)
                 return_credit(core, space, page)
 """
@@ -386,7 +385,7 @@ FAULTS = (
     ),
     Fault(
         "first-acquire-relaxed", "resident", "who sees its page VALID need not see the page's bytes",
-        (Edit("array.elements", "_hit", _PLACED, _PLACED.replace("load_acquire", "load_relaxed")),),
+        (Edit("array.elements", "_placed_hit", _PLACED, _PLACED.replace("load_acquire", "load_relaxed")),),
     ),
     Fault(
         "not-its-own-frame", "resident", "a page that comes in takes any frame, as if pages took turns",
