@@ -156,11 +156,30 @@ def walk_pinned(a, frames, page_items, pages, warps, sink):
     store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
 
 
+@kernel
+def walk_pinned_span(a, frames, page_items, pages, warps, sink):
+    """Sum pages by spans, a warp a page, which it holds meanwhile."""
+    lane, i = lane_id(), grid(1)
+    mask = activemask()
+    total = 0
+    for page in range(div(i, warp_size()), pages, warps):
+        held = False
+        if lane == 0:
+            held = a.pin(page * page_items)
+        syncwarp(mask)
+        total = ww.fold_warp(ww.add, total, a, page * page_items, (page + 1) * page_items)
+        syncwarp(mask)
+        if held:
+            a.unpin(page * page_items)
+    store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
+
+
 def walks(a, page_size, target, threads, sink):
     """Time walks over all pages, and print a table."""
     pages, items = a.size * 8 // page_size, page_size // 8
     kinds = [("raw", walk_raw, EVICTING), ("subscripts", walk, EVICTING), ("placed", walk, PLACED),
-             ("complete", walk, COMPLETE), ("pinned", walk_pinned, None)]  # fmt: skip
+             ("complete", walk, COMPLETE), ("placed, pinned", walk_pinned, PLACED),
+             ("complete, pinned", walk_pinned, COMPLETE), ("span, pinned", walk_pinned_span, COMPLETE)]  # fmt: skip
     frames, rows, raw = a.cache.constants(a._nsid)["frames"], [], 0.0
     for name, k, residency in kinds:
         with seen_as(a, residency):

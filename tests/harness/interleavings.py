@@ -22,15 +22,16 @@ from .models.key_value_model import KeyValueModel
 from .models.kv_device_model import StoreModel
 from .models.pin_models import PinModel, ResidentModel
 from .models.queue_model import QueueModel
+from .models.ring_model import RingModel
 from .models.service_model import ServiceModel
 
-SCENARIOS = ("queue", "cache", "frame", "resident", "pins", "key-value", "store", "service")
+SCENARIOS = ("queue", "ring", "cache", "frame", "resident", "pins", "key-value", "store", "service")
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
     "cache": CacheModel, "frame": FrameModel, "resident": ResidentModel, "pins": PinModel,
 }  # fmt: skip
 _MODELS: dict[str, Any] = {
-    "queue": QueueModel, "key-value": KeyValueModel, "store": StoreModel, "service": ServiceModel
+    "queue": QueueModel, "ring": RingModel, "key-value": KeyValueModel, "store": StoreModel, "service": ServiceModel
 }  # fmt: skip
 _CHUNK = 50
 

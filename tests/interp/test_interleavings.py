@@ -14,6 +14,7 @@ from tests.harness.models.key_value_model import KeyValueModel
 from tests.harness.models.kv_device_model import StoreModel
 from tests.harness.models.pin_models import PinModel, ResidentModel
 from tests.harness.models.queue_model import QueueModel
+from tests.harness.models.ring_model import RingModel
 
 from warpwell.cache import word
 
@@ -41,7 +42,7 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [QueueModel, CacheModel, FrameModel, ResidentModel, PinModel, KeyValueModel, StoreModel]
+    "model", [QueueModel, RingModel, CacheModel, FrameModel, ResidentModel, PinModel, KeyValueModel, StoreModel]
 )
 def test_a_seed_replays(model: type) -> None:
     def run(seed: int) -> tuple:
@@ -70,6 +71,7 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads(capsys.readouterr().out)
     assert [(r["scenario"], r["first_seed"], r["runs"], r["violations"]) for r in results] == [
         ("queue", 7, 3, []),
+        ("ring", 7, 3, []),
         ("cache", 7, 3, []),
         ("frame", 7, 3, []),
         ("resident", 7, 3, []),

@@ -17,8 +17,9 @@ from .. import errors
 from ..cache import access as slow
 from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
 from ..cache.latch import latch
-from ..cache.layout import INDEX_ERROR, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_NSID
+from ..cache.layout import INDEX_ERROR, KERNEL_PIN, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_NSID
 from ..cache.lookup import count, hashed
+from ..cache.pins import HELD, add_pin, take_pin
 from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
 from ..queues.submission import field
 from ..targets import (
@@ -44,8 +45,9 @@ CACHED_MEMBERS = (
     "core", "space", "base", "table", "frames", "owners", "hash_mask", "shift", "origin", "once", "size",
 )  # fmt: skip
 """Members of a view behind a cache; `origin` is the byte of item 0 in the file."""
-PLACED_MEMBERS = (*CACHED_MEMBERS, "data", "complete")
-"""Where each page has a frame of its own: `data` is that of the first, and `complete` 1 if all pages are there."""
+PLACED_MEMBERS = (*CACHED_MEMBERS, "data", "owned", "complete")
+"""Where each page has a frame of its own: `data` is that of the first page, `owned` the address of its owner word, and
+`complete` 1 if all pages are there."""
 DIRECT_MEMBERS = ("data", "space", "size")
 """Members of a view of memory; `space` is where errors are latched."""
 MAX_NDIM = 4
@@ -448,6 +450,40 @@ def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
     return add
 
 
+def _placed_pin(place: Place, static: Any) -> Callable[..., Any]:
+    """Return ``a.pin(i)`` where each page has a frame of its own: few accesses, as each waits for the one before."""
+    shift = static.shift
+    within, offset, _ = place
+
+    @device
+    def pin_placed(view, index):
+        if not within(view, index):
+            return False
+        page = (view.origin + offset(view, index)) >> shift
+        if view.complete == 0 and load_acquire(view.table + 8 * page, DEVICE) & READABLE == 0:
+            return slow.hold(view.space, page) != 0
+        return add_pin(view.owned + 8 * page, KERNEL_PIN) == HELD
+
+    return pin_placed
+
+
+def _placed_unpin(place: Place, static: Any) -> Callable[..., Any]:
+    """Return ``a.unpin(i)`` where each page has a frame of its own."""
+    shift = static.shift
+    within, offset, _ = place
+
+    @device
+    def unpin_placed(view, index):
+        if not within(view, index):
+            return False
+        page = (view.origin + offset(view, index)) >> shift
+        if take_pin(view.owned + 8 * page, KERNEL_PIN):
+            return True
+        return slow.not_pinned(view.space, page) != 0
+
+    return unpin_placed
+
+
 def residency(name: str, place: Place, static: Any) -> Callable[..., Any]:
     """Return ``a.prefetch(i)``, ``a.pin(i)`` or ``a.unpin(i)`` for a view."""
     if not static.cached:
@@ -469,6 +505,8 @@ def residency(name: str, place: Place, static: Any) -> Callable[..., Any]:
             return page >= 0
 
         return prefetch
+    if static.placed:
+        return _placed_pin(place, static) if name == "pin" else _placed_unpin(place, static)
     if name == "pin":
 
         @device

@@ -194,6 +194,13 @@ def let_go(space, page):
 
 
 @linked
+def not_pinned(space, page):
+    """Latch that a kernel gave back a pin that no kernel has (thread); return 0."""
+    latch(space, at.NOT_PINNED, field(space, at.S_NSID), page + field(space, at.S_BASE), 0)
+    return 0
+
+
+@linked
 def prefetch(space, page):
     """Start to read pages into the cache (all converged lanes, each its own page; lanes without a page pass -1)."""
     mask = activemask()

@@ -115,7 +115,7 @@ class Cache:
         self.memory = memory_for(self.device)
         on_gpu = self.device == "cuda"
         self._queues = queues or default_queues(self.device)
-        self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
+        self._depth = depth or (256 if on_gpu else 16 if self.device == "interp" else 128)
         self._threads = threads or service_threads(self.device)
         # staging is pinned memory, set aside for every command id
         while depth is None and self._depth > 8 and self._staging_bytes(merge) > MAX_STAGING:
@@ -285,9 +285,10 @@ class Cache:
         """
         pool = self._resident[space.pool] if self._resident else None
         if pool is None:
-            return {"placed": 0, "data": 0, "complete": 0}
+            return {"placed": 0, "data": 0, "owned": 0, "complete": 0}
         data = int(self._words[at.C_FRAMES]) + space.frame * self.page_size
-        return {"placed": 1, "data": data, "complete": int(pool.complete and announced)}
+        owned = int(self._words[at.C_OWNERS]) + 8 * space.frame
+        return {"placed": 1, "data": data, "owned": owned, "complete": int(pool.complete and announced)}
 
     def _look_around(self) -> None:
         """Find out whether all pages of a resident pool are in the cache; nothing is in flight (lock held)."""
@@ -706,5 +707,5 @@ def _dropped(controller: Controller, process: OpeningProcess) -> None:
 
 def default_queues(device: str, pages: int | None = None) -> int:
     """Return the number of queue pairs of a cache for `pages` pages at most; groups of eight share a queue."""
-    most = {"cuda": 32, "interp": 1}.get(device, 8)
+    most = {"cuda": 64, "interp": 1}.get(device, 8)
     return most if pages is None else max(1, min(most, -(-pages // MERGE_MAX)))

@@ -107,6 +107,15 @@ def add_pin(owner, pin):
 
 
 @device
+def take_pin(owner, pin):
+    """Take a long pin away in a resident pool; return whether there was one (thread; relaxed)."""
+    if holds(fetch_add_as(owner, -pin, I8), pin):
+        return True
+    fetch_add_as(owner, pin, I8)
+    return False
+
+
+@device
 def join(page, owner, pin):
     """Add a long pin of a page that has one; return HELD, NOT_HELD, or FULL (thread)."""
     old = load_relaxed(owner, DEVICE)
@@ -149,11 +158,7 @@ def let_page_go(core, space, page, pin):
     """Release one pin of the kernels or the host; return False if they have none of that page (thread)."""
     own = own_frame(space, page)
     if own >= 0:
-        owner = owner_address(core, own)
-        if holds(fetch_add_as(owner, -pin, I8), pin):
-            return True
-        fetch_add_as(owner, pin, I8)
-        return False
+        return take_pin(owner_address(core, own), pin)
     word = load_acquire(word_address(core, page), DEVICE)
     if field(core, at.C_HASH_MASK) != 0 or state_of(word) & READABLE == 0:
         return False

@@ -22,7 +22,9 @@ from warpwell.targets import (
     compare_exchange,
     device,
     exchange,
-    fetch_add,
+    fence,
+    fetch_add_as,
+    fetch_min_as,
     load_acquire,
     load_relaxed,
     load_weak_as,
@@ -66,16 +68,17 @@ def take_id(queue, reserve):
     # looked at first: thousands that add and take back at once would keep the count above what is there
     if load_relaxed(queue + 8 * at.Q_IN_USE, DEVICE) >= count - reserve:
         return -1
-    if fetch_add(queue + 8 * at.Q_IN_USE, 1, DEVICE) >= count - reserve:
-        fetch_add(queue + 8 * at.Q_IN_USE, -1, DEVICE)
+    # these count and hint, and order nothing: the id's state does
+    if fetch_add_as(queue + 8 * at.Q_IN_USE, 1, I8) >= count - reserve:
+        fetch_add_as(queue + 8 * at.Q_IN_USE, -1, I8)
         return -1
-    start = fetch_add(queue + 8 * at.Q_HINT, 1, DEVICE)
+    start = fetch_add_as(queue + 8 * at.Q_HINT, 1, I8)
     for k in range(count):
         cid = (start + k) & (count - 1)
         state = id_record(queue, cid) + 8 * at.ID_STATE
         if load_relaxed(state, DEVICE) == at.FREE and compare_exchange(state, at.FREE, at.TAKEN, DEVICE) == at.FREE:
             return cid
-    fetch_add(queue + 8 * at.Q_IN_USE, -1, DEVICE)
+    fetch_add_as(queue + 8 * at.Q_IN_USE, -1, I8)
     return -1
 
 
@@ -83,7 +86,7 @@ def take_id(queue, reserve):
 def release_id(queue, cid):
     """Give an id and its staging buffer back (thread; releases what it did before)."""
     store_release(id_record(queue, cid) + 8 * at.ID_STATE, at.FREE, DEVICE)
-    fetch_add(queue + 8 * at.Q_IN_USE, -1, DEVICE)
+    fetch_add_as(queue + 8 * at.Q_IN_USE, -1, I8)
 
 
 @device
@@ -137,7 +140,7 @@ def submit_entry(queue, word0, word1, prp1, word5, word6, word7):
 @device
 def take_entry(queue, shift):
     """Take the next entry of the ring and wait for its turn; return the ticket, or -1 (thread)."""
-    ticket = fetch_add(queue + 8 * at.Q_TICKET, 1, DEVICE)
+    ticket = fetch_add_as(queue + 8 * at.Q_TICKET, 1, I8)  # the turn orders
     turn = field(queue, at.Q_TURNS) + 8 * (ticket & ((1 << shift) - 1))
     attempt = 0
     since = 0
@@ -167,7 +170,7 @@ def ring(queue, mask):
         place = marks + 8 * (tail & mask)
         found = exchange(place, 0, DEVICE)
         if found == tail + 1:
-            tail += 1
+            tail = follow(marks, tail + 1, mask)
             moved = True
         elif found != 0:
             # this thread slept for a lap and took a later one's mark: put it back, and move from today's
@@ -175,8 +178,52 @@ def ring(queue, mask):
             exchange(place, found, DEVICE)
             tail = load_acquire(queue + 8 * at.Q_TAIL, DEVICE)
         elif moved:
-            store_release(field(queue, at.Q_SQ_DOORBELL), tail & mask, SYSTEM)
+            # acquires the marks that were taken relaxed, and releases the entries to the controller
+            fence(SYSTEM)
+            store_relaxed(field(queue, at.Q_SQ_DOORBELL), tail & mask, SYSTEM)
             store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
             moved = False
         else:
             return
+
+
+@device
+def follow(marks, tail, mask):
+    """Take the marks from the one at `tail` on, four at a time; return the tail after them (the mover; relaxed).
+
+    One exchange after another, of acquire-release order, would bound the commands of a queue: each is a trip to memory.
+    """
+    while True:
+        first = marks + 8 * (tail & mask)
+        second = marks + 8 * ((tail + 1) & mask)
+        third = marks + 8 * ((tail + 2) & mask)
+        fourth = marks + 8 * ((tail + 3) & mask)
+        a = load_relaxed(first, DEVICE)
+        b = load_relaxed(second, DEVICE)
+        c = load_relaxed(third, DEVICE)
+        d = load_relaxed(fourth, DEVICE)
+        if a != tail + 1 or b != tail + 2 or c != tail + 3 or d != tail + 4:
+            return tail
+        # marks are above 0: the least of a mark and 0 is 0
+        a = fetch_min_as(first, 0, I8)
+        b = fetch_min_as(second, 0, I8)
+        c = fetch_min_as(third, 0, I8)
+        d = fetch_min_as(fourth, 0, I8)
+        if a == 0 or b == 0 or c == 0 or d == 0:
+            break
+        tail += 4
+    # a thread that slept for a lap has one of them and puts it back: those behind it have to wait
+    run = 0
+    if a != 0:
+        run = 1
+        if b != 0:
+            run = 2
+            if c != 0:
+                run = 3
+    if run < 1 and b != 0:
+        exchange(second, b, DEVICE)
+    if run < 2 and c != 0:
+        exchange(third, c, DEVICE)
+    if run < 3 and d != 0:
+        exchange(fourth, d, DEVICE)
+    return tail + run

@@ -87,7 +87,8 @@ _WORDS = """    store_relaxed(entry, word0, SYSTEM)
 """
 _MARK = """    mark(queue, ticket, mask)
 """
-_BELL = """            store_release(field(queue, at.Q_SQ_DOORBELL), tail & mask, SYSTEM)
+_BELL = """            fence(SYSTEM)
+            store_relaxed(field(queue, at.Q_SQ_DOORBELL), tail & mask, SYSTEM)
 """
 _TAIL = """            store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
 """
@@ -227,12 +228,24 @@ FAULTS = (
         seed=35,
     ),
     Fault(
+        "mark-not-put-back", "ring", "marks behind one that somebody has in hand are taken and forgotten",
+        (Edit(_SUBMIT, "follow", "    if run < 1 and b != 0:\n        exchange(second, b, DEVICE)\n", ""),),
+    ),
+    Fault(
+        "run-not-acquired", "ring", "nothing orders the entries of a run before the doorbell",
+        (Edit(_SUBMIT, "ring", _BELL, _BELL.replace("            fence(SYSTEM)\n", "").replace("relaxed", "release")),),
+    ),
+    Fault(
+        "run-over-a-hole", "ring", "the mover takes the marks of a run without a look at what it took",
+        (Edit(_SUBMIT, "follow", "        if a == 0 or b == 0 or c == 0 or d == 0:\n            break\n", ""),),
+    ),
+    Fault(
         "tail-before-doorbell", "queue", "the tail is stored first, so two movers ring out of order",
         (Edit(_SUBMIT, "ring", _BELL + _TAIL, _TAIL + _BELL),),
     ),
     Fault(
         "doorbell-relaxed", "queue", "the doorbell does not release the ring entries",
-        (Edit(_SUBMIT, "ring", _BELL, _BELL.replace("release", "relaxed")),),
+        (Edit(_SUBMIT, "ring", _BELL, _BELL.replace("fence(SYSTEM)", "pass")),),
     ),
     Fault(
         "phase-relaxed", "queue", "the consumer reads the phase word without acquire",
