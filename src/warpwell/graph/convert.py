@@ -2,16 +2,16 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from warpwell.errors import FormatError
-from warpwell.graph.build import build
+from warpwell.errors import ArgumentError, FormatError
+from warpwell.graph.build import build, checked_weights
 from warpwell.graph.compressed import ByteReader, plain_name
-from warpwell.graph.edge_list import EdgeList
+from warpwell.graph.edge_list import CsvEdgeList, EdgeList, names_columns
 from warpwell.graph.graph import Graph, Progress
-from warpwell.graph.lines import Edges
+from warpwell.graph.lines import Edges, WeightedEdges
 from warpwell.graph.matrix_market import MatrixMarket
 from warpwell.graph.sparse_npz import SparseNpz
 
@@ -30,7 +30,9 @@ class EdgeSource(Protocol):
     symmetric : bool
         Whether the file declares edges undirected; both directions are then yielded.
     weighted : bool
-        The file has a weight or value beside each edge, which readers skip.
+        Weights are yielded, too.
+    note : str
+        What the graph will lack, for a warning; empty if nothing.
     """
 
     path: Path
@@ -38,9 +40,10 @@ class EdgeSource(Protocol):
     vertices: int | None
     symmetric: bool
     weighted: bool
+    note: str
 
-    def __iter__(self) -> Iterator[Edges]:
-        """Yield chunks of edges: two int64 arrays of one length, sources and destinations, in file order."""
+    def __iter__(self) -> Iterator[Edges | WeightedEdges]:
+        """Yield chunks of edges in file order: two int64 arrays of one length, and weights if there are any."""
 
     def position(self) -> int:
         """Return how many of the `size` bytes have been read."""
@@ -55,17 +58,19 @@ def convert(
     *,
     undirected: bool = False,
     vertices: int | None = None,
+    weights: str | bool | None = None,
+    in_edges: bool = False,
+    columns: Sequence[str] | None = None,
     memory_bytes: int | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Graph:
     """Convert a file of edges to a graph on disk.
 
-    Reads SNAP edge lists, GAP ``.el`` and ``.wel``, MatrixMarket ``.mtx``, each also compressed with gzip,
-    xz, bzip2 or zstd, and sparse matrices that SciPy saved as ``.npz``. A graph keeps no weights or values: a
-    warning says so where a ``.wel`` or ``.mtx`` file has them; those of ``.npz`` are skipped. The
-    graph may exceed the memory, and `out` is created atomically. A graph that does not fit into
-    `memory_bytes` needs about twice its own size on the disk of `out` meanwhile.
+    Reads SNAP edge lists, GAP ``.el`` and ``.wel``, ``.csv`` and ``.tsv`` files with a header, MatrixMarket ``.mtx``,
+    each also compressed with gzip, xz, bzip2 or zstd, and sparse matrices that SciPy saved as ``.npz``. The graph may
+    exceed the memory, and `out` is created atomically. A graph that does not fit into `memory_bytes` needs about twice
+    its own size on the disk of `out` meanwhile.
 
     Parameters
     ----------
@@ -74,14 +79,18 @@ def convert(
     out : path-like
         Folder of the graph, usually ``NAME.ww``.
     undirected : bool, default False
-        Add the reverse of each edge, then keep each edge once; self-loops stay. Otherwise the edges are
-        those of the file, repeated ones included.
+        As for `build`: both directions of each edge, once. Otherwise the edges of the file, repeated ones included.
     vertices : int, optional
         Vertices of the graph, 1 to 2**48. Default: the size of a matrix, or the largest vertex of an edge list plus
         one.
-    memory_bytes : int, optional
-        Memory for sorting, in bytes, at least 64 KiB; default: half of the free memory. Offsets need 8 more bytes a
-        vertex.
+    weights : {"int32", "float32"} or False, optional
+        The dtype of the weights, or False to drop them. Default: those of the file, as int32 if all are integers that
+        fit, else as float32. The values of an ``.npz`` file are weights by default unless all are 1.
+    in_edges, memory_bytes
+        As for `build`.
+    columns : sequence of str, optional
+        Names of the columns of source, destination and weight in the header of a ``.csv`` or ``.tsv`` file; see
+        `CsvEdgeList`.
     progress : callable, optional
         Called from time to time as ``progress(stage, done, total)``: ``"read"`` with bytes of `source`, then
         ``"write"`` with edges. At the end of "write", done is less than total where equal edges were
@@ -113,21 +122,16 @@ def convert(
     >>> graph.vertices, graph.edges  # doctest: +SKIP
     (325557, 3216152)
     """
-    with contextlib.closing(open_source(source, vertices)) as reader:
-        if reader.weighted:
-            text = f"{reader.path.name} has a weight beside each edge; the graph keeps the edges and drops the weights"
-            warnings.warn(text, UserWarning, stacklevel=2)
+    if weights is not None and weights is not False:
+        weights = checked_weights(weights)
+    with contextlib.closing(open_source(source, vertices, weights, columns)) as reader:
+        if reader.note:
+            warnings.warn(reader.note, UserWarning, stacklevel=2)
         return build(
-            _reported(reader, progress),
-            out,
-            vertices=reader.vertices,
-            undirected=undirected,
-            symmetric=reader.symmetric,
-            source=reader.path.name,
-            memory_bytes=memory_bytes,
-            progress=_writing(progress),
-            overwrite=overwrite,
-        )
+            _reported(reader, progress), out, vertices=reader.vertices, undirected=undirected,
+            symmetric=reader.symmetric, source=reader.path.name, weights=weights, in_edges=in_edges,
+            memory_bytes=memory_bytes, progress=_writing(progress), overwrite=overwrite,
+        )  # fmt: skip
 
 
 def _writing(progress: Progress | None) -> Progress:
@@ -140,7 +144,7 @@ def _writing(progress: Progress | None) -> Progress:
     return report
 
 
-def _reported(reader: EdgeSource, progress: Progress | None) -> Iterator[Edges]:
+def _reported(reader: EdgeSource, progress: Progress | None) -> Iterator[Edges | WeightedEdges]:
     """Yield the edges of a file, and report how much of it has been read."""
     for edges in reader:
         yield edges
@@ -148,17 +152,24 @@ def _reported(reader: EdgeSource, progress: Progress | None) -> Iterator[Edges]:
             progress("read", reader.position(), reader.size)
 
 
-def open_source(path: str | Path, vertices: int | None = None) -> EdgeSource:
+def open_source(
+    path: str | Path,
+    vertices: int | None = None,
+    weights: str | bool | None = None,
+    columns: Sequence[str] | None = None,
+) -> EdgeSource:
     """Return the reader for a file of edges.
 
     Parameters
     ----------
     path : path-like
-        A SNAP edge list or GAP ``.el`` (`EdgeList`), GAP ``.wel`` (weights are skipped), MatrixMarket
+        A SNAP edge list or GAP ``.el`` or ``.wel`` (`EdgeList`), a list with a header (`CsvEdgeList`), MatrixMarket
         ``.mtx`` (`MatrixMarket`), each also compressed with gzip, xz, bzip2 or zstd; or a sparse matrix
         that SciPy saved as ``.npz`` (`SparseNpz`).
     vertices : int, optional
         Vertices of the graph, where the file does not say so or has isolated vertices at its end.
+    weights, columns
+        As for `convert`.
 
     Returns
     -------
@@ -185,8 +196,13 @@ def open_source(path: str | Path, vertices: int | None = None) -> EdgeSource:
         raise FormatError(
             f"{path} is an archive. Unpack it (tar xf {path}) and give the file of edges inside.", path=path
         )
+    named = name.endswith((".csv", ".tsv")) or columns is not None
+    if columns is not None and (head.startswith((b"PK\x03\x04", b"%%")) or name.endswith((".mtx", ".wel"))):
+        raise ArgumentError(f"{path} has no header that names columns. Leave columns out.", name="columns")
     if head.startswith(b"PK\x03\x04"):
-        return SparseNpz(path, vertices)
+        return SparseNpz(path, vertices, weights=weights)
     if name.endswith(".mtx") or head[:14].lower() == b"%%matrixmarket":
-        return MatrixMarket(path, vertices)
-    return EdgeList(path, vertices, weighted=name.endswith(".wel"))
+        return MatrixMarket(path, vertices, weights=weights)
+    if named or names_columns(head):
+        return CsvEdgeList(path, vertices, columns=columns, weights=weights)
+    return EdgeList(path, vertices, weighted=name.endswith(".wel"), weights=weights)

@@ -1,5 +1,7 @@
 """Parse lines of numbers into pairs of vertices, fast: ``PairReader``."""
 
+import csv
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,11 @@ _BLOCK = 1 << 20
 # Digits of the largest vertex, 2**48 - 1; longer numbers (leading zeros) take the slow path.
 _DIGITS = 15
 _SPACE, _NUMBER, _OTHER = 0, 1, 2
+# Characters of a weight; longer ones take the slow path.
+_WIDEST = 32
+# From here on float32 is infinite.
+_FLOAT_MAX = 2.0**128 - 2.0**103
+_INTEGER = re.compile(rb"[+-]?\d{1,18}")
 
 
 def _byte_classes() -> npt.NDArray[np.uint8]:
@@ -38,7 +45,7 @@ class LineRule:
     Attributes
     ----------
     fields : int
-        Fields of a line; the first two are the source and the destination, the others are skipped.
+        Fields of a line.
     sources, destinations : range
         Numbers that are allowed as source and as destination.
     shape : str
@@ -49,6 +56,16 @@ class LineRule:
         A line whose first visible character is one of these is skipped.
     surplus : str
         What to do about a line with too many fields, for messages.
+    columns : (int, int)
+        The fields that are source and destination.
+    weight : int or None
+        The field that is the weight. Other fields are skipped.
+    whole : bool
+        Weights are integers of 32 bits; otherwise also finite floats that float32 can hold.
+    numbers : bool
+        Fields that are skipped are numbers, too.
+    separator : str
+        What separates fields that may be quoted: a comma or a tab; empty for spaces and tabs.
     """
 
     fields: int
@@ -58,14 +75,19 @@ class LineRule:
     bounds: str
     comments: bytes = b"#%"
     surplus: str = ""
+    columns: tuple[int, int] = (0, 1)
+    weight: int | None = None
+    whole: bool = False
+    numbers: bool = True
+    separator: str = ""
 
 
 class PairReader:
-    """Reads lines of numbers, in bounded memory, as chunks of (source, destination).
+    """Reads lines of numbers, in bounded memory, as chunks of (source, destination) or (source, destination, weight).
 
-    Fields are separated by spaces or tabs; lines end in LF or CRLF; blank lines and comment lines are
-    skipped. Blocks are parsed with NumPy. A block that breaks the rule is parsed again line by line, so that the
-    message names the line.
+    Weights are int64 in a chunk of integers, else float64. Fields are separated as the rule says; lines end in LF or
+    CRLF; blank lines and comment lines are skipped. Blocks are parsed with NumPy. A block that breaks the rule is
+    parsed again line by line, so that the message names the line.
 
     Parameters
     ----------
@@ -95,7 +117,7 @@ class PairReader:
         self._ahead = ahead
         self.line = line
 
-    def __iter__(self) -> Iterator[Edges]:
+    def __iter__(self) -> Iterator[Edges | WeightedEdges]:
         for block in self._blocks():
             edges = self._parse(block)
             if edges is None:
@@ -124,10 +146,15 @@ class PairReader:
         if rest:
             yield rest
 
-    def _parse(self, block: bytes) -> Edges | None:
+    def _parse(self, block: bytes) -> Edges | WeightedEdges | None:
         """Parse a regular block; return None if anything in it is unusual."""
         rule = self._rule
         block = _blank_comments(block, rule.comments)
+        if rule.separator:
+            spaced = _spaced(block, rule.separator.encode())
+            if spaced is None:
+                return None
+            block = spaced
         # With a line end in front and zeros behind, finding tokens and reading digits has no edge cases.
         data = np.frombuffer(b"\n" + block + b"\n" + bytes(_DIGITS), np.uint8)
         classes = _CLASSES[data[:-_DIGITS]]
@@ -142,23 +169,68 @@ class PairReader:
         if (lines != lines[:, :1]).any() or (lines[1:, 0] == lines[:-1, 0]).any():
             return None
         columns = []
-        for column, allowed in enumerate((rule.sources, rule.destinations)):
+        for column, allowed in zip(rule.columns, (rule.sources, rule.destinations), strict=True):
             values = _integers(data, starts[column :: rule.fields], ends[column :: rule.fields])
             if values is None:
                 return None
             if values.size and not (allowed.start <= values.min() and values.max() < allowed.stop):
                 return None
             columns.append(values)
-        return columns[0], columns[1]
+        if rule.weight is None:
+            return columns[0], columns[1]
+        weights = _numbers(data, starts[rule.weight :: rule.fields], ends[rule.weight :: rule.fields])
+        if weights is None or not _fit(weights, rule.whole):
+            return None
+        return columns[0], columns[1], weights
 
-    def _parse_slowly(self, block: bytes) -> Edges:
-        rows = []
+    def _parse_slowly(self, block: bytes) -> Edges | WeightedEdges:
+        rows, weights = [], []
         for number, line in enumerate(block.split(b"\n"), self.line):
-            fields = line.split()
-            if fields and fields[0][0] not in self._rule.comments:
+            fields = self._fields(line, number)
+            if fields:
                 rows.append(self._row(fields, number))
+                if self._rule.weight is not None:
+                    weights.append(self._weight(fields[self._rule.weight], number))
         pairs = np.array(rows, np.int64).reshape(-1, 2)
-        return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+        edges = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+        if self._rule.weight is None:
+            return edges
+        whole = all(isinstance(weight, int) and abs(weight) < 1 << 62 for weight in weights)
+        return *edges, np.array(weights, np.int64 if whole else np.float64)
+
+    def _fields(self, line: bytes, number: int) -> list[bytes]:
+        """Return the fields of a line; none for a blank line or a comment."""
+        line = line.strip(b"\r\n")
+        if not line.strip() or line.lstrip()[0] in self._rule.comments:
+            return []
+        if not self._rule.separator:
+            return line.split()
+        try:
+            text = line.decode("utf-8", "surrogateescape")
+            fields = next(csv.reader([text], delimiter=self._rule.separator, strict=True, skipinitialspace=True))
+        except csv.Error as error:
+            raise _error(
+                self._reader.path, number, f"a quoted field that does not end ({error})",
+                "Close its quotes in the same line.",
+            ) from None  # fmt: skip
+        return [field.strip().encode("utf-8", "surrogateescape") for field in fields]
+
+    def _weight(self, field: bytes, line: int) -> int | float:
+        rule = self._rule
+        text = field[:40].decode("ascii", "backslashreplace")
+        try:
+            value: int | float = int(field) if _INTEGER.fullmatch(field) else float(field)
+        except ValueError:
+            shape = f"A line is {rule.shape}."
+            raise _error(self._reader.path, line, f"the weight {text!r} is not a number", shape) from None
+        if not _fit(np.array([float(value)]), rule.whole):
+            need = (
+                "a whole number of 32 bits. For others choose the weights float32."
+                if rule.whole
+                else "a finite number, at most 3.4e38. Correct or remove the line."
+            )
+            raise _error(self._reader.path, line, f"the weight {text} does not fit", f"A weight is {need}")
+        return value
 
     def _row(self, fields: list[bytes], line: int) -> tuple[int, int]:
         rule, path = self._rule, self._reader.path
@@ -167,8 +239,9 @@ class PairReader:
             advice = "Correct or remove the line. " + rule.surplus * (len(fields) > rule.fields)
             raise _error(path, line, f"expected {rule.shape}, found {found!r}", advice.strip())
         pair = []
+        ends = [fields[column] for column in rule.columns]
         for field, allowed, name in zip(
-            fields, (rule.sources, rule.destinations), ("source", "destination"), strict=False
+            ends, (rule.sources, rule.destinations), ("source", "destination"), strict=True
         ):
             text = field[:40].decode("ascii", "backslashreplace")
             digits = field[1:] if field[:1] in (b"-", b"+") else field
@@ -191,7 +264,9 @@ class PairReader:
                     rule.bounds,
                 )
             pair.append(value)
-        for field in fields[2:]:
+        for k, field in enumerate(fields):
+            if not rule.numbers or k in rule.columns or k == rule.weight:
+                continue
             try:
                 float(field)
             except ValueError:
@@ -200,6 +275,51 @@ class PairReader:
                     path, line, f"the value {text!r} is not a number", f"A line is {rule.shape}."
                 ) from None
         return pair[0], pair[1]
+
+
+def _spaced(block: bytes, separator: bytes) -> bytes | None:
+    """Return lines of fields with spaces between them; None if quotes or spaces in fields make that ambiguous."""
+    if b'"' in block:
+        block = re.sub(rb'(?m)(^|%b)"([^"%b\r\n ]*)"(?=%b|\r?$)' % ((separator,) * 3), rb"\1\2", block)
+        if b'"' in block:
+            return None
+    if re.search(rb"[^\s%b] +[^\s%b]" % (separator, separator), block):
+        return None
+    if separator != b"\t" and b"\t" in block:
+        return None
+    return block.replace(separator, b" ")
+
+
+def _numbers(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
+) -> npt.NDArray[Any] | None:
+    """Return the values of all tokens: int64 if all are integers, else float64; None if one is no number."""
+    signs = data[starts] == ord("-")
+    if not (ends - starts - signs > 0).all():
+        return None
+    values = _integers(data, starts + signs, ends)
+    if values is not None:
+        return np.where(signs, -values, values)
+    width = int((ends - starts).max())
+    if width > _WIDEST:
+        return None
+    places = np.arange(width)
+    text = data[np.minimum(starts[:, None] + places, data.size - 1)]
+    text[places >= (ends - starts)[:, None]] = 0
+    try:
+        return np.ascontiguousarray(text).view(f"S{width}")[:, 0].astype(np.float64)
+    except ValueError:
+        return None
+
+
+def _fit(weights: npt.NDArray[Any], whole: bool) -> bool:
+    """Tell whether all weights are integers of 32 bits, or finite numbers that float32 can hold."""
+    if not weights.size:
+        return True
+    low, high = weights.min(), weights.max()
+    if whole:
+        return bool(-(2**31) <= low and high < 2**31 and (weights == np.trunc(weights)).all())
+    return bool(max(-low, high) < _FLOAT_MAX)
 
 
 def _blank_comments(block: bytes, comments: bytes) -> bytes:

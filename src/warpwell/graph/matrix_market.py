@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from warpwell.errors import EdgeListError, FormatError
 from warpwell.graph.compressed import ByteReader
 from warpwell.graph.edge_list import VERTEX_LIMIT, matrix_vertices
-from warpwell.graph.lines import Edges, LineRule, PairReader
+from warpwell.graph.lines import Edges, LineRule, PairReader, WeightedEdges
 
 _VALUES = {"pattern": 0, "real": 1, "double": 1, "integer": 1, "complex": 2}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
@@ -16,9 +20,10 @@ _HEAD = "%%MatrixMarket matrix coordinate pattern general"
 class MatrixMarket:
     """Reads a MatrixMarket file as edges: a stored entry (row, column) is an edge from row to column.
 
-    The format is that of "The Matrix Market Exchange Formats" (Boisvert, Pozo, Remington, 1996). Values are
-    skipped: an entry that is stored with value 0 is an edge too. Of a symmetric, skew-symmetric or
-    Hermitian matrix one triangle is stored, and both directions of each entry off the diagonal are yielded.
+    The format is that of "The Matrix Market Exchange Formats" (Boisvert, Pozo, Remington, 1996). Values
+    are weights: an entry that is stored with value 0 is an edge too. Of a symmetric, skew-symmetric or
+    Hermitian matrix one triangle is stored, and both directions of each entry off the diagonal are yielded;
+    in a skew-symmetric one the other direction has the negative weight. Complex values are skipped.
 
     Parameters
     ----------
@@ -26,6 +31,8 @@ class MatrixMarket:
         The file, which may be compressed (gzip, xz, bzip2, zstd).
     vertices : int, optional
         Vertices of the graph. Required for a matrix that is not square: at least its larger side.
+    weights : {"int32", "float32"} or False, optional
+        What the values must be; False skips them.
 
     Raises
     ------
@@ -38,8 +45,13 @@ class MatrixMarket:
         entries other than announced. It names file and line.
     """
 
-    def __init__(self, path: str | Path, vertices: int | None = None) -> None:
+    note = ""
+
+    def __init__(
+        self, path: str | Path, vertices: int | None = None, *, weights: str | bool | None = None
+    ) -> None:
         self.path = Path(path)
+        self._weights = weights
         self._reader = ByteReader(self.path)
         self.size = self._reader.size
         self._line = 0
@@ -52,8 +64,8 @@ class MatrixMarket:
             self._reader.close()
             raise
 
-    def __iter__(self) -> Iterator[Edges]:
-        """Yield chunks of edges, numbered from 0: two int64 arrays of one length."""
+    def __iter__(self) -> Iterator[Edges | WeightedEdges]:
+        """Yield chunks of edges, numbered from 0: two int64 arrays of one length, and their weights if any."""
         shape = "'row column" + " value" * self._values + "'"
         bounds = f"The matrix has {self._rows} rows and {self._columns} columns, counted from 1."
         rule = LineRule(
@@ -63,20 +75,22 @@ class MatrixMarket:
             shape,
             bounds,
             comments=b"%",
+            weight=2 if self.weighted else None,
+            whole=self._weights == "int32",
         )
         found = 0
         with self._reader:
             pairs = PairReader(self._reader, rule, self._line + 1, self._ahead)
-            for rows, columns in pairs:
+            for rows, columns, *values in pairs:
                 rows -= 1
                 columns -= 1
                 found += rows.size
                 if found > self._entries:
                     break
-                yield rows, columns
+                yield self._edges(rows, columns, values)
                 if self.symmetric:
                     off = rows != columns
-                    yield columns[off], rows[off]
+                    yield self._edges(columns[off], rows[off], [self._sign * value[off] for value in values])
         if found != self._entries:
             count = "more" if found > self._entries else f"{found}"
             raise EdgeListError(
@@ -85,6 +99,13 @@ class MatrixMarket:
                 path=self.path,
                 line=pairs.line,
             )
+
+    def _edges(
+        self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], values: list[npt.NDArray[Any]]
+    ) -> Edges | WeightedEdges:
+        if not values:
+            return rows, columns
+        return rows, columns, values[0] if self._integers else values[0].astype(np.float64)
 
     def close(self) -> None:
         """Close the file."""
@@ -111,8 +132,12 @@ class MatrixMarket:
                 f"{', '.join(_SYMMETRIES)}."
             )
         self._values = _VALUES[words[3]]
-        self.weighted = self._values > 0
+        self.weighted = self._values == 1 and self._weights is not False
+        self._integers = words[3] == "integer"
+        if self._values == 2 and self._weights is not False:
+            self.note = f"{self.path.name} has complex values, which weights cannot be; the graph keeps the edges"
         self.symmetric = words[4] != "general"
+        self._sign = -1 if words[4] == "skew-symmetric" else 1
 
     def _read_size(self) -> None:
         while (line := self._next_line()).strip() == b"" or line.lstrip().startswith(b"%"):

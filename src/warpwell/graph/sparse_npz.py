@@ -1,10 +1,12 @@
 """Sparse matrices that SciPy saved: ``SparseNpz``."""
 
 import contextlib
+import itertools
 import zipfile
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +14,7 @@ import numpy.typing as npt
 from warpwell.array.npz import NpzMember
 from warpwell.errors import FormatError, MissingFileError
 from warpwell.graph.edge_list import VERTEX_LIMIT, matrix_vertices
-from warpwell.graph.lines import Edges
+from warpwell.graph.lines import Edges, WeightedEdges
 
 _CHUNK = 1 << 17
 
@@ -20,8 +22,8 @@ _CHUNK = 1 << 17
 class SparseNpz:
     """Reads the CSR, CSC or COO matrix of a file of ``scipy.sparse.save_npz`` as edges from row to column.
 
-    Indices are streamed; the pointers of a CSR or CSC matrix are held in memory. Values are not read, so a
-    stored zero is an edge too. SciPy is not needed.
+    Indices are streamed; the pointers of a CSR or CSC matrix are held in memory. A stored zero is an edge too. SciPy is
+    not needed, and saves values with every matrix: they are weights, unless all are 1.
 
     Parameters
     ----------
@@ -29,6 +31,8 @@ class SparseNpz:
         The ``.npz`` file.
     vertices : int, optional
         Vertices of the graph. Required for a matrix that is not square: at least its larger side.
+    weights : {"int32", "float32"} or False, optional
+        The dtype for which all values are weights, also those that are 1; False skips them.
 
     Raises
     ------
@@ -40,9 +44,11 @@ class SparseNpz:
     """
 
     symmetric = False
-    weighted = False  # SciPy saves values with every matrix, those of plain graphs too
+    note = ""
 
-    def __init__(self, path: str | Path, vertices: int | None = None) -> None:
+    def __init__(
+        self, path: str | Path, vertices: int | None = None, *, weights: str | bool | None = None
+    ) -> None:
         self.path = Path(path)
         if not self.path.exists():
             raise MissingFileError(
@@ -79,15 +85,38 @@ class SparseNpz:
             )
         self._rows, self._columns = (int(side) for side in shape)
         self.vertices: int | None = matrix_vertices(self.path, self._rows, self._columns, vertices)
+        self.weighted = weights is not False and self._has_weights(weights)
 
-    def __iter__(self) -> Iterator[Edges]:
-        """Yield chunks of edges: two int64 arrays of one length, sources and destinations."""
+    def _has_weights(self, weights: str | bool | None) -> bool:
+        """Look whether the values are weights: up to the first that is not 1."""
+        with self._zip() as archive:
+            if "data.npy" not in archive.namelist():
+                return False
+            with contextlib.closing(self._member(archive, "data")) as member:
+                kind = member.dtype.kind
+            if kind not in "biuf":
+                self.note = f"{self.path.name} has values of {member.dtype}; the graph keeps the edges without weights"
+                return False
+            return weights is not None or any((values != 1).any() for values in self._stream(archive, "data", "biuf"))
+
+    def __iter__(self) -> Iterator[Edges | WeightedEdges]:
+        """Yield chunks of edges: two int64 arrays of one length, sources and destinations, and weights if any."""
+        self._done = 0
         with self._zip() as archive:
             chunks = self._coo(archive) if self._kind == "coo" else self._compressed(archive)
+            values = self._stream(archive, "data", "biuf") if self.weighted else itertools.repeat(None)
             for rows, columns in chunks:
                 self._check(rows, self._rows)
                 self._check(columns, self._columns)
-                yield rows, columns
+                weights = next(values, None)
+                if weights is None and not self.weighted:
+                    yield rows, columns
+                elif weights is not None and weights.size == rows.size:
+                    yield rows, columns, weights
+                else:
+                    raise self._misfit()
+            if self.weighted and next(values, None) is not None:
+                raise self._misfit()
 
     def close(self) -> None:
         """Do nothing: the file is open only while it is read."""
@@ -144,9 +173,10 @@ class SparseNpz:
             member.finish()
         return whole.reshape(member.shape)
 
-    def _stream(self, archive: zipfile.ZipFile, name: str) -> Iterator[npt.NDArray[np.int64]]:
+    def _stream(self, archive: zipfile.ZipFile, name: str, kinds: str = "iu") -> Iterator[npt.NDArray[Any]]:
+        """Yield the items of an array: int64, if they are indices."""
         member = self._member(archive, name)
-        if len(member.shape) != 1 or member.dtype.kind not in "iu":
+        if len(member.shape) != 1 or member.dtype.kind not in kinds:
             raise self._misfit()
         packed = archive.getinfo(f"{name}.npy").compress_size
         with contextlib.closing(member):
@@ -154,7 +184,7 @@ class SparseNpz:
                 count = min(_CHUNK, member.shape[0] - start)
                 items = member.read(count)
                 self._done = min(self.size, self._done + packed * count // member.shape[0])
-                yield items.astype(np.int64)
+                yield items.astype(np.int64) if kinds == "iu" else items
             member.finish()
 
     def _check(self, indices: npt.NDArray[np.int64], limit: int) -> None:
