@@ -387,22 +387,9 @@ def test_the_crawl_equals_scipy(tmp_path: Path, undirected: bool) -> None:
     assert np.array_equal(edges, matrix.indices)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.wel", "0 1 5\n1 2 7\n"),
-        ("a.mtx", "%%MatrixMarket matrix coordinate real general\n3 3 2\n1 2 5\n2 3 7\n"),
-    ],
-)
-def test_dropped_weights_are_told(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.warns(UserWarning, match=f"{name} has a weight beside each edge; the graph keeps the edges"):
-        graph = convert(tmp_path / name, tmp_path / "a.ww")
-    assert graph.edges == 2
-
-
-def test_the_command_tells_of_dropped_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.wel").write_text("0 1 5\n1 2 7\n")
-    assert main(["graph", "convert", str(tmp_path / "a.wel"), str(tmp_path / "a.ww")]) == 0
+def test_the_command_tells_of_values_that_are_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate complex general\n3 3 1\n1 2 5 1\n")
+    assert main(["graph", "convert", str(tmp_path / "a.mtx"), str(tmp_path / "a.ww")]) == 0
     said = capsys.readouterr()
-    assert "note: a.wel has a weight beside each edge" in said.err and "weight" not in said.out
+    assert "note: a.mtx has complex values, which weights cannot be" in said.err
+    assert Graph.open(tmp_path / "a.ww").weights is None

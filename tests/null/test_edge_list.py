@@ -26,7 +26,7 @@ Pairs = list[tuple[int, int]]
 
 def pairs_of(path: Path, vertices: int | None = None) -> Pairs:
     pairs: Pairs = []
-    for sources, destinations in open_source(path, vertices):
+    for sources, destinations, *_ in open_source(path, vertices):
         assert sources.dtype == destinations.dtype == np.int64
         pairs += zip(sources.tolist(), destinations.tolist(), strict=True)
     return pairs
@@ -143,9 +143,13 @@ def test_a_vertex_beyond_the_given_number(tmp_path: Path) -> None:
         open_source(path, 0)
 
 
-def test_weights_are_skipped_but_must_be_numbers(tmp_path: Path) -> None:
-    assert pairs_of(write(tmp_path, "0 1 5\n2 3 -1.5e-3\n4 5 inf\n", "graph.wel")) == [(0, 1), (2, 3), (4, 5)]
+def test_weights_that_are_dropped_must_be_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, "0 1 5\n2 3 -1.5e-3\n4 5 inf\n", "graph.wel")
+    chunks = list(open_source(path, weights=False))
+    assert [chunk[1].tolist() for chunk in chunks] == [[1, 3, 5]] and len(chunks[0]) == 2
     with pytest.raises(EdgeListError, match="line 1: the value 'heavy' is not a number"):
+        list(open_source(write(tmp_path, "0 1 heavy\n", "graph.wel"), weights=False))
+    with pytest.raises(EdgeListError, match="line 1: the weight 'heavy' is not a number"):
         pairs_of(write(tmp_path, "0 1 heavy\n", "graph.wel"))
     with pytest.raises(EdgeListError, match="line 2: expected 'source destination weight'"):
         pairs_of(write(tmp_path, "0 1 5\n2 3\n", "graph.wel"))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .items import BFLOAT16, code_of
+from .items import BFLOAT16, code_of, on_host
 
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _BFLOAT = 4
@@ -145,12 +145,12 @@ class DeviceArray:
         if self.strides is None:
             memory = self._memory[self._offset :] if self._offset else self._memory
             flat = np.asarray(memory.copy_to_host())
-            return flat.view(np.uint8)[: self.nbytes].view(self.dtype).reshape(self.shape)
+            return flat.view(np.uint8)[: self.nbytes].view(on_host(self.dtype)).reshape(self.shape)
         if 0 in self.shape:
-            return np.empty(self.shape, self.dtype)
+            return np.empty(self.shape, on_host(self.dtype))
         reach = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)) + self.dtype.itemsize
         flat = np.asarray(self._memory[self._offset : self._offset + reach].copy_to_host()).view(np.uint8)
-        return np.ndarray(self.shape, self.dtype, flat, strides=self.strides).copy()
+        return np.ndarray(self.shape, on_host(self.dtype), flat, strides=self.strides).copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return a host copy."""

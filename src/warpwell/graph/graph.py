@@ -23,6 +23,7 @@ IN_PART = ("in_offsets.npy", "in_edges.npy", "in_weights.npy")
 WEIGHTS, DESTINATIONS = ("int32", "float32"), ("int32", "int64")
 #: Graphs with more vertices than this have 8-byte destinations.
 SMALL = 1 << 31
+_STEP = 1 << 24
 #: Called with a stage, how much of it is done and how much there is in all (0 where not known).
 Progress = Callable[[str, int, int], None]
 AGAIN = "Make the graph again with `warpwell graph convert`."
@@ -160,6 +161,35 @@ class Graph:
     def load(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Return offsets and destinations as read-only NumPy memory maps, for host code and comparisons."""
         return self.map(self.offsets_path), self.map(self.edges_path)
+
+    def degrees(self) -> npt.NDArray[np.int64]:
+        """Return the number of edges that leave each vertex: int64, shape ``(vertices,)``."""
+        return np.diff(self.map(self.offsets_path))
+
+    def in_degrees(self) -> npt.NDArray[np.int64]:
+        """Return the number of edges that end in each vertex: int64, shape ``(vertices,)``.
+
+        They are counted from the destinations if the graph has no in-edges.
+
+        Raises
+        ------
+        FormatError
+            A destination is no vertex.
+        """
+        if self.in_edges:
+            return np.diff(self.map(self.in_offsets_path))
+        counts = np.zeros(self.vertices, np.int64)
+        edges = self.map(self.edges_path)
+        step = max(_STEP, self.vertices)
+        for start in range(0, self.edges, step):
+            part = edges[start : start + step]
+            if part.min() < 0 or part.max() >= self.vertices:
+                raise FormatError(
+                    f"{self.edges_path}: a destination is outside of 0 to {self.vertices - 1}. {AGAIN}",
+                    path=self.edges_path,
+                )
+            counts += np.bincount(part, minlength=self.vertices)
+        return counts
 
     def map(self, path: Path) -> npt.NDArray[Any]:
         """Return one of the graph's files as a read-only NumPy memory map."""

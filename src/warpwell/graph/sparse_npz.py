@@ -1,9 +1,8 @@
 """Sparse matrices that SciPy saved: ``SparseNpz``."""
 
 import contextlib
-import itertools
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -97,25 +96,27 @@ class SparseNpz:
             if kind not in "biuf":
                 self.note = f"{self.path.name} has values of {member.dtype}; the graph keeps the edges without weights"
                 return False
-            return weights is not None or any((values != 1).any() for values in self._stream(archive, "data", "biuf"))
+            if weights is not None:
+                return True
+            with contextlib.closing(self._stream(archive, "data", "biuf")) as stream:
+                return any((values != 1).any() for values in stream)
 
     def __iter__(self) -> Iterator[Edges | WeightedEdges]:
         """Yield chunks of edges: two int64 arrays of one length, sources and destinations, and weights if any."""
         self._done = 0
-        with self._zip() as archive:
+        with self._zip() as archive, contextlib.ExitStack() as stack:
             chunks = self._coo(archive) if self._kind == "coo" else self._compressed(archive)
-            values = self._stream(archive, "data", "biuf") if self.weighted else itertools.repeat(None)
+            values: Iterator[npt.NDArray[Any]] = iter(())
+            if self.weighted:
+                values = stack.enter_context(contextlib.closing(self._stream(archive, "data", "biuf")))
             for rows, columns in chunks:
                 self._check(rows, self._rows)
                 self._check(columns, self._columns)
                 weights = next(values, None)
-                if weights is None and not self.weighted:
-                    yield rows, columns
-                elif weights is not None and weights.size == rows.size:
-                    yield rows, columns, weights
-                else:
+                if (weights is None) == self.weighted or (weights is not None and weights.size != rows.size):
                     raise self._misfit()
-            if self.weighted and next(values, None) is not None:
+                yield (rows, columns) if weights is None else (rows, columns, weights)
+            if next(values, None) is not None:
                 raise self._misfit()
 
     def close(self) -> None:
@@ -173,7 +174,7 @@ class SparseNpz:
             member.finish()
         return whole.reshape(member.shape)
 
-    def _stream(self, archive: zipfile.ZipFile, name: str, kinds: str = "iu") -> Iterator[npt.NDArray[Any]]:
+    def _stream(self, archive: zipfile.ZipFile, name: str, kinds: str = "iu") -> Generator[npt.NDArray[Any]]:
         """Yield the items of an array: int64, if they are indices."""
         member = self._member(archive, name)
         if len(member.shape) != 1 or member.dtype.kind not in kinds:

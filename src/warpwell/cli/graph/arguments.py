@@ -13,11 +13,12 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     verbs = graph.add_subparsers(metavar="COMMAND", required=True)
 
     convert = command(verbs, "convert", "graph.make", "convert a file of edges")
-    convert.add_argument("edges", metavar="EDGES", help="edge list, MatrixMarket or SciPy .npz; also compressed")
+    convert.add_argument("edges", metavar="EDGES", help="edge list, .csv with a header, MatrixMarket or SciPy .npz")
     convert.add_argument("out", metavar="OUT", help="folder of the graph, usually NAME.ww")
     convert.add_argument("--undirected", action="store_true", help="store each edge in both directions, once")
     convert.add_argument("--vertices", type=int, metavar="N", help="number of vertices, if the file does not state it")
-    _make_options(convert)
+    convert.add_argument("--columns", metavar="SRC,DST[,WEIGHT]", help="names of columns in the header of a .csv file")
+    _make_options(convert, "none")
 
     generate = command(verbs, "generate", "graph.make", "generate a graph of the GAP benchmark")
     generate.add_argument("kind", choices=("kron", "urand"))
@@ -27,6 +28,10 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     generate.add_argument("--seed", type=int, default=0, metavar="N")
     generate.add_argument("--directed", action="store_true", help="keep the edges as generated, in one direction")
     _make_options(generate)
+
+    info = command(verbs, "info", "graph.info", "print what a graph holds")
+    info.add_argument("graph", metavar="GRAPH")
+    json_option(info)
 
     search = command(verbs, "bfs", "graph.run", "breadth-first search")
     search.add_argument("graph", metavar="GRAPH")
@@ -73,7 +78,11 @@ def how_to_run(parser: argparse.ArgumentParser, cache: str | None = None) -> Non
     json_option(group)
 
 
-def _make_options(parser: argparse.ArgumentParser) -> None:
+def _make_options(parser: argparse.ArgumentParser, *more: str) -> None:
+    parser.add_argument("--weights", choices=("int32", "float32", *more),
+                        help="weights of the edges (default: those of the file)" if more else
+                        "give edges random weights: 1 to 255, or above 0 up to 1")  # fmt: skip
+    parser.add_argument("--in-edges", action="store_true", help="of a directed graph, also store what ends in a vertex")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing graph")
     parser.add_argument("--memory", metavar="SIZE", help="memory for sorting (default: half of the free memory)")
     json_option(parser)

@@ -9,6 +9,7 @@ import warnings
 from ...cache.sizes import parse_size
 from ...graph import convert, generate
 from ..output import Output
+from .info import described
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,27 +24,21 @@ def run(arguments: argparse.Namespace) -> int:
                 warnings.simplefilter("always", UserWarning)
                 graph = convert(
                     arguments.edges, arguments.out, undirected=arguments.undirected, vertices=arguments.vertices,
+                    weights=False if arguments.weights == "none" else arguments.weights, in_edges=arguments.in_edges,
+                    columns=None if arguments.columns is None else arguments.columns.split(","),
                     memory_bytes=memory, progress=report, overwrite=arguments.overwrite,
                 )  # fmt: skip
         else:
             graph = generate(
                 arguments.kind, arguments.scale, arguments.out, degree=arguments.degree, seed=arguments.seed,
-                undirected=not arguments.directed, memory_bytes=memory, progress=report,
+                undirected=not arguments.directed, weights=arguments.weights, in_edges=arguments.in_edges,
+                memory_bytes=memory, progress=report,
                 overwrite=arguments.overwrite,
             )  # fmt: skip
     for warning in told:
         output.notes.print(f"note: {warning.message}")
     output.result(
         str(graph.path),
-        {
-            "command": arguments.command,
-            "graph": str(graph.path),
-            "source": graph.source,
-            "vertices": graph.vertices,
-            "edges": graph.edges,
-            "undirected": graph.undirected,
-            "bytes_on_disk": graph.bytes_on_disk,
-            "seconds": time.perf_counter() - started,
-        },
+        {"command": arguments.command} | described(graph) | {"seconds": time.perf_counter() - started},
     )
     return 0

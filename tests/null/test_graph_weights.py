@@ -1,0 +1,324 @@
+"""Weights and in-edges of graphs on disk, from files and from chunks, in bounded memory; format 1 is read."""
+
+import gzip
+import json
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warpwell.cli import main
+from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError
+from warpwell.graph import Graph, build, convert, generate
+from warpwell.graph.external import ExternalSort
+from warpwell.graph.generate import random_edges
+
+SMALL = 1 << 16
+Rows = list[tuple[int, int, float]]
+
+
+def rows_of(graph: Graph, part: str = "") -> Rows:
+    """All edges of a graph with their weights, in stored order; those of in-edges as they are stored."""
+    offsets, edges, weights = (
+        graph.map(getattr(graph, f"{part}{name}_path")) for name in ("offsets", "edges", "weights")
+    )
+    assert (offsets.dtype, edges.dtype, weights.dtype) == (np.int64, graph.destinations, graph.weights)
+    sources = np.repeat(np.arange(graph.vertices), np.diff(offsets))
+    return list(zip(sources.tolist(), edges.tolist(), weights.tolist(), strict=True))
+
+
+def chunks(rows: list[tuple[int, int, Any]], size: int = 7) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+    for start in range(0, len(rows), size):
+        sources, destinations, weights = zip(*rows[start : start + size], strict=True)
+        yield np.array(sources, np.int64), np.array(destinations, np.int64), np.array(weights)
+
+
+def least(rows: Rows) -> Rows:
+    """Both directions of each edge once, with the least weight."""
+    found: dict[tuple[int, int], float] = {}
+    for source, destination, weight in rows:
+        for edge in ((source, destination), (destination, source)):
+            found[edge] = min(found.get(edge, weight), weight)
+    return sorted((*edge, weight) for edge, weight in found.items())
+
+
+EDGES = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(-4, 4))
+
+
+@given(st.lists(EDGES, min_size=1, max_size=120), st.booleans(), st.integers(1, 30), st.sampled_from([1, 0.5]))
+def test_weights_stay_with_their_edges(
+    tmp_path_factory: pytest.TempPathFactory, rows: Rows, undirected: bool, size: int, unit: float
+) -> None:
+    rows = [(source, destination, weight * unit) for source, destination, weight in rows]
+    out = tmp_path_factory.mktemp("any") / "graph.ww"
+    graph = build(chunks(rows, size), out, undirected=undirected, in_edges=True)
+    assert graph.weights == ("int32" if unit == 1 else "float32") and graph.in_edges
+    assert rows_of(graph) == (least(rows) if undirected else sorted(rows))
+    swapped = sorted((destination, source, weight) for source, destination, weight in rows_of(graph))
+    assert rows_of(graph, "in_") == swapped
+    assert graph.in_degrees().tolist() == np.bincount([r[0] for r in swapped], minlength=graph.vertices).tolist()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("undirected", [False, True])
+def test_a_sort_that_spills_equals_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undirected: bool, passes: int
+) -> None:
+    """Few edges many times, so that equal ones with other weights are in all runs and cross blocks."""
+    if passes == 2:
+        monkeypatch.setattr("warpwell.graph.external._FAN_IN", 4)
+    random = np.random.default_rng(3)
+    ends, weights = random.integers(0, 20, (2, 30_000)), random.integers(-99, 99, 30_000)
+    rows = list(zip(*ends.tolist(), weights.tolist(), strict=True))
+    graphs = [
+        build(chunks(rows, 1000), tmp_path / f"{memory}.ww", undirected=undirected, memory_bytes=memory, in_edges=True)
+        for memory in (SMALL, 1 << 26)
+    ]
+    for file in sorted(graphs[0].path.iterdir()):
+        assert file.read_bytes() == (graphs[1].path / file.name).read_bytes()
+    assert rows_of(graphs[0]) == (least(rows) if undirected else sorted(rows))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_integers_become_floats_when_the_first_float_comes(tmp_path: Path, wide: bool) -> None:
+    far = 1 << 40 if wide else 7
+    with ExternalSort(tmp_path, 256, weights="int32") as sort:
+        for start in range(2000):
+            sort.add(np.array([start % 50]), np.array([1]), np.array([start], np.int32))
+        sort.use_floats()
+        for start in range(2000):
+            sort.add(np.array([far]), np.array([start % 50]), np.array([start / 4], np.float32))
+        got = [row for block in sort.blocks() for row in zip(*(side.tolist() for side in block), strict=True)]
+    assert sort.weights == np.float32
+    first = sorted((k % 50, 1, float(k)) for k in range(2000))
+    assert got == sorted([*first, *((far, k % 50, k / 4) for k in range(2000))])
+
+
+def test_the_sort_keeps_to_its_memory(tmp_path: Path) -> None:
+    count = 50_000
+    random = np.random.default_rng(2)
+    memory = 4 * SMALL
+    with ExternalSort(tmp_path, memory, weights="float32") as sort:
+        for _ in range(count // 1000):
+            assert sum(part.nbytes for part in sort._buffer) <= memory // 2
+            sort.add(*random.integers(0, 1000, (2, 1000)), random.random(1000).astype(np.float32))
+        blocks = list(sort.blocks())
+    assert sort.spilled_bytes == 12 * count
+    assert max(sum(side.nbytes for side in block) for block in blocks) <= memory
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_dtype_of_weights(tmp_path: Path) -> None:
+    def made(values: Any, **options: Any) -> Graph:
+        edges = [(np.array([0]), np.array([1]), np.array([weight])) for weight in values]
+        return build(edges, tmp_path / "g.ww", overwrite=True, **options)
+
+    for weights, kind in (([3, -4], "int32"), ([3, 2**31], "float32"), ([3.0], "float32"), ([2, 0.5], "float32")):
+        assert made(weights).weights == kind
+        assert rows_of(made(weights)) == sorted((0, 1, weight) for weight in weights)
+    assert rows_of(made([3.0, 4], weights="int32")) == [(0, 1, 3), (0, 1, 4)]
+    assert made([3], weights=False).weights is None
+    assert rows_of(made([1 << 24 | 1], weights="float32")) == [(0, 1, 1 << 24)]
+    for weights, options, problem in (
+        ([0.5], {"weights": "int32"}, "0.5 is no int32"),
+        ([2**31], {"weights": "int32"}, "2147483648 is no int32"),
+        ([float("nan")], {}, "nan is no float32"),
+        ([1e39], {}, "is no float32"),
+    ):
+        with pytest.raises(FormatError, match=problem):
+            made(weights, **options)
+    with pytest.raises(ArgumentError, match="weights is 'int64'"):
+        made([1], weights="int64")
+    with pytest.raises(ArgumentError, match="integers or floats, not complex"):
+        made([1j])
+    with pytest.raises(ArgumentError, match="some chunks of edges have weights, others none"):
+        one = np.array([1])
+        build([(one, one, one), (one, one)], tmp_path / "h.ww")
+    with pytest.raises(ArgumentError, match="has no weights: leave weights='int32' out"):
+        build([(one, one)], tmp_path / "h.ww", weights="int32")
+    assert [path.name for path in tmp_path.iterdir()] == ["g.ww"]
+
+
+def test_destinations_take_eight_bytes_where_four_do_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of so many vertices is too large for a test, so the limit is."""
+    monkeypatch.setattr(sys.modules["warpwell.graph.build"], "SMALL", 5)
+    for vertices, kind in ((5, "int32"), (6, "int64")):
+        graph = build([(np.array([0]), np.array([vertices - 1]))], tmp_path / f"{vertices}.ww")
+        assert (graph.destinations, graph.load()[1].dtype, graph.load()[1].tolist()) == (kind, kind, [vertices - 1])
+
+
+def test_data_begin_with_a_page(tmp_path: Path) -> None:
+    graph = generate("urand", 8, tmp_path / "g.ww", weights="int32")
+    for path in (graph.offsets_path, graph.edges_path, graph.weights_path):
+        assert path.stat().st_size == 4096 + np.load(path).nbytes
+
+
+def test_format_1_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "graph-format-1.zip") as archive:
+        archive.extractall(tmp_path)
+    directed, undirected, empty = (Graph.open(tmp_path / f"{name}.ww") for name in ("directed", "undirected", "empty"))
+    assert [part.tolist() for part in directed.load()] == [[0, 3, 3, 4, 5, 5, 6, 6], [1, 1, 2, 2, 1, 0]]
+    assert (directed.destinations, directed.weights, directed.in_edges) == ("int64", None, False)
+    assert directed.in_degrees().tolist() == [1, 3, 2, 0, 0, 0, 0]
+    assert undirected.in_edges and undirected.in_edges_path == undirected.edges_path
+    assert (empty.vertices, empty.edges, empty.load()[1].size) == (2, 0, 0)
+
+
+def test_what_the_description_promises_is_there(tmp_path: Path) -> None:
+    def fresh() -> Graph:
+        return generate(
+            "urand", 4, tmp_path / "g.ww", weights="int32", undirected=False, in_edges=True, overwrite=True
+        )
+
+    for path in (fresh().weights_path, fresh().in_offsets_path, fresh().in_edges_path, fresh().in_weights_path):
+        fresh()
+        path.unlink()
+        with pytest.raises(MissingFileError, match=f"{path.name} is missing"):
+            Graph.open(tmp_path / "g.ww")
+    for key, value in (("weights", "int8"), ("destinations", "int16"), ("in_edges", 1), ("weights", 0)):
+        meta = json.loads((fresh().path / "graph.json").read_text())
+        (tmp_path / "g.ww" / "graph.json").write_text(json.dumps(meta | {key: value}))
+        with pytest.raises(FormatError, match=f"{key!r} is {value!r}"):
+            Graph.open(tmp_path / "g.ww")
+    np.save(fresh().edges_path, np.full(fresh().edges, 16, np.int32))
+    (tmp_path / "g.ww" / "in_edges.npy").unlink()
+    bad = Graph(tmp_path / "g.ww", 16, 256, False, destinations="int32")
+    np.save(bad.edges_path, np.full(256, 16, np.int32))
+    with pytest.raises(FormatError, match="outside of 0 to 15"):
+        bad.in_degrees()
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+def converted(folder: Path, text: str, name: str, **options: Any) -> Rows:
+    data = text.encode()
+    (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    graph = convert(folder / name, folder / "graph.ww", overwrite=True, **options)
+    if graph.weights is not None:
+        return rows_of(graph)
+    sources = np.repeat(np.arange(graph.vertices), graph.degrees())
+    return [(s, d, 0) for s, d in zip(sources.tolist(), graph.load()[1].tolist(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("a.wel", "0 1 5\n1 2 -7\n", [(0, 1, 5), (1, 2, -7)]),
+        ("a.wel", "0 1 5\n1 2 .25\n2 0 1e3\n", [(0, 1, 5), (1, 2, 0.25), (2, 0, 1000)]),
+        ("a.mtx", "%%MatrixMarket matrix coordinate real symmetric\n3 3 2\n2 1 5\n3 3 .5\n",
+         [(0, 1, 5), (1, 0, 5), (2, 2, 0.5)]),
+        ("a.mtx", "%%MatrixMarket matrix coordinate integer skew-symmetric\n3 3 1\n2 1 5\n", [(0, 1, -5), (1, 0, 5)]),
+        ("a.csv", "src,dst\n0,1\n3,2\n", [(0, 1, 0), (3, 2, 0)]),
+        ("a.csv", 'Weight,name,Target,source\n1.5,"x, y",1,0\n2,b,2,"1"\n', [(0, 1, 1.5), (1, 2, 2)]),
+        ("a.csv", 'w,to,"from"\n1,"1",0\n2,"2","1"\n\n3,0,0', [(0, 0, 3), (0, 1, 1), (1, 2, 2)]),
+        ("a.csv", "\ufeffsrc, dst\r\n0, 1\r\n# a comment\r\n1 ,2\r\n", [(0, 1, 0), (1, 2, 0)]),
+        ("a.tsv.gz", "# c\nfrom\tto\tw\n0\t1\t9\n1\t0\t-8\n", [(0, 1, 9), (1, 0, -8)]),
+        ("a.txt", "source\ttarget\n0\t1\n", [(0, 1, 0)]),
+    ],
+)  # fmt: skip
+def test_files_with_weights_or_named_columns(tmp_path: Path, name: str, text: str, rows: Rows) -> None:
+    assert converted(tmp_path, text, name) == rows
+    assert converted(tmp_path, text, name, weights=False) == [(*row[:2], 0) for row in rows]
+
+
+def test_columns_may_be_named(tmp_path: Path) -> None:
+    assert converted(tmp_path, "a,b,c\n0,1,9\n", "a.csv", columns=("c", "a")) == [(9, 0, 0)]
+    assert converted(tmp_path, "a,b,c\n0,1,9\n", "a.csv", columns=("a", "b", "c")) == [(0, 1, 9)]
+    for columns, problem in ((("a", "d"), r"no column for the destination \(d\)"), (("a",), "Give two names")):
+        with pytest.raises((EdgeListError, ArgumentError), match=problem):
+            converted(tmp_path, "a,b,c\n0,1,9\n", "a.csv", columns=columns)
+    with pytest.raises(ArgumentError, match="no header that names columns"):
+        converted(tmp_path, "0 1 2\n", "a.wel", columns=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("a.wel", "0 1 5\n1 2 nan\n", "line 2: the weight nan does not fit"),
+        ("a.wel", "0 1 5\n1 2 1e39\n", "line 2: the weight 1e39 does not fit"),
+        ("a.wel", "0 1 5\n1 2 x\n", "line 2: the weight 'x' is not a number"),
+        ("a.csv", "0,1\n1,2\n", "line 1: no column for the source"),
+        ("a.csv", "", "line 1: no column for the source"),
+        ("a.csv", "src,dst\n0,1\n1,\n", "line 3: the destination '' is not an integer"),
+        ("a.csv", "src,dst\n0,1\n1,2,3\n", "line 3: expected 2 fields, 'src,dst'"),
+        ("a.csv", 'src,dst\n0,1\n"1,2\n', "line 3: a quoted field that does not end"),
+        ("a.csv", 'src,dst,w\n0,1,4\n"1,2",3\n', "line 3: expected 3 fields"),
+        ("a.csv", "src,dst,w\n0,1,4\n1 2,3\n", "line 3: expected 3 fields"),
+        ("a.tsv", "src\tdst\tw\n0\t1\t4\n1 2\t3\n", "line 3: expected 3 fields"),
+        ("a.csv", "# c\n\nsrc,dst,w\n0,1,4\n1,-2,3\n", "line 5: the destination -2 is negative"),
+    ],
+)
+def test_the_line_that_does_not_fit_is_named(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    with pytest.raises(EdgeListError, match=problem):
+        converted(tmp_path, text, name)
+
+
+def test_weights_must_be_what_was_asked_for(tmp_path: Path) -> None:
+    for weight in ("0.25", "3000000000"):
+        with pytest.raises(EdgeListError, match=rf"line 2: the weight {weight} does not fit. A weight is a whole"):
+            converted(tmp_path, f"0 1 5\n1 2 {weight}\n", "a.wel", weights="int32")
+    with pytest.raises(ArgumentError, match="has no weights"):
+        converted(tmp_path, "0 1\n", "a.el", weights="int32")
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+def test_values_of_scipy(tmp_path: Path, kind: str) -> None:
+    matrix = scipy.sparse.random_array((600, 600), density=0.5, format="csr", rng=1)
+    scipy.sparse.save_npz(tmp_path / "a.npz", matrix.asformat(kind))
+    graph = convert(tmp_path / "a.npz", tmp_path / "a.ww")
+    assert np.array_equal(graph.load()[1], matrix.indices)
+    assert np.array_equal(graph.map(graph.weights_path), matrix.data.astype(np.float32))
+    matrix.data[:] = 1
+    scipy.sparse.save_npz(tmp_path / "a.npz", matrix.asformat(kind))
+    assert convert(tmp_path / "a.npz", tmp_path / "b.ww").weights is None
+    assert convert(tmp_path / "a.npz", tmp_path / "c.ww", weights="int32").weights == "int32"
+
+
+# -- generated weights ---------------------------------------------------------------------------------------------
+
+
+def test_weights_of_gap(tmp_path: Path) -> None:
+    """What std::uniform_int_distribution(1, 255) makes of std::mt19937, begun again for each block."""
+    weights = np.concatenate([chunk[2] for chunk in random_edges("urand", 15, degree=9, weights="int32")])
+    model = []
+    for block, count in ((0, 1 << 18), (1, (9 << 15) - (1 << 18))):
+        stream = np.random.RandomState(27491095 + block)
+        model += [1 + (int(draw) * 255 >> 32) for draw in stream.randint(0, 2**32, count, np.uint32)]
+    assert weights.tolist() == model
+    graph = generate("urand", 8, tmp_path / "g.ww", weights="float32")
+    values = graph.map(graph.weights_path)
+    assert values.min() > 0 and values.max() <= 1 and np.array_equal(values * 2**24, np.rint(values * 2**24))
+    assert rows_of(graph) == sorted((d, s, w) for s, d, w in rows_of(graph))
+    with pytest.raises(ArgumentError, match="weights is 'float64'"):
+        generate("urand", 8, tmp_path / "h.ww", weights="float64")
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(*words: object) -> dict[str, Any]:
+        assert main(["graph", *map(str, words), "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    (tmp_path / "a.csv").write_text("b,a,c\n1,0,5\n2,1,6\n")
+    said = answer("convert", tmp_path / "a.csv", tmp_path / "a.ww", "--columns", "a,b,c", "--in-edges")
+    assert (said["weights"], said["in_edges"], said["destinations"]) == ("int32", True, "int32")
+    assert said["bytes_on_disk"] == 6 * 4096 + 2 * 4 * 8 + 4 * 2 * 4
+    assert rows_of(Graph.open(tmp_path / "a.ww")) == [(0, 1, 5), (1, 2, 6)]
+    same = "convert", tmp_path / "a.csv", tmp_path / "a.ww", "--columns", "a,b,c", "--overwrite"
+    said = answer(*same, "--weights", "none")
+    assert (said["weights"], said["in_edges"]) == (None, False)
+    said = answer("generate", "urand", tmp_path / "u.ww", "--scale", 6, "--weights", "float32")
+    assert (said["weights"], said["in_edges"]) == ("float32", True)
+    degrees = Graph.open(tmp_path / "u.ww").degrees()
+    said = answer("info", tmp_path / "u.ww")
+    assert (said["vertices"], said["edges"], said["weights"]) == (64, degrees.sum(), "float32")
+    assert (said["largest_degree"], said["vertices_without_edges"]) == (degrees.max(), (degrees == 0).sum())
