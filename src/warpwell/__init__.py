@@ -37,7 +37,7 @@ from . import registry as _registry
 
 if TYPE_CHECKING:
     from . import cache, graph, kv, nvme, pool, remote, scheduler, storage
-    from .array import Array, DeviceArray, PageSet, atomic_add
+    from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
     from .array.spans import (
@@ -73,6 +73,7 @@ __all__ = [
     "CudaSource",
     "DeviceArray",
     "PageSet",
+    "Rows",
     "Statistics",
     "Ticket",
     "add",
@@ -129,7 +130,7 @@ __all__ = [
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
     "": "cache graph kv nvme pool remote scheduler storage",
-    "array": "Array DeviceArray PageSet atomic_add",
+    "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",
     "array.front": "create=create_placed open=open_placed",

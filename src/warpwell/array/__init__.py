@@ -18,14 +18,15 @@ Files, in the order in which an array meets them:
 - page_set.py      `PageSet`: pages that kernels mark and the host has read in waves
 - bulk.py          host reads and writes, by kernels that copy runs of bytes
 - from_medium.py   long runs of a file past the cache, to a GPU's or the host's memory
+- direct.py        the host's reads and writes of few runs, by system calls
 - runs.py          the places in the file of the items of an index
 - device_array.py  `DeviceArray`, a result in GPU memory, for other libraries without a copy (DLPack)
 """
 
-from .array import Array
+from .array import Array, Rows
 from .device_array import DeviceArray
 from .opening import create, open_array
 from .page_set import PageSet
 from .view import ArrayView, atomic_add
 
-__all__ = ["Array", "ArrayView", "DeviceArray", "PageSet", "atomic_add", "create", "open_array"]
+__all__ = ["Array", "ArrayView", "DeviceArray", "PageSet", "Rows", "atomic_add", "create", "open_array"]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
 from ..cache import Cache, Statistics, Ticket
+from ..targets.arrays import to_host
 from ..targets.compiler.hooks import seam_for
 from ..targets.fault import LaunchFlag, PlainFlag
-from . import bulk
+from . import bulk, direct
 from .attachment import Attachment, hand_over
 from .header import check_extents
-from .items import code_of, require_bits
-from .on_storage import OnStorage
+from .items import code_of, is_bits, require_bits
+from .on_storage import OnStorage, ReadOnUse
 from .page_set import PageSet
 from .view import ArrayView, ViewField, ViewStatic
 
@@ -30,9 +31,9 @@ _How = tuple[bool, bool, bool, bool, int, bool]
 class Array(OnStorage):
     """An n-dimensional array on storage; see `warpwell.open` and `warpwell.create`.
 
-    Kernels receive it as an argument and subscript it (see `ArrayView`). The host reads ``a[3]``, ``a[10:20]`` and
-    ``a[index_array]``, and writes them in mode "r+"; results of gathers are on the array's device. Writes are durable
-    after `flush` (or `close`); before that a crash may lose them.
+    Kernels receive it as an argument and subscript it (see `ArrayView`). The host reads ``a[3]``, ``a[3, 5]`` and
+    ``a[index_array]``, and writes them in mode "r+"; results of gathers are on the array's device. A range of rows,
+    ``a[10:20]``, is a view (`Rows`). Writes are durable after `flush` (or `close`); before that a crash may lose them.
 
     Attributes
     ----------
@@ -58,6 +59,7 @@ class Array(OnStorage):
         self.medium = part.medium
         self.read_once = read_once
         self._strides = _c_strides(header.shape, header.dtype.itemsize)
+        self._row_bytes = _row_bytes(header.shape, self._strides, header.dtype)
         self._origin = header.origin
         self._static: tuple[_How, ViewStatic] | None = None
         self._base: Array | None = None
@@ -70,7 +72,8 @@ class Array(OnStorage):
 
     def __repr__(self) -> str:
         state = "closed " if self._part.closed else ""
-        return f"<{state}warpwell.Array {self.name!r} {self.shape} {self.dtype} on {self.device}, tier {self.tier}>"
+        kind = f"{state}warpwell.{type(self).__name__}"
+        return f"<{kind} {self.name!r} {self.shape} {self.dtype} on {self.device}, tier {self.tier}>"
 
     def reshape(self, *shape: Any) -> Array:
         """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""
@@ -95,13 +98,16 @@ class Array(OnStorage):
             dtype, inner = dtype.subdtype
         return self._derive(self.shape + inner, dtype, self._strides + _c_strides(inner, dtype.itemsize), offset)
 
-    def _derive(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int) -> Array:
+    def _derive(
+        self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int, kind: type[Array] | None = None
+    ) -> Array:
         self._require_open()
-        other = object.__new__(Array)
+        other = object.__new__(kind or type(self))
         other.__dict__.update(self.__dict__)
         other.shape, other.dtype, other._strides = shape, dtype, strides
         other._origin = self._origin + offset
         other._static = None
+        other._row_bytes = _row_bytes(shape, strides, dtype)
         # the root, not an array between; and not `or`: an array of length 0 counts as false
         other._base = self if self._base is None else self._base
         return other
@@ -182,7 +188,16 @@ class Array(OnStorage):
         if isinstance(index, str):
             return self.field(index)
         self._require_open()
-        return bulk.get(self, index)
+        if type(index) is slice and index.step in (None, 1) and self.shape:
+            return self._range(index)
+        found = direct.row(self, index) if type(index) is int and self.shape else None
+        return bulk.get(self, index) if found is None else found
+
+    def _range(self, rows: slice) -> Rows:
+        first, end, _ = rows.indices(self.shape[0])
+        count = max(0, end - first)
+        offset = first * self._strides[0] if count else 0
+        return cast(Rows, self._derive((count, *self.shape[1:]), self.dtype, self._strides, offset, Rows))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the whole array as a NumPy array (reads all of it).
@@ -193,9 +208,11 @@ class Array(OnStorage):
             ``copy=False``: items on storage can only be copied.
         """
         self._require_open()
-        out = bulk.whole(self) if copy is not False else None
-        if out is None:
+        if copy is False:
             return super().__array__(dtype, copy)
+        out = bulk.whole(self)
+        if out is None:
+            out = to_host(bulk.get(self, slice(None) if self.shape else ()))
         return np.asarray(out if dtype is None else out.astype(dtype))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -335,6 +352,32 @@ class Array(OnStorage):
         self.close()
 
 
+class Rows(ReadOnUse, Array):
+    """A range of rows of an array, ``a[lo:hi]``: a view, which reads nothing until it is used.
+
+    It is an `Array` of these rows: kernels take it, ``len``, `shape`, `reshape`, `prefetch` and subscripts work, and
+    assigning to it writes to the array. NumPy functions, operators, comparisons and the methods of a NumPy array that
+    change nothing read the rows each time and return NumPy arrays. `read` returns them as the device has them.
+    """
+
+    def read(self) -> Any:
+        """Return a copy of the rows: a NumPy array, or on "cuda" a `DeviceArray`."""
+        self._require_open()
+        return bulk.get(self, slice(None))
+
+    def copy_to_host(self) -> NDArray[Any]:
+        """Return a copy of the rows as a NumPy array."""
+        return np.asarray(self)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the DLPack device of what `read` returns."""
+        return (2, 0) if self.device == "cuda" else (1, 0)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return a DLPack capsule of what `read` returns."""
+        return self.read().__dlpack__(**options)
+
+
 class _Active:
     """A launch of kernels that Warpwell did not launch."""
 
@@ -388,6 +431,11 @@ def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> Vie
         shift=shift,
         placed=placed,
     )
+
+
+def _row_bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return the bytes of a row if rows are whole and follow one another, and NumPy has the dtype; else 0."""
+    return strides[0] if shape and strides == _c_strides(shape, dtype.itemsize) and not is_bits(dtype) else 0
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

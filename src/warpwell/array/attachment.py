@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from .. import errors
 from ..cache import Cache
+from ..storage.file import FileMedium
 from ..storage.medium import Medium
 from ..storage.ram import RamMedium
 from ..targets import Block, closing
@@ -129,6 +130,24 @@ class Attachment:
         failed = None if self.mapping is None else self.mapping.failure()
         if failed is not None:
             raise failed
+
+    def current_file(self) -> FileMedium | None:
+        """Return the file if the host may read it past the cache: it has all that kernels wrote, and none is running.
+
+        With full statistics the host's reads go through the cache, so that they are counted.
+        """
+        if not isinstance(self.medium, FileMedium) or self.cache.device != "cpu":
+            return None
+        if self.mapping is not None:
+            self.require_sound()
+            return self.medium
+        if self.tier != "storage" or self.cache.full:
+            return None
+        if not self.writable:
+            return self.medium
+        with self.cache.lock:
+            clean = self._compared == self._begun and not self.viewed and not self._running()
+        return self.medium if clean else None
 
     @property
     def data(self) -> int:

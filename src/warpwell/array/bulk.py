@@ -1,4 +1,4 @@
-"""Bulk reads and writes from the host: kernels on the array's device copy runs of bytes.
+"""Bulk reads and writes from the host: kernels on the array's device copy runs of bytes, or system calls do (`direct`).
 
 An index becomes runs of one length, each contiguous in the file (see `warpwell.array.runs`). Only the items of the
 index are read or written, with a few MiB of memory besides the result, for any size.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..targets import div, grid, kernel, rem
 from ..targets.arrays import empty, to_device
-from . import from_medium
+from . import direct, from_medium
 from .device_array import DeviceArray
 from .items import on_host
 from .runs import Runs, runs_of
@@ -57,8 +57,9 @@ def get(array: Any, index: Any) -> Any:
         out = result.copy_to_host()
     else:
         raw = np.empty(total, np.uint8)
-        for at, starts, nbytes in _launches(runs, total):
-            _gather(array, runs, at, starts, nbytes, raw)
+        if not direct.read(array, runs, raw):
+            for at, starts, nbytes in _launches(runs, total):
+                _gather(array, runs, at, starts, nbytes, raw)
         dtype = on_host(array.dtype)
         out = raw.view(dtype).reshape(runs.shape) if total else np.empty(runs.shape, dtype)
     out = np.moveaxis(out, 0, runs.axis) if runs.axis else out
@@ -112,7 +113,9 @@ def put(array: Any, index: Any, value: Any) -> None:
     size = array.dtype.itemsize
     for at, starts, nbytes in _launches(runs, max(_BYTES // size, 1) * size):
         some = _items(values, at // size, (at + len(starts) * nbytes) // size)
-        _scatter(array, runs, starts, nbytes, np.ascontiguousarray(some, array.dtype).view(np.uint8))
+        raw = np.ascontiguousarray(some, array.dtype).view(np.uint8)
+        if not direct.write(array, starts, nbytes, raw):
+            _scatter(array, runs, starts, nbytes, raw)
 
 
 def _launches(runs: Runs, most: int) -> Iterator[tuple[int, NDArray[np.int64], int]]:

@@ -1,8 +1,13 @@
-"""Host side of every array on storage: shape, iteration, and errors that say what to write instead."""
+"""Host side of every array on storage: shape, iteration, and operators.
+
+A whole array refuses operators and says what to write instead, since it may be larger than memory. A range of its rows
+reads them (`ReadOnUse`).
+"""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -102,8 +107,8 @@ class OnStorage:
 
     def __copy__(self) -> NoReturn:
         raise TypeError(
-            f"array {self.name!r} is an open file and cannot be copied: a[:] reads its items, reshape() and field() "
-            f"share them, and another open() has a cache of its own"
+            f"array {self.name!r} is an open file and cannot be copied: np.array(a) reads its items, reshape() "
+            f"and field() share them, and another open() has a cache of its own"
         )
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
@@ -135,3 +140,92 @@ for _name, _sign in _BINARY.items():
 for _name, _sign in _UNARY.items():
     setattr(OnStorage, f"__{_name}__", _operator(f"__{_name}__", f"{_sign}a[:]"))
 OnStorage.__abs__ = _operator("__abs__", "abs(a[:])")  # type: ignore[attr-defined]
+
+
+# -- ranges of rows: who writes a[lo:hi] has said how much to read ----------------------------------------------------
+
+READING = (
+    "all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "clip", "compress", "conj", "copy",
+    "cumprod", "cumsum", "diagonal", "dot", "flatten", "item", "max", "mean", "min", "nonzero", "prod", "ravel",
+    "repeat", "round", "searchsorted",
+    "squeeze", "std", "sum", "swapaxes", "take", "tobytes", "tofile", "tolist", "trace", "transpose",
+    "var",
+)  # fmt: skip
+"""Methods of a NumPy array that change nothing. Those that change it in place are missing: they would change a copy."""
+
+
+class ReadOnUse(OnStorage):
+    """Base of views of rows: each operator and method reads the rows anew and hands them to NumPy."""
+
+    __hash__ = object.__hash__
+
+    def __copy__(self) -> NDArray[Any]:  # type: ignore[override]
+        return np.array(self)
+
+    def __deepcopy__(self, memo: Any) -> NDArray[Any]:  # type: ignore[override]
+        return np.array(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return np.asarray(self).__reduce_ex__(protocol)
+
+    @property
+    def T(self) -> NDArray[Any]:
+        """The rows, read and transposed."""
+        return np.asarray(self).T
+
+    @property
+    def real(self) -> NDArray[Any]:
+        """The real parts, read."""
+        return np.asarray(self).real
+
+    @property
+    def imag(self) -> NDArray[Any]:
+        """The imaginary parts, read."""
+        return np.asarray(self).imag
+
+
+def _read(value: Any) -> Any:
+    """Return an operand as NumPy takes it; an array that is not a view of rows refuses."""
+    if isinstance(value, ReadOnUse):
+        return np.asarray(value)
+    if isinstance(value, OnStorage):
+        value._refuse("a[:]")
+    return value
+
+
+def _reading_method(name: str) -> Callable[..., Any]:
+    def read(self: ReadOnUse, *args: Any, **options: Any) -> Any:
+        return getattr(np.asarray(self), name)(*map(_read, args), **options)
+
+    read.__name__ = read.__qualname__ = name
+    read.__doc__ = f"Read the rows; return what `numpy.ndarray.{name}` does."
+    return read
+
+
+def _reading_operator(name: str, function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
+    def read(self: ReadOnUse, *other: Any) -> Any:
+        operands = [np.asarray(self), *map(_read, other)]
+        return function(*(reversed(operands) if reflected else operands))
+
+    read.__name__ = read.__qualname__ = name
+    return read
+
+
+_BOTH: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "matmul": operator.matmul,
+    "truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
+    "divmod": divmod, "lshift": operator.lshift, "rshift": operator.rshift, "and": operator.and_, "or": operator.or_,
+    "xor": operator.xor,
+}  # fmt: skip
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "abs": operator.abs, "bool": bool,
+    "int": int, "float": float, "contains": operator.contains,
+}  # fmt: skip
+
+for _name in READING:
+    setattr(ReadOnUse, _name, _reading_method(_name))
+for _name, _function in {**_BOTH, **_OTHERS}.items():
+    setattr(ReadOnUse, f"__{_name}__", _reading_operator(f"__{_name}__", _function))
+for _name, _function in _BOTH.items():
+    setattr(ReadOnUse, f"__r{_name}__", _reading_operator(f"__r{_name}__", _function, reflected=True))
