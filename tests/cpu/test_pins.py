@@ -188,3 +188,16 @@ def test_two_threads_pin_pages_of_two_arrays_of_one_cache(tmp_path: Path) -> Non
         assert [pins_left(a) for a in arrays] == [0, 0]
         for a in arrays:
             a.close()
+
+
+def test_maintenance_goes_on_while_fewer_pages_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ww.Cache("64KiB", device="cpu") as cache:
+        left = iter(range(200, -1, -1))
+        monkeypatch.setattr(cache, "run", lambda *_, **__: next(left))
+        cache._until_none(None, 1, 1, (), "flushing 'a'")
+        runs = []
+        monkeypatch.setattr(cache, "run", lambda *_, **__: runs.append(1) or 7)
+        with pytest.raises(errors.PinError, match="7 pages are pinned or in use"):
+            cache._until_none(None, 1, 1, (), "flushing 'a'")
+        assert len(runs) == 64
+        monkeypatch.undo()

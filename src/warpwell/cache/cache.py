@@ -524,15 +524,16 @@ class Cache:
         self.run(maintenance.settle_queues, self.pairs.count, None)
 
     def _until_none(self, kernel: Any, threads: int, nsid: int, words: tuple[int, ...], what: str) -> None:
-        """Run a kernel until it counts no pages left, a bounded number of times."""
-        left = 0
+        """Run a kernel until it counts no pages left; give up after a bounded number of runs without progress."""
+        left, least = 0, -1
         attempts = 0
-        deadline = None
+        deadline = 0.0
         while attempts < 64:
             left = self.run(kernel, threads, nsid, *words, counts=True)
             if left == 0:
                 return
-            deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
+            if least < 0 or left < least:  # also after the first run, which may compile
+                least, attempts, deadline = left, 0, time.monotonic() + self.timeout
             if not self.pairs.in_use():
                 attempts += 1
                 continue
