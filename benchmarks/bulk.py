@@ -177,7 +177,7 @@ def main() -> None:
     options.threads = options.threads or (14 if on_gpu else 2)
     options.depths = [(options.threads, 32), (options.threads, 128)]
     if options.quick:
-        options.seconds, options.runs, options.depths = 1, 1, options.depths[:1]
+        options.seconds, options.depths = 1, options.depths[:1]
     standard = ("1GiB" if options.quick else "4GiB") if on_gpu else "64MiB"
     results = machine(options.device)
     results["contiguous"] = contiguous(parse_size(options.data or standard), options)

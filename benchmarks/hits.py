@@ -86,8 +86,9 @@ def main() -> None:
         results["spans"] = repeated("spans.py", options.runs, *given)
         save(options.json, results)
     for program in ("bam_hit", "bam_hit_nostats") if options.bam is not None else ():
-        size = ("--cache", "64M", "--reps", "3") if options.quick else ("--cache", "8G", "--reps", "3")
-        rows = bam(options.bam / program, *size)
+        size = "64M" if options.quick else "8G"
+        methods = "raw_relaxed,bam_array,bam_ptr_clean,bam_get_raw"
+        rows = bam(options.bam / program, "--cache", size, "--reps", "3", "--methods", methods)
         results[program] = rows
         table(
             f"BaM's own page cache, {'as shipped' if program == 'bam_hit' else 'counters off'}",

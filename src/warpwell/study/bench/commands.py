@@ -5,6 +5,7 @@ As BaM's raw figure: each thread submits the command of a page, waits for it, an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,9 @@ class _Raw:
     """Commands of a kernel on a medium, for pages in one order."""
 
     def __init__(self, setting: Setting, array: Array, data: Items, order: Items, opcode: int) -> None:
+        # more threads than ids would only compete for them
+        ids = array.cache.pairs.count * array.cache.pairs.ids
+        setting = replace(setting, threads=max(64, min(setting.threads, -(-ids // 32) * 32)))
         self.setting, self.array, self.data, self.order, self.opcode = setting, array, data, order, opcode
         memory = memory_for(setting.device)
         width = 32 if setting.device == "cuda" else 1
