@@ -19,16 +19,17 @@ from .models.cache_model import CacheModel, Focus
 from .models.faults_planted import FAULTS, Fault, planted
 from .models.frame_model import FrameModel
 from .models.key_value_model import KeyValueModel
+from .models.known_model import KnownModel
 from .models.kv_device_model import StoreModel
 from .models.pin_models import PinModel, ResidentModel
 from .models.queue_model import QueueModel
 from .models.ring_model import RingModel
 from .models.service_model import ServiceModel
 
-SCENARIOS = ("queue", "ring", "cache", "frame", "resident", "pins", "key-value", "store", "service")
+SCENARIOS = ("queue", "ring", "cache", "frame", "resident", "pins", "known", "key-value", "store", "service")
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
-    "cache": CacheModel, "frame": FrameModel, "resident": ResidentModel, "pins": PinModel,
+    "cache": CacheModel, "frame": FrameModel, "resident": ResidentModel, "pins": PinModel, "known": KnownModel,
 }  # fmt: skip
 _MODELS: dict[str, Any] = {
     "queue": QueueModel, "ring": RingModel, "key-value": KeyValueModel, "store": StoreModel, "service": ServiceModel

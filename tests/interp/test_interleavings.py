@@ -11,6 +11,7 @@ from tests.harness.models.cache_model import CacheModel
 from tests.harness.models.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
 from tests.harness.models.frame_model import FrameModel
 from tests.harness.models.key_value_model import KeyValueModel
+from tests.harness.models.known_model import KnownModel
 from tests.harness.models.kv_device_model import StoreModel
 from tests.harness.models.pin_models import PinModel, ResidentModel
 from tests.harness.models.queue_model import QueueModel
@@ -42,7 +43,10 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [QueueModel, RingModel, CacheModel, FrameModel, ResidentModel, PinModel, KeyValueModel, StoreModel]
+    "model",
+    [
+        QueueModel, RingModel, CacheModel, FrameModel, ResidentModel, PinModel, KnownModel, KeyValueModel, StoreModel,
+    ],  # fmt: skip
 )
 def test_a_seed_replays(model: type) -> None:
     def run(seed: int) -> tuple:
@@ -76,6 +80,7 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("frame", 7, 3, []),
         ("resident", 7, 3, []),
         ("pins", 7, 3, []),
+        ("known", 7, 3, []),
         ("key-value", 7, 3, []),
         ("store", 7, 3, []),
         ("service", 7, 3, []),

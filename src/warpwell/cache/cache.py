@@ -465,6 +465,8 @@ class Cache:
 
     def hold(self, nsid: int, first: int, end: int) -> int:
         """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
+        if end - first > 1:
+            self.bulk.prefetch(nsid, (first, end)).wait()  # in long commands; what did not come is read on demand
         with self.held():
             space = self._spaces[nsid]
             done = self.run(maintenance.hold_pages, end - first, nsid, space.base + first, counts=True)

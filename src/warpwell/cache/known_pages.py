@@ -63,7 +63,9 @@ CHANGED = 1
 """Their words are other ones: somebody else has read them meanwhile."""
 NO_FRAME = 2
 FAILED = 3
-COUNTERS = 4
+TOUCHED = 4
+"""They came by a miss of `touch_rows`."""
+COUNTERS = 5
 
 
 @device
@@ -198,7 +200,7 @@ def touch_rows(core, space, table, n, most, counters):
             if lane == leader:
                 result = FAILED
                 if frame >= 0:
-                    result = CAME
+                    result = TOUCHED
                     fetch_or(word_address(core, page), REF, DEVICE)
                     unpin(word_address(core, page), 0)
                 fetch_add(counters + 8 * result, 1, DEVICE)

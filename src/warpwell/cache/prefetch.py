@@ -23,7 +23,7 @@ from ..storage.host_reads import HostReads
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
 from . import known_pages
-from .known_pages import CAME, CHANGED, FAILED, T_COUNT, T_PAGE, T_PLACE
+from .known_pages import CAME, CHANGED, FAILED, T_COUNT, T_PAGE, T_PLACE, TOUCHED
 from .layout import BLOCK, F_HAND
 from .word import REF
 
@@ -36,6 +36,10 @@ SHORT_BYTES = 16 << 10
 """Mean bytes of a command below which a GPU's warps read the pages one by one: the host submits a million a second."""
 BATCH = {"cuda": 1 << 20, "cpu": 1 << 16, "interp": 1 << 10}
 """Pages that are looked at together, at most."""
+
+
+COMPILING = 60.0
+"""Seconds that a first prefetch may take longer, while its kernels are compiled."""
 
 
 class Ticket:
@@ -61,7 +65,7 @@ class Ticket:
         self.pages = pages
         self.came = self.dropped = self.failed = self.present = 0
         self.error: Exception | None = None
-        self.hand = 0
+        self.hand = self.touched = 0
         self._over = threading.Event()
         self.cancelled = False
         if not pages:
@@ -234,7 +238,7 @@ class Bulk:
 
     def _end(self, ticket: Ticket) -> None:
         ticket.finish()
-        self.prefetched += ticket.came
+        self.prefetched += ticket.came - ticket.touched  # those are counted as misses
         self.dropped += ticket.dropped
         self._tickets.discard(ticket)
 
@@ -243,7 +247,7 @@ class Bulk:
         for ticket in list(self._tickets):
             ticket.cancel()
         for ticket in list(self._tickets):
-            ticket.wait(2 * self._cache.timeout)
+            ticket.wait(2 * self._cache.timeout + COMPILING)
 
     # -- what is read past the cache ----------------------------------------------------------------------------
 
@@ -286,6 +290,8 @@ class Bulk:
         self._table = cache.memory.allocate(8 * words)
         self._shared = cache.memory.allocate_shared(8 * self.rows * (known_pages.ROW_WORDS + 1) + 64)
         self._reads = HostReads(cache.controller, slots=SLOTS, rows=self.slot_pages)
+        # what was read of a slot, on its way to frames: work of a stream is done in order, so that one is enough
+        self.near = cache.memory.allocate(self.slot_bytes) if cache.device == "cuda" else None
         self._staging = cache.memory.allocate_shared(SLOTS * self.slot_bytes)
 
     def staging(self, slot: int) -> int:
@@ -439,16 +445,25 @@ class _Job:
                     _until(bulk.stream.mark())
                     continue
 
-                def take(slot: int, low: int, good: NDArray[np.bool_], absent: Any = absent) -> None:
+                def take(
+                    slot: int, low: int, good: NDArray[np.bool_], rows: _Rows = rows, absent: NDArray[np.int64] = absent
+                ) -> None:
                     ticket.failed += int(absent[low : low + len(good)][~good].sum())
+                    source = bulk.staging(slot)
+                    if bulk.near is not None:
+                        # the copy engine has the whole rate of the bus; warps that pull pages have two thirds of it
+                        held, nbytes = self._held(rows, slot, low, low + len(good))
+                        bulk.stream.copy(bulk.near.address + held - source, held, nbytes)
+                        source = bulk.near.address
                     for first, end in _runs(good):
-                        self._publish(low + first, end - first, bulk.staging(slot), limit, mark)
+                        self._publish(low + first, end - first, source, limit, mark)
 
                 if not self._read(rows, absent > 0, take, lambda: ticket.cancelled):
                     return
         finally:
             counts = bulk.read_words(bulk.counters, known_pages.COUNTERS)
-            ticket.came += int(counts[CAME])
+            ticket.came += int(counts[CAME] + counts[TOUCHED])
+            ticket.touched += int(counts[TOUCHED])
             ticket.present += int(counts[CHANGED])
             ticket.failed += int(counts[FAILED])
 
@@ -497,8 +512,8 @@ class _Job:
                 if not good.all():
                     failed.append(low)
                 elif to is not None:
-                    count = int(rows.counts[low : low + len(good)].sum())
-                    to((int(rows.pages[low]) - first) * size, bulk.staging(slot), count * size)
+                    source, nbytes = self._held(rows, slot, low, low + len(good))
+                    to((int(rows.pages[low]) - first) * size, source, nbytes)
 
             base = None if into is None else int(into.ctypes.data) - first * size
             done = self._read(rows, np.ones(n, np.bool_), take, lambda: bool(failed), base, into)
@@ -553,6 +568,12 @@ class _Job:
                 for slot in range(SLOTS):
                     self._finish(slot)
         return True
+
+    def _held(self, rows: _Rows, slot: int, low: int, high: int) -> tuple[int, int]:
+        """Return where rows [low, high), which are all those of a slot, lie in staging, and their bytes."""
+        size, first = self._cache.page_size, int(rows.places[low])
+        end = int(rows.places[high - 1] + rows.counts[high - 1])
+        return self._bulk.staging(slot) + first * size, (end - first) * size
 
     def _finish(self, slot: int) -> None:
         """Wait until a slot's staging may be used again."""

@@ -175,6 +175,16 @@ _LAST = """                unpin(word_address(core, page), 0)
                 return_credit(core, space, page)
 """
 
+_SEEN = """        word = word_address(core, page)
+        if load_relaxed(word, DEVICE) == seen:
+"""
+_FOLLOWING = """        store_relaxed(slot + 8 * S_NEXT, following, DEVICE)
+"""
+_ONE_LESS = """        store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * S_LEFT, DEVICE) - 1, DEVICE)
+"""
+_ONE_LESS_AT_END = """    store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * S_LEFT, DEVICE) - 1, DEVICE)
+"""
+
 FAULTS = (
     Fault(
         "recheck-removed", "cache", "a reader does not look at the page's word again",
@@ -275,6 +285,32 @@ FAULTS = (
         "generation-of-2-bits", "cache", "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=LONG),
+    ),
+    Fault(
+        "hole-published", "known", "a page is published though others have read and written it since it was looked at",
+        (Edit("cache.known_pages", "publish_known", _SEEN, _SEEN.replace(
+            "        if load_relaxed(word, DEVICE) == seen:\n",
+            "        seen = load_relaxed(word, DEVICE)\n        if state_of(seen) == INVALID:\n")),),
+        seed=50,
+    ),
+    Fault(
+        "generation-kept", "known", "an eviction does not make the next generation",
+        (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "generation_of(word)"),),
+        seed=50,
+    ),
+    Fault(
+        "wave-over-its-bound", "known", "the clock goes on until a frame is found",
+        (Edit("cache.known_pages", "frame_until", " and load_relaxed(pool + 8 * at.F_HAND, DEVICE) < limit:", ":"),),
+    ),
+    Fault(
+        "staging-taken-early", "known", "a read counts as done when it is submitted",
+        (Edit("storage.host_reads", "finish_row", _ONE_LESS_AT_END, ""),
+         Edit("storage.host_reads", "submit_rows", _FOLLOWING, _FOLLOWING + _ONE_LESS)),
+    ),
+    Fault(
+        "run-lost", "known", "a completion is taken while another row is noted as done",
+        (Edit("storage.host_reads", "take_rows", "        done += 1\n        cid = take_ready(queue)\n",
+              "        done += 1\n        cid = take_ready(queue)\n        cid = take_ready(queue)\n"),),
     ),
     Fault(
         "result-before-phase", "key-value", "dw0 is read before the phase word says that it is new",

@@ -1,0 +1,316 @@
+"""Prefetches with tickets, and long reads past the cache: what comes, what does not, and that it is never old."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.harness.arrays.kernels import PAGE, add, read, write
+
+import warpwell as ww
+from warpwell import errors, storage
+from warpwell.array import from_medium
+from warpwell.cache import prefetch
+from warpwell.cache.prefetch import _Rows
+
+PER = PAGE // 8
+N = 400 * PER
+pytestmark = pytest.mark.timeout(120)
+
+
+def faulty(**faults: Any) -> storage.Faulty:
+    return storage.Faulty(storage.RamMedium(np.arange(N)), **faults)
+
+
+def open_on(medium: Any, mode: str = "r", **options: Any) -> ww.Array:
+    options = {"cache": 100 * (PAGE + 8), "page_size": PAGE, "timeout": 2.0, **options}
+    return ww.open(medium, mode, dtype="i8", device="cpu", **options)
+
+
+def read_all(a: ww.Array, rows: Any) -> Any:
+    out = np.full(len(rows), -7)
+    read[len(rows)](a, rows, out)
+    return out
+
+
+def adds_up(ticket: ww.Ticket) -> bool:
+    return ticket.pages == ticket.came + ticket.present + ticket.dropped + ticket.failed and ticket.error is None
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pages=st.lists(st.integers(0, 500), min_size=1, max_size=200, unique=True).map(sorted),
+    most=st.integers(1, 9), extra=st.integers(0, 40),
+)  # fmt: skip
+def test_rows_hold_each_page_once_in_its_slot(pages: list[int], most: int, extra: int) -> None:
+    slot_pages = most + extra
+    rows = _Rows.of(np.array(pages), most, slot_pages)
+    assert [p + k for p, n in zip(rows.pages, rows.counts, strict=True) for k in range(n)] == pages
+    assert (rows.counts >= 1).all() and (rows.counts <= most).all()
+    assert (rows.places >= 0).all() and (rows.places + rows.counts <= slot_pages).all()
+    assert (np.diff(rows.slots) >= 0).all() and rows.slots[0] == 0
+    for slot in range(int(rows.slots[-1]) + 1):
+        inside = rows.slots == slot
+        assert (np.diff(rows.places[inside]) == rows.counts[inside][:-1]).all()
+    if pages == list(range(pages[0], pages[-1] + 1)):
+        other = _Rows.of((pages[0], pages[-1] + 1), most, slot_pages)
+        assert (other.pages == rows.pages).all() and (other.places == rows.places).all()
+
+
+# -- tickets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot", [4 * PAGE, 13 * PAGE, 1 << 22])
+def test_a_ticket_says_what_came(slot: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(prefetch.SLOT_BYTES, "cpu", slot)
+    with open_on(faulty()) as a:
+        frames = a.cache.frames
+        first = a.prefetch(0, 10 * PER)
+        assert first.wait(60) and first.done and adds_up(first)
+        assert (first.pages, first.came) == (10, 10)
+        second = a.prefetch(0, 20 * PER)
+        assert second.wait(60) and (second.came, second.present) == (10, 10)
+        rest = a.prefetch()
+        assert rest.wait(60) and rest.pages == frames and rest.came == frames - 20 and adds_up(rest)
+        before = a.stats
+        assert (read_all(a, np.arange(0, frames * PER, PER)) == np.arange(0, frames * PER, PER)).all()
+        assert a.stats.misses == before.misses == 0 and a.stats.prefetched == frames
+        assert "came" in repr(rest)
+        told = pickle.loads(pickle.dumps(rest))
+        assert told.done and (told.pages, told.came, told.present) == (rest.pages, rest.came, rest.present)
+        empty = a.prefetch(3, 3)
+        assert empty.done and empty.pages == 0
+    with open_on(faulty(), tier="host") as a:
+        assert a.prefetch().done
+
+
+def test_old_pages_make_room_and_new_ones_are_not_evicted_by_their_own() -> None:
+    with open_on(faulty()) as a:
+        frames = a.cache.frames
+        old = np.arange(300 * PER, 300 * PER + frames * PER)
+        for _ in range(2):
+            read_all(a, old)  # which marks them as used
+        ticket = a.prefetch(0, frames * PER)
+        assert ticket.wait(60) and ticket.came == frames
+        before = a.stats.misses
+        rows = np.arange(0, frames * PER, PER)
+        np.testing.assert_array_equal(read_all(a, rows), rows)
+        assert a.stats.misses == before
+
+
+def test_dirty_and_pinned_pages_stay() -> None:
+    with open_on(storage.RamMedium(np.arange(N)), "r+") as a:
+        frames = a.cache.frames
+        write[30](a, 300 * PER + PER * np.arange(30), -np.arange(30))
+        a.pin(350 * PER, 360 * PER)
+        ticket = a.prefetch()
+        assert ticket.wait(60) and adds_up(ticket)
+        assert (ticket.came, ticket.dropped) == (frames - 40, 40)
+        assert a.stats.prefetch_dropped == 40
+        assert (read_all(a, 300 * PER + PER * np.arange(30)) == -np.arange(30)).all()
+
+
+def test_failed_reads_are_counted_and_demand_finds_the_error() -> None:
+    with open_on(faulty(fail_ranges=[(5 * PAGE, 6 * PAGE)])) as a:
+        ticket = a.prefetch(0, 90 * PER)
+        assert ticket.wait(60) and adds_up(ticket) and ticket.failed == 90, "one command"
+        assert a.prefetch(10 * PER, 60 * PER).wait(60) and a.stats.prefetched == 50
+        good = np.array([r for r in range(20 * PER) if r // PER != 5])
+        np.testing.assert_array_equal(read_all(a, good), good)
+        with pytest.raises(errors.MediumError):
+            read_all(a, np.array([5 * PER]))
+
+
+def test_every_third_read_fails_and_nothing_is_wrong() -> None:
+    medium = faulty(fail_every=3)
+    with open_on(medium) as a:
+        pages = a.page_set()
+        for _ in range(5):
+            a.evict()
+            ticket = a.prefetch()
+            assert ticket.wait(60) and adds_up(ticket)
+            pages.add_range(0, 64 * PER)
+            assert len(list(pages.waves())) == 2
+        medium.configure()
+        rows = np.arange(N)
+        np.testing.assert_array_equal(read_all(a, rows), rows)
+
+
+def test_a_silent_medium_ends_a_prefetch_and_is_used_again() -> None:
+    medium = faulty()
+    with open_on(medium, timeout=0.5) as a:
+        assert a[3] == 3
+        medium.stop()
+        ticket = a.prefetch(100 * PER, 150 * PER)
+        assert ticket.wait(20) and ticket.came == 0 and ticket.dropped == 50
+        medium.resume()
+        rows = np.arange(100 * PER, 150 * PER)
+        np.testing.assert_array_equal(read_all(a, rows), rows)
+        assert a.prefetch(0, 20 * PER).wait(20)
+        np.testing.assert_array_equal(read_all(a, rows - 100 * PER), rows - 100 * PER)
+
+
+def test_a_cancelled_prefetch_drops_the_rest() -> None:
+    with open_on(faulty(delay_us=100_000), cache=1 << 20) as a:
+        a.prefetch(0, 1).wait(10)
+        ticket = a.prefetch()
+        ticket.cancel()
+        assert ticket.wait(20) and adds_up(ticket) and ticket.came < ticket.pages
+
+
+@pytest.mark.parametrize("close", ["array", "cache", "other array", "evict"])
+def test_closing_ends_a_prefetch(close: str) -> None:
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=5.0) as cache:
+        options: dict[str, Any] = {"cache": cache, "page_size": None, "timeout": None}
+        a = open_on(faulty(delay_us=200_000), **options)
+        a[0]
+        ticket = a.prefetch(50 * PER, 150 * PER)
+        if close == "array":
+            a.close()
+        elif close == "cache":
+            cache.close()
+        elif close == "evict":
+            a.evict()
+        else:
+            open_on(storage.RamMedium(np.arange(N)), **options).close()
+        assert ticket.done and adds_up(ticket) and ticket.wait(0)
+        if close == "other array":
+            np.testing.assert_array_equal(read_all(a, np.arange(N)), np.arange(N))
+        if close == "array":
+            with pytest.raises(errors.ClosedError):
+                a.prefetch()
+
+
+def test_what_is_written_during_a_prefetch_is_not_lost() -> None:
+    medium = faulty(delay_us=20_000)
+    rng = np.random.default_rng(0)
+    with open_on(medium, "r+") as a:
+        expected = np.arange(N)
+        for _ in range(6):
+            rows = rng.permutation(N)[:60]
+            ticket = a.prefetch(int(rng.integers(0, 300)) * PER, N)
+            add[60](a, rows, np.full(60, 1000))
+            expected[rows] += 1000
+            ticket.wait(20)
+        np.testing.assert_array_equal(read_all(a, np.arange(N)), expected)
+        a.flush()
+        np.testing.assert_array_equal(np.asarray(medium.read(0, 8 * N)).view(np.int64), expected)
+
+
+def test_prefetches_of_many_threads_beside_kernels() -> None:
+    with open_on(storage.RamMedium(np.arange(N)), "r+") as a:
+        expected = np.arange(N)
+        failures: list[BaseException] = []
+        stop = threading.Event()
+
+        def ask(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            try:
+                while not stop.is_set():
+                    low = int(rng.integers(0, 380))
+                    assert a.prefetch(low * PER, (low + 20) * PER).wait(20)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=ask, args=(k,)) for k in range(3)]
+        for thread in threads:
+            thread.start()
+        rng = np.random.default_rng(9)
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            rows = rng.permutation(N)[:100]
+            add[100](a, rows, rows)
+            expected[rows] += rows
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        assert not failures
+        np.testing.assert_array_equal(read_all(a, np.arange(N)), expected)
+
+
+# -- past the cache ---------------------------------------------------------------------------------------------------
+
+
+class OnHost:
+    """Host memory that looks like device memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = np.zeros(nbytes, np.uint8)
+        self.__cuda_array_interface__ = {"data": (self.bytes.ctypes.data, False)}
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize(("low", "high"), [(0, N), (3, N - 5), (70, 71), (130, 9000)])
+@pytest.mark.parametrize("slot", [8 * PAGE, 50 * PAGE, 1 << 22])
+def test_long_runs_hold_what_kernels_wrote(
+    mode: str, low: int, high: int, slot: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(prefetch.SLOT_BYTES, "cpu", slot)
+    medium = storage.RamMedium(np.arange(N))
+    with open_on(medium, mode) as a:
+        expected = np.arange(N)
+        if mode == "r+":
+            rows = np.arange(0, N, 700)
+            write[len(rows)](a, rows, -rows)
+            expected[rows] = -rows
+        else:
+            read_all(a, np.arange(0, N, 5000))
+        memory = OnHost(8 * (high - low))
+        mended: list[tuple[int, int]] = []
+
+        def again(first: int, end: int) -> None:
+            mended.append((first, end))
+            into = memory.bytes[first:end]
+            into[:] = expected[low:high].view(np.uint8)[first:end]
+
+        assert from_medium.to_device(a, 8 * low, 8 * (high - low), memory, again)
+        np.testing.assert_array_equal(memory.bytes.view(np.int64), expected[low:high])
+        assert bool(mended) == (mode == "r+") or high - low < 700
+        out = from_medium.to_host(a, 8 * low, 8 * (high - low), lambda out, first, end: again(first, end) or np.copyto(
+            out[first:end], memory.bytes[first:end]))
+        np.testing.assert_array_equal(out.view(np.int64), expected[low:high])
+
+
+def test_a_run_that_is_in_the_cache_or_fails_is_read_by_kernels() -> None:
+    with open_on(faulty()) as a:
+        assert a.prefetch(0, 90 * PER).wait(20)
+        memory = OnHost(8 * 80 * PER)
+        assert not from_medium.to_device(a, 0, 8 * 80 * PER, memory, lambda low, high: None)
+        assert a[: 80 * PER].sum() == np.arange(80 * PER).sum()
+    with open_on(faulty(fail_ranges=[(5 * PAGE, 6 * PAGE)])) as a:
+        assert from_medium.to_host(a, 0, 8 * N, lambda out, low, high: None) is None
+
+
+def test_the_whole_array_is_read_past_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    values = np.random.default_rng(1).random((300, 100)).astype(np.float32)
+    np.save(tmp_path / "a.npy", values)
+    monkeypatch.setattr(from_medium, "applies", lambda array, nbytes: nbytes > 0)
+    with ww.open(tmp_path / "a.npy", device="cpu", tier="storage", cache="64KiB", page_size=PAGE) as a:
+        before = a.stats
+        np.testing.assert_array_equal(np.asarray(a), values)
+        np.testing.assert_array_equal(np.asarray(a, np.float64), values)
+        assert a.stats.misses == before.misses and a.stats.bytes_read >= 2 * values.nbytes
+        with pytest.raises(ValueError, match="copy"):
+            np.asarray(a, copy=False)
+
+
+def test_staging_that_a_medium_may_write_to_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(prefetch, "_lost", kept)
+    medium = faulty()
+    a = open_on(medium, timeout=0.3)
+    a[0]
+    medium.stop()
+    assert a.prefetch(100 * PER, 150 * PER).wait(20)
+    assert len(kept) == 1
+    medium.resume()
+    a.close()
