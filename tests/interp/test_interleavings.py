@@ -46,7 +46,7 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
     "model",
     [
         QueueModel, RingModel, CacheModel, FrameModel, ResidentModel, PinModel, KnownModel, KeyValueModel, StoreModel,
-    ],  # fmt: skip
+    ],
 )
 def test_a_seed_replays(model: type) -> None:
     def run(seed: int) -> tuple:
