@@ -21,6 +21,7 @@ from ..cache.layout import INDEX_ERROR, KERNEL_PIN, N_HITS, N_WANTED, READ_ONLY,
 from ..cache.lookup import count, hashed
 from ..cache.pins import HELD, add_pin, take_pin
 from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
+from ..queues.layout import I8
 from ..queues.submission import field
 from ..targets import (
     DEVICE,
@@ -29,7 +30,7 @@ from ..targets import (
     device,
     element_address,
     fetch_add_as,
-    fetch_or,
+    fetch_or_as,
     i64,
     linked,
     load_acquire,
@@ -201,7 +202,7 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
                 item = load_acquire_as(view.frames + (frame << shift) + inside, dtype)
                 if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
                     if seen & REF == 0 and view.once == 0:
-                        fetch_or(word, REF, DEVICE)
+                        fetch_or_as(word, REF, I8)
                     if full:
                         count(view.core, N_HITS, 1)
                         count(view.core, N_WANTED, nbytes)
@@ -225,7 +226,7 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
             # the word again: the same frame and generation mean that the item is this page's
             if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
                 if seen & REF == 0 and view.once == 0:
-                    fetch_or(word, REF, DEVICE)
+                    fetch_or_as(word, REF, I8)
                 if full:
                     count(view.core, N_HITS, 1)
                     count(view.core, N_WANTED, nbytes)

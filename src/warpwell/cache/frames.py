@@ -9,13 +9,14 @@ again writes the same ones, or later ones.
 from __future__ import annotations
 
 from warpwell.nvme import WRITE
+from warpwell.queues.layout import I8
 from warpwell.queues.submission import field, release_id, staging_of, take_id
 from warpwell.targets import (
     DEVICE,
     call_cold,
     compare_exchange,
     device,
-    fetch_add,
+    fetch_add_as,
     fetch_and,
     load_acquire,
     load_relaxed,
@@ -71,7 +72,7 @@ def evict_at_hand(core, pool, clean_only):
 
     A won frame is HELD: no page's word refers to it. A dirty victim's word is in state WRITEBACK.
     """
-    hand = fetch_add(pool + 8 * at.F_HAND, 1, DEVICE) & 0x7FFFFFFFFFFFFFFF
+    hand = fetch_add_as(pool + 8 * at.F_HAND, 1, I8) & 0x7FFFFFFFFFFFFFFF
     frame = field(pool, at.F_FIRST) + rem(hand, field(pool, at.F_COUNT))
     owner = owner_address(core, frame)
     page = load_acquire(owner, DEVICE) - 1

@@ -46,10 +46,11 @@ def poll(queue, cid):
 
     Acquires the data that the controller wrote. Zero is success.
     """
-    state = load_acquire(id_record(queue, cid) + 8 * at.ID_STATE, DEVICE)
-    if state < at.DONE:
+    address = id_record(queue, cid) + 8 * at.ID_STATE
+    # who looks in vain acquires nothing: on a GPU an acquire empties L1, and thousands look again and again
+    if load_relaxed(address, DEVICE) < at.DONE:
         return -1
-    return state >> 8
+    return load_acquire(address, DEVICE) >> 8
 
 
 @device
@@ -208,6 +209,8 @@ def _make_ready(queue, mask, waiting, mine, cid, lane, leader):
 def take_ready(queue):
     """Take one completed id that nobody waits for, or return -1 (thread; acquires its status and data)."""
     head = load_relaxed(queue + 8 * at.Q_READY_HEAD, DEVICE)
+    if head >= load_relaxed(queue + 8 * at.Q_READY_TAIL, DEVICE):
+        return -1
     while head < load_acquire(queue + 8 * at.Q_READY_TAIL, DEVICE):
         slot = field(queue, at.Q_READY) + 8 * (head & (field(queue, at.Q_N_IDS) - 1))
         cid = load_acquire(slot, DEVICE)
