@@ -24,9 +24,9 @@ import warpwell as ww
 HERE = Path(__file__).parent
 
 
-def repeated(script: str, runs: int, *options: str) -> dict[str, Any]:
-    """Return the figures of several runs of a benchmark, by label, and print the last one's tables."""
-    found: dict[str, list[float]] = {}
+def repeated(script: str, runs: int, *options: str) -> list[dict[str, Any]]:
+    """Return what several runs of a benchmark wrote, and print the last one's tables."""
+    found = []
     for run in range(runs):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out.json"
@@ -36,12 +36,11 @@ def repeated(script: str, runs: int, *options: str) -> dict[str, Any]:
             )  # fmt: skip
             if done.returncode:
                 print(f"{script} failed: {done.stderr.strip()[-1000:]}", flush=True)
-                return {"failed": done.stderr[-2000:]}
+                return found
             if run == runs - 1:
                 print(done.stdout, flush=True)
-            for label, figure in figures(json.loads(out.read_text())):
-                found.setdefault(label, []).append(figure)
-    return {label: {"median": statistics.median(v), "least": min(v), "most": max(v)} for label, v in found.items()}
+            found.append(json.loads(out.read_text()))
+    return found
 
 
 def bam(program: Path, *options: str) -> list[dict[str, Any]]:
@@ -96,8 +95,12 @@ def main() -> None:
             [[r["page"], r["pattern"], r["method"], r["greads_median"], r["of_raw"]] for r in rows],
         )
         save(options.json, results)
-    for part in ("hit_path", "spans"):
-        rows = [[k, v["least"], v["median"], v["most"]] for k, v in results.get(part, {}).items() if "median" in v]
+    for part in ("hit_path", "spans") if options.runs > 1 else ():
+        labels: dict[str, list[float]] = {}
+        for one in results.get(part, []):
+            for label, figure in figures(one):
+                labels.setdefault(label, []).append(figure)
+        rows = [[k, min(v), statistics.median(v), max(v)] for k, v in labels.items()]
         table(f"{part}, {options.runs} runs", ["figure", "least", "median", "most"], rows)
 
 
