@@ -130,6 +130,13 @@ def test_any_delta(kron: Graph, delta: float) -> None:
     assert np.array_equal(found.distances, expected_distances(kron, 5))
 
 
+@pytest.mark.parametrize("tier", ["storage", "host"])
+def test_buckets_of_vertices_without_edges(tmp_path: Path, tier: str) -> None:
+    graph = made(tmp_path, [(0, 1, 1), (0, 2, 5), (0, 3, 9), (3, 4, 1), (3, 5, 7)], "int32")
+    found = sssp(graph, 0, delta=0.5, device="cpu", tier=tier)
+    assert found.distances.tolist() == [0, 1, 5, 9, 10, 16]
+
+
 def test_directed(directed: Graph) -> None:
     for source in (0, 200):
         assert np.array_equal(sssp(directed, source, device="cpu").distances, expected_distances(directed, source))

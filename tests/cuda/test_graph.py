@@ -40,7 +40,7 @@ def test_kernels_that_read_edges_compile(full: bool) -> None:
         (search._pull, (e, w, LABELS, BITS, BITS, 0, (0, 0), 0, 0, 0, 1, w), "vote.sync.ballot"),
         (components._link_runs, (e, w, LABELS, 0, 0, w), ".min.s32"),
         (components._link_rest, (e, w, LABELS, w, 0, (0, 0), w), ".min.s32"),
-        (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, np.int64(0), 0, LABELS, w), ".min.s32"),
+        (shortest_paths._relax_staged, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
         (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, np.float64(0), 0.0, RANKS, w), ".min.s64"),
         (ranks._gather, (e, w, w, 0, (0, 0), RANKS, RANKS, w), ".add.f64"),
         (counts._orient, (e, w, 0, 0, (0, 0), 0, LABELS, w, w), "vote.sync.ballot"),

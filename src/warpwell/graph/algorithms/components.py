@@ -338,7 +338,7 @@ def _link_others(run: Run, s: _State, pages: Any) -> None:
     """Link the other neighbours of vertices outside of the largest component."""
     loaded, graph = run.loaded, run.loaded.graph
     run.launch(_sample, s.picks.size, s.parents, graph.vertices // s.picks.size, s.picks.size, s.picks)
-    largest = _most_frequent(to_host(s.picks))
+    largest = _most_frequent(run.read(s.picks))
     done, windows = SAMPLED_NEIGHBOURS, iter([(0, graph.edges)])
     if pages is not None:
         run.launch(_mark_rest, graph.vertices, loaded.offsets, s.parents, largest, pages)

@@ -27,6 +27,7 @@ from ...targets import (
     kernel,
     lane_id,
     load_relaxed_as,
+    syncwarp,
     warp_size,
 )
 from ...targets.arrays import to_device, to_host, zeros
@@ -49,6 +50,8 @@ from .work_items import (
     words_of,
 )
 
+STAGING_THREADS, STAGING_WARPS = 64, 1 << 13
+"""Threads of a CPU, and warps of a GPU, that follow edges from storage: as many as run at a time."""
 SAMPLED_WEIGHTS = 1 << 14
 """Weights that are looked at to choose delta."""
 NEGATIVE = 2
@@ -161,6 +164,38 @@ def _relax(edges, weights, offsets, distances, waiting, items, count, zero, most
         fold_warp(_follow, 0, (edges, weights), at, stop, distance, distances, waiting, most, counters)
 
 
+@kernel
+def _relax_staged(
+    edges, weights, offsets, distances, waiting, items, count, staged, warps, zero, most, least, counters
+):
+    """As `_relax`, but a warp takes every so manieth item, and copies its weights before it reads its edges.
+
+    So it uses one page after the other, where two at a time may be more than there are.
+    """
+    if grid(1) == 0:
+        least[LEAST] = most
+    index = div(grid(1), warp_size())
+    base = index * PIECE
+    mask = activemask()
+    while index < count:
+        item = items[index]
+        vertex = vertex_of(item)
+        first = start_of(item, offsets[vertex])
+        stop = min(first + PIECE, offsets[vertex + 1])
+        distance = zero + load_relaxed_as(element_address(distances, vertex), distances.dtype)
+        at = first + lane_id()
+        while at < stop:
+            staged[base + at - first] = weights[at]
+            at += warp_size()
+        syncwarp(mask)
+        at = first + lane_id()
+        while at < stop:
+            _follow(0, edges[at], staged[base + at - first], distance, distances, waiting, most, counters)
+            at += warp_size()
+        syncwarp(mask)
+        index += warps
+
+
 def sssp(
     graph: Graph | LoadedGraph | str | Path,
     source: int,
@@ -268,15 +303,20 @@ class _Search:
         self.items = zeros(where, most_items(graph.vertices, graph.edges))
         self.counters = zeros(where, N_COUNTERS)
         self.rounds = 0
+        self.warps = 0
+        self.staged: Any = None
+        if not loaded.in_memory:
+            # more than pages for all of them would only take each other's
+            frames = loaded.edges.cache.cache_bytes // loaded.edges.cache.page_size
+            self.warps = max(1, min(STAGING_WARPS if loaded.warp > 1 else STAGING_THREADS, frames // 2))
+            self.staged = zeros(where, self.warps * PIECE, np.dtype(loaded.graph.weights))
 
     def compile(self, report: Progress) -> None:
         """Compile what is launched, by launches that change nothing."""
         loaded, one = self.loaded, self.loaded.warp
         report("compile", 0, 1)
-        _relax[one](
-            loaded.edges, loaded.weights, loaded.offsets, self.distances, self.waiting, self.items, 0, self.zero,
-            self.most, self.least, self.counters,
-        )  # fmt: skip
+        relax, arguments = self._relax(0)
+        relax[one](*arguments)
         _select[one](
             loaded.offsets, self.distances, self.waiting, 0.0, self.items, 0, words_of(loaded.graph.vertices), 1,
             self.least, self.counters, device=loaded.device,
@@ -306,10 +346,18 @@ class _Search:
                     self.rounds += 1
                     report("search", self.rounds, 0)
                 # without items it only forgets `least`
-                run.launch(
-                    _relax, count * loaded.warp, loaded.edges, weights, loaded.offsets, self.distances, self.waiting,
-                    self.items, count, self.zero, self.most, self.least, self.counters,
-                )  # fmt: skip
+                relax, arguments = self._relax(count)
+                wanted = min(count, self.warps) if self.warps else count
+                run.launch(relax, max(1, wanted) * loaded.warp, *arguments)
+
+    def _relax(self, count: int) -> tuple[Any, tuple[Any, ...]]:
+        """Return the kernel that follows the edges of items, and its arguments."""
+        loaded = self.loaded
+        first = (
+            loaded.edges, loaded.weights, loaded.offsets, self.distances, self.waiting, self.items, count,
+        )  # fmt: skip
+        last = self.zero, self.most, self.least, self.counters
+        return (_relax_staged, (*first, self.staged, self.warps, *last)) if self.warps else (_relax, (*first, *last))
 
     def result(self, delta: float, seconds: float, stats: Statistics) -> SSSPResult:
         """Return the result."""

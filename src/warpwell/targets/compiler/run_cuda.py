@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ... import errors
 from ..fault import LaunchFlag, share_fault_page
-from ..gpu.device import mark, reached
+from ..gpu.device import check, current, mark, reached
 from ..gpu.prepared import check_kernel, pack
 from ..signature import BLOCK_THREADS, check_arguments, configuration
 from ..struct import DeviceStruct
@@ -147,8 +149,8 @@ def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> 
 class Series:
     """Launches in the default stream, with few instructions of Python each: numba-cuda's own take 50 us and more.
 
-    A kernel's arguments have the types of its first launch in the series: words and floats of other values, arrays of
-    the same type; tuples hold words. Nothing waits for the launches: see `synchronize`.
+    Tuples hold words. A kernel's arguments have the same types at each launch of a series. Nothing waits for the
+    launches: see `synchronize`. One thread at a time uses a series.
 
     Parameters
     ----------
@@ -159,71 +161,96 @@ class Series:
     def __init__(self, flag: LaunchFlag) -> None:
         share_fault_page()
         self._flag = flag
-        self._made: dict[Any, _Again] = {}
+        self._places: dict[Any, tuple[_Again, NDArray[np.uint64], NDArray[np.uint64], list[Any]]] = {}
+        self._flat: dict[int, tuple[Any, NDArray[np.uint64]]] = {}
 
     def launch(self, kernel: Any, shape: tuple[int, ...], values: Sequence[Any]) -> None:
-        """Start a launch of one dimension."""
-        if kernel not in self._made:
-            self._made[kernel] = _Again(kernel, len(shape), [*values, *self._asked(kernel)])
-        blocks, threads = configuration(shape, kernel.block)
-        self._made[kernel].launch(blocks, threads, [*(*shape, 1, 1)[:3], *values, *self._asked(kernel)])
+        """Start a launch."""
+        values = [*values, self._flag.address] if asks_flag(kernel) else values
+        if kernel not in self._places:
+            again = _again(kernel, len(shape), values)
+            self._places[kernel] = again, *pack([0] * again.words), [None] * len(values)
+        again, places, addresses, last = self._places[kernel]
+        words, floats = places.view(np.int64), places.view(np.float64)
+        words[:3] = (*shape, 1, 1)[:3]
+        for k, value in enumerate(values):
+            kind = type(value)
+            if kind is int or kind is tuple:
+                words[again.slots[k]] = value
+            elif kind is float:
+                floats[again.slots[k]] = value
+            elif value is not last[k]:
+                if id(value) not in self._flat:
+                    self._flat[id(value)] = value, again.flattened(k, value)
+                places[again.slots[k]] = self._flat[id(value)][1]
+                last[k] = value
+        again.start(*configuration(shape, kernel.block), int(addresses.ctypes.data))
 
-    def _asked(self, kernel: Any) -> list[int]:
-        return [self._flag.address] if asks_flag(kernel) else []
+    def read(self, array: Any) -> NDArray[Any]:
+        """Return a small device array as it is after all launches so far."""
+        from cuda.bindings import driver
+
+        found = np.empty(array.shape, array.dtype)
+        check(driver.cuMemcpyDtoH(found.ctypes.data, int(array.device_ctypes_pointer.value), found.nbytes))
+        return found
 
 
 class _Again:
-    """A compiled kernel and the places of its parameters, of which a launch writes those that changed."""
+    """A compiled kernel, and where the words of its arguments lie.
 
-    def __init__(self, kernel: Any, dims: int, values: list[Any]) -> None:
+    Attributes
+    ----------
+    words : int
+    slots : list of slice
+    """
+
+    def __init__(self, kernel: Any, dims: int, values: Sequence[Any]) -> None:
         from cuda.bindings import driver
 
         dispatcher = compiled(kernel, dims, len(values))
-        values = [0, 0, 0, *values]
-        types = tuple(dispatcher.typeof_pyval(value) for value in values)
+        types = tuple(dispatcher.typeof_pyval(value) for value in (0, 0, 0, *values))
         if types not in dispatcher.overloads:
             with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cuda"):
                 dispatcher.compile(types).bind()
         self._kernel = dispatcher.overloads[types]
         self._name = kernel.__name__
-        self._start = driver.cuLaunchKernel
+        self._launch = driver.cuLaunchKernel
         self._function = driver.CUfunction(int(self._kernel._codelibrary.get_cufunc().handle))
-        self._flat: dict[int, tuple[Any, Any]] = {}
-        found = [self._flattened(k, value) for k, value in enumerate(values)]
-        ends = np.cumsum([len(words) for words in found])
-        self._slots = [slice(int(end) - len(words), int(end)) for words, end in zip(found, ends, strict=True)]
-        self._places, self._addresses = pack([0] * int(ends[-1]))
-        self._words, self._floats = self._places.view(np.int64), self._places.view(np.float64)
-        self._last: list[Any] = [None] * len(values)
+        ends = 3 + np.cumsum([0, *(len(self.flattened(k, value)) for k, value in enumerate(values))])
+        self.words = int(ends[-1])
+        self.slots = [slice(int(first), int(end)) for first, end in itertools.pairwise(ends)]
 
-    def _flattened(self, k: int, value: Any) -> Any:
-        """Return the words that an argument becomes."""
+    def flattened(self, k: int, value: Any) -> NDArray[np.uint64]:
+        """Return the words that argument `k` becomes."""
         words: list[Any] = []
         copied: list[Any] = []
-        self._kernel._prepare_args(self._kernel.argument_types[k], value, 0, copied, words)
+        self._kernel._prepare_args(self._kernel.argument_types[3 + k], value, 0, copied, words)
         if copied:
-            raise errors.ArgumentError(f"kernel {self._name!r}: argument {k - 3} is not in device memory")
+            raise errors.ArgumentError(f"kernel {self._name!r}: argument {k} is not in device memory")
         return pack(words)[0][: len(words)]
 
-    def launch(self, blocks: tuple[int, ...], threads: tuple[int, ...], values: list[Any]) -> None:
-        """Start it."""
-        for k, value in enumerate(values):
-            if type(value) is int:
-                self._words[self._slots[k]] = value
-            elif type(value) is tuple:
-                self._words[self._slots[k]] = value
-            elif type(value) is float:
-                self._floats[self._slots[k]] = value
-            elif value is not self._last[k]:
-                if id(value) not in self._flat:
-                    self._flat[id(value)] = value, self._flattened(k, value)
-                self._places[self._slots[k]] = self._flat[id(value)][1]
-                self._last[k] = value
-        result = self._start(
-            self._function, *(*blocks, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, 0, int(self._addresses.ctypes.data), 0
+    def start(self, blocks: tuple[int, ...], threads: tuple[int, ...], addresses: int) -> None:
+        """Launch it with the arguments whose addresses lie at an address."""
+        result = self._launch(
+            self._function, *(*blocks, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, 0, addresses, 0
         )
         if int(result[0]):
             check_kernel(result, self._name)
+
+
+def _again(kernel: Any, dims: int, values: Sequence[Any]) -> _Again:
+    """Return a kernel for arguments of the types of these, made once for each GPU."""
+    kinds = tuple(
+        (type(v), v.static) if isinstance(v, DeviceStruct)
+        else (v.dtype, v.ndim) if hasattr(v, "dtype")
+        else (type(v), len(v) if isinstance(v, tuple) else 0)
+        for v in values
+    )  # fmt: skip
+    key = ("cuda-again", dims, int(current()[1].device_id), kinds)
+    if key not in kernel.compiled:
+        kernel.compiled[key] = _Again(kernel, dims, values)
+    found: _Again = kernel.compiled[key]
+    return found
 
 
 def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
