@@ -8,7 +8,7 @@ and not in a drive's queue, where the client with the most commands would win.
 
 from __future__ import annotations
 
-from warpwell.nvme import INVALID_NAMESPACE, word0_cid, word5_slba, word6_nlb
+from warpwell.nvme import INVALID_NAMESPACE, READ, word0_cid, word0_opc, word5_slba, word6_nlb
 from warpwell.queues import layout as at
 from warpwell.queues.submission import field
 from warpwell.targets import (
@@ -18,6 +18,7 @@ from warpwell.targets import (
     exchange,
     load_acquire,
     load_relaxed,
+    prefetch,
     store_relaxed,
     store_release,
 )
@@ -30,7 +31,7 @@ from .serve import (
     K_WINDOW,
     KEY_VALUE,
     NS_KIND,
-    NS_PROMPT,
+    NS_MEMORY,
     PENDING,
     begin,
     execute_key_value,
@@ -70,6 +71,8 @@ T_BATCH = T_DONE + 2 * FETCH
 COMMAND_WORDS = 8
 THREAD_WORDS = T_BATCH + COMMAND_WORDS * FETCH + 16
 
+AHEAD = 4
+"""Commands whose data are fetched while earlier ones are copied."""
 BATCH = 8
 """Most commands that a thread takes at a time where a window bounds those in flight."""
 
@@ -81,17 +84,21 @@ def share(control, thread, namespaces):
     done = thread + 8 * T_DONE
     unposted = 0
     port = 0
+    for k in range(min(count, AHEAD)):
+        expect(thread + 8 * (T_BATCH + k * COMMAND_WORDS), namespaces)
     for k in range(count):
         words = thread + 8 * (T_BATCH + k * COMMAND_WORDS)
+        if k + AHEAD < count:
+            expect(words + 8 * AHEAD * COMMAND_WORDS, namespaces)
         index = load_relaxed(words + 16, SYSTEM)
         word0 = load_relaxed(words, SYSTEM)
         buffer = load_relaxed(words + 24, SYSTEM)
         word5 = load_relaxed(words + 40, SYSTEM)
         record = namespace_of(namespaces, word0)
-        prompt = 0
+        memory = 0
         if record != 0:
-            prompt = load_relaxed(record + 8 * NS_PROMPT, SYSTEM)
-        if unposted > 0 and (prompt == 0 or port != port_of(control, index)):
+            memory = load_relaxed(record + 8 * NS_MEMORY, SYSTEM)
+        if unposted > 0 and (memory == 0 or port != port_of(control, index)):
             # this command may take long, or its answer goes elsewhere
             post_all(port, done, unposted)
             unposted = 0
@@ -105,7 +112,7 @@ def share(control, thread, namespaces):
         if record != 0:
             word6 = load_relaxed(words + 48, SYSTEM)
             status = begin(record, word0, buffer, word5_slba(word5), word6_nlb(word6) + 1, index)
-        if status != PENDING and prompt == 0:
+        if status != PENDING and memory == 0:
             post(port, word0_cid(word0), status, 0)
         elif status != PENDING:
             store_relaxed(done + 16 * unposted, word0_cid(word0), SYSTEM)
@@ -114,6 +121,23 @@ def share(control, thread, namespaces):
     if unposted > 0:
         post_all(port, done, unposted)
     return count
+
+
+@device
+def expect(words, namespaces):
+    """Bring the start of a command's data near the processor, if they are in memory: it copies them soon."""
+    word0 = load_relaxed(words, SYSTEM)
+    record = namespace_of(namespaces, word0)
+    if record == 0 or word0_opc(word0) != READ:
+        return
+    memory = load_relaxed(record + 8 * NS_MEMORY, SYSTEM)
+    if memory == 0:
+        return
+    data = memory + (word5_slba(load_relaxed(words + 40, SYSTEM)) << 9)
+    buffer = load_relaxed(words + 24, SYSTEM)
+    for line in range(8):
+        prefetch(data + 64 * line)
+        prefetch(buffer + 64 * line)
 
 
 @device

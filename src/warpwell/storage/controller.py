@@ -219,7 +219,7 @@ class Controller:
             record[native.NS_BYTES] = -(-medium.nbytes // unit) * unit
             record[native.NS_KIND] = native.BLOCKS
             self._media[nsid] = medium
-            record[native.NS_PROMPT] = functions.prompt
+            record[native.NS_MEMORY] = functions.memory
             self._publish(nsid, functions.start, functions.complete)
             return nsid
 
@@ -254,7 +254,7 @@ class Controller:
             record[native.NS_STATE] = functions.state
             record[native.NS_BYTES] = 0
             record[native.NS_KIND] = native.KEY_VALUE
-            record[native.NS_PROMPT] = 0
+            record[native.NS_MEMORY] = 0
             self._stores[nsid] = (name, (functions, owner))
             self._publish(nsid, functions.start, functions.complete)
             return nsid

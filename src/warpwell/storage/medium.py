@@ -49,16 +49,16 @@ class NativeMedium:
         First argument of both: the address of 64-bit words.
     owner : object
         Object that holds the memory of `state`; the caller of the functions must keep it.
-    prompt : bool
-        Whether `start` never waits for anything, as for data in memory: answers to several commands are then posted
-        together.
+    memory : int
+        Address of the medium's first byte, for data in memory that `start` copies without waiting: answers to several
+        commands are then posted together. 0 for any other medium.
     """
 
     start: int
     complete: int
     state: int
     owner: Any = field(default=None, compare=False, repr=False)
-    prompt: bool = False
+    memory: int = 0
 
 
 class Medium(ABC):

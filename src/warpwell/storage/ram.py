@@ -61,7 +61,7 @@ class RamMedium(Medium):
 
     def native(self) -> NativeMedium:
         """Return the native functions."""
-        return NativeMedium(ram_start.address, 0, self._state.address, prompt=True)
+        return NativeMedium(ram_start.address, 0, self._state.address, memory=int(self._state.words[BASE]))
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return a copy of the bytes."""

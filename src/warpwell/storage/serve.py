@@ -85,8 +85,8 @@ NS_ERRORS = 4
 NS_KIND = 5
 NS_STRAY = 6
 """Completions that were dropped, because no command was under way."""
-NS_PROMPT = 7
-"""1 where commands never wait for a drive: answers to several are posted together."""
+NS_MEMORY = 7
+"""Address of the data if they are in memory, so that commands never wait, else 0."""
 NS_WORDS = 8
 
 BLOCKS = 0

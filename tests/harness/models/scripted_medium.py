@@ -67,7 +67,7 @@ class ScriptedMedium(Medium):
 
     def native(self) -> NativeMedium:
         """Return interpreted functions; compiled code cannot call them."""
-        return NativeMedium(native_handle(_start), native_handle(_complete), self._key, prompt=self._prompt)
+        return NativeMedium(native_handle(_start), native_handle(_complete), self._key, memory=self._prompt)
 
     def start(self, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
         """Begin a command, as `NativeMedium` says."""
