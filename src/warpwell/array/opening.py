@@ -57,7 +57,7 @@ def open_array(
     Parameters
     ----------
     path : path or Medium
-        A ``.npy`` file, or with `dtype` a raw file or medium.
+        A ``.npy`` file, or with `dtype` a raw file, block device or medium.
     mode : {"r", "r+"}
         Read-only, or writable.
     dtype, shape, offset : optional
@@ -139,6 +139,7 @@ def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
     why = (
         f"kernels on {device!r} read no mapping" if device != "cpu"
         else "a Medium is no file of the system's" if isinstance(path, Medium)
+        else "a block device is read through a cache" if _is_block_device(path)
         else "a mapping has no cache of its own: leave cache=, page_size= and other options of a cache out"
         if any(option is not None for option in asked)
         else None
@@ -146,6 +147,10 @@ def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
     if tier == "mapped" and why:
         raise errors.ArgumentError(f'tier="mapped": {why}', name="tier")
     return tier in ("auto", "mapped") and why is None
+
+
+def _is_block_device(path: Any) -> bool:
+    return isinstance(path, str | os.PathLike) and pathlib.Path(path).is_block_device()
 
 
 def _mapping(medium: Medium, name: str, tier: str) -> Mapping | None:
@@ -281,7 +286,10 @@ def _medium(
     target = pathlib.Path(path)
     if not target.exists():
         raise errors.MissingFileError(f"{target} does not exist: check the path", path=str(target))
-    if not target.is_file():
+    device = target.is_block_device()
+    if device and dtype is None:
+        raise errors.ArgumentError(f"{target} is a block device: pass dtype= (and shape=, offset=)", name="dtype")
+    if not (device or target.is_file()):
         raise errors.FormatError(f"{target} is not a file: pass the .npy file inside", path=str(target))
     if dtype is None and (shape is not None or offset):
         raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
@@ -290,11 +298,11 @@ def _medium(
     try:
         if dtype is None:
             header = read_npy(target, medium.fileno())
-        elif is_bfloat16(dtype) and shape is None and not offset and is_npy(medium.fileno()):
+        elif not device and is_bfloat16(dtype) and shape is None and not offset and is_npy(medium.fileno()):
             header = read_npy(target, medium.fileno(), bfloat16=True)
         else:
             header = _raw_header(medium.nbytes, dtype, shape, offset, str(target))
-            if not offset and is_npy(medium.fileno()):
+            if not offset and not device and is_npy(medium.fileno()):
                 raise errors.ArgumentError(
                     f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (it is raw "
                     f"data only with offset=)",

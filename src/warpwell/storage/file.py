@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -83,7 +84,8 @@ class FileMedium(Medium):
     Parameters
     ----------
     path : path-like
-        The file must exist; its size never changes.
+        The file must exist; its size never changes. A block device that is writable is claimed: nobody can mount it
+        meanwhile.
     writable : bool
     direct : bool, optional
         False: use the page cache. True: raise if the file system does not support O_DIRECT. Default: O_DIRECT if
@@ -108,7 +110,11 @@ class FileMedium(Medium):
     MissingFileError
         The file does not exist.
     FormatError
-        The path is a directory or a pipe, or the file is shorter than `nbytes`.
+        The path is a directory or a pipe, the file is shorter than `nbytes`, or no medium is in the device.
+    SharingError
+        The block device is to be written, and is mounted or claimed by another program.
+    ReadOnlyError
+        The block device is to be written, and is read-only.
     ArgumentError
         `direct` or `ring` is True and not possible.
     OSError
@@ -131,7 +137,7 @@ class FileMedium(Medium):
         self._ring: Ring | None = None
         self._process = os.getpid()
         try:
-            self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            self._fd = _open(self.path, writable)
         except FileNotFoundError:
             raise errors.MissingFileError(
                 f"{self.path} does not exist: create it first, or check the path", path=self.path
@@ -147,6 +153,9 @@ class FileMedium(Medium):
                     f"{self.path} is neither a file nor a block device: name one", path=self.path
                 )
             size = self._size()
+            if stat.S_ISBLK(mode) and size == 0:
+                raise errors.FormatError(f"{self.path} has no bytes: no medium is in it, or nothing is attached",
+                                         path=self.path)  # fmt: skip
             if nbytes is not None and size < nbytes:
                 raise errors.FormatError(
                     f"{self.path} has {size} bytes, but {nbytes} are expected: it is truncated",
@@ -398,6 +407,49 @@ def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int) -> int:
         elif got != -4:  # EINTR
             return got
     return 0
+
+
+def _open(path: str, writable: bool) -> int:
+    """Open a file; claim a block device that is to be written."""
+    flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
+    device = writable and os.path.exists(path) and stat.S_ISBLK(os.stat(path).st_mode)
+    if device and _is_read_only(path):  # some kernels open it for writing all the same
+        raise errors.ReadOnlyError(f"{path} is a read-only device: open it with mode \"r\"")
+    try:
+        # without O_CREAT, O_EXCL means that a block device is ours alone: not mounted, no swap, in no volume
+        return os.open(path, flags | (os.O_EXCL if device else 0))
+    except OSError as error:
+        if device and error.errno == errno.EBUSY:
+            raise errors.SharingError(
+                f"{path} is {_user_of(path)}: writing to it would destroy what is there; open it with mode \"r\", or "
+                "free it first"
+            ) from None
+        raise
+
+
+def _numbers(path: str) -> str:
+    found = os.stat(path).st_rdev
+    return f"{os.major(found)}:{os.minor(found)}"
+
+
+def _user_of(path: str) -> str:
+    """Return who holds a block device, for messages."""
+    whole = os.path.realpath(f"/sys/dev/block/{_numbers(path)}")
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
+        for line in mounts:
+            words = line.split()
+            # a mounted partition holds its disk, too
+            if (os.path.realpath(f"/sys/dev/block/{words[2]}") + "/").startswith(whole + "/"):
+                return f"mounted at {words[4]}"
+    return "in use: by the system, by another program, or by an array of this one"
+
+
+def _is_read_only(path: str) -> bool:
+    try:
+        with open(f"/sys/dev/block/{_numbers(path)}/ro", encoding="ascii") as file:
+            return file.read().strip() == "1"
+    except OSError:
+        return False
 
 
 @device
