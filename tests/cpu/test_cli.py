@@ -66,6 +66,21 @@ def test_cc(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert np.array_equal(np.load(labels), np.repeat([0, 1000], [1000, 200]))
 
 
+def test_paths_ranks_and_triangles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = generate("urand", 6, tmp_path / "urand.ww", degree=4, weights="int32").path
+    options = ("--device", "cpu", "--cache", "8KiB", "--page-size", 512)
+    distances, ranks = tmp_path / "distances.npy", tmp_path / "ranks.npy"
+    said = answer(capsys, "graph", "sssp", graph, "--source", 3, "--delta", 64, *options, "--out", distances)
+    assert said.keys() >= KEYS | {"source", "reached", "delta", "rounds"}
+    assert (said["reached"], said["delta"], np.load(distances)[3]) == (64, 64.0, 0)
+    said = answer(capsys, "graph", "pagerank", graph, "--iterations", 3, "--tolerance", 0, *options, "--out", ranks)
+    assert (said["iterations"], said["converged"], round(np.load(ranks).sum(), 9)) == (3, False, 1.0)
+    said = answer(capsys, "graph", "triangles", graph, *options)
+    assert said["triangles"] > 0
+    assert main(["graph", "pagerank", str(graph), "--device", "cpu", "--damping", "2"]) == 2
+    assert "damping" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("tier", ["mapped", "host-cached", "host", "device"])
 def test_other_tiers(ring: Path, capsys: pytest.CaptureFixture[str], tier: str) -> None:
     said = answer(capsys, "graph", "bfs", ring, "--source", 1100, "--device", "cpu", "--tier", tier)

@@ -59,6 +59,7 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
         (search._collect, (w, LABELS, 0, w, 0, 0, 0, w)),
         (search._mark, (w, w, LABELS, 0, pages(), pages())),
         (components._link_first, (e, w, LABELS, 0, w)),
+        (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, np.int64(0), 0, LABELS, w)),
         (components._mark_runs, (pages(), 0, 0)),
         (components._mark_rest, (w, LABELS, 0, pages())),
         (components._compress, (LABELS, 0)),

@@ -128,6 +128,9 @@ def test_options_that_do_not_parse(capsys: pytest.CaptureFixture[str], options: 
 def test_components_of_a_directed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = build([(np.array([0, 1]), np.array([1, 2]))], tmp_path / "g.ww")
     assert "--undirected" in failing(capsys, "graph", "cc", graph.path)
+    assert "--undirected" in failing(capsys, "graph", "triangles", graph.path)
+    assert "--in-edges" in failing(capsys, "graph", "pagerank", graph.path)
+    assert "no weights" in failing(capsys, "graph", "sssp", graph.path, "--source", 0)
 
 
 def test_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
