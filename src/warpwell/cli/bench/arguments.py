@@ -13,7 +13,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     bench.add_argument("name", nargs="*", metavar="NAME", help="a benchmark; without one they are listed")
     bench.add_argument("--all", action="store_true", help="run all of them")
     bench.add_argument("--quick", action="store_true", help="little data, few runs: all of them in a few minutes")
-    bench.add_argument("--out", default=None, metavar="FILE", help="draw the figures (.png, .svg or .pdf)")
+    bench.add_argument("--out", metavar="FILE", help="draw the figures (.png, .svg, .pdf); of all: bench.png")
     json_option(bench)
 
     how = bench.add_argument_group("how to run")

@@ -12,12 +12,17 @@ from ...study.bench import Report
 from ..arguments import new_file
 
 
+def has_matplotlib() -> bool:
+    """Tell whether pictures can be drawn."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def checked_picture(name: str) -> Path:
     """Return the path of a picture, checked before anything is measured."""
     picture = new_file(name, "--out")
     if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ArgumentError(f"--out {picture}: give a name that ends in .png, .svg or .pdf")
-    if importlib.util.find_spec("matplotlib") is None:
+    if not has_matplotlib():
         raise ArgumentError(f"pictures need matplotlib: install {extra('demo')}")
     return picture
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from ...cache.sizes import format_size, parse_page_size, parse_size
 from ...errors import ArgumentError, checked_integer
+from ...errors.general import extra
 from ...storage import service_threads
 from ...study.bench import BENCHMARKS, Report, Setting, measure
 from ...targets import default_device
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not names:
         _list(output)
         return 0
-    picture = None if arguments.out is None else _picture(arguments.out)
+    picture = _picture(arguments, names, output)
     setting = setting_of(arguments)
     started = time.perf_counter()
     reports = []
@@ -100,10 +101,18 @@ def setting_of(arguments: argparse.Namespace) -> Setting:
     return setting
 
 
-def _picture(name: str) -> Any:
-    from .picture import checked_picture
+def _picture(arguments: argparse.Namespace, names: Sequence[str], output: Output) -> Path | None:
+    """Return the path of the picture: the one asked for, bench.png of all benchmarks, else none."""
+    from .picture import checked_picture, has_matplotlib
 
-    return checked_picture(name)
+    if arguments.out is not None:
+        return checked_picture(arguments.out)
+    if len(names) < len(BENCHMARKS):
+        return None
+    if not has_matplotlib():
+        output.notes.print(f"no picture: matplotlib is missing; install {extra('demo')}")
+        return None
+    return checked_picture("bench.png")
 
 
 def _print(output: Output, report: Report) -> None:
