@@ -18,7 +18,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
     how = bench.add_argument_group("how to run")
     how.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
-    how.add_argument("--tier", choices=("storage", "host-cached", "host", "device"), default="storage",
+    how.add_argument("--tier", choices=("storage", "host-cached", "host", "device", "mapped"), default="storage",
                      help="where the data live (default storage)")  # fmt: skip
     how.add_argument("--medium", default="ram", metavar="NAME",
                      help="what the data lie on: ram (default), file, or a drive to emulate over host memory: P5800X, "

@@ -29,7 +29,7 @@ class Setting:
     Attributes
     ----------
     device : {"cpu", "cuda"}
-    tier : {"storage", "host-cached", "host", "device"}
+    tier : {"storage", "host-cached", "host", "device", "mapped"}
     page_size : int
     cache : int
         Bytes of a cache that is smaller than the data; benchmarks of hits take one that holds all of them.
@@ -85,6 +85,8 @@ class Setting:
             model_of(self.medium)
         elif self.drives > 1:
             raise ArgumentError(f"{self.drives} drives of medium {self.medium!r}: only emulated drives are striped")
+        if self.device == "cuda" and self.tier == "mapped":
+            raise ArgumentError("kernels on a GPU read no mapping: choose another --tier")
         if self.device == "cuda" and self.threads % 32:
             raise ArgumentError(f"{self.threads} threads on a GPU: give whole warps, a multiple of 32")
         if self.emulated and self.tier != "storage":
@@ -94,6 +96,8 @@ class Setting:
         """Return where the data lie, in words."""
         if self.tier in ("host", "device"):
             return f"{self.tier} memory"
+        if self.tier == "mapped":
+            return "a mapped file"
         if not self.emulated:
             return self.medium
         model, slower = model_of(self.medium)
@@ -107,6 +111,14 @@ class Setting:
     @contextlib.contextmanager
     def opened(self, data: NDArray[Any], *, cache: int | None = None, **options: Any) -> Iterator[Array]:
         """Yield an array with these items; mode "r+" works on a copy of them."""
+        if self.tier == "mapped":
+            with (
+                _file_of(data) as path,
+                open_array(path, options.get("mode", "r"), dtype=data.dtype, shape=data.shape, device=self.device,
+                           tier=self.tier) as array,
+            ):  # fmt: skip
+                yield array
+            return
         with self.medium_of(data, writable=options.get("mode") == "r+") as medium:
             given: dict[str, Any] = {"threads": self.service_threads} if self.tier == "storage" else {}
             with open_array(
@@ -120,16 +132,21 @@ class Setting:
     def medium_of(self, data: NDArray[Any], *, writable: bool = False) -> Iterator[Medium]:
         """Yield a medium with these items; a writable one has a copy of them."""
         if self.medium == "file":
-            with tempfile.TemporaryDirectory(prefix="warpwell-bench-") as folder:
-                path = Path(folder) / "data"
-                data.tofile(path)
-                with FileMedium(path, writable=writable) as file:
-                    yield file
+            with _file_of(data) as path, FileMedium(path, writable=writable) as file:
+                yield file
             return
         if not self.emulated:
             yield RamMedium(data.copy() if writable else data)
             return
         yield emulated(data, self.medium, self.drives, writable)
+
+
+@contextlib.contextmanager
+def _file_of(data: NDArray[Any]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="warpwell-bench-") as folder:
+        path = Path(folder) / "data"
+        data.tofile(path)
+        yield path
 
 
 def model_of(name: str) -> tuple[Drive, int]:
