@@ -11,6 +11,7 @@ of them; each shows its best time. Cold: the page cache is dropped before each r
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import tempfile
 import time
@@ -95,9 +96,14 @@ def make(path: Path, nbytes: int) -> int:
     return rows
 
 
-def drop(path: Path) -> bool:
-    """Drop the page cache; return False where that is not allowed."""
+def drop(*mapped: Any) -> bool:
+    """Drop the page cache, also what these mappings hold; return False where that is not allowed."""
     os.sync()
+    for one in mapped:
+        if isinstance(one, ww.Array):
+            one.evict()
+        else:
+            one._mmap.madvise(mmap.MADV_DONTNEED)  # the system drops no page that is mapped
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1")
     except OSError:
@@ -135,7 +141,8 @@ def scans(path: Path, rows: int, options: argparse.Namespace, cold: bool) -> dic
         runs[f"{tier}, spans"] = lambda flat=flat: norms_by_span[rows](flat, COLUMNS, out)
         if not (cold and tier == "storage"):
             runs[f"{tier}, subscripts"] = lambda a=a: norms[rows](a, out)
-    found = turns(runs, options.cold_runs if cold else options.runs, (lambda: drop(path)) if cold else None)
+    cleared = (lambda: drop(mapped, *opened.values())) if cold else None
+    found = turns(runs, options.cold_runs if cold else options.runs, cleared)
     np.testing.assert_allclose(out, wanted, rtol=1e-4)
     for a in opened.values():
         a.close()
@@ -146,19 +153,16 @@ def gathers(path: Path, nbytes: int, options: argparse.Namespace, cold: bool) ->
     """Sums of random blocks of 1 KiB."""
     where = np.random.default_rng(1).integers(0, nbytes // (4 * BLOCK) - 1, options.blocks)
     out, wanted = np.zeros(len(where), np.float32), np.zeros(len(where), np.float32)
-    mapped = np.load(path, mmap_mode="r").reshape(-1)
-    numba_blocks(mapped, where[:8], wanted)
+    mapped = np.load(path, mmap_mode="r")
+    flat = mapped.reshape(-1)
+    numba_blocks(flat, where[:8], wanted)
     a, b = (ww.open(path, device="cpu", **given) for given in ({}, {"cache": options.cache}))
-    runs: dict[str, Callable[[], Any]] = {"Numba on a memmap": lambda: numba_blocks(mapped, where, wanted)}
+    runs: dict[str, Callable[[], Any]] = {"Numba on a memmap": lambda: numba_blocks(flat, where, wanted)}
     for name, array in (("mapped", a.reshape(a.size)), ("storage", b.reshape(b.size))):
         blocks[8](array, where, out)
         runs[name] = lambda array=array: blocks[len(where)](array, where, out)
-
-    def before() -> None:
-        b.evict()
-        drop(path)
-
-    found = turns(runs, options.cold_runs if cold else options.runs, before if cold else None)
+    cleared = (lambda: drop(mapped, a, b)) if cold else None
+    found = turns(runs, options.cold_runs if cold else options.runs, cleared)
     np.testing.assert_allclose(out, wanted, rtol=1e-4)
     a.close()
     b.close()
@@ -210,7 +214,7 @@ def main() -> None:
         path = Path(options.folder or own) / "laptop.npy"
         nbytes = parse_size(options.bytes)
         rows = make(path, nbytes)
-        may_drop = drop(path)
+        may_drop = drop()
         results: dict[str, Any] = {**machine("cpu"), "bytes": nbytes, "cpus": os.cpu_count(), "cache": options.cache}
         np.load(path)  # into the page cache
         if "host" in options.only:

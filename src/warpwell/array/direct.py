@@ -38,9 +38,10 @@ def row(array: Any, index: int) -> Any:
     file = array._part.current_file()
     if file is None:
         return None
-    out = np.empty(array.shape[1:], array.dtype)
-    file.read_into(array._origin + index % array.shape[0] * nbytes, out)
-    return out if array.ndim > 1 else out[()]
+    raw = np.empty(nbytes, np.uint8)
+    file.read_into(array._origin + index % array.shape[0] * nbytes, raw)
+    out: NDArray[Any] = raw.view(array.dtype)
+    return out if array.ndim == 2 else out.reshape(array.shape[1:])[()]
 
 
 def write(array: Any, starts: NDArray[np.int64], nbytes: int, values: NDArray[np.uint8]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import errors
 from ..cache import Cache, parse_size
-from ..cache.cache import default_queues
+from ..cache.cache import default_page_size, default_queues
 from ..cache.sizes import parse_page_size
 from ..replacing import NO_SPACE
 from ..storage.file import FileMedium
@@ -71,7 +71,8 @@ def open_array(
     cache : int, str or Cache, optional
         Bytes of the array's own cache (default "256MiB"), or a `Cache` to share.
     page_size : int or str
-        Bytes of a page ("4KiB" as well), a power of two of at least 512; 4096 by default (own cache only).
+        Bytes of a page ("4KiB" as well), a power of two of at least 512 (own cache only). Default: 4096; on
+        "cpu" 16384 if the cache has 16 MiB or more.
     stats : {"basic", "full"}
         "full" also counts hits and bytes requested (own cache only).
     share : float, optional
@@ -200,7 +201,8 @@ def _own_cache(nbytes: int | str | None, device: str, tier: str, file_bytes: int
         given = {"queues": 1, "depth": 4, "threads": 1, **given}
     elif given.get("queues") is None:
         # a small array needs no more than it has pages for: their rings and staging are pinned memory
-        page = 4096 if given["page_size"] is None else parse_page_size(given["page_size"])
+        page = given["page_size"]
+        page = default_page_size(device, parse_size(nbytes, "cache")) if page is None else parse_page_size(page)
         given = {**given, "queues": default_queues(device, -(-file_bytes // page))}
     return Cache(nbytes, device=device, **{k: v for k, v in given.items() if v is not None})
 

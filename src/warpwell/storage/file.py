@@ -223,10 +223,10 @@ class FileMedium(Medium):
         self.read_into(offset, out[:inside])
         return out
 
-    def read_into(self, offset: int, out: NDArray[Any]) -> None:
-        """Fill an array (C order) with the bytes from byte `offset` on, which are in the file."""
+    def read_into(self, offset: int, out: NDArray[np.uint8]) -> None:
+        """Fill an array with the bytes from byte `offset` on, which are in the file."""
         self._check_open()
-        view, done = out.reshape(-1).view(np.uint8).data, 0
+        view, done = out.data, 0
         while done < len(view):
             try:
                 got = os.preadv(self._fd, [view[done:]], offset + done)

@@ -74,7 +74,8 @@ def how_to_run(parser: argparse.ArgumentParser, cache: str | None = None) -> Non
                        help="where the edges live (default auto: mapped on the cpu if neither --cache nor --page-size "
                        "is given, else storage)")  # fmt: skip
     group.add_argument("--cache", default=cache, metavar="SIZE", help=f"of the cache (default {cache or '256MiB'})")
-    group.add_argument("--page-size", type=int, metavar="BYTES", help="default 4096")
+    group.add_argument("--page-size", type=int, metavar="BYTES",
+                       help="default 4096; on the cpu 16384 if the cache has 16 MiB or more")  # fmt: skip
     json_option(group)
 
 
