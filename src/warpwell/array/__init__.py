@@ -14,7 +14,7 @@ Files, in the order in which an array meets them:
 - view.py          `ArrayView`, the struct that kernels receive; `atomic_add`
 - elements.py      subscripts in kernels: check the index, compute the item's place, hit or miss
 - items.py         what an item is in a kernel: float16 and bfloat16 are float32 there
-- spans.py         `fold`, `map` and `fill` in kernels: runs of items, a look-up for a page
+- spans/           `fold`, `map` and `fill` in kernels: runs of items, a look-up for a page
 - page_set.py      `PageSet`: pages that kernels mark and the host has read in waves
 - bulk.py          host reads and writes, by kernels that copy runs of bytes
 - from_medium.py   long runs of a file past the cache, to a GPU's or the host's memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from .header import check_extents
 from .items import code_of, is_bits, require_bits
 from .on_storage import OnStorage, ReadOnUse
 from .page_set import PageSet
+from .spans.words import GROUP_BYTES
 from .view import ArrayView, ViewField, ViewStatic
 
 TIERS = ("mapped", "storage", "host-cached", "host", "device")
@@ -137,7 +139,11 @@ class Array(OnStorage):
         placed = cached and constants["placed"] != 0
         how = cached, cached and self.cache.hashed, self.writable, cached and self.cache.full, shift, placed
         if self._static is None or self._static[0] != how:
-            self._static = how, _static(self.dtype, self._origin, self._strides, how)
+            static = _static(self.dtype, self._origin, self._strides, how)
+            contiguous = self._strides == _c_strides(self.shape, self.dtype.itemsize)
+            numbers = not static.fields and self.dtype.kind in "biufmMV" and self.dtype.itemsize in (1, 2, 4, 8)
+            packed = contiguous and numbers and self._origin % GROUP_BYTES == 0
+            self._static = how, replace(static, packed=packed)
         static = self._static[1]
         values: dict[str, int | tuple[int, ...]] = {
             "shape": self.shape, "strides": self._strides, "size": min(self.size, INT64_MAX),

@@ -39,6 +39,8 @@ class ViewStatic:
     """Whether each page has a frame of its own."""
     fields: tuple[ViewField, ...] = ()
     """Fields of records."""
+    packed: bool = False
+    """Whether the items follow each other and are numbers of 1 to 8 bytes, item 0 at a multiple of 16 bytes."""
 
 
 class ViewField(NamedTuple):

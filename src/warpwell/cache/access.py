@@ -16,6 +16,7 @@ from warpwell.targets import (
     ballot,
     bits_as,
     call_cold,
+    copy_foreign,
     device,
     fence,
     fetch_add_as,
@@ -25,7 +26,9 @@ from warpwell.targets import (
     linked,
     load_acquire,
     load_relaxed_as,
+    load_weak_as,
     shfl,
+    store_pair,
     store_relaxed_as,
     syncwarp,
 )
@@ -33,7 +36,7 @@ from warpwell.targets import (
 from . import layout as at
 from .latch import failed_before, latch
 from .lookup import count, word_address
-from .paging import pin_page, prefetch_page, unpin
+from .paging import RUN, pin_page, prefetch_page, unpin
 from .pins import HELD, NOT_HELD, hold_page, hold_present, let_page_go
 from .transfer import frame_address
 from .word import DIRTY
@@ -180,6 +183,170 @@ def hold(space, page):
             open_ = False
             if done:
                 held = 1
+
+
+@linked
+def bring(space, page, last):
+    """Have a page in the cache, if only for a moment; return 0 if an error is latched.
+
+    All converged lanes call it, each for its own page. `last` is the last page of the caller's run: pages through it
+    are read by the same command where that takes no waiting.
+    """
+    mask = activemask()
+    lane = lane_id()
+    open_ = True
+    good = 0
+    while True:
+        todo = ballot(mask, open_)
+        if todo == 0:
+            return good
+        leader = ffs(todo) - 1
+        current = shfl(mask, page, leader)
+        home = shfl(mask, space, leader)
+        frame = call_cold(pin_run, home, current, shfl(mask, last, leader), mask, lane, leader)
+        if page == current and space == home:
+            open_ = False
+            if frame >= 0:
+                good = 1
+        if lane == leader and frame >= 0:
+            unpin(word_address(field(home, at.S_CORE), current + field(home, at.S_BASE)), 0)
+
+
+@device
+def pin_run(space, page, last, mask, lane, leader):
+    """Pin a page of a run; return its frame, or a negative number if an error is latched (all lanes of `mask`).
+
+    The pin is *transient*: its holders wait for nothing and run no code of users. So, unlike a long pin, it needs no
+    count: it ends by itself.
+    """
+    first = 0
+    if lane == leader and failed_before(space):
+        first = 1
+    if shfl(mask, first, leader) != 0:
+        return -1
+    base = field(space, at.S_BASE)
+    return call_cold(pin_page, field(space, at.S_CORE), space, page + base, RUN - last - base, mask, lane, leader)
+
+
+@linked
+def store_groups(space, page, inside, step, rows, shape, bounds, a, b, c, d, e, f, g, h):
+    """Store up to four groups of a page, `step` bytes apart, under one transient pin (all converged lanes).
+
+    Parameters
+    ----------
+    space, page : int
+    inside : int
+        Where the first group lies in the page.
+    step, rows : int
+    shape : int
+        Bytes of an item, and shifted by 8 those of a group.
+    bounds : int
+        Bytes at the start of the first group that are not stored, and shifted by 8 those at the end of the last.
+    a, b, c, d, e, f, g, h : int
+        The groups, two words each.
+
+    Notes
+    -----
+    Returns 0 if an error is latched. As in `access`, each lane acquires the page's word, executes a fence, then stores.
+    """
+    mask = activemask()
+    lane = lane_id()
+    open_ = True
+    good = 0
+    while True:
+        todo = ballot(mask, open_)
+        if todo == 0:
+            return good
+        leader = ffs(todo) - 1
+        current = shfl(mask, page, leader)
+        home = shfl(mask, space, leader)
+        frame = call_cold(pin_run, home, current, shfl(mask, page, leader), mask, lane, leader)
+        core = field(home, at.S_CORE)
+        word = word_address(core, current + field(home, at.S_BASE))
+        if open_ and page == current and space == home:
+            open_ = False
+            if frame >= 0:
+                good = 1
+                load_acquire(word, DEVICE)
+                # a reader that takes a new item for one of the frame's old page then sees that page's new word
+                fence(DEVICE)
+                address = frame_address(core, frame) + inside
+                head = bounds & 0xFF
+                for row in range(rows):
+                    tail = 0
+                    if row == rows - 1:
+                        tail = bounds >> 8
+                    put_group(address, a, b, shape, head, tail)
+                    head = 0
+                    address += step
+                    a, b, c, d, e, f = c, d, e, f, g, h
+        syncwarp(mask)
+        if lane == leader and frame >= 0:
+            unpin(word, DIRTY)
+
+
+@linked
+def copy_run(space, page, inside, nbytes, last, buffer):
+    """Copy bytes of a page of a run to `buffer`, under a transient pin (thread; `cpu` and `interp`).
+
+    Return 0 if an error is latched. `last` is the last page of the run, as for `bring`.
+    """
+    frame = pin_run(space, page, last, 1, 0, 0)
+    if frame < 0:
+        return 0
+    core = field(space, at.S_CORE)
+    word = word_address(core, page + field(space, at.S_BASE))
+    load_acquire(word, DEVICE)
+    copy_foreign(buffer, frame_address(core, frame) + inside, nbytes)
+    unpin(word, 0)
+    return 1
+
+
+@linked
+def store_run(space, page, inside, nbytes, buffer):
+    """Copy `nbytes` bytes from `buffer` into a page, under a transient pin (thread; `cpu` and `interp`).
+
+    Return 0 if an error is latched. Both places begin at the same byte of a word.
+    """
+    frame = pin_run(space, page, page, 1, 0, 0)
+    if frame < 0:
+        return 0
+    core = field(space, at.S_CORE)
+    word = word_address(core, page + field(space, at.S_BASE))
+    load_acquire(word, DEVICE)
+    # a reader that takes a new item for one of the frame's old page then sees that page's new word
+    fence(DEVICE)
+    target = frame_address(core, frame) + inside
+    # whole words are copied, and the bytes before and after them stored one by one
+    head = min(nbytes, -target & 7)
+    tail = (nbytes - head) & 7
+    for k in range(head):
+        store_relaxed_as(target + k, load_weak_as(buffer + k, U1), U1)
+    copy_foreign(target + head, buffer + head, nbytes - head - tail)
+    for k in range(nbytes - tail, nbytes):
+        store_relaxed_as(target + k, load_weak_as(buffer + k, U1), U1)
+    unpin(word, DIRTY)
+    return 1
+
+
+@device
+def put_group(address, a, b, shape, head, tail):
+    """Store a group but its first `head` and last `tail` bytes, whole if it can be (thread, under a pin)."""
+    size = shape & 0xFF
+    nbytes = shape >> 8
+    if head == 0 and tail == 0 and nbytes == 16:
+        store_pair(address, a, b)
+        return
+    if head == 0 and tail == 0 and nbytes == 8:
+        store_relaxed_as(address, a, I8)
+        return
+    at_ = head
+    while at_ < nbytes - tail:
+        bits = a
+        if at_ >= 8:
+            bits = b
+        apply(address + at_, bits >> (8 * (at_ & 7)), size, STORE)
+        at_ += size
 
 
 @linked

@@ -51,6 +51,9 @@ from .word import (
 RETRY = -1
 FAILED = -2
 
+RUN = -2
+"""`wanted` is this minus a page where all pages through that one are wanted."""
+
 LATELY = 1024
 """Frames that the hand passes while a thread reads a page and comes to the next one, at least."""
 FEW = 64
@@ -64,8 +67,8 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
     """Pin a page for the group; read it from storage on a miss (all lanes of `mask`, `page` the same in all).
 
     Returns the page's frame, with one pin that the leader must release with `unpin`; or FAILED if an error is latched.
-    `wanted` is each lane's own page (or -1), for merging neighbours into one command. After the call each lane must
-    acquire the page's word itself before it reads the frame.
+    `wanted` is each lane's own page (or -1; or a run, see `RUN`), for merging neighbours into one command. After the
+    call each lane must acquire the page's word itself before it reads the frame.
     """
     word = word_address(core, page)
     attempt = 0
@@ -269,7 +272,7 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
         # neighbours of one queue lie in one aligned group of eight
         if following >= end or following & 7 == 0:
             break
-        needed = any_sync(mask, wanted == following)
+        needed = any_sync(mask, wanted == following or (wanted <= RUN and following <= RUN - wanted))
         if not needed and pages > ahead:
             break
         won = 0

@@ -162,6 +162,39 @@ def as_bits(value: Any, dtype: Any) -> int:
     return current().as_bits(value, dtype)
 
 
+def load_pair(addr: int) -> tuple[int, int]:
+    """Return the two words at `addr`, a multiple of 16. Each is a relaxed load of device scope; both are one access."""
+    return current().load_relaxed(addr, DEVICE), current().load_relaxed(addr + 8, DEVICE)
+
+
+def store_pair(addr: int, first: int, second: int) -> None:
+    """Store two words at `addr`, a multiple of 16. Each is a relaxed store of device scope; both are one access."""
+    current().store_relaxed(addr, first, DEVICE)
+    current().store_relaxed(addr + 8, second, DEVICE)
+
+
+def items_at(addr: int, count: int, dtype: Any) -> Any:
+    """Return `count` items of `dtype` at `addr`, to be subscripted. Weak: no other thread may write them meanwhile."""
+    return current().items_at(addr, count, dtype)
+
+
+def scratch(nbytes: int) -> int:
+    """Return the address of memory of the calling thread, a multiple of 16, until its function ends (`cpu`, `interp`).
+
+    `nbytes` is a constant.
+    """
+    return current().scratch(nbytes)
+
+
+def copy_foreign(dst: int, src: int, nbytes: int) -> None:
+    """Copy `nbytes` bytes, a multiple of 8, from or to memory that other threads may access meanwhile.
+
+    Both addresses are multiples of 8. The accesses are relaxed, and of any width: a word may arrive torn on `cpu`. The
+    compiler does not know that it is a copy, so that it neither repeats nor moves its loads; fences order them.
+    """
+    current().copy_bytes(dst, src, nbytes)
+
+
 def copy_wide(dst: int, src: int, stride: int, count: int) -> None:
     """Copy `count` (1 to 4) pieces of 16 bytes from `src` to `dst`; the pieces lie `stride` bytes apart in both.
 

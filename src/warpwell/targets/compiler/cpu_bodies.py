@@ -295,6 +295,45 @@ def _copy_bytes(builder: Any, args: Any) -> None:
 
 seam.word(a.copy_bytes, 3, _copy_bytes, result=types.void)
 
+# By a symbol of our own: a compiler that knows memcpy may read its source again, or later.
+llvm.add_symbol("warpwell_copy", ctypes.cast(_libc.memcpy, ctypes.c_void_p).value)
+
+
+def _copy_foreign(builder: Any, args: Any) -> None:
+    copy = _external(builder, "warpwell_copy", ir.VoidType(), I64, I64, I64)
+    builder.call(copy, args)
+
+
+def _load_pair(builder: Any, args: Any) -> Any:
+    places = (args[0], builder.add(args[0], I64(8)))
+    return cgutils.pack_array(builder, [builder.load_atomic(_pointer(builder, p), "monotonic", 8) for p in places])
+
+
+def _store_pair(builder: Any, args: Any) -> None:
+    for k in (0, 1):
+        place = _pointer(builder, builder.add(args[0], I64(8 * k)))
+        builder.store_atomic(args[1 + k], place, "monotonic", 8)
+
+
+seam.word(a.copy_foreign, 3, _copy_foreign, result=types.void)
+seam.word(a.load_pair, 1, _load_pair, result=types.UniTuple(types.int64, 2))
+seam.word(a.store_pair, 3, _store_pair, result=types.void)
+seam.items(a.items_at, arrayobj)
+
+
+@seam.primitive(a.scratch)
+def _scratch(typingctx: Any, nbytes: Any) -> Any:
+    size = literal(nbytes)
+    if size is None:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = cgutils.alloca_once(builder, ir.ArrayType(I8, size))
+        place.align = 16
+        return builder.ptrtoint(place, I64)
+
+    return types.int64(nbytes), codegen
+
 
 def _transfer(name: str) -> Any:
     def codegen(builder: Any, args: Any) -> Any:

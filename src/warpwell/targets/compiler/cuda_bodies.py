@@ -191,6 +191,32 @@ def _copy_wide(builder: Any, values: Any) -> None:
 seam.word(a.copy_wide, 4, _copy_wide, result=types.void)
 
 
+def _copy_foreign(builder: Any, values: Any) -> None:
+    """Copy words one by one: a thread of a GPU copies no more than a few."""
+    dst, src, nbytes = values
+    with cgutils.for_range(builder, builder.lshr(nbytes, I64(3))) as loop:
+        offset = builder.shl(loop.index, I64(3))
+        word = _asm(builder, I64, "ld.relaxed.gpu.global.u64 $0, [$1];", "=l,l" + _MEMORY, [builder.add(src, offset)])
+        _asm(builder, VOID, "st.relaxed.gpu.global.u64 [$0], $1;", "l,l" + _MEMORY, [builder.add(dst, offset), word])
+
+
+seam.word(a.copy_foreign, 3, _copy_foreign, result=types.void)
+_PAIR = ir.LiteralStructType([I64, I64])
+
+
+def _load_pair(builder: Any, values: Any) -> Any:
+    text = "ld.relaxed.gpu.global.v2.u64 {$0, $1}, [$2];"
+    both = _asm(builder, _PAIR, text, "=l,=l,l" + _MEMORY, values)
+    return cgutils.pack_array(builder, [builder.extract_value(both, k) for k in (0, 1)])
+
+
+seam.word(a.load_pair, 1, _load_pair, result=types.UniTuple(types.int64, 2))
+_define(
+    a.store_pair, types.void, 3, "st.relaxed.gpu.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY, scope=False
+)
+seam.items(a.items_at, arrayobj)
+
+
 # -- warps --------------------------------------------------------------------------------------------------
 
 

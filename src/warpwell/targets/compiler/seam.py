@@ -361,6 +361,25 @@ class Seam:
 
         self._extending.overload(stub, strict=False)(implementation)
 
+    def items(self, stub: Callable[..., Any], arrays: Any) -> None:
+        """Give ``stub(address, count, dtype)``, items as an array, its body; `arrays` is the target's `arrayobj`."""
+
+        @self.primitive(stub)
+        def definition(typingctx: Any, address: Any, count: Any, dtype: Any) -> Any:
+            scalar = scalar_of(dtype)
+            if scalar is None:
+                return None
+            array = types.Array(scalar, 1, "C", aligned=False)
+
+            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                struct = context.make_array(array)(context, builder)
+                size = context.get_constant(types.intp, item_bits(scalar) // 8)
+                data = builder.inttoptr(args[0], struct.data.type)
+                arrays.populate_array(struct, data=data, shape=[args[1]], strides=[size], itemsize=size, meminfo=None)
+                return struct._getvalue()
+
+            return array(types.int64, types.int64, dtype), codegen
+
     def _element_address(self, stub: Callable[..., Any]) -> None:
         """Give the stub for the address of an array's item its body."""
 

@@ -89,6 +89,28 @@ class ItemCodec:
         return int.from_bytes(data, "little")
 
 
+class Scratch(int):
+    """The address of memory that lives as long as the number."""
+
+    words: np.ndarray
+
+
+class ItemsAt:
+    """Items at an address, to be subscripted by weak accesses."""
+
+    def __init__(self, run: Interpreter, address: int, dtype: Any) -> None:
+        self._run = run
+        self._address = address
+        self._dtype = dtype
+        self._size = item_codec(dtype).size
+
+    def __getitem__(self, k: int) -> Any:
+        return self._run.load_weak_as(self._address + k * self._size, self._dtype)
+
+    def __setitem__(self, k: int, value: Any) -> None:
+        self._run.store_weak_as(self._address + k * self._size, value, self._dtype)
+
+
 @functools.lru_cache(maxsize=256)
 def item_codec(dtype: Any) -> ItemCodec:
     """The codec of `dtype`."""
@@ -423,6 +445,17 @@ class Interpreter(Interleaver):
                 self._point()
             memory.store(self.thread.view, dst + offset, value, RELAXED)
         self._log(f"copy {8 * len(offsets)} B", dst, f"from {src:#x}")
+
+    def items_at(self, addr: int, count: int, dt: Any) -> ItemsAt:
+        return ItemsAt(self, int(addr), dt)
+
+    def scratch(self, nbytes: int) -> Scratch:
+        words = np.zeros(nbytes // 8 + 2, np.int64)
+        place = Scratch(-(-words.ctypes.data // 16) * 16)
+        place.words = words
+        if self.memory.ranges:
+            self.announce(place, nbytes)
+        return place
 
     def copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
         if not (dst | src | nbytes) & 7:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import errors
-from ..targets import (
+from ... import errors
+from ...targets import (
     ArrayKind,
     DeviceStruct,
     StructKind,
@@ -21,13 +21,16 @@ from ..targets import (
     chosen,
     device,
     div,
+    i64,
     lane_id,
     popc,
     rem,
+    syncwarp,
 )
-from ..targets.block import block_threads, thread_index
-from ..targets.interp.interpreter import current
-from . import elements
+from ...targets.block import block_threads, thread_index
+from ...targets.interp.interpreter import current
+from .. import elements
+from . import buffers, words
 
 Maker = Callable[..., Any]
 
@@ -256,7 +259,9 @@ _PLACE_OF = {1: _place1, 2: _place2, 3: _place3, 4: _place4}
 @functools.cache
 def _items(kinds: Any) -> Maker:
     """Return ``(source, i) -> tuple of items`` for the kind of a source, or of a tuple of sources."""
-    if not isinstance(kinds, tuple) or isinstance(kinds, StructKind | ArrayKind):
+    if kinds is INDEX:
+        return _index
+    if _is_array(kinds):
         get = _access(kinds, "getitem")
 
         @device
@@ -286,14 +291,206 @@ def _items_of(kinds: tuple[Any, ...], count: int) -> Maker:
     return several
 
 
-# -- plain loops ---------------------------------------------------------------------------------------------------
+# -- which form ----------------------------------------------------------------------------------------------------
+
+KNOWN = (add, add_square, least, greatest)
+"""Folds that may be given items before it is known whether they are the page's."""
+BUFFERED = {"cpu"}
+"""Targets whose threads copy pages to buffers; others read words into registers."""
 
 
 def _choose_fold(scope: int) -> Maker:
     def choose(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
-        return _plain_fold(scope, source) if _walkable(source) else None
+        return _together(scope, _folding(target, scope, f, source)) if _walkable(source) else None
 
     return choose
+
+
+def _folding(target: str, scope: int, f: Any, source: Any) -> Maker:
+    if not _stored_among(source):
+        return _plain_fold(scope, source)
+    if target in BUFFERED:
+        return _clipped_fold(source, buffers.folding(_windows(source)))
+    if (stored := _stored(source)) is None:
+        return _plain_fold(scope, source)
+    return _clipped_fold(source, words.folding(stored, f in KNOWN, _PLACES[scope]))
+
+
+@functools.cache
+def _together(scope: int, walk: Maker) -> Maker:
+    """Return a walk after which the lanes of a warp run together again, for those who count on it."""
+    if scope != 1:
+        return walk
+
+    @device
+    def together(f, start, source, lo, hi, *args):
+        mask = activemask()
+        out = walk(f, start, source, lo, hi, *args)
+        syncwarp(mask)
+        return out
+
+    return together
+
+
+def _choose_map(scope: int) -> Maker:
+    def choose(target: str, f: Any, into: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
+        if not _is_array(into) or not _walkable(source):
+            return None
+        walk = _mapping(target, scope, into, source)
+        walk = _plain_map(scope, into, source) if walk is None else _clipped_map(into, source, walk)
+        return _together(scope, walk)
+
+    return choose
+
+
+def _choose_fill(scope: int) -> Maker:
+    def choose(target: str, f: Any, into: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
+        if not _is_array(into):
+            return None
+        walk = _mapping(target, scope, into, INDEX)
+        walk = _plain_map(scope, into, INDEX) if walk is None else _clipped_map(into, INDEX, walk)
+        return _fill_by(_together(scope, walk))
+
+    return choose
+
+
+INDEX = "index"
+"""The kind of a source whose items are their indices."""
+
+
+def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker | None:
+    """Return the walk of `map` where an array behind a cache takes part; None for plain loops."""
+    if isinstance(into, StructKind) and not into.static.writable:
+        return None  # a subscript latches the error
+    if target in BUFFERED:
+        if not _stored_among(source) and not _stored_among(into):
+            return None
+        return buffers.mapping(_window(into, stores=True), _windows(source))
+    of, to = _stored(source), _stored(into)
+    if to is not None:
+        items = None if of else _items(source)
+        return words.storing(to, of, items, _PLACES[scope])
+    return None if of is None else words.handing(of, _access(into, "setitem"), _PLACES[scope])
+
+
+def _packed(kind: Any) -> bool:
+    return isinstance(kind, StructKind) and kind.static.packed
+
+
+def _stored(kind: Any) -> words.Stored | None:
+    """Return what the walks of an array are compiled for, if it is behind a cache and its items follow each other."""
+    if not _packed(kind) or not kind.static.cached:
+        return None
+    static = kind.static
+    return words.Stored(static.dtype, static.shift, static.hashed, static.placed, static.full)
+
+
+def _stored_among(kind: Any) -> bool:
+    """Tell whether an array, or one of a tuple, is an array on storage."""
+    return any(isinstance(each, StructKind) for each in _members(kind))
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return (kind,) if kind is INDEX or _is_array(kind) else kind
+
+
+def _window(kind: Any, *, stores: bool = False) -> buffers.Window:
+    if (stored := _stored(kind)) is not None:
+        return buffers.copied_window(stored, stores)
+    if _packed(kind):
+        return buffers.direct_window(kind.static.dtype)
+    if kind is INDEX:
+        return buffers.plain_window(_own_index, None)
+    return buffers.plain_window(_access(kind, "getitem"), _access(kind, "setitem") if stores else None)
+
+
+def _windows(kind: Any) -> buffers.Windows:
+    single = kind is INDEX or _is_array(kind)
+    return buffers.windows(tuple(_window(each) for each in _members(kind)), single)
+
+
+@functools.cache
+def _clip(kinds: tuple[Any, ...], single: bool) -> Maker:
+    """Return ``(source, lo, hi)`` to the part of the run that is in range; arrays on storage latch the rest."""
+    ranged = [place for place, kind in enumerate(kinds) if isinstance(kind, StructKind)]
+    if not ranged:
+        return _all
+    if single:
+        return _clip_one
+    place = ranged[-1]
+    before = _clip(kinds[:place], False)
+
+    @device
+    def clip(source, lo, hi):
+        lo, hi = before(source, lo, hi)
+        return _clip_one(source[place], lo, hi)
+
+    return clip
+
+
+@device
+def _all(source, lo, hi):
+    return i64(lo), i64(hi)
+
+
+@device
+def _clip_one(array, lo, hi):
+    lo, hi = i64(lo), i64(hi)
+    if lo < hi and (lo < 0 or hi > array.size):
+        wrong = max(lo, array.size)
+        if lo < 0:
+            wrong = lo
+        elements.out_of_range(array.space, wrong, array.size)
+        lo, hi = max(lo, 0), min(hi, array.size)
+    return lo, hi
+
+
+@functools.cache
+def _clipped_fold(source_kind: Any, walk: Maker) -> Maker:
+    clip = _clip(_members(source_kind), _is_array(source_kind))
+
+    @device
+    def fold_clipped(f, start, source, lo, hi, *args):
+        lo, hi = clip(source, lo, hi)
+        return walk(f, start, source, lo, hi, *args)
+
+    return fold_clipped
+
+
+@functools.cache
+def _clipped_map(target_kind: Any, source_kind: Any, walk: Maker) -> Maker:
+    clip = _clip((target_kind,), True)
+    clip_source = _clip(_members(source_kind), source_kind is INDEX or _is_array(source_kind))
+
+    @device
+    def map_clipped(f, target, source, lo, hi, *args):
+        lo, hi = clip(target, lo, hi)
+        lo, hi = clip_source(source, lo, hi)
+        walk(f, target, source, lo, hi, *args)
+
+    return map_clipped
+
+
+@device
+def _index(source, i):
+    return (i,)
+
+
+@device
+def _own_index(source, i):
+    return i
+
+
+@functools.cache
+def _fill_by(walk: Maker) -> Maker:
+    @device
+    def fill_mapped(f, target, lo, hi, *args):
+        walk(f, target, 0, lo, hi, *args)
+
+    return fill_mapped
+
+
+# -- plain loops ---------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -311,13 +508,6 @@ def _plain_fold(scope: int, source_kind: Any) -> Maker:
     return fold_items
 
 
-def _choose_map(scope: int) -> Maker:
-    def choose(target: str, f: Any, into: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
-        return _plain_map(scope, into, source) if _is_array(into) and _walkable(source) else None
-
-    return choose
-
-
 @functools.cache
 def _plain_map(scope: int, target_kind: Any, source_kind: Any) -> Maker:
     place, items, put = _PLACES[scope], _items(source_kind), _access(target_kind, "setitem")
@@ -329,26 +519,6 @@ def _plain_map(scope: int, target_kind: Any, source_kind: Any) -> Maker:
             put(target, i, f(*(items(source, i) + args)))
 
     return map_items
-
-
-def _choose_fill(scope: int) -> Maker:
-    def choose(target: str, f: Any, into: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
-        return _plain_fill(scope, into) if _is_array(into) else None
-
-    return choose
-
-
-@functools.cache
-def _plain_fill(scope: int, target_kind: Any) -> Maker:
-    place, put = _PLACES[scope], _access(target_kind, "setitem")
-
-    @device
-    def fill_items(f, target, lo, hi, *args):
-        rank, step = place()
-        for i in range(lo + rank, hi, step):
-            put(target, i, f(i, *args))
-
-    return fill_items
 
 
 def _is_array(kind: Any) -> bool:

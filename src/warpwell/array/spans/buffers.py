@@ -1,0 +1,313 @@
+"""Spans by buffers, for `cpu`: a thread copies a part of a page, looks again, and computes from its copy.
+
+No compiler merges or vectorizes atomic loads. A copy by a function that the compiler does not know may be as wide as
+the processor likes, and the loop over the thread's own memory, or over arrays in memory, is a plain one. The look is
+that of `words`: acquire the word, copy, fence, load the word again. If it fails, the page is copied under a pin.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...cache import access as slow
+from ...targets import DEVICE, bits_as, copy_foreign, device, fence, i64, items_at, scratch
+from ..items import item_of
+from .words import Stored, pages_of, places_of, tally_of
+
+Maker = Callable[..., Any]
+
+BUFFER = 4096
+"""Bytes that are copied at once, at most: they stay in the first cache of a processor's core."""
+
+
+class Window(NamedTuple):
+    """How a walk reads or writes one array. All are device functions of one thread."""
+
+    room: Maker
+    """``(array, i, n)``: of n items from item i on, how many can be had at once; 1 at least."""
+    open: Maker
+    """``(array, i, n, last, buffer)``: have these items where `items` finds them; whether no error is latched."""
+    items: Maker
+    """``(array, i, n, buffer)`` to something that `get` or `put` subscripts."""
+    get: Maker
+    """``(items, array, i, k)`` to item i + k."""
+    put: Maker
+    """``(items, array, i, k, value)``: it becomes item i + k."""
+    close: Maker
+    """``(array, i, n, buffer)``: store what was put; whether no error is latched."""
+
+
+@device
+def _all(array, i, n):
+    return n
+
+
+@device
+def _there(array, i, n, last, buffer):
+    return True
+
+
+@device
+def _kept(array, i, n, buffer):
+    return True
+
+
+@device
+def _get(items, array, i, k):
+    return items[k]
+
+
+@device
+def _put(items, array, i, k, value):
+    items[k] = value
+
+
+@functools.cache
+def plain_window(get: Maker, put: Maker | None) -> Window:
+    """Return how to walk an array whose items are subscripted by `get` and `put`, of a flat index."""
+
+    @device
+    def items(array, i, n, buffer):
+        return 0
+
+    @device
+    def get_item(items, array, i, k):
+        return get(array, i + k)
+
+    if put is None:
+        return Window(_all, _there, items, get_item, _put, _kept)
+
+    @device
+    def put_item(items, array, i, k, value):
+        put(array, i + k, value)
+
+    return Window(_all, _there, items, get_item, put_item, _kept)
+
+
+@functools.cache
+def _accesses(code: str) -> tuple[Maker, Maker]:
+    """Return `get` and `put` of items that are stored one after another."""
+    item = item_of(code)
+    if item.plain:
+        return _get, _put
+    decode, encode, stored = item.decode, item.encode, item.stored
+
+    @device
+    def get_decoded(items, array, i, k):
+        return decode(i64(items[k]))
+
+    @device
+    def put_encoded(items, array, i, k, value):
+        items[k] = bits_as(encode(value), stored)
+
+    return get_decoded, put_encoded
+
+
+@functools.cache
+def direct_window(code: str) -> Window:
+    """Return how to walk an array on storage that lies in memory, its items one after another."""
+    dtype = item_of(code).stored
+    size = dtype.itemsize
+    get, put = _accesses(code)
+
+    @device
+    def items(view, i, n, buffer):
+        return items_at(view.data + i * size, n, dtype)
+
+    return Window(_all, _there, items, get, put, _kept)
+
+
+@functools.cache
+def copied_window(array: Stored, stores: bool) -> Window:
+    """Return how to walk an array behind a cache."""
+    dtype, size = item_of(array.code).stored, array.size
+    get, put = _accesses(array.code)
+    shift = array.shift
+    see, same, touch = pages_of(array.hashed)
+    complete, frame_place = places_of(array.placed, shift)
+    tally = tally_of(array.full, size)
+
+    @device
+    def room(view, i, n):
+        if complete(view) and not stores:
+            return n
+        at = view.origin + i * size
+        left = (((at >> shift) + 1) << shift) - at
+        return min(n, min(left, BUFFER - 8) // size)
+
+    @device
+    def open_copied(view, i, n, last, buffer):
+        if complete(view):
+            return True
+        at = view.origin + i * size
+        page = at >> shift
+        # whole words: the items begin at the same place in the first word of the buffer
+        first = (at - (page << shift)) & -8
+        nbytes = (n * size + (at & 7) + 7) & -8
+        seen = see(view, page)
+        copy_foreign(buffer, frame_place(view, seen) + first, nbytes)
+        fence(DEVICE)
+        good = same(view, page, seen)
+        tally(view, n, good)
+        if good:
+            touch(view, page, seen)
+            return True
+        return slow.copy_run(view.space, page, first, nbytes, (view.origin + last * size) >> shift, buffer) != 0
+
+    @device
+    def items(view, i, n, buffer):
+        at = view.origin + i * size
+        if complete(view) and not stores:
+            return items_at(view.data + at, n, dtype)
+        return items_at(buffer + (at & 7), n, dtype)
+
+    if not stores:
+        return Window(room, open_copied, items, get, put, _kept)
+
+    @device
+    def close(view, i, n, buffer):
+        at = view.origin + i * size
+        page = at >> shift
+        return slow.store_run(view.space, page, at - (page << shift), n * size, buffer + (at & 7)) != 0
+
+    return Window(room, _there, items, get, put, close)
+
+
+# -- several sources -----------------------------------------------------------------------------------------------
+
+
+class Windows(NamedTuple):
+    """The windows of all sources: `source` is a tuple unless there is one, `items` and what `get` returns always are.
+
+    `buffers` is the address of one buffer after another.
+    """
+
+    number: int
+    room: Maker
+    open: Maker
+    items: Maker
+    get: Maker
+
+
+@functools.cache
+def windows(sources: tuple[Window, ...], single: bool) -> Windows:
+    """Return how to walk several sources together; `single`: the source is one array, and not in a tuple."""
+    last = len(sources) - 1
+    own = _windows(sources[last], last, single)
+    if last == 0:
+        return own
+    room_before, open_before, items_before, get_before = windows(sources[:last], False)[1:]
+    room_own, open_own, items_own, get_own = own[1:]
+
+    @device
+    def room(source, i, n):
+        return min(room_before(source, i, n), room_own(source, i, n))
+
+    @device
+    def open_all(source, i, n, last, buffers):
+        return open_before(source, i, n, last, buffers) and open_own(source, i, n, last, buffers)
+
+    @device
+    def items_of(source, i, n, buffers):
+        return items_before(source, i, n, buffers) + items_own(source, i, n, buffers)
+
+    @device
+    def get(items, source, i, k):
+        return get_before(items, source, i, k) + get_own(items, source, i, k)
+
+    return Windows(len(sources), room, open_all, items_of, get)
+
+
+def _windows(window: Window, place: int, single: bool) -> Windows:
+    """Return the functions of one window, whose array is the source, or a member of it."""
+    room_one, open_one, items_one, get_one = window[:4]
+    array_of = _itself if single else _member(place)
+    member = _member(place)
+    offset = BUFFER * place
+
+    @device
+    def room(source, i, n):
+        return room_one(array_of(source), i, n)
+
+    @device
+    def open_it(source, i, n, last, buffers):
+        return open_one(array_of(source), i, n, last, buffers + offset)
+
+    @device
+    def items_of(source, i, n, buffers):
+        return (items_one(array_of(source), i, n, buffers + offset),)
+
+    @device
+    def get(items, source, i, k):
+        return (get_one(member(items), array_of(source), i, k),)
+
+    return Windows(place + 1, room, open_it, items_of, get)
+
+
+@device
+def _itself(source):
+    return source
+
+
+@functools.cache
+def _member(place: int) -> Maker:
+    @device
+    def member(source):
+        return source[place]
+
+    return member
+
+
+# -- walks ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def folding(sources: Windows) -> Maker:
+    """Return ``(f, start, source, lo, hi, *args)``, which folds the items of sources."""
+    number, room, open_all, items_of, get = sources
+    nbytes = number * BUFFER
+
+    @device
+    def fold_buffers(f, start, source, lo, hi, *args):
+        buffers = scratch(nbytes)
+        total = start
+        i = lo
+        while i < hi:
+            n = room(source, i, hi - i)
+            if not open_all(source, i, n, hi - 1, buffers):
+                break
+            items = items_of(source, i, n, buffers)
+            for k in range(n):
+                total = f(total, *(get(items, source, i, k) + args))
+            i += n
+        return total
+
+    return fold_buffers
+
+
+@functools.cache
+def mapping(target: Window, sources: Windows) -> Maker:
+    """Return ``(f, target, source, lo, hi, *args)``, which stores f of the items of sources."""
+    number, room, open_all, items_of, get = sources
+    room_target, into_of, put, close = target.room, target.items, target.put, target.close
+    offset = number * BUFFER
+    nbytes = offset + BUFFER
+
+    @device
+    def map_buffers(f, target, source, lo, hi, *args):
+        buffers = scratch(nbytes)
+        i = lo
+        while i < hi:
+            n = min(room(source, i, hi - i), room_target(target, i, hi - i))
+            if not open_all(source, i, n, hi - 1, buffers):
+                break
+            items, into = items_of(source, i, n, buffers), into_of(target, i, n, buffers + offset)
+            for k in range(n):
+                put(into, target, i, k, f(*(get(items, source, i, k) + args)))
+            if not close(target, i, n, buffers + offset):
+                break
+            i += n
+
+    return map_buffers

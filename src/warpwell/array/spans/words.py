@@ -1,0 +1,692 @@
+"""Spans by words in registers, for `cuda` and `interp`: each lane reads up to four groups of 16 bytes at once.
+
+A *group* is what one lane takes of each array: the same few neighbouring items, 16 bytes of the widest. A *row* is a
+group for each lane. The look at the pages of up to four rows, by each lane for itself:
+
+1. Acquire the page's word. (A shuffle would order nothing: it is each lane's own acquire that shows it the page.)
+2. Load the groups, relaxed, all of them in flight. The word may say INVALID: then the groups are of frame 0, and nobody
+   uses them.
+3. Execute an acquire-release fence, one for all pages and arrays of the rows.
+4. Load the word again, relaxed. The same frame and generation: the groups are the page's. If a group was stored by who
+   filled the frame anew, its fence and this one make the INVALID word visible to this load, and the generation differs.
+   In a hashed table the frame's owner is loaded before the fence, for the same reason.
+5. Only then is an item given to anyone. A fold that the library knows to look at nothing but numbers is given items
+   before, from a total that is put back if the look fails.
+
+A lane whose look fails pins the page for as long as it loads the groups, one page at a time, with whichever lanes come
+with it. Nobody waits under such a pin, so runs that are longer than the cache end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...cache import access as slow
+from ...cache.layout import N_HITS, N_WANTED, OWNER_PAGE
+from ...cache.lookup import count, hashed
+from ...cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
+from ...targets import (
+    DEVICE,
+    device,
+    div,
+    fence,
+    fetch_or_as,
+    load_acquire,
+    load_pair,
+    load_relaxed,
+)
+from ..items import item_of
+
+Maker = Callable[..., Any]
+
+I8 = np.dtype(np.int64)
+GROUP_BYTES = 16
+ROWS = 4
+"""Rows that are in flight together: 64 bytes a lane."""
+ROWS_BYTES = ROWS * 32 * GROUP_BYTES
+"""Bytes of these rows of a whole warp."""
+EARLY = 8
+"""Times `ROWS` rows that a known fold takes at most before it looks again."""
+
+
+class Stored(NamedTuple):
+    """An array behind a cache: what its walks are compiled for."""
+
+    code: str
+    """What an item is, see `items.item_of`."""
+    shift: int
+    """log2 of the page size."""
+    hashed: bool
+    placed: bool
+    """Whether each page has a frame of its own."""
+    full: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of an item."""
+        return item_of(self.code).stored.itemsize
+
+    @property
+    def small(self) -> bool:
+        """Whether the groups of four rows may lie in several pages."""
+        return 1 << self.shift < ROWS_BYTES
+
+
+class Look(NamedTuple):
+    """What the walks use of an array behind a cache: device functions of one thread.
+
+    Item i begins the lane's first group; its other groups are `step` items apart.
+    """
+
+    together: Maker
+    """``(view, i, step)``: whether the groups of four rows can be read, or stored, at once."""
+    four: Maker
+    """``(view, i, step)`` to whether the look held, and four groups as eight words."""
+    one: Maker
+    """``(view, i)`` to whether the look held, and the two words of a group."""
+    brought: Maker
+    """``(view, i, last)``: have the group's page in the cache; whether no error is latched (converged lanes)."""
+    pinned: Maker
+    """``(view, i)`` to the two words of a group, each read under a pin (converged lanes)."""
+    store_four: Maker
+    """``(view, i, step, words)``: store four groups under a pin; whether no error is latched (converged lanes)."""
+    store_one: Maker
+    """``(view, i, lo, hi, first, second)``: store what of a group is in [lo, hi), likewise."""
+
+
+@functools.cache
+def looking(array: Stored, group: int) -> Look:
+    """Return the device functions for an array behind a cache, of which a lane takes groups of `group` items."""
+    size, shift, small = array.size, array.shift, array.small
+    nbytes = group * size
+    see, same, touch = pages_of(array.hashed)
+    complete, frame_place = places_of(array.placed, shift)
+    load = _load_one(nbytes)
+
+    @device
+    def page_of(view, i):
+        return (view.origin + i * size) >> shift
+
+    @device
+    def together(view, i, step):
+        return page_of(view, i) == page_of(view, i + 3 * step)
+
+    @device
+    def marks(i, step):
+        """Tell whether this lane marks the page as used: one of a warp does."""
+        return step == group or i & (32 * group - 1) == 0
+
+    @device
+    def one(view, i):
+        at = view.origin + i * size
+        if complete(view):
+            a, b = load(view.data + at)
+            return True, a, b
+        page = at >> shift
+        seen = see(view, page)
+        a, b = load(frame_place(view, seen) + at - (page << shift))
+        fence(DEVICE)
+        good = same(view, page, seen)
+        if good:
+            touch(view, page, seen)
+        return good, a, b
+
+    @device
+    def four(view, i, step):
+        at = view.origin + i * size
+        if complete(view):
+            return True, load_four(view.data + at, step * size)
+        page = at >> shift
+        seen = see(view, page)
+        words = load_four(frame_place(view, seen) + at - (page << shift), step * size)
+        fence(DEVICE)
+        good = same(view, page, seen)
+        if good and marks(i, step):
+            touch(view, page, seen)
+        return good, words
+
+    load_four = loader(nbytes)
+    cold = _brought(size, shift), _pinned(size, nbytes, shift), *_store(size, group, shift, small)
+    if small:
+        return Look(_always, _four_pages(array, load), one, *cold)
+    return Look(together, four, one, *cold)
+
+
+@device
+def _always(view, i, step):
+    return True
+
+
+# -- pages ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def pages_of(is_hashed: bool) -> tuple[Maker, Maker, Maker]:
+    """Return the first look at a page's word, the second one, and its mark that it was used."""
+    if is_hashed:
+
+        @device
+        def word_of(view, page):
+            return view.table + 8 * hashed(page + view.base, view.hash_mask)
+
+        @device
+        def see(view, page):
+            seen = load_acquire(word_of(view, page), DEVICE)
+            # the owner is loaded before the fence: who sees a later one also sees that the word has changed
+            owner = load_relaxed(view.owners + 8 * ((seen >> FRAME_SHIFT) & FRAME_MAX), DEVICE)
+            if owner & OWNER_PAGE != page + view.base + 1:
+                seen &= ~READABLE
+            return seen
+    else:
+
+        @device
+        def word_of(view, page):
+            return view.table + 8 * page
+
+        @device
+        def see(view, page):
+            return load_acquire(word_of(view, page), DEVICE)
+
+    @device
+    def same(view, page, seen):
+        again = load_relaxed(word_of(view, page), DEVICE)
+        return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0
+
+    @device
+    def touch(view, page, seen):
+        if seen & REF == 0 and view.once == 0:
+            fetch_or_as(word_of(view, page), REF, I8)
+
+    return see, same, touch
+
+
+@functools.cache
+def places_of(placed: bool, shift: int) -> tuple[Maker, Maker]:
+    """Return whether all pages lie one after another, from `data` on; and the frame that a word names, else frame 0."""
+
+    @device
+    def frame_place(view, seen):
+        return view.frames + (((seen >> FRAME_SHIFT) & FRAME_MAX) << shift)
+
+    if not placed:
+
+        @device
+        def never(view):
+            return False
+
+        return never, frame_place
+
+    @device
+    def complete(view):
+        return view.complete != 0
+
+    return complete, frame_place
+
+
+# -- groups --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _load_one(nbytes: int) -> Maker:
+    """Return what loads one group: two words, or in the first the bytes that it has."""
+    if nbytes == GROUP_BYTES:
+        return load_pair
+
+    @device
+    def load_part(address):
+        return load_relaxed(address & -8, DEVICE) >> (8 * (address & 7)), 0
+
+    return load_part
+
+
+@functools.cache
+def loader(nbytes: int) -> Maker:
+    """Return ``(address, step)`` to four groups, `step` bytes apart, all of them in flight."""
+    one = _load_one(nbytes)
+
+    @device
+    def load_four(address, step):
+        a, b = one(address)
+        c, d = one(address + step)
+        e, f = one(address + 2 * step)
+        g, h = one(address + 3 * step)
+        return a, b, c, d, e, f, g, h
+
+    return load_four
+
+
+def _four_pages(array: Stored, load: Maker) -> Maker:
+    """Return `Look.four` where each group may lie in a page of its own: four pages, one fence."""
+    size, shift = array.size, array.shift
+    see, same, touch = pages_of(array.hashed)
+    complete, frame_place = places_of(array.placed, shift)
+
+    @device
+    def address(view, i, seen):
+        return frame_place(view, seen) + ((view.origin + i * size) & ((1 << shift) - 1))
+
+    @device
+    def page(view, i):
+        return (view.origin + i * size) >> shift
+
+    @device
+    def four_pages(view, i, step):
+        j, k, m = i + step, i + 2 * step, i + 3 * step
+        if complete(view):
+            a, b = load(view.data + view.origin + i * size)
+            c, d = load(view.data + view.origin + j * size)
+            e, f = load(view.data + view.origin + k * size)
+            g, h = load(view.data + view.origin + m * size)
+            return True, (a, b, c, d, e, f, g, h)
+        s, t = see(view, page(view, i)), see(view, page(view, j))
+        u, v = see(view, page(view, k)), see(view, page(view, m))
+        a, b = load(address(view, i, s))
+        c, d = load(address(view, j, t))
+        e, f = load(address(view, k, u))
+        g, h = load(address(view, m, v))
+        fence(DEVICE)
+        good = same(view, page(view, i), s) & same(view, page(view, j), t)
+        good &= same(view, page(view, k), u) & same(view, page(view, m), v)
+        if good:
+            touch(view, page(view, i), s)
+            touch(view, page(view, j), t)
+            touch(view, page(view, k), u)
+            touch(view, page(view, m), v)
+        return good, (a, b, c, d, e, f, g, h)
+
+    return four_pages
+
+
+# -- through the slow path -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _brought(size: int, shift: int) -> Maker:
+    @device
+    def brought(view, i, last):
+        final = (view.origin + last * size) >> shift
+        return slow.bring(view.space, (view.origin + i * size) >> shift, final) != 0
+
+    return brought
+
+
+@functools.cache
+def _pinned(size: int, nbytes: int, shift: int) -> Maker:
+    each = min(nbytes, 8)
+
+    @device
+    def word(view, at):
+        page = at >> shift
+        return slow.access(view.space, page, slow.item_of(at - (page << shift), each, slow.LOAD), 0)
+
+    @device
+    def pinned(view, i):
+        at = view.origin + i * size
+        second = 0
+        if nbytes == GROUP_BYTES:
+            second = word(view, at + 8)
+        return word(view, at), second
+
+    return pinned
+
+
+@functools.cache
+def _store(size: int, group: int, shift: int, small: bool) -> tuple[Maker, Maker]:
+    """Return `Look.store_four` and `Look.store_one`."""
+    shape = size | (group * size) << 8
+
+    @device
+    def store_one(view, i, lo, hi, first, second):
+        at = view.origin + i * size
+        page = at >> shift
+        bounds = max(lo - i, 0) * size | (max(i + group - hi, 0) * size) << 8
+        inside = at - (page << shift)
+        return slow.store_groups(
+            view.space, page, inside, 0, 1, shape, bounds, first, second, 0, 0, 0, 0, 0, 0
+        ) != 0  # fmt: skip
+
+    @device
+    def store_four(view, i, step, words):
+        at = view.origin + i * size
+        page = at >> shift
+        return slow.store_groups(view.space, page, at - (page << shift), step * size, 4, shape, 0, *words) != 0
+
+    if not small:
+        return store_four, store_one
+
+    @device
+    def store_each(view, i, step, words):
+        a, b, c, d, e, f, g, h = words
+        good = True
+        for row in range(4):
+            at = i + row * step
+            good &= store_one(view, at, at, at + group, a, b)
+            a, b, c, d, e, f = c, d, e, f, g, h
+        return good
+
+    return store_each, store_one
+
+
+# -- items of groups -----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _unpack(code: str) -> Maker:
+    """Return ``(first, second, k)`` to item k of a group."""
+    item = item_of(code)
+    size, decode = item.stored.itemsize, item.decode
+    bits_mask = -1 if size == 8 else (1 << (8 * size)) - 1
+
+    @device
+    def unpack(first, second, k):
+        word = first
+        if k * size >= 8:
+            word = second
+        return decode((word >> (8 * (k * size & 7))) & bits_mask)
+
+    return unpack
+
+
+@functools.cache
+def _pack(code: str) -> Maker:
+    """Return ``(first, second, k, value)`` to the words of a group with another item k, which was 0."""
+    item = item_of(code)
+    size, encode = item.stored.itemsize, item.encode
+    bits_mask = -1 if size == 8 else (1 << (8 * size)) - 1
+
+    @device
+    def pack(first, second, k, value):
+        bits = (encode(value) & bits_mask) << (8 * (k * size & 7))
+        if k * size >= 8:
+            return first, second | bits
+        return first | bits, second
+
+    return pack
+
+
+# -- walks ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def tally_of(full: bool, size: int) -> Maker:
+    """Return ``(view, items, hit)``, which counts the items of a look for the statistics."""
+    if not full:
+
+        @device
+        def nothing(view, items, hit):
+            pass
+
+        return nothing
+
+    @device
+    def tally(view, items, hit):
+        count(view.core, N_WANTED, items * size)
+        if hit:
+            count(view.core, N_HITS, items)
+
+    return tally
+
+
+@functools.cache
+def folding(source: Stored, early: bool, place: Maker) -> Maker:
+    """Return ``(f, start, view, lo, hi, *args)``, which folds the caller's share of an array behind a cache.
+
+    Parameters
+    ----------
+    early : bool
+        Whether `f` looks at nothing but numbers, and may be given items before the look at their page.
+    place : callable
+        Device function to the caller's rank, and among how many threads.
+    """
+    group = GROUP_BYTES // source.size
+    look = looking(source, group)
+    together, four, one, brought, pinned = look[:5]
+    unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
+    early &= not source.small and not source.full
+
+    @device
+    def fold_group(f, total, first, second, args):
+        for k in range(group):
+            total = f(total, unpack(first, second, k), *args)
+        return total
+
+    @device
+    def fold_four(f, total, words, args):
+        total = fold_group(f, total, words[0], words[1], args)
+        total = fold_group(f, total, words[2], words[3], args)
+        total = fold_group(f, total, words[4], words[5], args)
+        return fold_group(f, total, words[6], words[7], args)
+
+    ahead = _early(source, fold_four) if early else _later(four, fold_four, tally, group)
+
+    @device
+    def fold_words(f, start, view, lo, hi, *args):
+        rank, lanes = place()
+        step = group * lanes
+        total = start
+        i = (lo & -group) + group * rank
+        again = False
+        while i < hi:
+            if not again and i >= lo and i + 3 * step + group <= hi and together(view, i, step):
+                total, moved = ahead(f, total, view, i, step, hi, args)
+                if moved > 0:
+                    i += moved
+                    continue
+            else:
+                good, first, second = one(view, i)
+                begin, end = max(lo - i, 0), min(hi - i, group)
+                tally(view, end - begin, good)
+                if good or again:
+                    if not good:
+                        first, second = pinned(view, i)
+                    for k in range(begin, end):
+                        total = f(total, unpack(first, second, k), *args)
+                    i += step
+                    again = False
+                    continue
+            if not brought(view, i, hi - 1):
+                break
+            again = True
+        return total
+
+    return fold_words
+
+
+def _later(four: Maker, fold_four: Maker, tally: Maker, group: int) -> Maker:
+    """Return what folds four groups after the look: the total, and by how many items to go on (0: it failed)."""
+
+    @device
+    def later(f, total, view, i, step, hi, args):
+        good, words = four(view, i, step)
+        tally(view, 4 * group, good)
+        if not good:
+            return total, 0
+        return fold_four(f, total, words, args), 4 * step
+
+    return later
+
+
+def _early(array: Stored, fold_four: Maker) -> Maker:
+    """Return what folds the groups of a page and then looks; if the look fails, the total is what it was."""
+    size, shift = array.size, array.shift
+    see, same, touch = pages_of(array.hashed)
+    complete, frame_place = places_of(array.placed, shift)
+    load = loader(GROUP_BYTES)
+
+    @device
+    def soon(f, total, view, i, step, hi, args):
+        at = view.origin + i * size
+        page = at >> shift
+        whole = complete(view)
+        seen, address = 0, view.data + at
+        if not whole:
+            seen = see(view, page)
+            address = frame_place(view, seen) + at - (page << shift)
+        stop = min(((page + 1) << shift) - at, (hi - i) * size) - GROUP_BYTES
+        reach = 3 * step * size
+        taken = fold_four(f, total, load(address, step * size), args)
+        moved = 4 * step * size
+        while moved + reach <= stop and moved < 4 * EARLY * step * size:
+            taken = fold_four(f, taken, load(address + moved, step * size), args)
+            moved += 4 * step * size
+        if not whole:
+            fence(DEVICE)
+            if not same(view, page, seen):
+                return total, 0
+            touch(view, page, seen)
+        return taken, div(moved, size)
+
+    return soon
+
+
+@functools.cache
+def storing(target: Stored, source: Stored | None, items: Maker, place: Maker) -> Maker:
+    """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source, behind a cache or not.
+
+    Parameters
+    ----------
+    source : Stored, optional
+    items : callable
+        Device function ``(source, i)`` to a tuple of items, where the source is not behind a cache.
+    place : callable
+        Device function to the caller's rank, and among how many threads.
+    """
+    if source is None:
+        return _storing_items(target, items, place)
+    group = GROUP_BYTES // max(target.size, source.size)
+    into, of = (looking(kind, group) for kind in (target, source))
+    together, together_into, store_four, store_one = of.together, into.together, into.store_four, into.store_one
+    four, one, brought, pinned = of[1:5]
+    unpack, pack, tally = _unpack(source.code), _pack(target.code), tally_of(source.full, source.size)
+
+    @device
+    def map_group(f, first, second, begin, end, args):
+        a, b = 0, 0
+        for k in range(begin, end):
+            a, b = pack(a, b, k, f(unpack(first, second, k), *args))
+        return a, b
+
+    @device
+    def map_words(f, target, source, lo, hi, *args):
+        rank, lanes = place()
+        step = group * lanes
+        i = (lo & -group) + group * rank
+        again = False
+        while i < hi:
+            if (
+                not again
+                and i >= lo
+                and i + 3 * step + group <= hi
+                and together(source, i, step)
+                and together_into(target, i, step)
+            ):
+                good, words = four(source, i, step)
+                tally(source, 4 * group, good)
+                if good:
+                    a, b = map_group(f, words[0], words[1], 0, group, args)
+                    c, d = map_group(f, words[2], words[3], 0, group, args)
+                    e, g = map_group(f, words[4], words[5], 0, group, args)
+                    h, j = map_group(f, words[6], words[7], 0, group, args)
+                    if not store_four(target, i, step, (a, b, c, d, e, g, h, j)):
+                        break
+                    i += 4 * step
+                    continue
+            else:
+                good, first, second = one(source, i)
+                begin, end = max(lo - i, 0), min(hi - i, group)
+                tally(source, end - begin, good)
+                if good or again:
+                    if not good:
+                        first, second = pinned(source, i)
+                    first, second = map_group(f, first, second, begin, end, args)
+                    if not store_one(target, i, lo, hi, first, second):
+                        break
+                    i += step
+                    again = False
+                    continue
+            if not brought(source, i, hi - 1):
+                break
+            again = True
+
+    return map_words
+
+
+def _storing_items(target: Stored, items: Maker, place: Maker) -> Maker:
+    group = GROUP_BYTES // target.size
+    store_one = looking(target, group).store_one
+    pack = _pack(target.code)
+
+    @device
+    def store_items(f, target, source, lo, hi, *args):
+        rank, lanes = place()
+        i = (lo & -group) + group * rank
+        while i < hi:
+            a, b = 0, 0
+            for k in range(max(lo - i, 0), min(hi - i, group)):
+                a, b = pack(a, b, k, f(*(items(source, i + k) + args)))
+            if not store_one(target, i, lo, hi, a, b):
+                break
+            i += group * lanes
+
+    return store_items
+
+
+@functools.cache
+def handing(source: Stored, put: Maker, place: Maker) -> Maker:
+    """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source behind a cache elsewhere.
+
+    Parameters
+    ----------
+    source : Stored
+    put : callable
+        Device function ``(target, i, value)``.
+    place : callable
+        Device function to the caller's rank, and among how many threads.
+    """
+    group = GROUP_BYTES // source.size
+    look = looking(source, group)
+    together, four, one, brought, pinned = look[:5]
+    unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
+
+    @device
+    def hand_group(f, target, first, second, i, begin, end, args):
+        for k in range(begin, end):
+            put(target, i + k, f(unpack(first, second, k), *args))
+
+    @device
+    def hand_words(f, target, view, lo, hi, *args):
+        rank, lanes = place()
+        step = group * lanes
+        i = (lo & -group) + group * rank
+        again = False
+        while i < hi:
+            if not again and i >= lo and i + 3 * step + group <= hi and together(view, i, step):
+                good, words = four(view, i, step)
+                tally(view, 4 * group, good)
+                if good:
+                    hand_group(f, target, words[0], words[1], i, 0, group, args)
+                    hand_group(f, target, words[2], words[3], i + step, 0, group, args)
+                    hand_group(f, target, words[4], words[5], i + 2 * step, 0, group, args)
+                    hand_group(f, target, words[6], words[7], i + 3 * step, 0, group, args)
+                    i += 4 * step
+                    continue
+            else:
+                good, first, second = one(view, i)
+                begin, end = max(lo - i, 0), min(hi - i, group)
+                tally(view, end - begin, good)
+                if good or again:
+                    if not good:
+                        first, second = pinned(view, i)
+                    hand_group(f, target, first, second, i, begin, end, args)
+                    i += step
+                    again = False
+                    continue
+            if not brought(view, i, hi - 1):
+                break
+            again = True
+
+    return hand_words

@@ -1,0 +1,221 @@
+"""SpanConformance: runs of items in kernels equal NumPy, of any array, cut anywhere, in caches of any size.
+
+A subclass in a test module names the device.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import warpwell as ww
+from warpwell.errors import CompileError, IndexRangeError
+
+PAGE = 512
+
+
+@ww.device
+def mix(total, item):
+    return (total * 3 + item) % 1000003
+
+
+@ww.device
+def weigh(total, a, b, weight):
+    return total + a * b * weight
+
+
+@ww.device
+def plus(item, more):
+    return item + more
+
+
+@ww.device
+def thrice(i):
+    return 3 * i
+
+
+@ww.kernel
+def by_thread(a, lo, hi, out):
+    i = ww.grid(1)
+    out[i, 0] = ww.fold(ww.add, 0.0, a, lo[i], hi[i])
+    out[i, 1] = ww.fold(ww.least, 1e9, a, lo[i], hi[i])
+    out[i, 2] = ww.fold(ww.greatest, -1e9, a, lo[i], hi[i])
+
+
+@ww.kernel
+def in_order(a, lo, hi, out):
+    i = ww.grid(1)
+    out[i] = ww.fold(mix, 0, a, lo[i], hi[i])
+
+
+@ww.kernel
+def by_warp(a, b, lo, hi, out):
+    run = ww.grid(1) // ww.warp_size()
+    total = ww.reduce_warp(ww.add, ww.fold_warp(ww.add_square, 0, a, lo[run], hi[run]))
+    product = ww.reduce_warp(ww.add, ww.fold_warp(weigh, 0, (a, b), lo[run], hi[run], 2))
+    if ww.lane_id() == 0:
+        out[run, 0] = total
+        out[run, 1] = product
+
+
+@ww.kernel
+def change(a, b, out, lo, hi):
+    run = ww.grid(1) // ww.warp_size()
+    ww.map_warp(plus, b, a, lo[run], hi[run], 2)
+    ww.map_warp(plus, out, a, lo[run], hi[run], 3)
+    ww.fill_warp(thrice, a, lo[run], hi[run])
+
+
+@ww.kernel
+def one_sum(a, lo, hi, out):
+    out[0] = ww.fold(ww.add, 0, a, lo, hi)
+
+
+@ww.kernel
+def blocks(a, n, sums):
+    block = ww.block_index()
+    ww.map_block(plus, a, a, block * n, (block + 1) * n, 1)
+    ww.atomic_add(sums, block, ww.fold_block(mix, 0, a, block * n, block * n))
+
+
+def cuts(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return starts and ends of runs that follow each other, some of them empty or of one item."""
+    ends = np.sort(np.random.default_rng(size).integers(0, size + 1, count - 1))
+    ends[1], ends[3] = ends[0], ends[2] + 1
+    ends = np.sort(np.concatenate([[0], ends, [size]]))
+    return ends[:-1].copy(), ends[1:].copy()
+
+
+def mixed(items: np.ndarray) -> int:
+    """Return what a fold by `mix` gives."""
+    return functools.reduce(lambda total, item: (total * 3 + int(item)) % 1000003, items, 0)
+
+
+class SpanConformance:
+    """Tests that hold on every device."""
+
+    DEVICE: str
+    SIZE = 5000
+    RUNS = 64
+
+    @property
+    def warp(self) -> int:
+        return 32 if self.DEVICE == "cuda" else 1
+
+    def open(self, path: Path, data: np.ndarray, **options: Any) -> Any:
+        np.save(path, data)
+        options = {"cache": 8 * PAGE, "page_size": PAGE, "device": self.DEVICE, "timeout": 30} | options
+        return ww.open(path, **options)
+
+    @pytest.mark.parametrize("shape", [(5000,), (5, 10, 100)])
+    def test_folds_of_every_shape(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
+        data = np.random.default_rng(0).integers(-100, 100, shape).astype(np.float32)
+        lo, hi = cuts(5000, 20)
+        out = np.zeros((20, 3))
+        with self.open(tmp_path / "a.npy", data) as a:
+            by_thread[20](a, lo, hi, out, device=self.DEVICE)
+        for i, run in enumerate(data.reshape(-1)[i:j] for i, j in zip(lo, hi, strict=True)):
+            assert out[i].tolist() == [run.sum(dtype=float), run.min(initial=1e9), run.max(initial=-1e9)]
+
+    @pytest.mark.parametrize(
+        ("kind", "options"), [("i2", {}), ("u1", {"page_size": 4096, "cache": "1MiB"}), ("i8", {"tier": "host"})]
+    )
+    def test_a_fold_takes_items_in_order(self, tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+        data = np.random.default_rng(1).integers(0, 100, self.SIZE).astype(kind)
+        lo, hi = cuts(self.SIZE, 10)
+        out = np.zeros(10, np.int64)
+        with self.open(tmp_path / "a.npy", data, **options) as a:
+            in_order[10](a, lo, hi, out, device=self.DEVICE)
+        assert out.tolist() == [mixed(data[i:j]) for i, j in zip(lo, hi, strict=True)]
+
+    def test_fields_and_odd_places(self, tmp_path: Path) -> None:
+        records = np.zeros(300, [("a", "u1"), ("b", "<i8"), ("c", "<i4", 3)])
+        records["b"] = np.arange(300)
+        records["c"] = np.arange(900).reshape(300, 3)
+        out = np.zeros(1, np.int64)
+        with self.open(tmp_path / "a.npy", records) as a:
+            for field, lo, hi in (("b", 3, 290), ("c", 100, 850)):
+                one_sum[1](a.field(field), lo, hi, out, device=self.DEVICE)
+                assert out[0] == records[field].reshape(-1)[lo:hi].sum()
+        (tmp_path / "raw").write_bytes(b"abcd" + np.arange(1000, dtype=np.int32).tobytes())
+        raw = {"dtype": np.int32, "shape": 1000, "offset": 4, "device": self.DEVICE}
+        with ww.open(tmp_path / "raw", cache="64KiB", **raw) as a:
+            one_sum[1](a, 1, 999, out, device=self.DEVICE)
+            assert out[0] == np.arange(1, 999).sum()
+
+    @pytest.mark.parametrize("cache", [1, 2, 9, 4000])
+    def test_warps_share_runs(self, tmp_path: Path, cache: int, page_size: int = PAGE) -> None:
+        data = np.arange(self.SIZE)
+        other = np.random.default_rng(2).integers(0, 9, self.SIZE)
+        lo, hi = cuts(self.SIZE, self.RUNS)
+        out = np.zeros((self.RUNS, 2), np.int64)
+        frames = {"page_size": page_size, "cache": cache * (page_size + 8)}
+        with self.open(tmp_path / "a.npy", data, **frames) as a, self.open(tmp_path / "b.npy", other, **frames) as b:
+            by_warp[self.RUNS * self.warp](a, b, lo, hi, out, device=self.DEVICE)
+            for i, (start, end) in enumerate(zip(lo, hi, strict=True)):
+                squares = (data[start:end] ** 2).sum()
+                assert out[i].tolist() == [squares, (data * other * 2)[start:end].sum()]
+
+    @pytest.mark.parametrize("cache", [1, 2, 9])
+    def test_stores(self, tmp_path: Path, cache: int, page_size: int = PAGE) -> None:
+        data = np.arange(self.SIZE, dtype=np.int32)
+        lo, hi = cuts(self.SIZE, self.RUNS)
+        out = np.zeros(self.SIZE, np.int64)
+        frames = {"page_size": page_size, "cache": cache * (page_size + 8), "mode": "r+"}
+        np.save(tmp_path / "b.npy", np.full(self.SIZE, -1))
+        with (
+            self.open(tmp_path / "a.npy", data, **frames) as a,
+            self.open(tmp_path / "b.npy", np.full(self.SIZE, -1), **frames) as b,
+        ):
+            change[self.RUNS * self.warp](a, b, out, lo, hi, device=self.DEVICE)
+            assert np.array_equal(b[:], data + 2) and np.array_equal(out, data + 3)
+            assert np.array_equal(a[:], 3 * data)
+        assert np.array_equal(np.load(tmp_path / "b.npy"), data + 2)
+
+    def test_a_hashed_table(self, tmp_path: Path) -> None:
+        n = 64 * 9000
+        data = np.arange(n)
+        lo = np.arange(64) * 9000 + 5
+        out = np.zeros(64, np.int64)
+        with self.open(tmp_path / "a.npy", data, cache=9 * (PAGE + 8) + 600) as a:
+            assert a.cache.hashed
+            in_order[64](a, lo, lo + 500, out, device=self.DEVICE)
+        assert out.tolist() == [mixed(data[i : i + 500]) for i in lo]
+
+    def test_blocks(self, tmp_path: Path) -> None:
+        data = np.arange(4096)
+        with self.open(tmp_path / "a.npy", data, mode="r+") as a:
+            ww.kernel(blocks.function, block=96)[4](a, 1024, np.zeros(4, np.int64), device=self.DEVICE)
+            assert np.array_equal(a[:], data + 1)
+
+    def test_a_run_out_of_range_is_an_error(self, tmp_path: Path) -> None:
+        out = np.zeros(1, np.int64)
+        with self.open(tmp_path / "a.npy", np.arange(100)) as a:
+            for lo, hi, wrong in ((0, 101, 100), (-3, 4, -3), (200, 300, 200)):
+                with pytest.raises(IndexRangeError, match=str(wrong)) as error:
+                    one_sum[1](a, lo, hi, out, device=self.DEVICE)
+                assert error.value.index == wrong
+            one_sum[1](a, 0, 100, out, device=self.DEVICE)
+            assert out[0] == 4950
+            one_sum[1](a, 300, 200, out, device=self.DEVICE)
+            assert out[0] == 0
+
+    def test_what_is_no_source_does_not_compile(self) -> None:
+        with pytest.raises((CompileError, ww.errors.DTypeError)):
+            one_sum[1](3, 0, 1, np.zeros(1, np.int64), device=self.DEVICE)
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def test_sums_of_any_runs(self, tmp_path: Path, data: st.DataObject) -> None:
+        size = data.draw(st.integers(1, 2000))
+        ends = data.draw(st.lists(st.tuples(st.integers(0, size), st.integers(0, size)), min_size=1, max_size=8))
+        lo, hi = (np.array(column) for column in zip(*ends, strict=True))
+        out = np.zeros((len(lo), 3))
+        values = np.arange(size, dtype=np.float32)
+        with self.open(tmp_path / "a.npy", values) as a:
+            by_thread[len(lo)](a, lo, hi, out, device=self.DEVICE)
+        assert out[:, 0].tolist() == [values[i:j].sum() for i, j in zip(lo, hi, strict=True)]
