@@ -1,12 +1,16 @@
 """Graph kernels under interleavings on weak memory."""
 
+import inspect
 import itertools
+import textwrap
 from collections import deque
 
 import numpy as np
 import pytest
 
+import warpwell as ww
 from warpwell.graph import Graph, bfs, build, connected_components, pagerank, sssp, triangles
+from warpwell.graph.algorithms import components
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,44 @@ def levels_of(graph: Graph, source: int) -> list[int]:
                 levels[neighbour] = levels[vertex] + 1
                 waiting.append(neighbour)
     return levels
+
+
+@ww.kernel
+def link_pairs(pairs, parents):
+    k = ww.grid(1)
+    components._link(pairs[k, 0], pairs[k, 1], parents)
+
+
+def unlinked(seeds: range) -> list[int]:
+    """Return the seeds with which threads that link a few vertices leave some of them apart."""
+    found = []
+    for seed in seeds:
+        # the last vertex is the larger root for all of them
+        pairs = np.random.default_rng(seed).permutation([(v, 7) for v in range(7)])
+        parents = np.arange(8, dtype=np.int32)
+        link_pairs[7](pairs, parents, device="interp", seed=seed)
+        roots = parents.copy()
+        for _ in range(8):
+            roots = parents[roots]
+        if roots.any():
+            found.append(seed)
+    return found
+
+
+def test_links_that_meet_leave_nothing_apart() -> None:
+    assert unlinked(range(200)) == []
+
+
+def test_a_link_that_forgets_the_tree_that_came_first_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: who finds that another thread linked the root first leaves its own tree apart."""
+    kept, planted = "            p = above\n            q = low", "            return"
+    source = inspect.getsource(components._link)
+    assert kept in source
+    source = source.replace(kept, planted)
+    scope = dict(vars(components))
+    exec(compile(textwrap.dedent(source), "planted", "exec"), scope)
+    monkeypatch.setattr(components, "_link", scope["_link"])
+    assert unlinked(range(200))
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.long) for k in (2, 3, 4))])
