@@ -32,6 +32,8 @@ FILES = {
 """Known files, the smallest first, and whether they are undirected."""
 SEED = 27
 PAGE = 4096
+LONG = 1_000_000
+"""Edges of graphs whose shortest paths with one page take minutes: edges and weights take it from one another."""
 
 
 def weighted(graph: Graph, folder: Path, dtype: str) -> Graph:
@@ -120,7 +122,7 @@ def runs(loaded: LoadedGraph, source: int, iterations: int) -> dict[str, Callabl
     return found
 
 
-def check(graph: Graph, name: str, device: str | None, quick: bool) -> int:
+def check(graph: Graph, name: str, device: str | None, quick: bool, everything: bool) -> int:
     """Run everything on a graph; print a line for each result, and return how many differ."""
     source = int(np.argmax(np.diff(graph.load()[0])))
     expected, known, wrong = Expected(graph, source), dict[str, NDArray[Any]](), 0
@@ -136,6 +138,9 @@ def check(graph: Graph, name: str, device: str | None, quick: bool) -> int:
         iterations = 2 if "one page" in setting else 20
         with LoadedGraph(graph, device=device, page_size=None if setting == "auto" else PAGE, **options) as loaded:
             for algorithm, run in runs(loaded, source, iterations).items():
+                if algorithm == "sssp" and "one page" in setting and graph.edges > LONG and not everything:
+                    print(f"{name:28} {loaded.edges.tier:8} {setting:20} {algorithm:11} left out (--all)", flush=True)
+                    continue
                 key = f"{algorithm} {iterations}" if algorithm == "pagerank" else algorithm
                 if key not in known:
                     given = (iterations,) if algorithm == "pagerank" else ()
@@ -161,6 +166,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=list(FILES), metavar="FILE")
     parser.add_argument("--device", default=None)
     parser.add_argument("--quick", action="store_true", help="the first tier alone")
+    parser.add_argument("--all", action="store_true", help="shortest paths of large graphs with one page, too")
     options = parser.parse_args()
     wrong = checked = 0
     for file in options.only:
@@ -177,7 +183,7 @@ def main() -> int:
                 name = f"{file.split('.')[0]}{'' if undirected else ', directed'}"
                 print(f"{name}: {graph.vertices:,} vertices, {graph.edges:,} edges, made in "
                       f"{time.perf_counter() - begun:.1f} s", flush=True)  # fmt: skip
-                wrong += check(graph, name, options.device, options.quick)
+                wrong += check(graph, name, options.device, options.quick, options.all)
                 checked += 1
     print(f"{checked} graphs, {wrong} results differ from SciPy's")
     return 1 if wrong or not checked else 0
