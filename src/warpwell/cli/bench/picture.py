@@ -1,4 +1,4 @@
-"""Draw the figures of benchmarks: each rate beside its ceiling and BaM's protocol."""
+"""Draw the figures of benchmarks: each rate, and that of BaM's protocol, as a share of the ceiling."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def draw(path: Path, reports: Sequence[Report]) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.patches import Patch
 
     columns = min(3, len(reports))
     lines = -(-len(reports) // columns)
@@ -40,22 +41,20 @@ def draw(path: Path, reports: Sequence[Report]) -> None:
         lines, columns, figsize=(5 * columns, 3.2 * lines), squeeze=False, layout="constrained"
     )
     for axis, report in zip(axes.flat, reports, strict=False):
-        places = range(len(report.rows))
-        for shift, label, values in (
-            (-0.27, "ceiling", [row.ceiling for row in report.rows]),
-            (0.0, "Warpwell", [row.rate for row in report.rows]),
-            (0.27, "BaM's protocol", [row.bam for row in report.rows]),
-        ):
-            known = [(k + shift, value) for k, value in zip(places, values, strict=True) if value is not None]
-            axis.barh([k for k, _ in known], [value for _, value in known], height=0.25, label=label)
-        axis.set_yticks(list(places), [row.what for row in report.rows])
+        axis.axvline(1, color="black", linewidth=1)
+        for place, row in enumerate(report.rows):
+            for shift, color, rate in ((-0.2, "tab:blue", row.rate), (0.2, "tab:orange", row.bam)):
+                if rate is not None and row.ceiling:
+                    axis.barh(place + shift, rate / row.ceiling, height=0.38, color=color)
+                    axis.text(rate / row.ceiling, place + shift, f" {rate:.3g}", va="center", fontsize=7)
+        axis.set_yticks(range(len(report.rows)), [row.what for row in report.rows])
         axis.invert_yaxis()
-        axis.set_xscale("log")
-        axis.set_xlabel(f"{report.unit}{' (emulated)' if report.emulated else ''}")
+        axis.set_xlim(0, max(1.2, *(1.2 * row.rate / row.ceiling for row in report.rows if row.ceiling)))
+        axis.set_xlabel(f"share of the ceiling; figures: {report.unit}{' (emulated)' if report.emulated else ''}")
         axis.set_title(report.name)
     for axis in axes.flat[len(reports) :]:
         axis.set_visible(False)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    known = [Patch(color="tab:blue", label="Warpwell"), Patch(color="tab:orange", label="BaM's protocol")]
+    figure.legend(handles=known, loc="outside lower center", ncols=2)
     figure.savefig(path)
     pyplot.close(figure)
