@@ -201,6 +201,56 @@ def test_prefetch_pin_and_evict():
         assert (out.copy_to_host() == np.arange(ITEMS)).all()
 
 
+@ww.kernel
+def hold_all(a, out, held):
+    """Every thread holds its item's page while it reads."""
+    i = ww.grid(1)
+    if a.pin(i):
+        out[i] = a[i]
+        ww.atomic_add(held, 0, 1)
+        a.unpin(i)
+
+
+def test_a_cache_that_holds_all_pages_is_read_as_memory():
+    from numba import cuda
+
+    out, held = cuda.to_device(np.zeros(ITEMS, np.int64)), cuda.to_device(np.zeros(1, np.int64))
+    with opened(medium(), cache="1MiB") as a:
+
+        def complete() -> bool:
+            with a.active() as view:
+                return bool(view.complete)
+
+        assert not complete()
+        read_all[ITEMS](a, out)
+        assert any(complete() for _ in range(64)), "the host looks again after some launches"
+        misses = a.stats.misses
+        for _ in range(2):
+            hold_all[ITEMS](a, out, held)
+        strided[ITEMS // 64](a, out, 64)
+        assert a.stats.misses == misses and a.cache.pinned(a._nsid) == 0
+        assert held.copy_to_host()[0] == 2 * ITEMS
+        assert (out.copy_to_host()[: ITEMS // 64] == np.arange(0, ITEMS, 64)).all()
+        a.evict(0, 128)
+        assert not complete()
+        read_all[ITEMS](a, out)
+        assert (out.copy_to_host() == np.arange(ITEMS)).all() and a.stats.misses == misses + 2
+
+
+@pytest.mark.parametrize("frames", [2, 5, 200])
+def test_many_warps_hold_pages_of_few_frames(frames):
+    from numba import cuda
+
+    out, held = cuda.to_device(np.zeros(ITEMS, np.int64)), cuda.to_device(np.zeros(1, np.int64))
+    with opened(medium(), cache=520 * frames) as a:
+        assert a.cache.frames == frames
+        for _ in range(3):
+            hold_all[ITEMS](a, out, held)
+            assert a.cache.pinned(a._nsid) == 0
+        assert held.copy_to_host()[0] > 0
+        a.evict()
+
+
 def test_numpy_arguments_that_share_memory_share_it_on_the_gpu() -> None:
     @ww.kernel
     def step(x, y):
