@@ -117,7 +117,7 @@ class Cache:
         self.memory = memory_for(self.device)
         on_gpu = self.device == "cuda"
         self._queues = queues or default_queues(self.device)
-        self._depth = depth or (256 if on_gpu else 16 if self.device == "interp" else 128)
+        self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
         self._threads = threads or service_threads(self.device)
         # staging is pinned memory, set aside for every command id
         while depth is None and self._depth > 8 and self._staging_bytes(merge) > MAX_STAGING:
@@ -721,5 +721,5 @@ def default_page_size(device: str, cache_bytes: int) -> int:
 
 def default_queues(device: str, pages: int | None = None) -> int:
     """Return the number of queue pairs of a cache for `pages` pages at most; groups of eight share a queue."""
-    most = {"cuda": 64, "interp": 1}.get(device, 8)
+    most = {"cuda": 32, "interp": 1}.get(device, 8)
     return most if pages is None else max(1, min(most, -(-pages // MERGE_MAX)))
