@@ -19,7 +19,7 @@ from ..targets.fault import LaunchFlag, PlainFlag
 from . import bulk, direct
 from .attachment import Attachment, hand_over
 from .header import check_extents
-from .items import code_of, is_bits, require_bits
+from .items import BFLOAT16, code_of, is_bits, require_bits
 from .on_storage import OnStorage, ReadOnUse
 from .page_set import PageSet
 from .spans.words import GROUP_BYTES
@@ -75,7 +75,8 @@ class Array(OnStorage):
     def __repr__(self) -> str:
         state = "closed " if self._part.closed else ""
         kind = f"{state}warpwell.{type(self).__name__}"
-        return f"<{kind} {self.name!r} {self.shape} {self.dtype} on {self.device}, tier {self.tier}>"
+        dtype = BFLOAT16 if is_bits(self.dtype) else self.dtype
+        return f"<{kind} {self.name!r} {self.shape} {dtype} on {self.device}, tier {self.tier}>"
 
     def reshape(self, *shape: Any) -> Array:
         """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""

@@ -89,8 +89,8 @@ def convert(
     in_edges, memory_bytes
         As for `build`.
     columns : sequence of str, optional
-        Names of the columns of source, destination and weight in the header of a ``.csv`` or ``.tsv`` file; see
-        `CsvEdgeList`.
+        Names of source, destination and weight in the header of a ``.csv`` or ``.tsv`` file; default: such as
+        ``src``, ``from``, ``u``; ``dst``, ``to``, ``v``; ``weight``, ``w``, in upper or lower case.
     progress : callable, optional
         Called from time to time as ``progress(stage, done, total)``: ``"read"`` with bytes of `source`, then
         ``"write"`` with edges. At the end of "write", done is less than total where equal edges were

@@ -155,7 +155,7 @@ class SmallFloatConformance:
     def test_the_host_sees_bits_of_bfloat16(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
         with create(tmp_path / "a.npy", 6, "bfloat16", device=self.DEVICE) as a:
-            assert a.dtype == np.uint16
+            assert a.dtype == np.uint16 and "(6,) bfloat16 on" in repr(a)
             with pytest.raises(errors.DTypeError, match=r"are bfloat16, .* assign their bits as uint16, or install"):
                 a[1] = 1.5
             a[1:3] = np.array([0x3FC0, 0xBF80], np.uint16)
