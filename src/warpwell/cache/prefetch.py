@@ -22,6 +22,7 @@ from ..storage.controller import Controller
 from ..storage.host_reads import HostReads
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
+from ..targets.uninterrupted import interruptible, uninterrupted
 from . import known_pages
 from .known_pages import CAME, CHANGED, FAILED, T_COUNT, T_PAGE, T_PLACE, TOUCHED
 from .layout import BLOCK, F_HAND
@@ -34,6 +35,10 @@ COMMAND_BYTES = 128 << 10
 """Most bytes of a command: a page that a kernel waits for waits for one of them at most."""
 SHORT_BYTES = 16 << 10
 """Mean bytes of a command below which a GPU's warps read the pages one by one: the host submits a million a second."""
+WAITING = 16
+"""Prefetches that wait for their turn, at most."""
+GRACE = 5.0
+"""Seconds that reads in flight get when nobody wants them any more."""
 BATCH = {"cuda": 1 << 20, "cpu": 1 << 16, "interp": 1 << 10}
 """Pages that are looked at together, at most."""
 
@@ -202,21 +207,28 @@ class Bulk:
                 job.prefetch(ticket, pages, limit, mark)
                 cache.look_soon(nsid)
 
-        with self._lock:
+        if cache.device == "interp":  # one interpreted launch at a time
             self._tickets.add(ticket)
-            if self._cache.device != "interp":  # one interpreted launch at a time
-                self._waiting.append((ticket, work))
-                if not self._running:
-                    self._running = True
-                    try:
-                        threading.Thread(target=self._work, name="warpwell-prefetch", daemon=True).start()
-                    except RuntimeError:  # none can be started where the interpreter ends
-                        self._running = False
-                        self._waiting.clear()
-                        self._end(ticket)
-                return ticket
-        self._run(ticket, work)
+            self._run(ticket, work)
+            return ticket
+        while len(self._waiting) >= WAITING:  # who asks faster than the medium reads waits, instead of a growing queue
+            self._oldest().wait(1.0)
+        with uninterrupted(), self._lock:  # so that no ticket is left that nobody ends
+            self._tickets.add(ticket)
+            self._waiting.append((ticket, work))
+            if not self._running:
+                self._running = True
+                try:
+                    threading.Thread(target=self._work, name="warpwell-prefetch", daemon=True).start()
+                except RuntimeError:  # none can be started where the interpreter ends
+                    self._running = False
+                    while self._waiting:
+                        self._end(self._waiting.popleft()[0])
         return ticket
+
+    def _oldest(self) -> Ticket:
+        with self._lock:
+            return self._waiting[0][0] if self._waiting else Ticket()
 
     def _work(self) -> None:
         while True:
@@ -264,9 +276,9 @@ class Bulk:
         read failed, or if most pages are in the cache: then not all was read.
         """
         cache = self._cache
-        with self._turn, cache.held():
+        with interruptible(lambda: None) as interrupts, self._turn, cache.held():
             self._prepare()
-            return _Job(self, nsid).copy(first, end, to, into)
+            return _Job(self, nsid).copy(first, end, to, into, lambda: bool(interrupts.raised))
 
     # -- staging, and memory for rows -------------------------------------------------------------------------------
 
@@ -349,7 +361,7 @@ class Bulk:
                     yield reads
                 finally:
                     reads.cancel()
-                    deadline = time.monotonic() + self._cache.timeout
+                    deadline = time.monotonic() + min(self._cache.timeout, GRACE)
                     while reads.left() and time.monotonic() < deadline:
                         time.sleep(1e-3)
         finally:
@@ -455,7 +467,7 @@ class _Job:
                         held, nbytes = self._held(rows, slot, low, low + len(good))
                         bulk.stream.copy(bulk.near.address + held - source, held, nbytes)
                         source = bulk.near.address
-                    for first, end in _runs(good):
+                    for first, end in [(0, len(good))] if good.all() else _runs(good):
                         self._publish(low + first, end - first, source, limit, mark)
 
                 if not self._read(rows, absent > 0, take, lambda: ticket.cancelled):
@@ -495,7 +507,7 @@ class _Job:
     # -- past the cache -----------------------------------------------------------------------------------------
 
     def copy(
-        self, first: int, end: int, to: Callable[[int, int, int], None] | None, into: Any
+        self, first: int, end: int, to: Callable[[int, int, int], None] | None, into: Any, stopped: Callable[[], bool]
     ) -> list[tuple[int, int]] | None:
         """Read pages to a function, or into memory; see `Bulk.copy`."""
         bulk, size = self._bulk, self._cache.page_size
@@ -516,8 +528,8 @@ class _Job:
                     to((int(rows.pages[low]) - first) * size, source, nbytes)
 
             base = None if into is None else int(into.ctypes.data) - first * size
-            done = self._read(rows, np.ones(n, np.bool_), take, lambda: bool(failed), base, into)
-            if failed or not done:
+            done = self._read(rows, np.ones(n, np.bool_), take, lambda: bool(failed) or stopped(), base, into)
+            if failed or not done or stopped():
                 return None
             if self._space.writable:
                 same = bulk.per_row(known_pages.compare_rows, self._core, n)
@@ -556,7 +568,7 @@ class _Job:
                         begun += 1
                         continue
                     slot, low, high = taken % SLOTS, cuts[taken], cuts[taken + 1]
-                    if not reads.wait(slot, self._cache.timeout):
+                    if not reads.wait(slot, self._cache.timeout, stopped):
                         return False
                     good = np.ones(high - low, np.bool_)
                     good[wanted[low:high]] = reads.statuses(slot) == 0

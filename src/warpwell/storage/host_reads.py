@@ -7,6 +7,7 @@ is done when all of its rows are. One thread at a time submits, drains and waits
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,15 +105,15 @@ class HostReads:
         self._slots[slot, : S_FIRST] = n, 0, n, nsid
         self._advance(slot, 0)
 
-    def wait(self, slot: int, seconds: float) -> bool:
-        """Wait until a slot is done; return False if no read was completed for `seconds`."""
+    def wait(self, slot: int, seconds: float, stopped: Callable[[], bool]) -> bool:
+        """Wait until a slot is done; return False if no read was completed for `seconds`, or if `stopped`."""
         quiet = 0
         left = int(self._slots[:, S_LEFT].sum())
         while self._slots[slot, S_LEFT]:
             self._advance(slot, SLICE_NS)
             now = int(self._slots[:, S_LEFT].sum())
             quiet, left = (quiet + 1 if now == left else 0), now
-            if quiet * SLICE_NS > seconds * 1e9:
+            if quiet * SLICE_NS > seconds * 1e9 or stopped():
                 return False
         return True
 
