@@ -126,7 +126,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
     get, put = _accesses(array.code)
     shift = array.shift
     see, same, touch = pages_of(array.hashed)
-    complete, frame_place = places_of(array.placed, shift)
+    complete, data_of, frame_place = places_of(array.placed, shift)
     tally = tally_of(array.full, size)
 
     @device
@@ -160,7 +160,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
     def items(view, i, n, buffer):
         at = view.origin + i * size
         if complete(view) and not stores:
-            return items_at(view.data + at, n, dtype)
+            return items_at(data_of(view) + at, n, dtype)
         return items_at(buffer + (at & 7), n, dtype)
 
     if not stores:

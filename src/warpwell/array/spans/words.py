@@ -104,7 +104,7 @@ def looking(array: Stored, group: int) -> Look:
     size, shift, small = array.size, array.shift, array.small
     nbytes = group * size
     see, same, touch = pages_of(array.hashed)
-    complete, frame_place = places_of(array.placed, shift)
+    complete, data_of, frame_place = places_of(array.placed, shift)
     load = _load_one(nbytes)
 
     @device
@@ -124,7 +124,7 @@ def looking(array: Stored, group: int) -> Look:
     def one(view, i):
         at = view.origin + i * size
         if complete(view):
-            a, b = load(view.data + at)
+            a, b = load(data_of(view) + at)
             return True, a, b
         page = at >> shift
         seen = see(view, page)
@@ -139,7 +139,7 @@ def looking(array: Stored, group: int) -> Look:
     def four(view, i, step):
         at = view.origin + i * size
         if complete(view):
-            return True, load_four(view.data + at, step * size)
+            return True, load_four(data_of(view) + at, step * size)
         page = at >> shift
         seen = see(view, page)
         words = load_four(frame_place(view, seen) + at - (page << shift), step * size)
@@ -205,8 +205,8 @@ def pages_of(is_hashed: bool) -> tuple[Maker, Maker, Maker]:
 
 
 @functools.cache
-def places_of(placed: bool, shift: int) -> tuple[Maker, Maker]:
-    """Return whether all pages lie one after another, from `data` on; and the frame that a word names, else frame 0."""
+def places_of(placed: bool, shift: int) -> tuple[Maker, Maker, Maker]:
+    """Return whether all pages lie one after another; from where on; and the frame that a word names, else frame 0."""
 
     @device
     def frame_place(view, seen):
@@ -218,13 +218,21 @@ def places_of(placed: bool, shift: int) -> tuple[Maker, Maker]:
         def never(view):
             return False
 
-        return never, frame_place
+        @device
+        def nowhere(view):
+            return 0
+
+        return never, nowhere, frame_place
 
     @device
     def complete(view):
         return view.complete != 0
 
-    return complete, frame_place
+    @device
+    def data_of(view):
+        return view.data
+
+    return complete, data_of, frame_place
 
 
 # -- groups --------------------------------------------------------------------------------------------------------
@@ -263,7 +271,7 @@ def _four_pages(array: Stored, load: Maker) -> Maker:
     """Return `Look.four` where each group may lie in a page of its own: four pages, one fence."""
     size, shift = array.size, array.shift
     see, same, touch = pages_of(array.hashed)
-    complete, frame_place = places_of(array.placed, shift)
+    complete, data_of, frame_place = places_of(array.placed, shift)
 
     @device
     def address(view, i, seen):
@@ -277,10 +285,10 @@ def _four_pages(array: Stored, load: Maker) -> Maker:
     def four_pages(view, i, step):
         j, k, m = i + step, i + 2 * step, i + 3 * step
         if complete(view):
-            a, b = load(view.data + view.origin + i * size)
-            c, d = load(view.data + view.origin + j * size)
-            e, f = load(view.data + view.origin + k * size)
-            g, h = load(view.data + view.origin + m * size)
+            a, b = load(data_of(view) + view.origin + i * size)
+            c, d = load(data_of(view) + view.origin + j * size)
+            e, f = load(data_of(view) + view.origin + k * size)
+            g, h = load(data_of(view) + view.origin + m * size)
             return True, (a, b, c, d, e, f, g, h)
         s, t = see(view, page(view, i)), see(view, page(view, j))
         u, v = see(view, page(view, k)), see(view, page(view, m))
@@ -514,7 +522,7 @@ def _early(array: Stored, fold_four: Maker) -> Maker:
     """Return what folds the groups of a page and then looks; if the look fails, the total is what it was."""
     size, shift = array.size, array.shift
     see, same, touch = pages_of(array.hashed)
-    complete, frame_place = places_of(array.placed, shift)
+    complete, data_of, frame_place = places_of(array.placed, shift)
     load = loader(GROUP_BYTES)
 
     @device
@@ -522,7 +530,7 @@ def _early(array: Stored, fold_four: Maker) -> Maker:
         at = view.origin + i * size
         page = at >> shift
         whole = complete(view)
-        seen, address = 0, view.data + at
+        seen, address = 0, data_of(view) + at
         if not whole:
             seen = see(view, page)
             address = frame_place(view, seen) + at - (page << shift)
