@@ -1,0 +1,51 @@
+"""What spans compile to: the order of their loads, how wide they are, and that they compile for every kind of cache."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell.array.view import ArrayView, ViewStatic
+from warpwell.targets.compiler import run_cuda
+
+pytestmark = pytest.mark.ptx
+
+
+def view(dtype: str = "<i8", **static: object) -> ArrayView:
+    kind = ViewStatic(dtype, 1, True, **{  # type: ignore[arg-type]
+        "hashed": False, "writable": True, "full": False, "aligned": True, "stride": np.dtype(dtype).itemsize,
+        "packed": True, **static,
+    })  # fmt: skip
+    return ArrayView(kind, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(kind)})
+
+
+@ww.device
+def mix(total, item):
+    return (total ^ item) + item
+
+
+@ww.kernel
+def fold_all(a, out):
+    out[0] = ww.fold_warp(mix, 0, a, out[1], out[2])
+
+
+@pytest.mark.parametrize("static", [{}, {"placed": True}, {"shift": 9}, {"hashed": True}], ids=str)
+def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str, object]) -> None:
+    text = run_cuda.ptx(fold_all, (view(**static), np.zeros(4, np.int64)))
+    lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
+    fences = [k for k, line in enumerate(lines) if line.startswith("fence.acq_rel.gpu")]
+    assert len(fences) == 2, "one for four rows, one for a row alone"
+    rows = []
+    for fence in fences:
+        reload = next(k for k in range(fence, len(lines)) if lines[k].startswith("ld.relaxed.gpu.global.u64"))
+        assert not any(re.match("call|st[.]|atom|ld[.]", line) for line in lines[fence + 1 : reload])
+        word = re.search(r"\[(%\w+)\]", lines[reload])[1]
+        acquire = max(k for k in range(fence) if lines[k].startswith("ld.acquire.gpu") and f"[{word}]" in lines[k])
+        between = lines[acquire + 1 : fence]
+        loads = [line for line in between if line.startswith("ld.relaxed.gpu.global.v2.u64")]
+        assert not any(re.match("call|st[.]|atom", line) for line in between)
+        rows.append(len(loads))
+    assert sorted(rows) == [1, 4]
