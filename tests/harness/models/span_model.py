@@ -1,0 +1,33 @@
+"""Span scenario: the frame scenario whose readers fold runs of items instead of subscripting single ones."""
+
+from __future__ import annotations
+
+from random import Random
+
+import warpwell as ww
+
+from .adversary import Violation
+from .cache_model import ITEMS, base_value
+from .frame_model import FrameModel
+
+
+class SpanModel(FrameModel):
+    """One run of the span scenario; `seed` and `trace` as for `CacheModel`."""
+
+    def _look(self, seed: int) -> None:
+        random, page = Random(seed), self.pages[0]
+
+        def look(item: int, value: int) -> int:
+            if value != base_value(page, item):
+                raise Violation(f"page {page}, item {item}: a span gave {value:#x}, page {(value >> 40) - 1}'s")
+            return item + 1
+
+        for _ in range(40):
+            first = random.randrange(4)
+            ww.fold(look, first, self.view, page * ITEMS + first, page * ITEMS + first + random.choice((2, 8, 12)))
+            # whatever it was given before the second look, the sum is that of the page's items, or of none
+            total = ww.fold(ww.add, 0, self.view, page * ITEMS, page * ITEMS + 8)
+            if total not in (0, sum(base_value(page, k) for k in range(8))):
+                part = [sum(base_value(page, k) for k in range(n)) for n in range(8)]
+                if total not in part:
+                    raise Violation(f"page {page}: the sum of a span is {total:#x}")
