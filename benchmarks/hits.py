@@ -24,16 +24,20 @@ import warpwell as ww
 HERE = Path(__file__).parent
 
 
-def repeated(script: str, runs: int, *options: str) -> list[dict[str, Any]]:
-    """Return what several runs of a benchmark wrote, and print the last one's tables."""
+def repeated(script: str, runs: int, limit: float, *options: str) -> list[dict[str, Any]]:
+    """Return what several runs of a benchmark wrote, and print the last one's tables; a run has `limit` seconds."""
     found = []
     for run in range(runs):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out.json"
-            done = subprocess.run(
-                [sys.executable, str(HERE / script), *options, "--json", str(out)], capture_output=True, text=True,
-                check=False,
-            )  # fmt: skip
+            try:
+                done = subprocess.run(
+                    [sys.executable, str(HERE / script), *options, "--json", str(out)], capture_output=True, text=True,
+                    check=False, timeout=limit,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as late:
+                print(f"{script} did not end within {limit:g} s; it said:\n{_text(late.stdout)}", flush=True)
+                return found
             if done.returncode:
                 print(f"{script} failed: {done.stderr.strip()[-1000:]}", flush=True)
                 return found
@@ -41,6 +45,10 @@ def repeated(script: str, runs: int, *options: str) -> list[dict[str, Any]]:
                 print(done.stdout, flush=True)
             found.append(json.loads(out.read_text()))
     return found
+
+
+def _text(said: bytes | str | None) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
 
 
 def bam(program: Path, *options: str) -> list[dict[str, Any]]:
@@ -68,6 +76,7 @@ def main() -> None:
     parser.add_argument("--device", default=ww.default_device())
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--frames", default=None, help="bytes of frames (8GiB on cuda, 64MiB on cpu)")
+    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="of each run of a script")
     parser.add_argument("--bam", type=Path, default=None, metavar="FOLDER")
     parser.add_argument("--quick", action="store_true", help="one run, few rounds, 256 MiB of frames")
     parser.add_argument("--json", default=None, metavar="FILE")
@@ -79,11 +88,8 @@ def main() -> None:
         given += ["--frames", options.frames]
     rounds = ["--rounds", "64" if options.device == "cuda" else "2000"] if options.quick else []
     results: dict[str, Any] = machine(options.device) | {"runs": options.runs}
-    results["hit_path"] = repeated("hit_path.py", options.runs, *given, "--no-stores", *rounds)
+    results["hit_path"] = repeated("hit_path.py", options.runs, options.limit, *given, "--no-stores", *rounds)
     save(options.json, results)
-    if (HERE / "spans.py").exists():
-        results["spans"] = repeated("spans.py", options.runs, *given)
-        save(options.json, results)
     for program in ("bam_hit", "bam_hit_nostats") if options.bam is not None else ():
         size = "64M" if options.quick else "8G"
         methods = "raw_relaxed,bam_array,bam_ptr_clean,bam_get_raw"
@@ -94,6 +100,9 @@ def main() -> None:
             ["page B", "pattern", "method", "G/s", "of raw"],
             [[r["page"], r["pattern"], r["method"], r["greads_median"], r["of_raw"]] for r in rows],
         )
+        save(options.json, results)
+    if (HERE / "spans.py").exists():
+        results["spans"] = repeated("spans.py", options.runs, options.limit, *given)
         save(options.json, results)
     for part in ("hit_path", "spans") if options.runs > 1 else ():
         labels: dict[str, list[float]] = {}
