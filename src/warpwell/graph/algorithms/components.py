@@ -192,9 +192,9 @@ def _mark_rest(offsets, parents, largest, pages):
 @kernel
 def _select(offsets, parents, largest, done, vertex, end, items, base, counters):
     """Append the items of those of vertices [vertex, end) outside of the component `largest` (thread a vertex)."""
+    mask = activemask()
     v = vertex + grid(1)
     found = v < end and parents[v] != largest and offsets[v + 1] - offsets[v] > done
-    mask = activemask()
     if any_sync(mask, found):
         append(mask, found, v, offsets, items, base, counters)
 

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array import atomic_add
-from ...array.spans import add, fold_warp
 from ...cache import Statistics
 from ...errors import ArgumentError
-from ...targets import activemask, ballot, device, div, grid, i64, kernel, lane_id, reduce_warp, warp_size
+from ...targets import activemask, ballot, device, div, grid, i64, kernel, lane_id, warp_size
 from ...targets.arrays import to_device, to_host, zeros
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
@@ -29,6 +28,7 @@ from .work_items import (
     append,
     most_items,
     start_of,
+    sum_all,
     up_to_warps,
     vertex_of,
     vertices_of,
@@ -66,9 +66,9 @@ class PageRankResult:
 @kernel
 def _list(offsets, vertex, end, items, base, counters):
     """Append the items of vertices [vertex, end), nearly in vertex order (thread a vertex)."""
+    mask = activemask()
     v = vertex + grid(1)
     found = v < end and offsets[v + 1] > offsets[v]
-    mask = activemask()
     if ballot(mask, found) != 0:
         append(mask, found, v, offsets, items, base, counters)
 
@@ -87,6 +87,7 @@ def _share_of(total, source, shares, counters):
 @kernel
 def _gather(edges, offsets, items, count, window, shares, sums, counters):
     """Add the shares that arrive over edges in a window; a warp takes one item."""
+    mask = activemask()
     index = div(grid(1), warp_size())
     if index < count:
         item = items[index]
@@ -95,9 +96,11 @@ def _gather(edges, offsets, items, count, window, shares, sums, counters):
         stop = min(at + PIECE, offsets[vertex + 1], window[1])
         at = max(at, window[0])
         total = 0.0
-        if at < stop:
-            total = fold_warp(_share_of, 0.0, edges, at, stop, shares, counters)
-        total = reduce_warp(add, total)
+        at += lane_id()
+        while at < stop:
+            total = _share_of(total, edges[at], shares, counters)
+            at += warp_size()
+        total = sum_all(mask, total)
         if lane_id() == 0:
             atomic_add(sums, vertex, total)
 
@@ -109,6 +112,7 @@ def _step(offsets, ranks, shares, sums, base, damping, threads, change, dangling
     The change of all ranks is added to item `change` of the totals, and the rank of vertices without edges to item
     `dangling`. A thread takes every so manieth vertex.
     """
+    mask = activemask()
     v = grid(1)
     changed = 0.0
     lost = 0.0
@@ -123,8 +127,8 @@ def _step(offsets, ranks, shares, sums, base, damping, threads, change, dangling
         ranks[v] = rank
         sums[v] = 0.0
         v += threads
-    changed = reduce_warp(add, changed)
-    lost = reduce_warp(add, lost)
+    changed = sum_all(mask, changed)
+    lost = sum_all(mask, lost)
     if lane_id() == 0:
         atomic_add(totals, change, changed)
         atomic_add(totals, dangling, lost)

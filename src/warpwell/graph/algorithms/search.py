@@ -106,8 +106,8 @@ class BFSResult:
 
 
 @device
-def _visit(edges, offsets, levels, visited, items, index, window, base, level, counters):
-    """Set the level of an item's neighbours and append theirs (all lanes of a warp, with the same index).
+def _visit(edges, offsets, levels, visited, items, index, window, base, level, mask, counters):
+    """Set the level of an item's neighbours and append theirs (all lanes of mask, a whole warp, with the same index).
 
     Of the item's edges those in the window ``(first, end)`` are followed. With a base below 0 nothing is appended.
     """
@@ -116,7 +116,6 @@ def _visit(edges, offsets, levels, visited, items, index, window, base, level, c
     at = start_of(item, offsets[vertex])
     stop = min(at + PIECE, offsets[vertex + 1], window[1])
     at = max(at, window[0])
-    mask = activemask()
     lane = lane_id()
     while at < stop:
         neighbour = -1
@@ -145,14 +144,16 @@ def _visit(edges, offsets, levels, visited, items, index, window, base, level, c
 @kernel
 def _push(edges, offsets, levels, visited, items, begin, end, window, base, level, counters):
     """Visit the neighbours of items [begin, end); a warp takes one item, its lanes neighbouring edges."""
+    mask = activemask()
     index = begin + div(grid(1), warp_size())
     if index < end:
-        _visit(edges, offsets, levels, visited, items, index, window, base, level, counters)
+        _visit(edges, offsets, levels, visited, items, index, window, base, level, mask, counters)
 
 
 @kernel(block=1024)
 def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level, most, counters):
     """Visit level after level while the frontier has at most `most` edges (one block; its warps take items)."""
+    mask = activemask()
     degrees = load_relaxed_as(element_address(counters, DEGREES), counters.dtype)
     first = begin
     last = end
@@ -163,7 +164,7 @@ def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level
         now += 1
         index = first + div(thread_index(), warp_size())
         while index < last:
-            _visit(edges, offsets, levels, visited, items, index, (0, edges.size), base, now, counters)
+            _visit(edges, offsets, levels, visited, items, index, (0, edges.size), base, now, mask, counters)
             index += div(block_threads(), warp_size())
         if thread_index() == 0:
             counters[STOP] = failed()
@@ -274,9 +275,9 @@ def _pull(edges, offsets, levels, visited, after, near, window, level, word, wor
 @kernel
 def _collect(offsets, levels, level, items, vertex, end, base, counters):
     """Append the items of those of vertices [vertex, end) on a level, nearly in vertex order (thread a vertex)."""
+    mask = activemask()
     v = vertex + grid(1)
     found = v < end and levels[v] == level
-    mask = activemask()
     if ballot(mask, found) != 0:
         append(mask, found, v, offsets, items, base, counters)
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array import atomic_add
-from ...array.spans import fold_warp
 from ...cache import Statistics
 from ...errors import ArgumentError
 from ...targets import (
@@ -161,7 +160,10 @@ def _relax(edges, weights, offsets, distances, waiting, items, count, zero, most
         at = start_of(item, offsets[vertex])
         stop = min(at + PIECE, offsets[vertex + 1])
         distance = zero + load_relaxed_as(element_address(distances, vertex), distances.dtype)
-        fold_warp(_follow, 0, (edges, weights), at, stop, distance, distances, waiting, most, counters)
+        at += lane_id()
+        while at < stop:
+            _follow(0, edges[at], weights[at], distance, distances, waiting, most, counters)
+            at += warp_size()
 
 
 @kernel

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from ...array import atomic_add
-from ...array.spans import add
 from ...cache import Statistics
-from ...targets import activemask, ballot, device, div, grid, kernel, lane_id, popc, reduce_warp, warp_size
+from ...targets import activemask, ballot, device, div, grid, kernel, lane_id, popc, warp_size
 from ...targets.arrays import empty, to_device, to_host, zeros
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
 from .components import require_undirected
 from .run import Run, try_waves
-from .work_items import N_COUNTERS, neighbour_at, vertex_at, vertex_dtype, vertices_of
+from .work_items import N_COUNTERS, neighbour_at, sum_all, vertex_at, vertex_dtype, vertices_of
 
 TRIANGLES = 0
 """Counter: triangles."""
@@ -61,12 +60,12 @@ def _orient(edges, offsets, vertex, end, window, writes, later, places, counters
     ``places[v]`` grows by their number: from 0, or from where the neighbours of v begin in `later`. They stay in their
     order, which ascends.
     """
+    mask = activemask()
     v = vertex + div(grid(1), warp_size())
     if v < end:
         at = max(offsets[v], window[0])
         stop = min(offsets[v + 1], window[1])
         place = places[v]
-        mask = activemask()
         lane = lane_id()
         while at < stop:
             neighbour = -1
@@ -133,8 +132,8 @@ def _count(later, places, edges, counters):
             else:
                 found += _common(later, its, its_end, first, end)
         at += 1
-    found = reduce_warp(add, found)
-    if lane_id() == 0 and mask != 0 and found != 0:
+    found = sum_all(mask, found)
+    if lane_id() == 0 and found != 0:
         atomic_add(counters, TRIANGLES, found)
 
 

@@ -21,6 +21,7 @@ from ...targets import (
     lane_id,
     load_relaxed_as,
     shfl,
+    shfl_as,
     warp_size,
 )
 
@@ -100,6 +101,17 @@ def sum_below(mask, value):
             total += below
         step *= 2
     return total
+
+
+@device
+def sum_all(mask, value):
+    """Return the sum of `value` over a whole warp (all lanes of mask, which need not run converged)."""
+    lane = lane_id()
+    step = 1
+    while step < warp_size():
+        value += shfl_as(mask, value, lane ^ step)
+        step *= 2
+    return value
 
 
 @device
