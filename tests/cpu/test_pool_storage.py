@@ -68,7 +68,7 @@ def test_a_kernel_reads_an_array_where_its_device_is(devices: Devices, path: Pat
 
 def test_the_application_looks_into_an_array(devices: Devices, path: Path) -> None:
     values = np.arange(100_000)
-    with devices[0].open(path) as array:
+    with devices[0].open(path, cache="1MiB") as array:
         assert array[7] == 7 and array[-1] == 99_999 and len(array) == 100_000
         assert np.array_equal(array[10:20], values[10:20])
         assert np.array_equal(array[np.array([5, 3, 5])], [5, 3, 5])
