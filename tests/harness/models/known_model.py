@@ -22,7 +22,7 @@ from .cache_model import OWNED, PAGE, CacheModel, Focus
 
 SLOTS, ROWS = 2, 3
 TRIES = 3000
-SLACK = 128
+SLACK = 64
 """Steps of the hand that a look at it may miss, because it is relaxed."""
 
 
