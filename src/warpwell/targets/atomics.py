@@ -263,7 +263,7 @@ def syncwarp(mask: int) -> None:
 
 @device
 def reduce_warp(f: Any, value: Any) -> Any:
-    """Return the values of all lanes that run converged, combined by `f`; each of these lanes calls it.
+    """Return the values of all lanes of the warp, combined by `f`. All lanes that are still in the kernel call it.
 
     All of them are told the same result. Orders nothing. On `cpu` and `interp` it is the caller's own `value`.
 
@@ -273,6 +273,7 @@ def reduce_warp(f: Any, value: Any) -> Any:
         ``f(a, b)``, associative and commutative, such as `warpwell.add`; it returns what `value` is.
     value : number
     """
+    syncwarp(0xFFFFFFFF)
     mask = activemask()
     if mask == 0xFFFFFFFF:
         lane = lane_id()

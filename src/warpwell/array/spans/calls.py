@@ -132,7 +132,7 @@ def fill_block(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
     return _interpreted(_choose_fill(2), f, target, lo, hi, *args)
 
 
-# -- folds that the library knows: they look at nothing but numbers ------------------------------------------------
+# -- folds that many need ------------------------------------------------
 
 
 @device
@@ -293,40 +293,42 @@ def _items_of(kinds: tuple[Any, ...], count: int) -> Maker:
 
 # -- which form ----------------------------------------------------------------------------------------------------
 
-KNOWN = (add, add_square, least, greatest)
-"""Folds that may be given items before it is known whether they are the page's."""
 BUFFERED = {"cpu"}
 """Targets whose threads copy pages to buffers; others read words into registers."""
 
 
+ALL_LANES = 0xFFFFFFFF
+
+
 def _choose_fold(scope: int) -> Maker:
     def choose(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
-        return _together(scope, _folding(target, scope, f, source)) if _walkable(source) else None
+        return _together(scope, _folding(target, scope, source)) if _walkable(source) else None
 
     return choose
 
 
-def _folding(target: str, scope: int, f: Any, source: Any) -> Maker:
+def _folding(target: str, scope: int, source: Any) -> Maker:
     if not _stored_among(source):
         return _plain_fold(scope, source)
     if target in BUFFERED:
         return _clipped_fold(source, buffers.folding(_windows(source)))
     if (stored := _stored(source)) is None:
         return _plain_fold(scope, source)
-    return _clipped_fold(source, words.folding(stored, f in KNOWN, _PLACES[scope]))
+    return _clipped_fold(source, words.folding(stored, _PLACES[scope]))
 
 
 @functools.cache
 def _together(scope: int, walk: Maker) -> Maker:
-    """Return a walk after which the lanes of a warp run together again, for those who count on it."""
+    """Return a walk before and after which the lanes of a warp run together: the walk counts those that do."""
     if scope != 1:
         return walk
 
     @device
     def together(f, start, source, lo, hi, *args):
-        mask = activemask()
+        # lanes that came apart before would each take the whole run; lanes that have left the kernel count as there
+        syncwarp(ALL_LANES)
         out = walk(f, start, source, lo, hi, *args)
-        syncwarp(mask)
+        syncwarp(ALL_LANES)
         return out
 
     return together

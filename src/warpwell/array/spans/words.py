@@ -10,8 +10,7 @@ group for each lane. The look at the pages of up to four rows, by each lane for 
 4. Load the word again, relaxed. The same frame and generation: the groups are the page's. If a group was stored by who
    filled the frame anew, its fence and this one make the INVALID word visible to this load, and the generation differs.
    In a hashed table the frame's owner is loaded before the fence, for the same reason.
-5. Only then is an item given to anyone. A fold that the library knows to look at nothing but numbers is given items
-   before, from a total that is put back if the look fails.
+5. Only then is an item given to anyone.
 
 A lane whose look fails pins the page for as long as it loads the groups, one page at a time, with whichever lanes come
 with it. Nobody waits under such a pin, so runs that are longer than the cache end.
@@ -32,7 +31,6 @@ from ...cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
 from ...targets import (
     DEVICE,
     device,
-    div,
     fence,
     fetch_or_as,
     load_acquire,
@@ -49,8 +47,6 @@ ROWS = 4
 """Rows that are in flight together: 64 bytes a lane."""
 ROWS_BYTES = ROWS * 32 * GROUP_BYTES
 """Bytes of these rows of a whole warp."""
-EARLY = 8
-"""Times `ROWS` rows that a known fold takes at most before it looks again."""
 
 
 class Stored(NamedTuple):
@@ -440,13 +436,11 @@ def tally_of(full: bool, size: int) -> Maker:
 
 
 @functools.cache
-def folding(source: Stored, early: bool, place: Maker) -> Maker:
+def folding(source: Stored, place: Maker) -> Maker:
     """Return ``(f, start, view, lo, hi, *args)``, which folds the caller's share of an array behind a cache.
 
     Parameters
     ----------
-    early : bool
-        Whether `f` looks at nothing but numbers, and may be given items before the look at their page.
     place : callable
         Device function to the caller's rank, and among how many threads.
     """
@@ -454,7 +448,6 @@ def folding(source: Stored, early: bool, place: Maker) -> Maker:
     look = looking(source, group)
     together, four, one, brought, pinned = look[:5]
     unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
-    early &= not source.small and not source.full
 
     @device
     def fold_group(f, total, first, second, args):
@@ -469,7 +462,7 @@ def folding(source: Stored, early: bool, place: Maker) -> Maker:
         total = fold_group(f, total, words[4], words[5], args)
         return fold_group(f, total, words[6], words[7], args)
 
-    ahead = _early(source, fold_four) if early else _later(four, fold_four, tally, group)
+    ahead = _later(four, fold_four, tally, group)
 
     @device
     def fold_words(f, start, view, lo, hi, *args):
@@ -516,39 +509,6 @@ def _later(four: Maker, fold_four: Maker, tally: Maker, group: int) -> Maker:
         return fold_four(f, total, words, args), 4 * step
 
     return later
-
-
-def _early(array: Stored, fold_four: Maker) -> Maker:
-    """Return what folds the groups of a page and then looks; if the look fails, the total is what it was."""
-    size, shift = array.size, array.shift
-    see, same, touch = pages_of(array.hashed)
-    complete, data_of, frame_place = places_of(array.placed, shift)
-    load = loader(GROUP_BYTES)
-
-    @device
-    def soon(f, total, view, i, step, hi, args):
-        at = view.origin + i * size
-        page = at >> shift
-        whole = complete(view)
-        seen, address = 0, data_of(view) + at
-        if not whole:
-            seen = see(view, page)
-            address = frame_place(view, seen) + at - (page << shift)
-        stop = min(((page + 1) << shift) - at, (hi - i) * size) - GROUP_BYTES
-        reach = 3 * step * size
-        taken = fold_four(f, total, load(address, step * size), args)
-        moved = 4 * step * size
-        while moved + reach <= stop and moved < 4 * EARLY * step * size:
-            taken = fold_four(f, taken, load(address + moved, step * size), args)
-            moved += 4 * step * size
-        if not whole:
-            fence(DEVICE)
-            if not same(view, page, seen):
-                return total, 0
-            touch(view, page, seen)
-        return taken, div(moved, size)
-
-    return soon
 
 
 @functools.cache
