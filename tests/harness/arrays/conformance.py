@@ -96,7 +96,8 @@ class ArrayConformance(ItemConformance):
             a.unpin(0, 40)
             a.evict(0, 40)
             misses = a.stats.misses
-            assert a[3] == 3
+            self.run(read, 1, a, np.array([3]), out)  # by a kernel: the host may read past the cache
+            assert out[0] == 3
             assert a.stats.misses == misses + 1
 
     def test_kernels_pin_all_frames_but_one(self, numbers: Path) -> None:
