@@ -110,6 +110,44 @@ def test_rows_are_a_view_and_not_a_copy(a: Any) -> None:
     assert "closed" in repr(rows)
 
 
+def test_rows_change_in_place(a: Any, tmp_path: Path) -> None:
+    rows = view = a[20:30]
+    rows += 1
+    rows //= np.arange(1, 11)
+    assert rows is view
+    model = MODEL.copy()
+    model[20:30] = (model[20:30] + 1) // np.arange(1, 11)
+    a[5:9] *= a[6:10]
+    model[5:9] *= MODEL[6:10]
+    np.testing.assert_array_equal(a[:], model)
+    with pytest.raises(TypeError, match="cast"):
+        rows += 0.5
+    begun = a._part._begun
+    a[20:30] = rows
+    rows[...] = rows
+    assert a._part._begun == begun, "what is there is not written once more"
+    a[0:10] = rows
+    a.flush()
+    np.testing.assert_array_equal(a[0:10], model[20:30])
+    with ww.open(a.medium.path, device="cpu", tier=a.tier) as b:
+        rows = b[20:30]
+        with pytest.raises(errors.ReadOnlyError):
+            rows += 1
+
+
+def test_fields_are_assigned(tmp_path: Path) -> None:
+    records = np.zeros(50, [("id", "<i8"), ("xyz", "<f4", 3)])
+    np.save(tmp_path / "r.npy", records)
+    with ww.open(tmp_path / "r.npy", "r+", device="cpu") as r:
+        r["id"] = np.arange(50)
+        part = r[10:20]
+        part["id"] += 100
+        part["xyz"] = [1, 2, 3]
+        records["id"], records["xyz"][10:20] = np.arange(50), [1, 2, 3]
+        records["id"][10:20] += 100
+        assert (np.asarray(r) == records).all()
+
+
 def test_fields_of_rows(tmp_path: Path) -> None:
     records = np.zeros(50, [("id", "<i8"), ("xyz", "<f4", 3)])
     records["id"], records["xyz"] = np.arange(50), np.arange(150).reshape(50, 3)
@@ -164,3 +202,27 @@ def test_a_cut_file_is_no_row_of_zeros(tmp_path: Path) -> None:
         for use in (lambda: a[99], lambda: np.asarray(a), lambda: a[90:].sum()):
             with pytest.raises(errors.MediumError, match="truncated"):
                 use()
+
+
+def test_a_read_beside_a_close_takes_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", MODEL)
+    np.save(tmp_path / "b.npy", -MODEL)
+    for tier in ("mapped", "storage"):
+        a = ww.open(tmp_path / "a.npy", device="cpu", tier=tier)
+        opened: list[Any] = []
+        real = os.preadv
+
+        def preadv(
+            fd: int, buffers: Any, offset: int, a: Any = a, opened: list[Any] = opened, real: Any = real
+        ) -> int:
+            if not opened:  # as if another thread closed the array here, and the program opened a file
+                a.close()
+                opened.extend((tmp_path / "b.npy").open("rb") for _ in range(16))
+            return int(real(fd, buffers, offset))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", preadv)
+            with pytest.raises(errors.ClosedError):
+                a[3]
+        for file in opened:
+            file.close()

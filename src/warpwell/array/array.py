@@ -224,10 +224,30 @@ class Array(OnStorage):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._require_open()
-        if not self.writable:
-            raise errors.ReadOnlyError(f'array {self.name!r} is read-only: open it with mode="r+"')
+        self._require_writable()
+        if isinstance(index, str):
+            self.field(index)[...] = value
+            return
+        if isinstance(value, Rows) and self._has_at(index, value):
+            return  # after ``a[lo:hi] += 1``, which has written
         require_bits(self.dtype, value, self.name)
         bulk.put(self, index, value)
+
+    def _has_at(self, index: Any, rows: Rows) -> bool:
+        """Return whether `rows` are the very items that an index names."""
+        if index is Ellipsis:
+            own: Array = self
+        elif type(index) is slice and index.step in (None, 1) and self.shape:
+            own = self._range(index)
+        else:
+            return False
+        return own._part is rows._part and own.dtype == rows.dtype and (own._origin, own.shape, own._strides) == (
+            rows._origin, rows.shape, rows._strides
+        )  # fmt: skip
+
+    def _require_writable(self) -> None:
+        if not self.writable:
+            raise errors.ReadOnlyError(f'array {self.name!r} is read-only: open it with mode="r+"')
 
     # -- residency ------------------------------------------------------------------------------------------
 
@@ -363,8 +383,9 @@ class Rows(ReadOnUse, Array):
     """A range of rows of an array, ``a[lo:hi]``: a view, which reads nothing until it is used.
 
     It is an `Array` of these rows: kernels take it, ``len``, `shape`, `reshape`, `prefetch` and subscripts work, and
-    assigning to it writes to the array. NumPy functions, operators, comparisons and the methods of a NumPy array that
-    change nothing read the rows each time and return NumPy arrays. `read` returns them as the device has them.
+    assigning to it, or ``rows += 1``, writes to the array. NumPy functions, operators, comparisons and the methods of a
+    NumPy array that change nothing read the rows each time and return NumPy arrays. `read` returns them as the device
+    has them.
     """
 
     def read(self) -> Any:

@@ -211,6 +211,16 @@ def _reading_operator(name: str, function: Callable[..., Any], reflected: bool =
     return read
 
 
+def _writing_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def write(self: Any, other: Any) -> Any:
+        self._require_writable()
+        self[...] = function(np.asarray(self), _read(other))  # a copy in its place would leave the file as it was
+        return self
+
+    write.__name__ = write.__qualname__ = name
+    return write
+
+
 _BOTH: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "matmul": operator.matmul,
     "truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
@@ -229,3 +239,5 @@ for _name, _function in {**_BOTH, **_OTHERS}.items():
     setattr(ReadOnUse, f"__{_name}__", _reading_operator(f"__{_name}__", _function))
 for _name, _function in _BOTH.items():
     setattr(ReadOnUse, f"__r{_name}__", _reading_operator(f"__r{_name}__", _function, reflected=True))
+for _name in _BINARY:
+    setattr(ReadOnUse, f"__i{_name}__", _writing_operator(f"__i{_name}__", getattr(operator, f"i{_name}")))

@@ -231,7 +231,9 @@ class FileMedium(Medium):
             try:
                 got = os.preadv(self._fd, [view[done:]], offset + done)
             except OSError as error:
+                self._check_open()
                 raise self._failed(READ, offset, error.errno or errno.EIO) from error
+            self._check_open()  # else another thread closed the file, and the number may be another file's by now
             if got == 0:
                 raise self._failed(READ, offset, SHORT)
             done += got
