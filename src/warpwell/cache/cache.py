@@ -206,7 +206,8 @@ class Cache:
                 written = True
             finally:
                 # while others use the cache, or hold pages in it, its frames stay where they are
-                settled = self._in_flight == 0 and self._drain()
+                alone = self._in_flight == 0
+                settled = self._drain(None if alone else nsid) and alone
                 if not written or self.pinned(nsid):
                     # what stayed dirty would fail everybody who comes upon it: there is no medium to write it to
                     self._drop(nsid)
@@ -349,7 +350,7 @@ class Cache:
             self.require_open()
             self._reap()
             for pending in self._pending:
-                if nsid is None or nsid in pending[0]:
+                if nsid in pending[0]:
                     self._pending.remove(pending)
                     raise pending[1]
             launch = self.launches.take(flag)
@@ -588,13 +589,18 @@ class Cache:
         finally:
             self.end(flag)
 
-    def _drain(self) -> bool:
-        """Wait until no command is in flight; return False if the medium does not answer in time.
+    def _drain(self, nsid: int | None = None) -> bool:
+        """Wait until no command is in flight, or none of an array; return False if the medium does not answer in time.
 
-        Commands refer to frames, so call this before the frames are laid out again.
+        Commands refer to frames, so call this before the frames are laid out again; and to a medium, which nobody asks
+        for completions once it is detached.
         """
+        pages = None
+        if nsid is not None:
+            space = self._spaces[nsid]
+            pages = space.base, space.base + space.pages
         deadline = None
-        while self._core is not None and self.pairs.in_use():
+        while self._core is not None and self.pairs.in_use(pages):
             if deadline is not None and time.monotonic() > deadline:
                 return False
             self.settle()

@@ -144,9 +144,20 @@ class QueuePairs:
         tails = words[(self.ports[:, at.P_SQ_DOORBELL] - base) // 8]
         return int(((tails - self.ports[:, at.P_SQ_HEAD]) & (self.depth - 1)).sum())
 
-    def in_use(self) -> int:
-        """Return how many command ids are taken (host; between launches)."""
-        return sum(
+    def in_use(self, pages: tuple[int, int] | None = None) -> int:
+        """Return how many command ids are taken, or taken for pages [first, end) (host; a snapshot)."""
+        taken = sum(
             int(self._device.read(8 * (k * at.Q_WORDS + at.Q_IN_USE), 8).view(np.int64)[0])
             for k in range(self.count)
         )
+        if pages is None or not taken:
+            return taken
+        each = 2 * self.depth + self.ids * at.ID_WORDS + self.ids
+        taken = 0
+        for k in range(self.count):
+            begin = 8 * (self.count * at.Q_WORDS + k * each + 2 * self.depth)
+            ids = self._device.read(begin, 8 * at.ID_WORDS * self.ids).view(np.int64).reshape(-1, at.ID_WORDS)
+            first = ids[:, at.ID_PAGE]
+            end = first + np.maximum(ids[:, at.ID_COUNT], 1)
+            taken += int(((ids[:, at.ID_STATE] != at.FREE) & (first < pages[1]) & (end > pages[0])).sum())
+        return taken

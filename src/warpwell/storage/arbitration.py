@@ -64,6 +64,8 @@ T_LEFT = 1
 """Commands that it may still send in this turn."""
 T_FIRST = 2
 """1 of the thread that stays, without a launch, while commands are in flight."""
+T_ROUNDS = 3
+"""Rounds that it has begun: two more mean that it is out of every function that it was in."""
 T_DONE = 16
 """Answers that are not posted yet: pairs of id and status."""
 T_BATCH = T_DONE + 2 * FETCH
@@ -257,7 +259,9 @@ def room_in_window(control, ports):
 def serve(control, thread, namespaces):
     """Serve the ports of a controller together with other threads, until told to stop, or idle without a launch."""
     idle = 0
+    rounds = thread + 8 * T_ROUNDS
     while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
+        store_release(rounds, load_relaxed(rounds, SYSTEM) + 1, SYSTEM)
         work = share(control, thread, namespaces) + serve_media(control, namespaces)
         if work > 0:
             idle = 0

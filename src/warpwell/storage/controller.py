@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -273,12 +274,33 @@ class Controller:
         self._records[0, 0] = max([*self._media, *self._stores]) + 1
 
     def detach(self, nsid: int) -> None:
-        """Stop serving a namespace; later commands to it get an error status."""
+        """Stop serving a namespace; later commands to it get an error status.
+
+        Then no thread is in a function of the medium or store any more, unless one has not come back for five seconds.
+        """
         with self._lock:
             self._records[nsid, native.NS_START] = 0
             self._records[nsid, native.NS_COMPLETE] = 0
-            self._media.pop(nsid, None)
-            self._stores.pop(nsid, None)
+        left = self._passed(_PARK_SECONDS)
+        with self._lock:
+            gone = self._media.pop(nsid, None), self._stores.pop(nsid, None)
+        if not left:
+            _leaked.append((gone, self._keep))
+
+    def _passed(self, seconds: float) -> bool:
+        """Wait until each thread has begun two more rounds, or has left; return whether all have in time."""
+
+        def rounds(seat: int) -> int:
+            return int(self._control[native.K_PORTS + native.MAX_PORTS + arbitration.THREAD_WORDS * seat
+                                     + arbitration.T_ROUNDS])  # fmt: skip
+
+        deadline = time.monotonic() + seconds
+        before = [(seat, rounds(seat)) for seat in tuple(self._seats.taken)]
+        while any(seat in self._seats.taken and rounds(seat) - begun < 2 for seat, begun in before):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(5e-5)
+        return True
 
     def name(self, nsid: int) -> str:
         """Return the name of a namespace's medium or store."""

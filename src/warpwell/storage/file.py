@@ -280,8 +280,9 @@ class FileMedium(Medium):
         if self._ring is not None and mine:
             ring, self._ring = self._ring, None
             function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(ring_complete.address)
-            ring.close(lambda: function(self._state.address, 0, 0, 0, 0, 0), 30.0)
-            self._state.words[RING] = 0
+            ring.drain(lambda: function(self._state.address, 0, 0, 0, 0, 0), 30.0)
+            self._state.words[RING] = 0  # first: nobody finds a ring that is not there
+            ring.close()
         for name, index in (("_fd", FD), ("_direct_fd", DIRECT_FD)):
             fd = getattr(self, name)
             if fd >= 0:

@@ -146,15 +146,15 @@ class Ring:
         """Number of commands that the kernel or the ring has (a snapshot)."""
         return self._table.taken
 
-    def close(self, complete: Any, seconds: float) -> None:
-        """Wait until no command is in flight, calling `complete` meanwhile; then unmap the rings.
-
-        If some stay in flight, the rings and the descriptor stay, too.
-        """
+    def drain(self, complete: Any, seconds: float) -> None:
+        """Wait until no command is in flight, calling `complete` meanwhile."""
         deadline = time.monotonic() + seconds
         while self.in_flight and time.monotonic() < deadline:
             if complete() < 0:
                 time.sleep(0.0005)
+
+    def close(self) -> None:
+        """Unmap the rings; if commands are in flight, the rings and the descriptor stay."""
         if self.in_flight:
             _left.append(self)
         else:

@@ -1,0 +1,103 @@
+"""An array leaves a cache that others use: no thread stays in its medium, no command stays without an answer."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.harness.arrays.kernels import PAGE, read
+
+import warpwell as ww
+from warpwell import errors, storage
+from warpwell.queues import QueuePairs
+from warpwell.storage.controller import Controller
+from warpwell.storage.medium import NativeMedium
+from warpwell.targets import memory_for
+
+PER = PAGE // 8
+N = 64 * PER
+pytestmark = pytest.mark.timeout(120)
+
+
+@ww.kernel
+def ask_for(a, rows, done):
+    i = ww.grid(1)
+    done[i] = a.prefetch(rows[i])
+
+
+class Watched(storage.RamMedium):
+    """A medium that is slow to say that nothing is complete."""
+
+    def __init__(self) -> None:
+        super().__init__(np.arange(N))
+        self.inside = 0
+        call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
+        self._complete = call(self._nothing)
+
+    def _nothing(self, *_: int) -> int:
+        self.inside += 1
+        time.sleep(0.1)
+        self.inside -= 1
+        return -1
+
+    def native(self) -> NativeMedium:
+        function = ctypes.cast(self._complete, ctypes.c_void_p).value or 0
+        return NativeMedium(super().native().start, function, super().native().state)
+
+
+def test_no_thread_is_left_in_a_medium() -> None:
+    medium = Watched()
+    controller = Controller(QueuePairs(memory_for("cpu"), count=1, depth=8, staging_bytes=512), threads=1)
+    nsid = controller.attach(medium)
+    with controller.active():
+        for _ in range(3):
+            end = time.monotonic() + 30
+            while not medium.inside and time.monotonic() < end:
+                time.sleep(0.001)
+            assert medium.inside == 1
+            controller.detach(nsid)
+            assert medium.inside == 0
+            nsid = controller.attach(medium)
+    controller.close()
+
+
+def opened(cache: ww.Cache, medium: Any) -> ww.Array:
+    return ww.open(medium, "r", dtype="i8", device="cpu", cache=cache)
+
+
+def test_commands_in_flight_are_answered_though_others_use_the_cache() -> None:
+    out, done = np.zeros(1, np.int64), np.zeros(3, np.int64)
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=5.0) as cache:
+        with opened(cache, storage.RamMedium(np.arange(N))) as first:  # compiles the kernels
+            ask_for[3](first, np.arange(3) * PER, done)
+            read[1](first, np.array([5]), out)
+        stays = opened(cache, storage.Faulty(storage.RamMedium(np.arange(N)), delay_us=3_000_000))
+        leaves = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=1_000_000.0))
+        beside = threading.Thread(target=lambda: read[1](stays, np.array([9]), out))
+        beside.start()
+        ask_for[3](leaves, np.arange(3) * PER, done)
+        assert done.all() and cache.pairs.in_use() >= 3
+        leaves.close()
+        assert beside.is_alive()
+        beside.join(60)
+        assert out[0] == 9
+        other = opened(cache, storage.RamMedium(np.arange(N)))  # waits for all commands
+        assert other[7] == 7
+
+
+def test_opening_an_array_raises_no_error_of_another() -> None:
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=3.0) as cache:
+        first = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=200_000.0))
+        done = np.zeros(1, np.int64)
+        ask_for[1](first, np.zeros(1, np.int64), done)
+        assert cache.pairs.in_use()
+        # as a launch in a stream leaves it
+        cache._pending.append(({first._nsid}, errors.MediumError("page 3 of the first array", lba=0, status=1)))
+        second = opened(cache, storage.RamMedium(np.arange(N)))
+        assert second[7] == 7
+        with pytest.raises(errors.MediumError, match="first array"):
+            first[0]
