@@ -246,6 +246,8 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
         ("a.wel", "0 1 5\n1 2 nan\n", "line 2: the weight nan does not fit"),
         ("a.wel", "0 1 5\n1 2 1e39\n", "line 2: the weight 1e39 does not fit"),
         ("a.wel", "0 1 5\n1 2 x\n", "line 2: the weight 'x' is not a number"),
+        ("a.wel", "0 1 5\n1 2 1_000\n", "line 2: the weight '1_000' is not a number"),
+        ("a.wel", "0 1 .5\n1 2 1_0.5\n", "line 2: the weight '1_0.5' is not a number"),
         ("a.csv", "0,1\n1,2\n", "line 1: no column for the source"),
         ("a.csv", "", "line 1: no column for the source"),
         ("a.csv", "src,dst\n0,1\n1,\n", "line 3: the destination '' is not an integer"),
@@ -260,6 +262,14 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
 def test_the_line_that_does_not_fit_is_named(tmp_path: Path, name: str, text: str, problem: str) -> None:
     with pytest.raises(EdgeListError, match=problem):
         converted(tmp_path, text, name)
+
+
+@pytest.mark.parametrize("more", ["", "2 3 +0\n", "2 3 0003000000000\n", "# slowly, line by line\n"])
+def test_signs_make_no_float_of_an_integer(tmp_path: Path, more: str) -> None:
+    (tmp_path / "a.wel").write_text("0 1 +5\n1 2 -7\n" + more)
+    graph = convert(tmp_path / "a.wel", tmp_path / "out.ww")
+    assert graph.weights == ("float32" if "3000000000" in more else "int32")
+    assert rows_of(graph)[:2] == [(0, 1, 5), (1, 2, -7)]
 
 
 def test_weights_must_be_what_was_asked_for(tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ class Array(OnStorage):
             wanted = tuple(self.size // known if n == -1 else n for n in wanted)
         contiguous = self._strides == _c_strides(self.shape, self.dtype.itemsize)
         if -1 in wanted or math.prod(wanted) != self.size or not contiguous:
-            raise errors.ArgumentError(f"shape {self.shape} cannot become {tuple(given)}")
+            why = "" if contiguous else ": items of a field do not follow one another, np.asarray(a) reads them"
+            raise errors.ArgumentError(f"shape {self.shape} cannot become {tuple(given)}{why}")
         check_extents(wanted, self.dtype, f"array {self.name!r}")
         return self._derive(wanted, self.dtype, _c_strides(wanted, self.dtype.itemsize), 0)
 

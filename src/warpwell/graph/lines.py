@@ -219,6 +219,8 @@ class PairReader:
         rule = self._rule
         text = field[:40].decode("ascii", "backslashreplace")
         try:
+            if b"_" in field:
+                raise ValueError
             value: int | float = int(field) if _INTEGER.fullmatch(field) else float(field)
         except ValueError:
             shape = f"A line is {rule.shape}."
@@ -294,18 +296,21 @@ def _numbers(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> npt.NDArray[Any] | None:
     """Return the values of all tokens: int64 if all are integers, else float64; None if one is no number."""
-    signs = data[starts] == ord("-")
+    minus = data[starts] == ord("-")
+    signs = minus | (data[starts] == ord("+"))
     if not (ends - starts - signs > 0).all():
         return None
     values = _integers(data, starts + signs, ends)
     if values is not None:
-        return np.where(signs, -values, values)
+        return np.where(minus, -values, values)
     width = int((ends - starts).max())
     if width > _WIDEST:
         return None
     places = np.arange(width)
     text = data[np.minimum(starts[:, None] + places, data.size - 1)]
     text[places >= (ends - starts)[:, None]] = 0
+    if (text == ord("_")).any():  # Python's numbers may have these, a file's do not
+        return None
     try:
         return np.ascontiguousarray(text).view(f"S{width}")[:, 0].astype(np.float64)
     except ValueError:
