@@ -14,8 +14,8 @@ from warpwell.targets.compiler import run_cuda
 pytestmark = pytest.mark.ptx
 
 
-def view(dtype: str = "<i8", **static: object) -> ArrayView:
-    kind = ViewStatic(dtype, 1, True, **{  # type: ignore[arg-type]
+def view(dtype: str = "<i8", ndim: int = 1, cached: bool = True, **static: object) -> ArrayView:
+    kind = ViewStatic(dtype, ndim, cached, **{  # type: ignore[arg-type]
         "hashed": False, "writable": True, "full": False, "aligned": True, "stride": np.dtype(dtype).itemsize,
         "packed": True, **static,
     })  # fmt: skip
@@ -32,9 +32,38 @@ def fold_all(a, out):
     out[0] = ww.fold_warp(mix, 0, a, out[1], out[2])
 
 
+@ww.kernel
+def sum_all(a, out):
+    out[0] = ww.fold_warp(ww.add, 0, a, out[1], out[2])
+
+
+@ww.device
+def looked_up(total, item, table, numbers):
+    return total + table[item] * numbers[item]
+
+
+@ww.kernel
+def by_tables(a, table, numbers, out):
+    out[0] = ww.fold_warp(looked_up, 0, a, out[1], out[2], table, numbers)
+    ww.map_warp(plus, a, a, out[1], out[2], numbers)
+    ww.fill_warp(plus, a, out[1], out[2], table)
+
+
+@ww.device
+def plus(item, table):
+    return item + table[item]
+
+
+@ww.kernel
+def rows(a, out):
+    n = a.shape[1]
+    out[0] = ww.fold_warp(ww.add, 0, a, out[1] * n, out[2] * n)
+
+
+@pytest.mark.parametrize("fold", [fold_all, sum_all], ids=["own", "add"])
 @pytest.mark.parametrize("static", [{}, {"placed": True}, {"shift": 9}, {"hashed": True}], ids=str)
-def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str, object]) -> None:
-    text = run_cuda.ptx(fold_all, (view(**static), np.zeros(4, np.int64)))
+def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str, object], fold: ww.Kernel) -> None:
+    text = run_cuda.ptx(fold, (view(**static), np.zeros(4, np.int64)))
     lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
     fences = [k for k, line in enumerate(lines) if line.startswith("fence.acq_rel.gpu")]
     assert len(fences) == 2, "one for four rows, one for a row alone"
@@ -49,3 +78,17 @@ def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str,
         assert not any(re.match("call|st[.]|atom", line) for line in between)
         rows.append(len(loads))
     assert sorted(rows) == [1, 4]
+
+
+@pytest.mark.parametrize("table", [np.zeros(4, np.int64), view(hashed=True), view(cached=False)])
+def test_arrays_among_the_arguments_compile(table: object) -> None:
+    assert run_cuda.ptx(by_tables, (view(), table, np.zeros(4), np.zeros(4, np.int64)))
+
+
+@pytest.mark.parametrize("a", [view("<f4", 2, cached=False), np.zeros((3, 4), np.float32)], ids=["storage", "numpy"])
+def test_spans_in_memory_load_flat(a: object) -> None:
+    text = run_cuda.ptx(rows, (a, np.zeros(4, np.int64)))
+    text = text[text.index(".visible .entry") :]
+    assert re.search("ld.global[.](f32|u32|b32)", text), "weak, of global memory, a whole item"
+    # (an unrolled loop divides, unsigned, to count its rounds: once)
+    assert not re.search("div[.]s64|rem[.]|ld[.](f32|u32|b32|u8)|ld.global.u8", text)

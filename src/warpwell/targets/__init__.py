@@ -75,6 +75,7 @@ from .atomics import (
     i64,
     interrupted,
     items_at,
+    items_of_array,
     lane_id,
     load_acquire,
     load_acquire_as,

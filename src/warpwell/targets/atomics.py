@@ -178,6 +178,11 @@ def items_at(addr: int, count: int, dtype: Any) -> Any:
     return current().items_at(addr, count, dtype)
 
 
+def items_of_array(array: Any, first: int, count: int) -> Any:
+    """Return `count` items of a C-contiguous NumPy or device array from a flat index on, as an array; unchecked."""
+    return array.reshape(-1)[first : first + count]
+
+
 def scratch(nbytes: int) -> int:
     """Return the address of memory of the calling thread, a multiple of 16, until its function ends (`cpu`, `interp`).
 

@@ -74,6 +74,8 @@ class ArrayKind(NamedTuple):
     """What a chooser is told of a NumPy or device array among the arguments."""
 
     ndim: int
+    contiguous: bool
+    """Whether the items follow each other in C order, and subscripts check nothing."""
 
 
 def chosen(stub: Callable[..., Any], choose: Callable[..., Callable[..., Any] | None]) -> None:

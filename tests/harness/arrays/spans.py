@@ -38,6 +38,33 @@ def thrice(i):
     return 3 * i
 
 
+@ww.device
+def looked_up(total, item, table, numbers):
+    return total + table[item % 100] * numbers[item % 100]
+
+
+@ww.device
+def entry(i, table):
+    return table[i % 100]
+
+
+@ww.kernel
+def by_tables(a, b, table, numbers, lo, hi, out):
+    run = ww.grid(1) // ww.warp_size()
+    total = ww.fold_warp(looked_up, 0, a, lo[run], hi[run], table, numbers)
+    ww.map_warp(entry, b, a, lo[run], hi[run], numbers)
+    ww.fill_warp(entry, a, lo[run], hi[run], table)
+    ww.atomic_add(out, run, total)
+
+
+@ww.kernel
+def rows_and_change(a, out):
+    row, n = ww.grid(1) // ww.warp_size(), a.shape[1]
+    total = ww.fold_warp(ww.add_square, 0, a, row * n, (row + 1) * n)
+    ww.map_warp(plus, a, a, row * n, (row + 1) * n, 1)
+    ww.atomic_add(out, row, total)
+
+
 @ww.kernel
 def by_thread(a, lo, hi, out):
     i = ww.grid(1)
@@ -175,6 +202,49 @@ class SpanConformance:
             assert np.array_equal(b[:], data + 2) and np.array_equal(out, data + 3)
             assert np.array_equal(a[:], 3 * data)
         assert np.array_equal(np.load(tmp_path / "b.npy"), data + 2)
+
+    @pytest.mark.parametrize("cache", [2, 4000])
+    def test_arrays_among_the_arguments(self, tmp_path: Path, cache: int) -> None:
+        data, numbers = np.arange(self.SIZE) % 1000, np.arange(100)[::-1].copy()
+        lo, hi = cuts(self.SIZE, 10)
+        frames = {"cache": cache * (PAGE + 8), "mode": "r+"}
+        for stored in (False, True):
+            out = np.zeros(10, np.int64)
+            with (
+                self.open(tmp_path / "a.npy", data, **frames) as a,
+                self.open(tmp_path / "b.npy", np.zeros(self.SIZE, int), **frames) as b,
+                self.open(tmp_path / "t.npy", numbers + 1) as on_storage,
+            ):
+                table = on_storage if stored else numbers + 1
+                by_tables[10 * self.warp](a, b, table, numbers, lo, hi, out, device=self.DEVICE)
+                assert np.array_equal(a[:], numbers[np.arange(self.SIZE) % 100] + 1)
+                assert np.array_equal(b[:], numbers[data % 100])
+            terms = (numbers[data % 100] + 1) * numbers[data % 100]
+            assert out.tolist() == [terms[i:j].sum() for i, j in zip(lo, hi, strict=True)]
+
+    @pytest.mark.parametrize("kind", ["host", "device", "mapped", "C", "F", "part"])
+    def test_rows_of_arrays_in_memory(self, tmp_path: Path, kind: str) -> None:
+        data = np.random.default_rng(3).integers(0, 100, (7, 301)).astype(np.float32)
+        out = np.zeros(7, np.int64)
+        if kind in ("host", "device", "mapped"):
+            if kind == "mapped" and self.DEVICE != "cpu":
+                pytest.skip("files are mapped on cpu")
+            np.save(tmp_path / "a.npy", data)
+            with ww.open(tmp_path / "a.npy", "r+", device=self.DEVICE, tier=kind) as a:
+                rows_and_change[7 * self.warp](a, out, device=self.DEVICE)
+                with pytest.raises(IndexRangeError) as error:
+                    rows_and_change[8 * self.warp](a, np.zeros(8, np.int64), device=self.DEVICE)
+                assert error.value.index == 7 * 301
+            changed = np.load(tmp_path / "a.npy")
+            assert np.array_equal(changed, data + 2)  # twice
+        else:
+            part = np.full((7, 350), -1, np.float32)[:, 20:321]
+            a = part if kind == "part" else np.zeros(data.shape, np.float32, kind)
+            a[:] = data
+            rows_and_change[7 * self.warp](a, out, device=self.DEVICE)
+            assert np.array_equal(a, data + 1)
+            assert kind != "part" or (a.base[:, :20] == -1).all()
+        assert out.tolist() == (data**2).sum(axis=1).tolist()
 
     def test_a_hashed_table(self, tmp_path: Path) -> None:
         n = 64 * 9000

@@ -1,4 +1,6 @@
-"""Spans by buffers, for `cpu`: a thread copies a part of a page, looks again, and computes from its copy.
+"""Spans by buffers, for `cpu`, and of arrays in memory, for all targets.
+
+A thread copies a part of a page, looks again, and computes from its copy; arrays in memory it reads where they lie.
 
 No compiler merges or vectorizes atomic loads. A copy by a function that the compiler does not know may be as wide as
 the processor likes, and the loop over the thread's own memory, or over arrays in memory, is a plain one. The look is
@@ -12,7 +14,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...cache import access as slow
-from ...targets import DEVICE, bits_as, copy_foreign, device, fence, i64, items_at, scratch
+from ...targets import (
+    DEVICE,
+    bits_as,
+    copy_foreign,
+    device,
+    fence,
+    i64,
+    items_at,
+    items_of_array,
+    load_weak_as,
+    scratch,
+    store_weak_as,
+)
 from ..items import item_of
 from .words import Stored, pages_of, places_of, tally_of
 
@@ -117,6 +131,59 @@ def direct_window(code: str) -> Window:
         return items_at(view.data + i * size, n, dtype)
 
     return Window(_all, _there, items, get, put, _kept)
+
+
+@functools.cache
+def flat_window(code: str) -> Window:
+    """Return the same where device functions cannot return arrays, on `cuda`: an address, and weak accesses."""
+    item = item_of(code)
+    dtype, size = item.stored, item.stored.itemsize
+    decode, encode, plain = item.decode, item.encode, item.plain
+
+    @device
+    def items(view, i, n, buffer):
+        return view.data + i * size
+
+    if plain:
+
+        @device
+        def get(items, view, i, k):
+            return load_weak_as(items + k * size, dtype)
+
+        @device
+        def put(items, view, i, k, value):
+            store_weak_as(items + k * size, value, dtype)
+
+        return Window(_all, _there, items, get, put, _kept)
+
+    @device
+    def get_decoded(items, view, i, k):
+        return decode(i64(load_weak_as(items + k * size, dtype)))
+
+    @device
+    def put_encoded(items, view, i, k, value):
+        store_weak_as(items + k * size, encode(value), dtype)
+
+    return Window(_all, _there, items, get_decoded, put_encoded, _kept)
+
+
+@device
+def _array_items(array, i, n, buffer):
+    return 0
+
+
+@device
+def _get_of_array(items, array, i, k):
+    return items_of_array(array, i + k, 1)[0]
+
+
+@device
+def _put_to_array(items, array, i, k, value):
+    items_of_array(array, i + k, 1)[0] = value
+
+
+ARRAY = Window(_all, _there, _array_items, _get_of_array, _put_to_array, _kept)
+"""How to walk a C-contiguous NumPy or device array."""
 
 
 @functools.cache
@@ -261,6 +328,45 @@ def _member(place: int) -> Maker:
 
 
 # -- walks ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def folding_memory(sources: Windows, place: Maker) -> Maker:
+    """Return ``(f, start, source, lo, hi, *args)``, which folds the caller's share of arrays in memory.
+
+    `place` is a device function to the caller's rank, and among how many threads.
+    """
+    items_of, get = sources.items, sources.get
+
+    @device
+    def fold_memory(f, start, source, lo, hi, *args):
+        rank, step = place()
+        items = items_of(source, lo, hi - lo, 0)
+        total = start
+        k = rank
+        while k < hi - lo:  # a range with a step would begin by a division
+            total = f(total, *(get(items, source, lo, k) + args))
+            k += step
+        return total
+
+    return fold_memory
+
+
+@functools.cache
+def mapping_memory(target: Window, sources: Windows, place: Maker) -> Maker:
+    """Return ``(f, target, source, lo, hi, *args)``, which stores f of the caller's share of arrays in memory."""
+    items_of, get, into_of, put = sources.items, sources.get, target.items, target.put
+
+    @device
+    def map_memory(f, target, source, lo, hi, *args):
+        rank, step = place()
+        items, into = items_of(source, lo, hi - lo, 0), into_of(target, lo, hi - lo, 0)
+        k = rank
+        while k < hi - lo:
+            put(into, target, lo, k, f(*(get(items, source, lo, k) + args)))
+            k += step
+
+    return map_memory
 
 
 @functools.cache

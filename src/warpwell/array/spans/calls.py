@@ -51,7 +51,7 @@ def fold(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
         Arrays on storage, NumPy and device arrays.
     lo, hi : int
         Flat indices in C order. An array on storage checks them: an index out of range latches an error, as a
-        subscript does, and the items out of range are left out.
+        subscript does, and the items out of range are left out. Of other arrays they must be in range.
     *args
         Passed to `f`.
 
@@ -132,7 +132,7 @@ def fill_block(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
     return _interpreted(_choose_fill(2), f, target, lo, hi, *args)
 
 
-# -- folds that many need ------------------------------------------------
+# -- folds that many kernels want ------------------------------------------------------------------------------------
 
 
 @device
@@ -308,13 +308,13 @@ def _choose_fold(scope: int) -> Maker:
 
 
 def _folding(target: str, scope: int, source: Any) -> Maker:
-    if not _stored_among(source):
-        return _plain_fold(scope, source)
-    if target in BUFFERED:
-        return _clipped_fold(source, buffers.folding(_windows(source)))
-    if (stored := _stored(source)) is None:
-        return _plain_fold(scope, source)
-    return _clipped_fold(source, words.folding(stored, _PLACES[scope]))
+    if target in BUFFERED and _behind_cache(source):
+        walk = buffers.folding(_windows(target, source))
+    elif (stored := _stored(source)) is not None:
+        walk = words.folding(stored, _PLACES[scope])
+    else:
+        walk = buffers.folding_memory(_windows(target, source), _PLACES[scope])
+    return _clipped_fold(source, walk)
 
 
 @functools.cache
@@ -338,9 +338,7 @@ def _choose_map(scope: int) -> Maker:
     def choose(target: str, f: Any, into: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
         if not _is_array(into) or not _walkable(source):
             return None
-        walk = _mapping(target, scope, into, source)
-        walk = _plain_map(scope, into, source) if walk is None else _clipped_map(into, source, walk)
-        return _together(scope, walk)
+        return _together(scope, _mapping(target, scope, into, source))
 
     return choose
 
@@ -349,9 +347,7 @@ def _choose_fill(scope: int) -> Maker:
     def choose(target: str, f: Any, into: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
         if not _is_array(into):
             return None
-        walk = _mapping(target, scope, into, INDEX)
-        walk = _plain_map(scope, into, INDEX) if walk is None else _clipped_map(into, INDEX, walk)
-        return _fill_by(_together(scope, walk))
+        return _fill_by(_together(scope, _mapping(target, scope, into, INDEX)))
 
     return choose
 
@@ -360,19 +356,23 @@ INDEX = "index"
 """The kind of a source whose items are their indices."""
 
 
-def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker | None:
-    """Return the walk of `map` where an array behind a cache takes part; None for plain loops."""
-    if isinstance(into, StructKind) and not into.static.writable:
-        return None  # a subscript latches the error
-    if target in BUFFERED:
-        if not _stored_among(source) and not _stored_among(into):
-            return None
-        return buffers.mapping(_window(into, stores=True), _windows(source))
+def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker:
+    place = _PLACES[scope]
     of, to = _stored(source), _stored(into)
-    if to is not None:
-        items = None if of else _items(source)
-        return words.storing(to, of, items, _PLACES[scope])
-    return None if of is None else words.handing(of, _access(into, "setitem"), _PLACES[scope])
+    if target in BUFFERED and (_behind_cache(into) or _behind_cache(source)):
+        walk = buffers.mapping(_window(target, into, stores=True), _windows(target, source))
+    elif to is not None and not _read_only(into):
+        walk = words.storing(to, of, None if of else _items(source), place)
+    elif of is not None and not _read_only(into):
+        walk = words.handing(of, _access(into, "setitem"), place)
+    else:
+        walk = buffers.mapping_memory(_window(target, into, stores=True), _windows(target, source), place)
+    return _clipped_map(into, source, walk)
+
+
+def _read_only(kind: Any) -> bool:
+    """Tell whether an array takes no stores: its subscript latches the error."""
+    return isinstance(kind, StructKind) and not kind.static.writable
 
 
 def _packed(kind: Any) -> bool:
@@ -387,28 +387,32 @@ def _stored(kind: Any) -> words.Stored | None:
     return words.Stored(static.dtype, static.shift, static.hashed, static.placed, static.full)
 
 
-def _stored_among(kind: Any) -> bool:
-    """Tell whether an array, or one of a tuple, is an array on storage."""
-    return any(isinstance(each, StructKind) for each in _members(kind))
+def _behind_cache(kind: Any) -> bool:
+    """Tell whether an array, or one of a tuple, can be walked by looks at its pages."""
+    return any(_stored(each) is not None for each in _members(kind))
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
     return (kind,) if kind is INDEX or _is_array(kind) else kind
 
 
-def _window(kind: Any, *, stores: bool = False) -> buffers.Window:
-    if (stored := _stored(kind)) is not None:
-        return buffers.copied_window(stored, stores)
-    if _packed(kind):
-        return buffers.direct_window(kind.static.dtype)
+def _window(target: str, kind: Any, *, stores: bool = False) -> buffers.Window:
     if kind is INDEX:
         return buffers.plain_window(_own_index, None)
+    if not (stores and _read_only(kind)):
+        if target in BUFFERED and (stored := _stored(kind)) is not None:
+            return buffers.copied_window(stored, stores)
+        if _packed(kind) and not kind.static.cached:
+            direct = buffers.direct_window if target in BUFFERED else buffers.flat_window
+            return direct(kind.static.dtype)
+        if isinstance(kind, ArrayKind) and kind.contiguous and kind.ndim > 0:
+            return buffers.ARRAY
     return buffers.plain_window(_access(kind, "getitem"), _access(kind, "setitem") if stores else None)
 
 
-def _windows(kind: Any) -> buffers.Windows:
+def _windows(target: str, kind: Any) -> buffers.Windows:
     single = kind is INDEX or _is_array(kind)
-    return buffers.windows(tuple(_window(each) for each in _members(kind)), single)
+    return buffers.windows(tuple(_window(target, each) for each in _members(kind)), single)
 
 
 @functools.cache
@@ -492,37 +496,6 @@ def _fill_by(walk: Maker) -> Maker:
     return fill_mapped
 
 
-# -- plain loops ---------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _plain_fold(scope: int, source_kind: Any) -> Maker:
-    place, items = _PLACES[scope], _items(source_kind)
-
-    @device
-    def fold_items(f, start, source, lo, hi, *args):
-        rank, step = place()
-        total = start
-        for i in range(lo + rank, hi, step):
-            total = f(total, *(items(source, i) + args))
-        return total
-
-    return fold_items
-
-
-@functools.cache
-def _plain_map(scope: int, target_kind: Any, source_kind: Any) -> Maker:
-    place, items, put = _PLACES[scope], _items(source_kind), _access(target_kind, "setitem")
-
-    @device
-    def map_items(f, target, source, lo, hi, *args):
-        rank, step = place()
-        for i in range(lo + rank, hi, step):
-            put(target, i, f(*(items(source, i) + args)))
-
-    return map_items
-
-
 def _is_array(kind: Any) -> bool:
     return isinstance(kind, StructKind | ArrayKind)
 
@@ -549,7 +522,7 @@ def _kind_of(value: Any) -> Any:
     if isinstance(value, DeviceStruct):
         return StructKind(type(value), value.static)
     if isinstance(value, np.ndarray):
-        return ArrayKind(value.ndim)
+        return ArrayKind(value.ndim, False)  # subscripts check
     if isinstance(value, tuple):
         return tuple(_kind_of(each) for each in value)
     return value if callable(value) else None

@@ -462,8 +462,6 @@ def folding(source: Stored, place: Maker) -> Maker:
         total = fold_group(f, total, words[4], words[5], args)
         return fold_group(f, total, words[6], words[7], args)
 
-    ahead = _later(four, fold_four, tally, group)
-
     @device
     def fold_words(f, start, view, lo, hi, *args):
         rank, lanes = place()
@@ -473,9 +471,11 @@ def folding(source: Stored, place: Maker) -> Maker:
         again = False
         while i < hi:
             if not again and i >= lo and i + 3 * step + group <= hi and together(view, i, step):
-                total, moved = ahead(f, total, view, i, step, hi, args)
-                if moved > 0:
-                    i += moved
+                good, words = four(view, i, step)
+                tally(view, 4 * group, good)
+                if good:
+                    total = fold_four(f, total, words, args)
+                    i += 4 * step
                     continue
             else:
                 good, first, second = one(view, i)
@@ -495,20 +495,6 @@ def folding(source: Stored, place: Maker) -> Maker:
         return total
 
     return fold_words
-
-
-def _later(four: Maker, fold_four: Maker, tally: Maker, group: int) -> Maker:
-    """Return what folds four groups after the look: the total, and by how many items to go on (0: it failed)."""
-
-    @device
-    def later(f, total, view, i, step, hi, args):
-        good, words = four(view, i, step)
-        tally(view, 4 * group, good)
-        if not good:
-            return total, 0
-        return fold_four(f, total, words, args), 4 * step
-
-    return later
 
 
 @functools.cache

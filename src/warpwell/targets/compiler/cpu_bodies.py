@@ -319,6 +319,7 @@ seam.word(a.copy_foreign, 3, _copy_foreign, result=types.void)
 seam.word(a.load_pair, 1, _load_pair, result=types.UniTuple(types.int64, 2))
 seam.word(a.store_pair, 3, _store_pair, result=types.void)
 seam.items(a.items_at, arrayobj)
+seam.array_items(a.items_of_array, arrayobj)
 
 
 @seam.primitive(a.scratch)

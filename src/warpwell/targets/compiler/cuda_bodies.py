@@ -215,6 +215,7 @@ _define(
     a.store_pair, types.void, 3, "st.relaxed.gpu.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY, scope=False
 )
 seam.items(a.items_at, arrayobj)
+seam.array_items(a.items_of_array, arrayobj)
 
 
 # -- warps --------------------------------------------------------------------------------------------------

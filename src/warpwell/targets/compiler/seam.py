@@ -380,6 +380,26 @@ class Seam:
 
             return array(types.int64, types.int64, dtype), codegen
 
+    def array_items(self, stub: Callable[..., Any], arrays: Any) -> None:
+        """Give ``stub(array, first, count)``, items of a C-contiguous array as an array, its body."""
+
+        @self.primitive(stub)
+        def definition(typingctx: Any, array: Any, first: Any, count: Any) -> Any:
+            if not isinstance(array, types.Array) or array.layout != "C":
+                return None
+            flat = types.Array(array.dtype, 1, "C", readonly=not array.mutable, aligned=array.aligned)
+
+            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                whole = context.make_array(array)(context, builder, args[0])
+                struct = context.make_array(flat)(context, builder)
+                data = builder.gep(whole.data, [args[1]])
+                arrays.populate_array(
+                    struct, data=data, shape=[args[2]], strides=[whole.itemsize], itemsize=whole.itemsize, meminfo=None
+                )
+                return struct._getvalue()
+
+            return flat(array, types.int64, types.int64), codegen
+
     def _element_address(self, stub: Callable[..., Any]) -> None:
         """Give the stub for the address of an array's item its body."""
 
@@ -429,7 +449,7 @@ def kind_of(typ: Any) -> Any:
     if isinstance(typ, StructType):
         return StructKind(typ.cls, typ.static)
     if isinstance(typ, types.Array):
-        return ArrayKind(typ.ndim)
+        return ArrayKind(typ.ndim, typ.layout == "C" and not isinstance(typ, CheckedArray))
     if isinstance(typ, types.BaseTuple):
         return tuple(map(kind_of, typ))
     if isinstance(typ, types.Function):
