@@ -96,6 +96,15 @@ class FileConformance(MediumConformance):
         assert self.path.stat().st_size == self.NBYTES
         assert self.path.read_bytes()[5 * 4096 :] == data.bytes[:777].tobytes()
 
+    def test_blocks_of_a_page_and_the_tail_are_written_together(self, medium: Medium) -> None:
+        """Direct and buffered writes that meet in a page of the system's cache made fdatasync report EIO."""
+        data = HostBytes(6 * 4096, seed=2)
+        requests = [(WRITE, at, 512, data.address + at) for at in range(4 * 4096, 5 * 4096 + 777, 512)]
+        for _ in range(100):
+            assert set(self.run(medium, *requests, threads=4)) == {0}
+            medium.sync()
+        assert self.path.read_bytes()[4 * 4096 :] == data.bytes[4 * 4096 : self.NBYTES].tobytes()
+
 
 class TestFile(FileConformance):
     pass

@@ -71,6 +71,8 @@ PROBE = 9
 RING = 10
 """Address of the ring (`ring`), or 0."""
 
+SYSTEM_PAGE = 4096
+"""Bytes of a page of the system's cache."""
 SHORT = -1
 I4 = np.dtype(np.int32)
 
@@ -78,8 +80,8 @@ I4 = np.dtype(np.int32)
 class FileMedium(Medium):
     """A file or block device.
 
-    Transfers bypass the page cache (O_DIRECT) if the file system allows it; the tail of the file and unaligned
-    transfers use the page cache.
+    Transfers bypass the page cache (O_DIRECT) if the file system allows it: aligned reads, and writes of whole 4 KiB.
+    Others use the page cache.
 
     Parameters
     ----------
@@ -384,15 +386,28 @@ def file_failed(state: int, op: int, code: int) -> int:
 
 
 @device
+def extent_mask(state: int, op: int) -> int:
+    """Return the mask of the bits that must be 0 in place and length of a direct transfer.
+
+    A direct write covers whole pages of the system's cache. If it covered a part of one of which another write, through
+    that cache, covers the rest, the system could not drop the page, and would report EIO at the next fdatasync.
+    """
+    mask = word(state, ALIGNMENT) - 1
+    if op == WRITE:
+        mask |= SYSTEM_PAGE - 1
+    return mask
+
+
+@device
 def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int) -> int:
     """Transfer all bytes; return 0, -errno, or 1 if the file ends too early."""
     direct = word(state, DIRECT_FD)
-    mask = word(state, ALIGNMENT) - 1
+    mask = extent_mask(state, op)
     done = 0
     while done < nbytes:
         fd = word(state, FD)
         count = nbytes - done
-        aligned = ((offset + done) | (buffer + done)) & mask == 0 and count > mask
+        aligned = (offset + done) & mask == 0 and (buffer + done) & (word(state, ALIGNMENT) - 1) == 0 and count > mask
         if direct >= 0 and aligned:
             fd = direct
             count = count & ~mask
@@ -514,7 +529,7 @@ def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool
         return word(state, WRITABLE) != 0
     if op != READ and (op != WRITE or word(state, WRITABLE) == 0):
         return False
-    aligned = (offset | inside | buffer) & (word(state, ALIGNMENT) - 1) == 0
+    aligned = (offset | inside) & extent_mask(state, op) == 0 and buffer & (word(state, ALIGNMENT) - 1) == 0
     return offset >= 0 and inside > 0 and aligned and word(state, DIRECT_FD) >= 0
 
 
