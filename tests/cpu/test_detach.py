@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from typing import Any
@@ -101,3 +102,31 @@ def test_opening_an_array_raises_no_error_of_another() -> None:
         assert second[7] == 7
         with pytest.raises(errors.MediumError, match="first array"):
             first[0]
+
+
+def test_an_error_of_a_closed_array_is_not_that_of_the_next_one() -> None:
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu") as cache:
+        first = opened(cache, storage.RamMedium(np.arange(N)))
+        nsid = first._nsid
+        # as a kernel that Warpwell did not launch leaves it, after `close` has looked
+        first._part._left = list
+        cache._pending.append(({nsid}, errors.MediumError("page 3 of the first array", lba=0, status=1)))
+        first.close()
+        second = opened(cache, storage.RamMedium(np.arange(N)))
+        assert second._nsid == nsid and second[7] == 7
+
+
+def test_a_forked_child_waits_for_no_prefetch() -> None:
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu") as cache:
+        a = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=1_000_000.0))
+        ticket = a.prefetch()
+        child = os.fork()
+        if child == 0:
+            try:
+                ticket.wait(20)
+            except errors.ForkError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert ticket.wait(20) and ticket.came == ticket.pages

@@ -221,6 +221,8 @@ class Cache:
     def _forget(self, nsid: int) -> None:
         del self._spaces[nsid]
         self.controller.detach(nsid)
+        # the next array may get this number, and has done nothing wrong
+        self._pending = [(rest, error) for nsids, error in self._pending if (rest := nsids - {nsid})]
 
     def space(self, nsid: int) -> PageSpace:
         """Return the `PageSpace` of an array."""

@@ -7,6 +7,7 @@ where it is wanted; see `warpwell.cache.known_pages` for why pages that kernels 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import errors
 from ..storage.controller import Controller
 from ..storage.host_reads import HostReads
 from ..targets import Allocator, Block
@@ -72,6 +74,7 @@ class Ticket:
         self.error: Exception | None = None
         self.hand = self.touched = 0
         self._over = threading.Event()
+        self._process = os.getpid()
         self.cancelled = False
         if not pages:
             self._over.set()
@@ -91,7 +94,15 @@ class Ticket:
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the prefetch is done, up to `timeout` seconds; return whether it is."""
+        """Wait until the prefetch is done, up to `timeout` seconds; return whether it is.
+
+        Raises
+        ------
+        ForkError
+            It goes on in the process that this one was forked from.
+        """
+        if not self.done and self._process != os.getpid():
+            raise errors.ForkError("this prefetch was begun before the fork, and goes on in the parent: wait there")
         return self._over.wait(timeout)
 
     def cancel(self) -> None:
