@@ -503,3 +503,23 @@ def test_ctrl_c_ends_a_launch_and_the_array_goes_on(path: Path) -> None:
         env={**os.environ, "SECONDS": "4"},
     )  # fmt: skip
     assert ended.stdout == "interrupted 3\n", ended.stderr
+
+
+@pytest.mark.parametrize("tier", ["mapped", "storage"])
+def test_a_relative_path_is_that_of_the_folder_where_it_was_opened(
+    tmp_path: Path, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "a.npy", np.zeros(10))
+    monkeypatch.chdir(tmp_path / "one")
+    with ww.open("a.npy", "r+", device="cpu", tier=tier) as a:
+        a[0] = 1
+        monkeypatch.chdir(tmp_path / "two")  # where another file has this name
+    assert np.load(tmp_path / "one" / "a.npy")[0] == 1
+    monkeypatch.chdir(tmp_path / "one")
+    a = ww.open("a.npy", "r+", device="cpu", tier=tier)
+    monkeypatch.chdir(tmp_path)  # where no file has it
+    (tmp_path / "two" / "a.npy").replace(tmp_path / "one" / "a.npy")
+    with pytest.raises(errors.FormatError, match="replaced by another file"):
+        a.close()

@@ -89,7 +89,8 @@ class Mapping:
         elif stored and not os.fstatvfs(self._medium.fileno()).f_bavail:
             return errors.StorageFullError(f"{where}: no space is left: free some, {again}", path=self._medium.path)
         else:
-            what = f"{where}: the system cannot {'write' if stored else 'read'} it: check the drive or file, {again}"
+            cause = "the file was shorter at that time, or the drive fails"
+            what = f"{where}: the system could not {'write' if stored else 'read'} it ({cause}): check both, {again}"
         status = WRITE_FAULT if stored else UNRECOVERED_READ_ERROR
         return errors.MediumError(what, array=self._name, lba=at // 512, status=status)
 

@@ -135,6 +135,7 @@ class FileMedium(Medium):
         self.path = os.fspath(path)
         self.name = self.path
         self.writable = writable
+        self._place = os.path.abspath(self.path)  # the program may change its directory
         self._fd = self._direct_fd = -1
         self._ring: Ring | None = None
         self._process = os.getpid()
@@ -320,7 +321,7 @@ class FileMedium(Medium):
     def _check_place(self) -> None:
         """Raise if another file has replaced this one at its path: writes would be lost."""
         try:
-            now = os.stat(self.path)
+            now = os.stat(self._place)
         except OSError:
             return
         ours = os.fstat(self._fd)
