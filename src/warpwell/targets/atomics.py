@@ -278,8 +278,7 @@ def reduce_warp(f: Any, value: Any) -> Any:
         ``f(a, b)``, associative and commutative, such as `warpwell.add`; it returns what `value` is.
     value : number
     """
-    syncwarp(0xFFFFFFFF)
-    mask = activemask()
+    mask = ballot(0xFFFFFFFF, True)
     if mask == 0xFFFFFFFF:
         lane = lane_id()
         for k in range(5):

@@ -49,6 +49,9 @@ class ArrayConformance(ItemConformance):
             with self.open(numbers, cache=64 * PAGE, merge=1) as a:
                 if by_host:
                     assert a.prefetch(0, 4 * PAGE // 8).wait(30)  # five pages, because of the header
+                    first = a.stats
+                    # few pages are read by the warps of a GPU, where they count as misses
+                    assert self.DEVICE == "cuda" or (first.prefetched, first.misses) == (5, 0)
                 else:
                     rows = np.arange(0, a.size, 32)
                     flags = np.zeros(rows.size, np.int64)
@@ -58,7 +61,8 @@ class ArrayConformance(ItemConformance):
                 s = a.stats
                 assert s.prefetched + s.misses == 12 and s.bytes_read == 12 * PAGE
                 if by_host:
-                    assert (s.prefetched, s.prefetch_dropped, s.misses) == (5, 0, 7)
+                    assert first.prefetched + first.misses == 5 and s.misses - first.misses == 7
+                    assert (s.prefetched, s.prefetch_dropped) == (first.prefetched, 0)
                 flags = np.ones(1, np.int64)
                 self.run(ask_for, 1, a, np.array([a.size]), flags)
                 assert flags[0] == 0, "a prefetch past the end is no error and no page"

@@ -183,9 +183,11 @@ class SpanConformance:
         frames = {"page_size": page_size, "cache": cache * (page_size + 8)}
         with self.open(tmp_path / "a.npy", data, **frames) as a, self.open(tmp_path / "b.npy", other, **frames) as b:
             by_warp[self.RUNS * self.warp](a, b, lo, hi, out, device=self.DEVICE)
-            for i, (start, end) in enumerate(zip(lo, hi, strict=True)):
-                squares = (data[start:end] ** 2).sum()
-                assert out[i].tolist() == [squares, (data * other * 2)[start:end].sum()]
+            wanted = [
+                [(data[start:end] ** 2).sum(), (data * other * 2)[start:end].sum()]
+                for start, end in zip(lo, hi, strict=True)
+            ]
+            assert out.tolist() == wanted
 
     @pytest.mark.parametrize("cache", [1, 2, 9])
     def test_stores(self, tmp_path: Path, cache: int, page_size: int = PAGE) -> None:
@@ -199,8 +201,9 @@ class SpanConformance:
             self.open(tmp_path / "b.npy", np.full(self.SIZE, -1), **frames) as b,
         ):
             change[self.RUNS * self.warp](a, b, out, lo, hi, device=self.DEVICE)
-            assert np.array_equal(b[:], data + 2) and np.array_equal(out, data + 3)
-            assert np.array_equal(a[:], 3 * data)
+            np.testing.assert_array_equal(out, data + 3)
+            np.testing.assert_array_equal(b[:], data + 2)
+            np.testing.assert_array_equal(a[:], 3 * data)
         assert np.array_equal(np.load(tmp_path / "b.npy"), data + 2)
 
     @pytest.mark.parametrize("cache", [2, 4000])

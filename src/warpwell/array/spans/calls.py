@@ -17,7 +17,7 @@ from ...targets import (
     ArrayKind,
     DeviceStruct,
     StructKind,
-    activemask,
+    ballot,
     chosen,
     device,
     div,
@@ -169,7 +169,9 @@ def _alone():
 
 @device
 def _in_warp():
-    mask = activemask()
+    # a vote of all lanes, not activemask: ptxas may ask that again where the result is used, in a loop that some lanes
+    # have left, and the share of the others would change under them
+    mask = ballot(ALL_LANES, True)
     return popc(mask & ((1 << lane_id()) - 1)), popc(mask)
 
 
