@@ -153,11 +153,18 @@ def test_one_cache_for_several_runs(kron: Graph) -> None:
 def test_progress(kron: Graph) -> None:
     seen: list[tuple[str, int, int]] = []
     source = int(np.argmax(np.diff(kron.load()[0])))
-    depth = bfs(kron, source, device="cpu", progress=lambda *step: seen.append(step)).depth
+    depth = bfs(kron, source, device="cpu", tier="storage", progress=lambda *step: seen.append(step)).depth
     assert seen[:2] == [("compile", 0, 1), ("compile", 1, 1)]
-    # the last level that is tried finds nothing, unless its vertices have no edges left
-    assert seen[-1][0] == "search"
-    assert seen[-1][1] in (depth, depth + 1)
+    # each level; the last one that is tried finds nothing, unless its vertices have no edges left
+    levels = [level for stage, level, _ in seen[2:] if stage == "search"]
+    assert levels == list(range(1, len(levels) + 1)) and len(levels) == len(seen) - 2
+    assert levels[-1] in (depth, depth + 1)
+    seen.clear()
+    assert bfs(kron, source, device="cpu", progress=lambda *step: seen.append(step)).depth == depth
+    # in memory one launch visits levels of few edges together: the first of them is told
+    assert {stage for stage, _, _ in seen[2:]} == {"search"}
+    levels = [level for _, level, _ in seen[2:]]
+    assert levels[0] == 1 and levels == sorted(set(levels)) and levels[-1] <= depth + 1
 
 
 def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:

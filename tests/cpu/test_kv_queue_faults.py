@@ -212,14 +212,18 @@ def test_duplicate_completions(memory: KeyValueMemory, loads: Any, late_us: int)
     faulty = KeyValueFaulty(memory.native(), ["duplicate", "ok", "duplicate"], late_us=late_us)
     # few ids, so that they are used again at once
     load = loads(faulty.native(), depth=4)
-    assert load.run(2, 3_000) == {GOOD: 6_000}
+    counts = load.run(2, 3_000)
+    # as above: who looks for an id may come to each one while it is the other thread's
+    assert counts[GOOD] + counts.get(FULL, 0) == 6_000 and counts.get(FULL, 0) < 10
+    sent = counts[GOOD]
     deadline = time.monotonic() + 10
     with load.controller.active():
         while faulty.waiting and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert faulty.counts["duplicate"] == 4_000
+    duplicates = sent // 3 * 2 + (sent % 3 > 0)
+    assert faulty.counts["duplicate"] == duplicates
     # each is dropped: while it is looked at, the one service thread runs no command that it could be taken for
-    assert load.controller.stray(load.nsid) == 4_000
+    assert load.controller.stray(load.nsid) == duplicates
     assert load.pairs.in_use() == 0
 
 

@@ -115,7 +115,7 @@ def test_the_pages_of_a_field_end_with_its_last_item(tmp_path: Path) -> None:
     with ww.Cache("1MiB", page_size=PAGE, device="cpu") as cache:
         with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache) as r:
             with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache, name="other") as other:
-                assert r["b"]._pages(None, None) == r["a"]._pages(None, None) == r._pages(None, None) == (0, 8)
+                assert all(part._residency(None, None) == (0, 8) for part in (r, r["a"], r["b"]))
                 other.pin(0, 1)  # the page after the last of `r`
                 r["b"].evict()
                 r["b"].pin()

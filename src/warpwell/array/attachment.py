@@ -134,7 +134,8 @@ class Attachment:
     def current_file(self) -> FileMedium | None:
         """Return the file if the host may read it past the cache: it has all that kernels wrote, and none is running.
 
-        With full statistics the host's reads go through the cache, so that they are counted.
+        With full statistics the host's reads go through the cache, so that they are counted. The error of an earlier
+        launch in a stream is raised here, as a launch would.
         """
         if not isinstance(self.medium, FileMedium) or self.cache.device != "cpu":
             return None
@@ -143,6 +144,7 @@ class Attachment:
             return self.medium
         if self.tier != "storage" or self.cache.full:
             return None
+        self.cache.tell(self.nsid)
         if not self.writable:
             return self.medium
         with self.cache.lock:

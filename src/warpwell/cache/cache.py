@@ -137,6 +137,8 @@ class Cache:
         self._core: Block | None = None
         self._in_flight = 0
         self._pending: list[tuple[set[int], Exception]] = []
+        self._streamed = False
+        """A launch may go on in a stream, or its error wait in `_pending`."""
         self._lock = threading.RLock()
         self._pools: list[tuple[int, int]] = []
         self._resident: list[ResidentPool | None] = []
@@ -351,16 +353,28 @@ class Cache:
         with self._lock:
             self.require_open()
             self._reap()
-            for pending in self._pending:
-                if nsid in pending[0]:
-                    self._pending.remove(pending)
-                    raise pending[1]
+            self._tell(nsid)
             launch = self.launches.take(flag)
             self.controller.begin()
             self._in_flight += 1
             launch.users += 1
             if nsid is not None:
                 launch.nsids.add(nsid)
+
+    def tell(self, nsid: int) -> None:
+        """Raise the error of an earlier launch of an array in a stream, for who begins no launch of its own."""
+        if not self._streamed and self._views is None:
+            return
+        with self._lock:
+            self._reap()
+            self._tell(nsid)
+            self._streamed = bool(self._pending or self.launches.going())
+
+    def _tell(self, nsid: int | None) -> None:
+        for pending in self._pending:
+            if nsid in pending[0]:
+                self._pending.remove(pending)
+                raise pending[1]
 
     def end(self, flag: LaunchFlag) -> None:
         """Note that a launch ended, for one of its arrays; after the last array raise its latched error."""
@@ -392,6 +406,7 @@ class Cache:
             launch = self.launches.of(flag)
             if launch is not None:  # else it is done, and was seen to be
                 launch.done = done
+                self._streamed = True
 
     def _reap(self, seconds: float = 0.0) -> None:
         """End the launches in streams that are done, waiting for them up to `seconds`; keep their errors."""

@@ -107,6 +107,12 @@ class Adversary(Interpreter):
             self.watched[addr](int(value))
         return result
 
+    def _update_item(self, name: str, addr: int, value: Any, *rest: Any) -> Any:
+        old = super()._update_item(name, addr, value, *rest)
+        if addr in self.watched:
+            self.watched[addr](self.memory.locations[addr].messages[-1].value)
+        return old
+
     def serve(self, *steps: Callable[[], Any]) -> None:
         """Call each of `steps` again and again beside the threads of the next `run`."""
         for number, step in enumerate(steps):

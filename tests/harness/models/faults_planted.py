@@ -386,7 +386,7 @@ FAULTS = (
     Fault(
         "filler-fence-removed", "store", "nothing orders the odd version before the new bytes",
         (Edit(_REQUESTS, "fill_ways", _FENCED, _FENCED.replace("fence(DEVICE)", "pass")),),
-        seed=75,
+        seed=1700,
     ),
     Fault(
         "odd-version-not-set", "store", "the version stays even while a value is being filled in",

@@ -316,7 +316,8 @@ def bfs(
         The vertex to start from.
     progress : callable, optional
         Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"search"`` with the
-        level that is being visited and a total of 0, as it is not known.
+        level that is being visited and a total of 0, as it is not known. In memory, levels of few edges that follow
+        one another are visited in one launch, and only the first of them is reported.
     **options
         ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
         is a `LoadedGraph`.
