@@ -29,12 +29,12 @@ def mix(total, item):
 
 @ww.kernel
 def fold_all(a, out):
-    out[0] = ww.fold_warp(mix, 0, a, out[1], out[2])
+    out[0] = ww.fold(mix, 0, a, out[1], out[2])
 
 
 @ww.kernel
 def sum_all(a, out):
-    out[0] = ww.fold_warp(ww.add, 0, a, out[1], out[2])
+    out[0] = ww.fold(ww.add, 0, a, out[1], out[2])
 
 
 @ww.device
@@ -44,7 +44,7 @@ def looked_up(total, item, table, numbers):
 
 @ww.kernel
 def by_tables(a, table, numbers, out):
-    out[0] = ww.fold_warp(looked_up, 0, a, out[1], out[2], table, numbers)
+    out[0] = ww.fold(looked_up, 0, a, out[1], out[2], table, numbers)
     ww.map_warp(plus, a, a, out[1], out[2], numbers)
     ww.fill_warp(plus, a, out[1], out[2], table)
 
@@ -57,7 +57,7 @@ def plus(item, table):
 @ww.kernel
 def rows(a, out):
     n = a.shape[1]
-    out[0] = ww.fold_warp(ww.add, 0, a, out[1] * n, out[2] * n)
+    out[0] = ww.fold(ww.add, 0, a, out[1] * n, out[2] * n)
 
 
 @pytest.mark.parametrize("fold", [fold_all, sum_all], ids=["own", "add"])

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .models.cache_model import CacheModel, Focus
-from .models.faults_planted import FAULTS, Fault, planted
+from .models.faults_planted import FAULTS, RARE, Fault, planted
 from .models.frame_model import FrameModel
 from .models.key_value_model import KeyValueModel
 from .models.known_model import KnownModel
@@ -114,8 +114,8 @@ def find(fault: Fault, first_seed: int = 0, runs: int = FAULT_RUNS) -> Found:
 
 def _run_faults(names: Sequence[str], options: argparse.Namespace) -> int:
     found = []
-    for fault in FAULTS:
-        if names and fault.name not in names:
+    for fault in (*FAULTS, *RARE):
+        if fault.name not in names if names else fault in RARE:
             continue
         result = find(fault, options.seed)
         found.append(result)
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON text instead of lines")
     options = parser.parse_args(arguments)
     scenarios = SCENARIOS if options.scenario == "all" else (options.scenario,)
-    unknown = set(options.faults or ()) - {fault.name for fault in FAULTS}
+    unknown = set(options.faults or ()) - {fault.name for fault in (*FAULTS, *RARE)}
     if unknown or options.runs < 1 or options.processes < 1:
         parser.error(f"no planted fault {sorted(unknown)}" if unknown else "--runs and --processes start at 1")
     if options.faults is not None:

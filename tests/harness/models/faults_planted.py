@@ -423,11 +423,6 @@ FAULTS = (
         seed=1500,
     ),
     Fault(
-        "ticket-read-relaxed", "store", "the look at the use of an id does not acquire its state",
-        (Edit(_TICKETS, "held", "load_acquire(record", "load_relaxed(record"),),
-        seed=3300,
-    ),
-    Fault(
         "no-id-left", "store", "tickets may hold all ids, and their holders wait for one more",
         (Edit(_REQUESTS, "start", "take_id(queue, field(core, K_RESERVE))", "take_id(queue, 0)"),),
     ),
@@ -472,6 +467,14 @@ FAULTS = (
               "True"),),
     ),
 )  # fmt: skip
+
+RARE = (
+    Fault(
+        "ticket-read-relaxed", "store", "the look at the use of an id does not acquire its state",
+        (Edit(_TICKETS, "held", "load_acquire(record", "load_relaxed(record"),),
+    ),
+)  # fmt: skip
+"""Found twice in 10,000 runs of an earlier scenario, and not in 7,000 of this one: searched for by name only."""
 
 HARMLESS = (
     Fault(
