@@ -80,6 +80,7 @@ def test_an_item_that_is_left_out_is_found(
     assert f"the result of {name} by raw is wrong" in capsys.readouterr().err
 
 
+@pytest.mark.alone
 def test_drives_are_faster_together(capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--medium", "980Pro/256", "--drives", "4", "--page-size", "512")
     (report,) = answer(capsys, "block", *given)["benchmarks"]
