@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.arrays.kernels import PAGE, read
+from tests.harness.arrays.kernels import PAGE, add, read
 
 import warpwell as ww
 from warpwell import errors, storage
@@ -130,3 +130,19 @@ def test_a_forked_child_waits_for_no_prefetch() -> None:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert ticket.wait(20) and ticket.came == ticket.pages
+
+
+def test_pinned_pages_are_written_beside_a_prefetch() -> None:
+    values = np.arange(N)
+    with ww.Cache(20 * (PAGE + 8), page_size=PAGE, device="cpu") as cache:
+        medium = storage.Latency(storage.RamMedium(values), latency_us=(300_000.0, 0.0))
+        a = ww.open(medium, "r+", dtype="i8", device="cpu", cache=cache)
+        a.pin(0, PER)
+        add[1](a, np.zeros(1, np.int64), np.full(1, 5))
+        ticket = a.prefetch(10 * PER, 15 * PER)
+        end = time.monotonic() + 30
+        while not cache.bulk.commands and time.monotonic() < end:
+            time.sleep(1e-3)
+        a.flush()
+        assert values[0] == 5 and not ticket.done
+        assert ticket.wait(20)

@@ -348,13 +348,17 @@ class Cache:
 
     # -- launches -------------------------------------------------------------------------------------------
 
-    def begin(self, flag: LaunchFlag, nsid: int | None = None) -> None:
-        """Note that a launch on an array begins; raise the error of an earlier launch of that array in a stream."""
+    def begin(self, flag: LaunchFlag, nsid: int | None = None, *, stores: bool = True) -> None:
+        """Note that a launch on an array begins; raise the error of an earlier launch of that array in a stream.
+
+        The cache's own kernels have `stores` False: they leave the items of pages as they are.
+        """
         with self._lock:
             self.require_open()
             self._reap()
             self._tell(nsid)
             launch = self.launches.take(flag)
+            launch.stores = stores
             self.controller.begin()
             self._in_flight += 1
             launch.users += 1
@@ -459,8 +463,8 @@ class Cache:
         """Write dirty pages back (of one array, or all) and make them durable."""
         with self._lock:
             self.require_open()
-            # looked at before the flush is a launch itself; none begins meanwhile, for the lock is held
-            alone = self._in_flight == 0
+            # none begins meanwhile, for the lock is held; a prefetch goes on, and leaves pages with pins alone
+            alone = not self.launches.storing()
             for space in [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]:
                 words = (space.base, space.base + space.pages, int(alone))
                 self._until_none(
@@ -576,7 +580,7 @@ class Cache:
         width = 32 if self.device == "cuda" else 1
         flag = LaunchFlag(self.device)
         with interruptible(lambda: None):  # the launch stops; what surrounds it is done whole
-            self.begin(flag, nsid)
+            self.begin(flag, nsid, stores=False)
             try:
                 launch = self.launches.take(flag)
                 if counts:
@@ -597,6 +601,7 @@ class Cache:
         with self._lock:
             self.require_open()
             launch = self.launches.take(flag)
+            launch.stores = False
             self.controller.begin()
             self._in_flight += 1
             launch.users += 1

@@ -27,6 +27,8 @@ class CacheLaunch:
         Of the launch.
     users : int
         Arguments that have begun and not ended.
+    stores : bool
+        Whether its kernel may store to pages: the cache's own kernels do not.
     nsids : set of int
         The namespaces of the arguments.
     done : callable or None
@@ -38,6 +40,7 @@ class CacheLaunch:
         self._offset = offset
         self._latch = latch
         self.users = 0
+        self.stores = True
         self.nsids: set[int] = set()
         self.flag: LaunchFlag
         self.done: Callable[[], bool] | None = None
@@ -120,7 +123,7 @@ class Launches:
         """Free the records of an ended launch; return its latched error."""
         self._taken.pop(launch.flag, None)  # first: Ctrl-C, between any two lines, aborts what is found here
         latched = launch.take()
-        launch.users, launch.done = 0, None
+        launch.users, launch.done, launch.stores = 0, None, True
         launch.nsids = set()
         self._free.append(launch)
         return latched
@@ -128,6 +131,10 @@ class Launches:
     def going(self) -> list[CacheLaunch]:
         """Return the launches that continue in streams."""
         return [launch for launch in self._taken.values() if launch.done is not None]
+
+    def storing(self) -> bool:
+        """Tell whether a launch that may store to pages has begun and not ended."""
+        return any(launch.users and launch.stores for launch in self._taken.values())
 
     def _make(self) -> None:
         each = at.LAUNCH_WORDS + at.SPACE_WORDS * len(self._spaces)
