@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from .. import errors
 from ..queues import QueuePairs
 from ..queues.layout import MERGE_MAX
-from ..storage.controller import MAX_WEIGHT, Controller, service_threads
 from ..storage.medium import Medium
+from ..storage.serving import HostThreads, Rings, Server, Service
 from ..targets import Block, closing, default_device, memory_for
 from ..targets.fault import LaunchFlag, PlainFlag
 from ..targets.launch_stream import LaunchStream
@@ -72,6 +72,8 @@ class Cache:
         Queue pairs, entries of each ring, and how many of the process's service threads may serve this cache at once.
     merge : int
         Maximal number of adjacent pages that one command reads: 1, 2, 4 or 8.
+    service : Service, optional
+        What carries out the commands; default: threads of this process. `depth` and `merge` may be lowered by it.
 
     Raises
     ------
@@ -91,6 +93,7 @@ class Cache:
         depth: int | None = None,
         threads: int | None = None,
         merge: int = 4,
+        service: Service | None = None,
     ) -> None:
         self._closed = True  # until everything is there, so that a failed constructor has nothing to close
         self.process = OpeningProcess()
@@ -114,20 +117,21 @@ class Cache:
         self.full = stats == "full"
         self.timeout = errors.checked_seconds(timeout, "timeout")
         self.merge = merge
-        self.memory = memory_for(self.device)
         on_gpu = self.device == "cuda"
         self._queues = queues or default_queues(self.device)
         self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
-        self._threads = threads or service_threads(self.device)
         # staging is pinned memory, set aside for every command id
         while depth is None and self._depth > 8 and self._staging_bytes(merge) > MAX_STAGING:
             self._depth //= 2
+        service = service or HostThreads(threads)
+        rings = service.fit(Rings(self._queues, self._depth, merge), self.device, self.page_size)
+        self._queues, self._depth, self.merge = rings.queues, rings.depth, rings.merge
+        self.memory = memory_for(self.device)
         self.pairs = QueuePairs(
-            self.memory, count=self._queues, depth=self._depth, staging_bytes=self.page_size * merge
-        )
-        self.controller = Controller(
-            self.pairs, threads=self._threads, spin=on_gpu, interpreted=self.device == "interp", weight=MAX_WEIGHT
-        )  # the host's long reads weigh 1
+            service.memory(self.device), count=self._queues, depth=self._depth,
+            staging_bytes=self.page_size * self.merge,
+        )  # fmt: skip
+        self.controller: Server = service.start(self.pairs, device=self.device, timeout=self.timeout)
         self.bulk = Bulk(self)
         self._spaces: dict[int, PageSpace] = {}
         self.launches = Launches(self.memory)
@@ -148,6 +152,7 @@ class Cache:
         closing.ready()
         self._finalizer = weakref.finalize(self, _dropped, self.controller, self.process)
         self._finalizer.atexit = False
+        self.controller.when_lost(_give_up(weakref.ref(self)))
 
     def _staging_bytes(self, merge: int) -> int:
         return self._queues * (self._depth // 2) * self.page_size * merge
@@ -185,7 +190,8 @@ class Cache:
                 raise self._silence("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
             pages = -(-medium.nbytes // self.page_size)
-            self._spaces[nsid] = PageSpace(name, nsid, pages, medium.nbytes, share, host, writable)
+            wire = self.controller.wire(nsid)
+            self._spaces[nsid] = PageSpace(name, nsid, pages, medium.nbytes, share, host, writable, wire)
             try:
                 self._lay_out()
             except BaseException:
@@ -357,13 +363,20 @@ class Cache:
             self.require_open()
             self._reap()
             self._tell(nsid)
-            launch = self.launches.take(flag)
-            launch.stores = stores
-            self.controller.begin()
-            self._in_flight += 1
-            launch.users += 1
+            self._enter(flag, stores=stores)
             if nsid is not None:
-                launch.nsids.add(nsid)
+                self.launches.take(flag).nsids.add(nsid)
+
+    def _enter(self, flag: LaunchFlag, *, stores: bool) -> CacheLaunch:
+        """Count a launch, and wake the server (lock held)."""
+        self.controller.begin()
+        launch = self.launches.take(flag)
+        launch.stores = stores
+        self._in_flight += 1
+        launch.users += 1
+        if self.controller.failure() is not None:  # it was lost after `begin`, and did not find this launch
+            launch.abort()
+        return launch
 
     def tell(self, nsid: int) -> None:
         """Raise the error of an earlier launch of an array in a stream, for who begins no launch of its own."""
@@ -400,8 +413,11 @@ class Cache:
         return self._error(self.launches.give_back(launch))
 
     def _error(self, latched: tuple[int, int, int, int]) -> Exception | None:
-        if latched[0] in (at.CLEAR, at.ABORTED):  # the thread that aborted raises its own error
+        if latched[0] == at.CLEAR:
             return None
+        failure = self.controller.failure()
+        if failure is not None or latched[0] == at.ABORTED:  # the thread that aborted raises its own error
+            return failure
         return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
 
     def continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
@@ -600,11 +616,7 @@ class Cache:
         flag = LaunchFlag(self.device)
         with self._lock:
             self.require_open()
-            launch = self.launches.take(flag)
-            launch.stores = False
-            self.controller.begin()
-            self._in_flight += 1
-            launch.users += 1
+            launch = self._enter(flag, stores=False)
         try:
             stream.launch(kernel, threads, self.core, launch.space(self.index_of(nsid)), *words)
             stream.wait()
@@ -623,15 +635,16 @@ class Cache:
             pages = space.base, space.base + space.pages
         deadline = None
         while self._core is not None and self.pairs.in_use(pages):
-            if deadline is not None and time.monotonic() > deadline:
+            lost = self.controller.failure() is not None
+            if lost or (deadline is not None and time.monotonic() > deadline):
                 return False
             self.settle()
             deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
             time.sleep(1e-3)
         return True
 
-    def _silence(self, what: str) -> errors.StallError:
-        return errors.StallError(
+    def _silence(self, what: str) -> Exception:
+        return self.controller.failure() or errors.StallError(
             f"{what}: {self.pairs.in_use()} commands got no answer for {self.timeout:g} s: the medium does not answer",
             seconds=self.timeout,
         )
@@ -732,7 +745,18 @@ class Cache:
         return self._core.read(offset, self.table_bytes).view(np.int64)
 
 
-def _dropped(controller: Controller, process: OpeningProcess) -> None:
+def _give_up(weak: weakref.ref[Cache]) -> Callable[[], None]:
+    """Return a function that ends all waits of device code on a cache, if it is still there (takes no lock)."""
+
+    def give_up() -> None:
+        cache = weak()
+        for launch in cache.launches.taken() if cache is not None else ():
+            launch.abort()
+
+    return give_up
+
+
+def _dropped(controller: Server, process: OpeningProcess) -> None:
     # a finalizer: it takes no lock, and closing waits for threads. No array is left, so nothing is unwritten
     if not process.forked:
         closing.hand_over(controller.close)

@@ -132,6 +132,10 @@ class Launches:
         """Return the launches that continue in streams."""
         return [launch for launch in self._taken.values() if launch.done is not None]
 
+    def taken(self) -> list[CacheLaunch]:
+        """Return the launches that have begun and not ended (any thread)."""
+        return list(self._taken.values())
+
     def storing(self) -> bool:
         """Tell whether a launch that may store to pages has begun and not ended."""
         return any(launch.users and launch.stores for launch in self._taken.values())
@@ -160,7 +164,7 @@ def error_of(
     space = spaces.get(nsid)
     name = space.name if space else "an array that was closed"
     local = page - space.base if space else page
-    lba = local * (page_size // at.BLOCK)
+    lba = local * (page_size >> space.wire[1]) if space else 0
     where = f"array {name!r}, page {local} (LBA {lba})"
     if kind == at.INDEX_ERROR:
         return errors.IndexRangeError(

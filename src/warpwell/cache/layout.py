@@ -38,6 +38,7 @@ S_BASE = 0
 """First page of the array."""
 S_PAGES = 1
 S_NSID = 2
+"""Namespace id by which the host knows the array."""
 S_POOL = 3
 """Index of the pool whose frames the array uses."""
 S_HOST = 4
@@ -50,6 +51,10 @@ S_LAUNCH = 7
 """Address of the launch record; 0 in the cache's own."""
 S_FRAME = 8
 """Frame of the array's first page in a pool that holds all its pages (see `cache.frames`), else -1."""
+S_WIRE = 9
+"""Namespace id in commands."""
+S_BLOCK_SHIFT = 10
+"""log2 of the bytes of a block in commands."""
 SPACE_WORDS = 16
 
 # -- launch record (device memory, followed by its copies of the space records) -------------------------------

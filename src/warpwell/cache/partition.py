@@ -30,6 +30,8 @@ class PageSpace:
         Address of the data in shared memory ("host-cached" tier), or 0.
     writable : bool
         Whether it has pages to write back.
+    wire : (int, int)
+        What commands say: the namespace's id there, and log2 of the bytes of a block.
     base : int
         First page number of the array.
     pool : int
@@ -45,6 +47,7 @@ class PageSpace:
     share: float | None
     host: int
     writable: bool = False
+    wire: tuple[int, int] = (0, 9)
     base: int = 0
     pool: int = 0
     frame: int = -1
@@ -151,6 +154,7 @@ class Partition:
             record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool
             record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
             record[at.S_CORE], record[at.S_FRAME] = address, space.frame
+            record[at.S_WIRE], record[at.S_BLOCK_SHIFT] = space.wire
         ring, credits = self._rings_at, self._credits_at
         for k, (first, number) in enumerate(self.pools):
             record = words[pools_at + k * at.POOL_WORDS :]

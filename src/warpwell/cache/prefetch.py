@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..storage.controller import Controller
 from ..storage.host_reads import HostReads
+from ..storage.serving import Server
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
 from ..targets.uninterrupted import interruptible, uninterrupted
@@ -128,7 +129,7 @@ class Frames(Protocol):
     device: str
     page_size: int
     timeout: float
-    controller: Controller
+    controller: Server
     memory: Allocator
 
     def held(self) -> contextlib.AbstractContextManager[None]:
@@ -167,7 +168,7 @@ class Bulk:
         self._tickets: set[Ticket] = set()
         self._running = False
         self._staging: Block | None = None
-        self._reads: HostReads
+        self._reads: HostReads | None = None
         self._stream: LaunchStream
         self.commands = self.pages_read = self.prefetched = self.dropped = 0
 
@@ -289,6 +290,8 @@ class Bulk:
         cache = self._cache
         with interruptible(lambda: None) as interrupts, self._turn, cache.held():
             self._prepare()
+            if self._reads is None:
+                return None
             return _Job(self, nsid).copy(first, end, to, into, lambda: bool(interrupts.raised))
 
     # -- staging, and memory for rows -------------------------------------------------------------------------------
@@ -312,10 +315,19 @@ class Bulk:
         self._stream = stream_on(cache.device)
         self._table = cache.memory.allocate(8 * words)
         self._shared = cache.memory.allocate_shared(8 * self.rows * (known_pages.ROW_WORDS + 1) + 64)
+        if not isinstance(cache.controller, Controller):
+            # a drive reads to no other memory than its own: kernels bring pages one by one
+            self._staging, self.near = Block(0, 0, None, host=True), None
+            return
         self._reads = HostReads(cache.controller, slots=SLOTS, rows=self.slot_pages)
         # what was read of a slot, on its way to frames: work of a stream is done in order, so that one is enough
         self.near = cache.memory.allocate(self.slot_bytes) if cache.device == "cuda" else None
         self._staging = cache.memory.allocate_shared(SLOTS * self.slot_bytes)
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether all pages are read by kernels, because the host reads none."""
+        return self._reads is None
 
     def staging(self, slot: int) -> int:
         """Return the address of a slot's staging."""
@@ -366,8 +378,9 @@ class Bulk:
     def reading(self, into: Any) -> Iterator[HostReads]:
         """Keep service threads awake for the block; memory that the medium may still write to is not used again."""
         reads = self._reads
+        assert reads is not None
         try:
-            with self._cache.controller.active(reads.pairs):
+            with reads.controller.active(reads.pairs):
                 try:
                     yield reads
                 finally:
@@ -457,7 +470,8 @@ class _Job:
                     rows.places = rows.pages
                 self._put(rows)
                 short = rows.counts.mean() * self._cache.page_size < SHORT_BYTES
-                if short and self._width > 1 and bulk.most > 1 and not space.host:
+                by_warps = bulk.on_demand or (short and self._width > 1 and bulk.most > 1)
+                if by_warps and not space.host:
                     self._touch(rows)
                     continue
                 absent = bulk.per_row(known_pages.look_rows, self._core, len(rows.pages))

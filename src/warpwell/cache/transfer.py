@@ -36,10 +36,6 @@ from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 for _function in (command_word0, command_word6):
     device(_function)
 
-BLOCK_SHIFT = 9
-"""log2 of the block size of commands: 512 bytes."""
-
-
 @device
 def frame_address(core, frame):
     """Return the address of a frame (thread)."""
@@ -86,8 +82,8 @@ def start(core, queue, cid, opcode, page, pages, space):
     store_relaxed(record + 8 * ID_PAGE, page, DEVICE)
     store_relaxed(record + 8 * ID_COUNT, pages, DEVICE)
     store_relaxed(record + 8 * ID_OPCODE, opcode, DEVICE)
-    blocks_shift = field(core, at.C_PAGE_SHIFT) - BLOCK_SHIFT
-    word0 = command_word0(opcode, cid, field(space, at.S_NSID))
+    blocks_shift = field(core, at.C_PAGE_SHIFT) - field(space, at.S_BLOCK_SHIFT)
+    word0 = command_word0(opcode, cid, field(space, at.S_WIRE))
     slba = (page - field(space, at.S_BASE)) << blocks_shift
     control = command_word6((pages << blocks_shift) - 1, 0)
     if opcode == READ:

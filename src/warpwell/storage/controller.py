@@ -318,6 +318,16 @@ class Controller:
         """Return the medium of a namespace."""
         return self._media[nsid]
 
+    def wire(self, nsid: int) -> tuple[int, int]:
+        """Return what commands to a namespace say: its id, and log2 of the bytes of a block."""
+        return nsid, native.BLOCK.bit_length() - 1
+
+    def failure(self) -> None:
+        """Return None: what fails is told by the status of each command."""
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Do nothing: these threads are never lost."""
+
     @property
     def commands(self) -> int:
         """Commands received so far, of all namespaces."""
