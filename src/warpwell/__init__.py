@@ -18,6 +18,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     queues/      rings on which threads submit commands and find completions
     pool/        the GPUs of a cluster as local devices: agents, transports, copies, jobs
     storage/     media, and the controller that carries out commands
+    drives/      NVMe controllers that others made: who may use one, and how it is reached
     cache/       pages in device memory: misses, eviction, write-back, statistics
     array/       `open`, `Array`, and how kernels and the host subscript it
     graph/       graphs on storage: conversion, search, components

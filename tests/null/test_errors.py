@@ -49,6 +49,8 @@ BUILTIN = {
     "PoolVersionError": RuntimeError,
     "CodeError": TypeError,
     "CompileError": TypeError,
+    "DriveError": OSError,
+    "DriveInUseError": OSError,
 }
 
 EXAMPLES = [
@@ -58,6 +60,8 @@ EXAMPLES = [
     errors.MissingFileError("m", path="a.npy"),
     errors.SharingError("m", path="a.npy"),
     errors.DeviceNotFoundError("m", device="cuda"),
+    errors.DriveError("m", drive="0000:01:00.0", nsid=1, command="read", status=0x281),
+    errors.DriveInUseError("m", drive="0000:01:00.0", nsid=1, command="-", status=0, reasons=("swap",)),
     errors.StorageFullError("m", path="a.npy"),
     errors.KernelError("m", array="a", kernel="k"),
     errors.IndexRangeError("m", array="a", kernel="k", index=-1, size=0),

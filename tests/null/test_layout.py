@@ -14,6 +14,7 @@ RANKS = (
     ("targets", "nvme"),
     ("queues", "pool"),
     ("storage",),
+    ("drives",),
     ("cache",),
     ("array",),
     ("graph", "kv", "scheduler"),

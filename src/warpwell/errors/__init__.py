@@ -22,6 +22,8 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── KeyMissingError (KeyError)              a key that a store does not have
     ├── StoreFailedError (OSError)              a store that is read-only since a write failed
     ├── DeviceNotFoundError (RuntimeError)      a device that this machine does not have
+    ├── DriveError (OSError)                    an NVMe drive that failed, was lost, or cannot be used
+    │   └── DriveInUseError                     a drive that somebody uses; it was left alone
     ├── StorageFullError (OSError)              no space left on the medium
     ├── SchedulerError (RuntimeError)           a task that a scheduler could not run
     │   ├── TaskLostError                       a task that was lost with its device or process
@@ -47,9 +49,10 @@ in that launch returns 0, and Python raises a `KernelError` when the launch has 
 The message says what happened and what to do next; the attributes say the same to programs. An attribute is None if its
 value is not known.
 
-The classes are in four files, and the checks that raise most of them in a fifth::
+The classes are in five files, and the checks that raise most of them in a sixth::
 
     general.py    arguments, files, stores, devices
+    drive.py      NVMe drives
     kernel.py     errors that device code latched
     scheduler.py  tasks that share a device
     pool.py       the devices of a pool
@@ -58,6 +61,7 @@ The classes are in four files, and the checks that raise most of them in a fifth
 
 from __future__ import annotations
 
+from .drive import DriveError, DriveInUseError
 from .general import (
     ArgumentError,
     ClosedError,
@@ -116,6 +120,8 @@ __all__ = [
     "DTypeError",
     "DeviceLostError",
     "DeviceNotFoundError",
+    "DriveError",
+    "DriveInUseError",
     "EdgeListError",
     "ForkError",
     "FormatError",

@@ -1,0 +1,210 @@
+"""`bind` hands a drive from the kernel's driver to vfio-pci, so that programs can use it; `unbind` hands it back.
+
+Nothing else in Warpwell binds a drive. Binding takes all namespaces of the controller away from the kernel, so it is
+refused as long as anybody uses one of them. Two things are asked, because each misses what the other finds:
+
+1. What the kernel tells (`warpwell.drives.machine`): mounts, swap, holders, the root disk, programs, virtual functions,
+   the neighbours in the IOMMU group. This names the user.
+2. A claim (``O_EXCL``) on every namespace, held until the kernel's driver has let go. It fails for whatever the kernel
+   itself has claimed: file systems of several disks, ZFS, mounts of other containers. Nothing can be mounted meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .. import errors
+from .machine import KERNEL_DRIVER, VFIO_DRIVER, Machine, PciDrive
+
+PATIENCE = 10.0
+"""Seconds within which a driver takes a device, or lets it go."""
+
+_MOST_NAMED = 5
+
+
+def refusals(drive: PciDrive) -> list[str]:
+    """Return why a drive must be left to the kernel, in words; an empty list where it may be bound."""
+    found = list(drive.uses)
+    if drive.functions:
+        found.append(f"{drive.functions} virtual functions are active: others may use them (write 0 to sriov_numvfs)")
+    if drive.driver not in (None, KERNEL_DRIVER, VFIO_DRIVER):
+        found.append(f"the driver {drive.driver} has it")
+    if drive.group is None:
+        found.append(
+            "there is no IOMMU group, so nothing would keep the drive inside Warpwell's memory: switch the IOMMU on "
+            "(VT-d or AMD-Vi in the firmware, and intel_iommu=on on the kernel's command line)"
+        )
+    if drive.neighbours:
+        found.append(
+            f"its IOMMU group {drive.group} is not viable: it also has {', '.join(drive.neighbours)}; they would have "
+            "to be given up too (a slot of its own helps)"
+        )
+    return found
+
+
+def bind(name: str, machine: Machine | None = None, user: int | None = None) -> PciDrive:
+    """Hand a drive to vfio-pci. It stays there until `unbind` or the next start of the machine.
+
+    Parameters
+    ----------
+    name : str
+        The drive, as `Machine.drive` takes it.
+    machine : Machine, optional
+    user : int, optional
+        Number of a user who shall be able to open it; by default only root can.
+
+    Returns
+    -------
+    PciDrive
+        The drive as it is now.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such drive.
+    DriveInUseError
+        Somebody uses it, or it cannot be handed over safely. The drive was left alone.
+    DriveError
+        A driver did not do as it was told; the drive was given back to the kernel's.
+    """
+    machine = machine or Machine()
+    drive = machine.drive(name)
+    if found := refusals(drive):
+        raise _refused(drive, found)
+    if drive.driver != VFIO_DRIVER:
+        if not (machine.sys / "bus" / "pci" / "drivers" / VFIO_DRIVER).exists():
+            raise errors.DriveError(
+                f"the kernel has not loaded {VFIO_DRIVER}: run modprobe {VFIO_DRIVER} as root, and try again",
+                drive=drive.address)  # fmt: skip
+        with _claims(machine, drive):
+            try:
+                _hand_over(machine, drive.address, VFIO_DRIVER)
+            except BaseException:
+                with contextlib.suppress(errors.DriveError):
+                    _hand_over(machine, drive.address, None)
+                raise
+    if user is not None:
+        os.chown(machine.dev / "vfio" / str(drive.group), user, -1)
+    return machine.drive(drive.address)
+
+
+def unbind(name: str, machine: Machine | None = None) -> PciDrive:
+    """Hand a drive back to the kernel's driver.
+
+    Parameters
+    ----------
+    name : str
+        As for `bind`; a drive that vfio-pci has is known by its address only.
+    machine : Machine, optional
+
+    Returns
+    -------
+    PciDrive
+        The drive as it is now.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such drive.
+    DriveInUseError
+        A program has it open, or a driver has it that is neither vfio-pci nor the kernel's.
+    DriveError
+        The kernel's driver did not take it.
+    """
+    machine = machine or Machine()
+    drive = machine.drive(name)
+    if drive.driver not in (None, KERNEL_DRIVER, VFIO_DRIVER):
+        raise _refused(drive, [f"the driver {drive.driver} has it"])
+    if drive.driver == VFIO_DRIVER and drive.group is not None:
+        # the kernel would wait, without bound, until that program has closed it
+        node = machine.dev / "vfio" / str(drive.group)
+        try:
+            os.close(os.open(node, os.O_RDWR))
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise _refused(drive, [f"a program has {node} open: end it first"]) from error
+            if error.errno != errno.ENOENT:
+                raise _denied(drive.address, error) from error
+    _hand_over(machine, drive.address, None)
+    return machine.drive(drive.address)
+
+
+def _hand_over(machine: Machine, address: str, driver: str | None) -> None:
+    """Give a device to a driver, or with None to the one that the kernel chooses."""
+    folder = machine.device(address)
+    _write(folder / "driver_override", driver or "\n", address)
+    wanted = driver or KERNEL_DRIVER
+    if machine.driver(address) not in (None, wanted):
+        _write(folder / "driver" / "unbind", address, address)
+        _wait(lambda: machine.driver(address) is None)
+    if machine.driver(address) is None:
+        _write(machine.sys / "bus" / "pci" / "drivers_probe", address, address)
+        _wait(lambda: machine.driver(address) is not None)
+    if (now := machine.driver(address)) != wanted:
+        raise errors.DriveError(
+            f"drive {address}: the driver {wanted} did not take it ({now or 'no driver'} has it now): the kernel's log "
+            "(dmesg) says why", drive=address)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _claims(machine: Machine, drive: PciDrive) -> Iterator[None]:
+    """Hold every namespace of a drive exclusively, as a file system would."""
+    held: list[int] = []
+    try:
+        for namespace in drive.namespaces:
+            node = machine.dev / namespace.name
+            try:
+                held.append(claim(node))
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    raise _refused(drive, [
+                        f"{namespace.name} is claimed: a file system of several disks, ZFS or another container uses it"
+                    ]) from error  # fmt: skip
+                if error.errno in (errno.EACCES, errno.EPERM):
+                    raise _denied(drive.address, error) from error
+                raise _refused(drive, [f"{node} cannot be claimed ({error.strerror})"]) from error
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def claim(node: Path) -> int:
+    """Open a block device as its only user; return the descriptor. The kernel answers EBUSY if there is another."""
+    return os.open(node, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK)
+
+
+def _refused(drive: PciDrive, found: list[str]) -> errors.DriveInUseError:
+    named = [*found[:_MOST_NAMED], f"and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else found
+    what = f" {drive.model} {drive.serial}".rstrip()
+    return errors.DriveInUseError(
+        f"drive {drive.address}{what} was left alone:\n" + "\n".join(f"  - {reason}" for reason in named),
+        drive=drive.address, reasons=tuple(found))  # fmt: skip
+
+
+def _denied(address: str, error: OSError) -> errors.DriveError:
+    return errors.DriveError(
+        f"drive {address}: {error.filename}: {error.strerror}. Handing a drive from one driver to another needs root: "
+        "put sudo before the command", drive=address)  # fmt: skip
+
+
+def _write(path: Path, text: str, address: str) -> None:
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise _denied(address, error) from error
+        raise errors.DriveError(f"drive {address}: the kernel refused {text.strip()!r} in {path}: {error.strerror}",
+                                drive=address) from error  # fmt: skip
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not done() and time.monotonic() < end:
+        time.sleep(0.01)

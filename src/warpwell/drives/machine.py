@@ -1,0 +1,342 @@
+"""`Machine`: the NVMe drives of this machine, and who uses them, as the kernel tells it; nothing here opens a drive.
+
+All is read from ``/sys``, ``/proc`` and the names in ``/dev``, without privileges. Where a file cannot be read, what it
+would say is left out: a claim on the namespaces (`warpwell.drives.binding`) finds what these files do not show.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import errors
+
+NVME_CLASS = 0x010802
+"""PCI class code of an NVMe I/O controller (PCI Code and ID Assignment Specification, "Base Class 01h")."""
+
+SECTOR = 512
+"""Bytes of the unit in which Linux tells sizes, whatever the logical block is."""
+
+KERNEL_DRIVER = "nvme"
+VFIO_DRIVER = "vfio-pci"
+
+_ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+_NAMESPACE = re.compile(r"nvme(\d+)(?:c\d+)?n(\d+)")
+_BRIDGE_CLASS = 0x06
+_HARMLESS_DRIVERS = (VFIO_DRIVER, "pci-stub")
+_HOLDERS = {"LVM-": "LVM", "CRYPT-": "an encrypted volume", "mpath-": "multipath"}
+
+
+@dataclass(frozen=True)
+class KernelNamespace:
+    """A namespace while the kernel's driver has it.
+
+    Attributes
+    ----------
+    name : str
+        The block device, for example ``nvme0n1``.
+    nsid : int
+    nbytes : int
+    block : int
+        Bytes of a logical block.
+    uses : tuple of str
+        What uses it, in words: mounts, swap, holders, programs.
+    """
+
+    name: str
+    nsid: int
+    nbytes: int
+    block: int
+    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PciDrive:
+    """An NVMe controller on the PCI bus.
+
+    Attributes
+    ----------
+    address : str
+        PCI address, for example ``0000:01:00.0``.
+    driver : str or None
+        The driver that has it: ``nvme`` (the kernel's), ``vfio-pci`` (ready for Warpwell), another, or None.
+    group : int or None
+        Number of its IOMMU group; None without an IOMMU.
+    neighbours : tuple of str
+        Devices of the group that keep it from programs, each with its driver.
+    functions : int
+        Virtual functions that are active.
+    model, serial, firmware : str
+        Empty unless the kernel's driver has the controller: only the controller itself knows them.
+    namespaces : tuple of KernelNamespace
+        Empty unless the kernel's driver has the controller.
+    """
+
+    address: str
+    driver: str | None
+    group: int | None
+    neighbours: tuple[str, ...] = ()
+    functions: int = 0
+    model: str = ""
+    serial: str = ""
+    firmware: str = ""
+    namespaces: tuple[KernelNamespace, ...] = ()
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """What uses any of its namespaces, in words."""
+        return tuple(use for namespace in self.namespaces for use in namespace.uses)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The files in which the kernel describes this machine.
+
+    Parameters
+    ----------
+    root : path, optional
+        Where ``sys``, ``proc`` and ``dev`` lie: a test gives a folder of its own.
+    """
+
+    root: Path = field(default=Path("/"))
+
+    @property
+    def sys(self) -> Path:
+        """``/sys``."""
+        return self.root / "sys"
+
+    @property
+    def proc(self) -> Path:
+        """``/proc``."""
+        return self.root / "proc"
+
+    @property
+    def dev(self) -> Path:
+        """``/dev``."""
+        return self.root / "dev"
+
+    def device(self, address: str) -> Path:
+        """Return the folder of a PCI device."""
+        return self.sys / "bus" / "pci" / "devices" / address
+
+    def driver(self, address: str) -> str | None:
+        """Return the name of the driver that has a PCI device, or None."""
+        link = self.device(address) / "driver"
+        return os.path.basename(os.readlink(link)) if link.is_symlink() else None
+
+    def addresses(self) -> list[str]:
+        """Return the PCI addresses of all NVMe I/O controllers, in order."""
+        folder = self.sys / "bus" / "pci" / "devices"
+        if not folder.is_dir():
+            return []
+        return sorted(each.name for each in folder.iterdir() if _number(each / "class") == NVME_CLASS)
+
+    def drives(self) -> list[PciDrive]:
+        """Return all NVMe drives on the PCI bus, in the order of their addresses."""
+        users = Users(self)
+        return [self._drive(address, users) for address in self.addresses()]
+
+    def drive(self, name: str) -> PciDrive:
+        """Return one drive.
+
+        Parameters
+        ----------
+        name : str
+            A PCI address, with or without its domain (``0000:01:00.0``, ``01:00.0``), or the name of a block device or
+            controller of the kernel (``nvme0n1``, ``/dev/nvme0``).
+
+        Raises
+        ------
+        ArgumentError
+            No NVMe drive of this machine has the name.
+        """
+        return self._drive(self.address(name), Users(self))
+
+    def address(self, name: str) -> str:
+        """Return the PCI address of the drive that a name means; see `drive`."""
+        found = self.addresses()
+        if match := _ADDRESS.fullmatch(name):
+            domain, bus, device, function = match.groups()
+            address = f"{(domain or '0').zfill(4)[-8:]}:{bus}:{device}.{function}".lower()
+            if address in found:
+                return address
+            if self.device(address).exists():
+                raise errors.ArgumentError(
+                    f"{address} is a PCI device, but not an NVMe drive: {_those(found)}", name="address")  # fmt: skip
+        else:
+            block = re.sub(r"(nvme\d+n\d+)p\d+", r"\1", name.removeprefix("/dev/"))  # a partition is its disk
+            for address in found:
+                for controller in _folders(self.device(address) / "nvme", "nvme"):
+                    inside = [self._head(each.name) for each in _folders(controller, "nvme")]
+                    if block in (controller.name, *inside):
+                        return address
+        raise errors.ArgumentError(f"no NVMe drive on the PCI bus is called {name!r}: {_those(found)}", name="address")
+
+    def _drive(self, address: str, users: Users) -> PciDrive:
+        folder = self.device(address)
+        controllers = _folders(folder / "nvme", "nvme")
+        namespaces = [
+            self._namespace(self._head(each.name), users)
+            for controller in controllers for each in _folders(controller, "nvme") if _NAMESPACE.fullmatch(each.name)
+        ]  # fmt: skip
+        text = {key: _text(controllers[0] / name) for key, name in _IDENTITY.items()} if controllers else {}
+        group = folder / "iommu_group"
+        return PciDrive(
+            address, self.driver(address), int(os.path.basename(os.readlink(group))) if group.is_symlink() else None,
+            tuple(self._neighbours(address)), _number(folder / "sriov_numvfs") or 0, **text,
+            namespaces=tuple(sorted(namespaces, key=lambda each: each.nsid)),
+        )  # fmt: skip
+
+    def _head(self, name: str) -> str:
+        """Return the block device of a namespace: with multipath nvme0c1n1 is a path, and nvme0n1 what is used."""
+        return _NAMESPACE.sub(r"nvme\1n\2", name)
+
+    def _namespace(self, name: str, users: Users) -> KernelNamespace:
+        folder = self.sys / "class" / "block" / name
+        nsid = _number(folder / "nsid") or int(_NAMESPACE.fullmatch(name)[2])  # type: ignore[index]
+        size = (_number(folder / "size") or 0) * SECTOR
+        return KernelNamespace(name, nsid, size, _number(folder / "queue" / "logical_block_size") or SECTOR,
+                               tuple(users.of(name)))  # fmt: skip
+
+    def _neighbours(self, address: str) -> Iterator[str]:
+        """Yield the devices of an IOMMU group that make it not viable: a program would reach their memory, too."""
+        for each in _folders(self.device(address) / "iommu_group" / "devices", ""):
+            if each.name == address or (_number(each / "class") or 0) >> 16 == _BRIDGE_CLASS:
+                continue
+            driver = self.driver(each.name)
+            if driver is not None and driver not in _HARMLESS_DRIVERS:
+                yield f"{each.name} ({driver})"
+
+
+class Users:
+    """Who uses the block devices of a machine, at one moment.
+
+    Parameters
+    ----------
+    machine : Machine
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.block = machine.sys / "class" / "block"
+        self.mounts: dict[str, list[str]] = {}
+        for place, number, source in self._mounted():
+            for name in {self._by_number(number), self._by_path(source)} - {None}:
+                if place not in (places := self.mounts.setdefault(str(name), [])):
+                    places.append(place)
+        self.swaps = {self._by_path(line.split()[0]) for line in _lines(machine.proc / "swaps")[1:] if line.split()}
+        self.root = self._root()
+        self.programs = self._open()
+
+    def of(self, name: str) -> Iterator[str]:
+        """Yield what uses a block device or one of its partitions, in words."""
+        parts = [each.name for each in _folders(self.block / name, name) if (each / "partition").exists()]
+        for one in (name, *parts):
+            yield from self._of(one, one)
+        for one in (name, *parts, name.replace("nvme", "ng", 1)):
+            yield from (f"/dev/{one} is open in process {program}" for program in self.programs.get(one, ()))
+
+    def _of(self, name: str, words: str) -> Iterator[str]:
+        """Yield the uses of one block device, and of what is built on it (device mapper, md)."""
+        for place in self.mounts.get(name, ()):
+            yield f"{words} is mounted at {place}"
+        if name in self.swaps:
+            yield f"{words} is swap space"
+        if name == self.root:
+            yield f"{words} is the root disk (root= on the kernel's command line)"
+        for holder in _folders(self.block / name / "holders", ""):
+            through = f"{words} is held by {self._called(holder.name)}"
+            above = list(self._of(holder.name, f"{through}, which"))
+            yield from above or [through]
+
+    def _called(self, name: str) -> str:
+        mapped = _text(self.block / name / "dm" / "name")
+        uuid = _text(self.block / name / "dm" / "uuid")
+        kind = next((word for prefix, word in _HOLDERS.items() if uuid.startswith(prefix)), "device mapper")
+        level = _text(self.block / name / "md" / "level")
+        return f"{name} ({kind}: {mapped})" if mapped else f"{name} (md, {level})" if level else name
+
+    def _mounted(self) -> Iterator[tuple[str, str, str]]:
+        """Yield place, device number and source of the mounts that this process or the first one sees."""
+        for process in ("self", "1"):
+            for line in _lines(self.machine.proc / process / "mountinfo"):
+                left, _, right = line.partition(" - ")
+                words, source = left.split(), right.split()
+                if len(words) > 4 and len(source) > 1:
+                    yield _plain(words[4]), words[2], _plain(source[1])
+
+    def _by_number(self, number: str) -> str | None:
+        link = self.machine.sys / "dev" / "block" / number
+        return os.path.basename(os.readlink(link)) if link.is_symlink() else None
+
+    def _by_path(self, source: str) -> str | None:
+        """Return the block device that a path in /dev means, through links such as /dev/mapper/..."""
+        if not source.startswith("/dev/"):
+            return None
+        name = os.path.basename(os.path.realpath(self.machine.dev / source.removeprefix("/dev/")))
+        return name if (self.block / name).exists() else None
+
+    def _root(self) -> str | None:
+        said = re.search(r"(?:^|\s)root=(\S+)", _text(self.machine.proc / "cmdline"))
+        if said is None:
+            return None
+        kind, _, name = said[1].partition("=")
+        if not name:
+            return self._by_path(kind)
+        return self._by_path(f"/dev/disk/by-{kind.lower()}/{name}")
+
+    def _open(self) -> dict[str, list[str]]:
+        """Return the programs, "123 (name)", that have each node of /dev open, as far as they can be seen."""
+        found: dict[str, list[str]] = {}
+        for process in (each for each in _folders(self.machine.proc, "") if each.name.isdigit()):
+            try:
+                targets = {os.readlink(each) for each in (process / "fd").iterdir()}
+            except OSError:
+                continue  # another user's, or it has just ended
+            for target in targets:
+                if target.startswith(("/dev/nvme", "/dev/ng")):
+                    program = f"{process.name} ({_text(process / 'comm')})"
+                    found.setdefault(target.removeprefix("/dev/"), []).append(program)
+        return found
+
+
+_IDENTITY = {"model": "model", "serial": "serial", "firmware": "firmware_rev"}
+
+
+def _those(found: list[str]) -> str:
+    if not found:
+        return "this machine has none (a virtual one needs no hardware: docs/how-to/use-a-drive.md)"
+    return f"this machine has {', '.join(found)} (warpwell drive list shows them)"
+
+
+def _folders(folder: Path, prefix: str) -> list[Path]:
+    try:
+        return sorted(each for each in folder.iterdir() if each.name.startswith(prefix))
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _lines(path: Path) -> list[str]:
+    return _text(path).splitlines()
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(_text(path), 0)
+    except ValueError:
+        return None
+
+
+def _plain(text: str) -> str:
+    """Undo the octal escapes of /proc, such as a blank in a path."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
