@@ -51,6 +51,7 @@ BUILTIN = {
     "CompileError": TypeError,
     "DriveError": OSError,
     "DriveInUseError": OSError,
+    "DriveLostError": ConnectionError,
 }
 
 EXAMPLES = [
@@ -60,8 +61,8 @@ EXAMPLES = [
     errors.MissingFileError("m", path="a.npy"),
     errors.SharingError("m", path="a.npy"),
     errors.DeviceNotFoundError("m", device="cuda"),
-    errors.DriveError("m", drive="0000:01:00.0", nsid=1, command="read", status=0x281),
-    errors.DriveInUseError("m", drive="0000:01:00.0", nsid=1, command="-", status=0, reasons=("swap",)),
+    errors.DriveError("m", drive="0000:01:00.0", namespace=1, command="read", status=0x281),
+    errors.DriveInUseError("m", drive="0000:01:00.0", namespace=1, command="-", status=0, reasons=("swap",)),
     errors.StorageFullError("m", path="a.npy"),
     errors.KernelError("m", array="a", kernel="k"),
     errors.IndexRangeError("m", array="a", kernel="k", index=-1, size=0),

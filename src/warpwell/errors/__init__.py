@@ -22,9 +22,10 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── KeyMissingError (KeyError)              a key that a store does not have
     ├── StoreFailedError (OSError)              a store that is read-only since a write failed
     ├── DeviceNotFoundError (RuntimeError)      a device that this machine does not have
-    ├── DriveError (OSError)                    an NVMe drive that failed, was lost, or cannot be used
-    │   └── DriveInUseError                     a drive that somebody uses; it was left alone
     ├── StorageFullError (OSError)              no space left on the medium
+    ├── DriveError (OSError)                    a drive that refused a command, or cannot be used
+    │   ├── DriveLostError (ConnectionError)    a drive that stopped answering, or broke the protocol
+    │   └── DriveInUseError                     a drive that somebody uses: it was left alone
     ├── SchedulerError (RuntimeError)           a task that a scheduler could not run
     │   ├── TaskLostError                       a task that was lost with its device or process
     │   ├── TaskMemoryError (MemoryError)       a task that needs more memory than there is
@@ -52,8 +53,8 @@ value is not known.
 The classes are in five files, and the checks that raise most of them in a sixth::
 
     general.py    arguments, files, stores, devices
-    drive.py      NVMe drives
     kernel.py     errors that device code latched
+    drive.py      NVMe controllers
     scheduler.py  tasks that share a device
     pool.py       the devices of a pool
     options.py    checks of options: integers, seconds, paths, shapes
@@ -61,7 +62,7 @@ The classes are in five files, and the checks that raise most of them in a sixth
 
 from __future__ import annotations
 
-from .drive import DriveError, DriveInUseError
+from .drive import DriveError, DriveInUseError, DriveLostError
 from .general import (
     ArgumentError,
     ClosedError,
@@ -122,6 +123,7 @@ __all__ = [
     "DeviceNotFoundError",
     "DriveError",
     "DriveInUseError",
+    "DriveLostError",
     "EdgeListError",
     "ForkError",
     "FormatError",

@@ -1,4 +1,4 @@
-"""Errors of NVMe drives that Warpwell drives itself."""
+"""Errors of drives: NVMe controllers that others wrote."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .general import WarpwellError
 
 
 class DriveError(WarpwellError, OSError):
-    """A drive failed, was lost, refused a command, or cannot be used. ``errno`` is EIO.
+    """A drive refused a command, or has a format or limits that Warpwell cannot use. ``errno`` is EIO.
 
     Parameters
     ----------
     drive : str, optional
-        The drive: a PCI address, or what else names it.
-    nsid : int, optional
-        The namespace.
+        Its address, for example ``"0000:04:00.0"``.
+    namespace : int, optional
+        Namespace id.
     command : str, optional
         The command, for example ``"read"``.
     status : int, optional
@@ -27,16 +27,20 @@ class DriveError(WarpwellError, OSError):
         message: str,
         *,
         drive: str | None = None,
-        nsid: int | None = None,
+        namespace: int | None = None,
         command: str | None = None,
         status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.errno = errno.EIO
         self.drive = drive
-        self.nsid = nsid
+        self.namespace = namespace
         self.command = command
         self.status = status
+
+
+class DriveLostError(DriveError, ConnectionError):
+    """A drive stopped answering, reported a fatal error, or broke the protocol; it is not used any more."""
 
 
 class DriveInUseError(DriveError):
@@ -44,6 +48,8 @@ class DriveInUseError(DriveError):
 
     Parameters
     ----------
+    drive, namespace, command, status : optional
+        As in `DriveError`.
     reasons : tuple of str, optional
         What stands against it, in words.
     """
@@ -53,11 +59,11 @@ class DriveInUseError(DriveError):
         message: str,
         *,
         drive: str | None = None,
-        nsid: int | None = None,
+        namespace: int | None = None,
         command: str | None = None,
         status: int | None = None,
         reasons: tuple[str, ...] | None = None,
     ) -> None:
-        super().__init__(message, drive=drive, nsid=nsid, command=command, status=status)
+        super().__init__(message, drive=drive, namespace=namespace, command=command, status=status)
         self.errno = errno.EBUSY
         self.reasons = reasons
