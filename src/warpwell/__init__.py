@@ -26,7 +26,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     scheduler/   kernels that share one device: tasks, policies, preemption, service
     remote/      arrays, stores and schedulers on the devices of a pool
     study/       traces, workloads, simulator: what compares policies and stores
-    testing/     conformance suites for media, executors and policies of your own
+    testing/     conformance suites for media, executors and policies of your own; drives for tests
     cli/         the `warpwell` command
 """
 

@@ -1,10 +1,25 @@
 """NVMe controllers that others made, driven by this process.
 
-Files, in the order in which a user meets them:
+Files, from memory and registers up to commands:
 
-- machine.py   the NVMe drives of this machine, and who uses them
-- binding.py   hands a drive from the kernel's driver to vfio-pci and back, or says why not
+- arena.py        `DmaArena`: memory that a controller reads and writes by itself
+- transport.py    the interface `Transport`: registers, addresses for a controller, loss
+- qtest.py        `QtestTransport`: the controller of a QEMU that runs no guest
+- qtest_store.py  stores to its registers by native threads
+- host_queue.py   `HostQueue`: a queue pair on which the host submits commands and polls for their completions
+- drive.py        `Drive`: a controller that was enabled: what it is, its limits, its queues; `Namespace`: its blocks,
+                  and which formats are refused
+
+and who may have the drive, before that:
+
+- machine.py      the NVMe drives of this machine, and who uses them
+- binding.py      hands a drive from the kernel's driver to vfio-pci and back, or says why not
 """
 
+from .arena import DmaArena
 from .binding import bind, refusals, unbind
+from .drive import Drive, Namespace
+from .host_queue import HostQueue
 from .machine import KernelNamespace, Machine, PciDrive
+from .qtest import QtestTransport
+from .transport import Transport

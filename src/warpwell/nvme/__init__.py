@@ -1,4 +1,4 @@
-"""The wire format of NVMe commands and completions: structs, words, opcodes and status codes; no I/O.
+"""The wire format of NVMe: commands, completions, registers, what Identify answers, status codes; no I/O.
 
 Files, in the order in which a command meets them:
 
@@ -7,6 +7,16 @@ Files, in the order in which a command meets them:
 - key_value.py   the same entry of a command on keys and values
 - completion.py  the 16-byte completion entry
 - status.py      how a command went, in 15 bits and in words
+
+and those that only drives need, in the order in which one is started:
+
+- registers.py   what a controller has in memory space: capabilities, configuration, status, doorbells
+- admin.py       commands about queues, features and logs
+- identify.py    what a controller says of itself and of its namespaces
+- prp.py         how a command names data that are longer than a page of memory
+
+and, for all of them:
+
 - _check.py      the check at import that a struct has the specification's layout
 """
 
@@ -89,6 +99,7 @@ from .opcodes import (
     opcode_name,
 )
 from .status import (
+    ABORTED_BY_HOST,
     ABORTED_BY_REQUEST,
     ABORTED_POWER_LOSS,
     ABORTED_SQ_DELETION,
@@ -102,8 +113,12 @@ from .status import (
     DEALLOCATED_BLOCK,
     INTERNAL_ERROR,
     INVALID_FIELD,
+    INVALID_LOG_PAGE,
     INVALID_NAMESPACE,
     INVALID_OPCODE,
+    INVALID_QUEUE_DELETION,
+    INVALID_QUEUE_ID,
+    INVALID_QUEUE_SIZE,
     KV_INVALID_KEY_SIZE,
     KV_INVALID_VALUE_SIZE,
     KV_KEY_DOES_NOT_EXIST,

@@ -5,7 +5,9 @@ sc (status code) in bits 7:0, sct (status code type) in 10:8, crd (retry delay) 
 
 The ``status_*`` functions are device code, under the rules that `warpwell.nvme.command` states.
 
-Source: NVM Express Base Specification, "Status Field Definition", and the two command set specifications.
+Source: NVM Express Base Specification, "Status Code - Generic Command Status Values", "... Command Specific Status
+Values", "... Media and Data Integrity Error Values", "... Path Related Status Values", and the tables of the same names
+of the NVM, Key Value and Zoned Namespace Command Set specifications.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ KV_UNRECOVERED_ERROR = 0x088
 KV_KEY_EXISTS = 0x089
 
 # sct 1, command specific status
+INVALID_QUEUE_ID = 0x101
+INVALID_QUEUE_SIZE = 0x102
+INVALID_LOG_PAGE = 0x109
+INVALID_QUEUE_DELETION = 0x10C
 WRITE_TO_READ_ONLY_RANGE = 0x182
 
 # sct 2, media and data integrity errors
@@ -43,6 +49,9 @@ UNRECOVERED_READ_ERROR = 0x281
 COMPARE_FAILURE = 0x285
 ACCESS_DENIED = 0x286
 DEALLOCATED_BLOCK = 0x287
+
+# sct 3, path related status
+ABORTED_BY_HOST = 0x371
 
 _TYPES = {
     0: "generic",
@@ -77,11 +86,19 @@ _NAMES = {
     0x014: "atomic write unit exceeded",
     0x015: "operation denied",
     0x016: "SGL offset invalid",
+    0x018: "host identifier inconsistent format",
+    0x019: "keep alive timer expired",
+    0x01A: "keep alive timeout invalid",
+    0x01B: "aborted due to preempt and abort",
     0x01C: "sanitize failed",
     0x01D: "sanitize in progress",
+    0x01E: "SGL data block granularity invalid",
+    0x01F: "command not supported for queue in controller memory buffer",
     NAMESPACE_WRITE_PROTECTED: "namespace is write protected",
     COMMAND_INTERRUPTED: "command interrupted",
     0x022: "transient transport error",
+    0x023: "command prohibited by command and feature lockdown",
+    0x024: "admin command media not ready",
     LBA_OUT_OF_RANGE: "LBA out of range",
     CAPACITY_EXCEEDED: "capacity exceeded",
     NAMESPACE_NOT_READY: "namespace not ready",
@@ -92,9 +109,62 @@ _NAMES = {
     KV_KEY_DOES_NOT_EXIST: "key does not exist",
     KV_UNRECOVERED_ERROR: "unrecovered error",
     KV_KEY_EXISTS: "key exists",
+    0x100: "completion queue invalid",
+    INVALID_QUEUE_ID: "invalid queue identifier",
+    INVALID_QUEUE_SIZE: "invalid queue size",
+    0x103: "abort command limit exceeded",
+    0x105: "asynchronous event request limit exceeded",
+    0x106: "invalid firmware slot",
+    0x107: "invalid firmware image",
+    0x108: "invalid interrupt vector",
+    INVALID_LOG_PAGE: "invalid log page",
+    0x10A: "invalid format",
+    0x10B: "firmware activation requires conventional reset",
+    INVALID_QUEUE_DELETION: "invalid queue deletion",
+    0x10D: "feature identifier not saveable",
+    0x10E: "feature not changeable",
+    0x10F: "feature not namespace specific",
+    0x110: "firmware activation requires NVM subsystem reset",
+    0x111: "firmware activation requires controller level reset",
+    0x112: "firmware activation requires maximum time violation",
+    0x113: "firmware activation prohibited",
+    0x114: "overlapping range",
+    0x115: "namespace insufficient capacity",
+    0x116: "namespace identifier unavailable",
+    0x118: "namespace already attached",
+    0x119: "namespace is private",
+    0x11A: "namespace not attached",
+    0x11B: "thin provisioning not supported",
+    0x11C: "controller list invalid",
+    0x11D: "device self-test in progress",
+    0x11E: "boot partition write prohibited",
+    0x11F: "invalid controller identifier",
+    0x120: "invalid secondary controller state",
+    0x121: "invalid number of controller resources",
+    0x122: "invalid resource identifier",
+    0x123: "sanitize prohibited while persistent memory region is enabled",
+    0x124: "ANA group identifier invalid",
+    0x125: "ANA attach failed",
+    0x126: "insufficient capacity",
+    0x127: "namespace attachment limit exceeded",
+    0x128: "prohibition of command execution not supported",
+    0x129: "I/O command set not supported",
+    0x12A: "I/O command set not enabled",
+    0x12B: "I/O command set combination rejected",
+    0x12C: "invalid I/O command set",
+    0x12D: "identifier unavailable",
     0x180: "conflicting attributes",
     0x181: "invalid protection information",
     WRITE_TO_READ_ONLY_RANGE: "attempted write to read only range",
+    0x183: "command size limit exceeded",
+    0x1B8: "zoned boundary error",
+    0x1B9: "zone is full",
+    0x1BA: "zone is read only",
+    0x1BB: "zone is offline",
+    0x1BC: "zone invalid write",
+    0x1BD: "too many active zones",
+    0x1BE: "too many open zones",
+    0x1BF: "invalid zone state transition",
     WRITE_FAULT: "write fault",
     UNRECOVERED_READ_ERROR: "unrecovered read error",
     0x282: "end-to-end guard check error",
@@ -103,9 +173,14 @@ _NAMES = {
     COMPARE_FAILURE: "compare failure",
     ACCESS_DENIED: "access denied",
     DEALLOCATED_BLOCK: "deallocated or unwritten logical block",
+    0x288: "end-to-end storage tag check error",
     0x300: "internal path error",
+    0x301: "asymmetric access persistent loss",
+    0x302: "asymmetric access inaccessible",
+    0x303: "asymmetric access transition",
+    0x360: "controller pathing error",
     0x370: "host pathing error",
-    0x371: "command aborted by host",
+    ABORTED_BY_HOST: "command aborted by host",
 }
 
 

@@ -1,9 +1,10 @@
-"""Conformance suites for new media, executors and policies, and disks that fail on purpose.
+"""Conformance suites for new media, executors and policies; drives of QEMU, and disks for them that fail on purpose.
 
 A subclass of a suite says how to make the thing that is tested. Files, suites first:
 
 - media.py             `MediumConformance`: every storage medium
 - executors.py         `ExecutorConformance`: every executor of the scheduler
 - policies.py          `PolicyConformance`: every policy of the scheduler
+- qemu.py              `QemuDrive`: an NVMe drive that QEMU emulates
 - nbd.py               `NbdServer`: a disk for QEMU that loses what was not flushed when its client is killed
 """

@@ -1,0 +1,524 @@
+"""Drive: a controller that was enabled: what it is, its limits, its queues. Namespace: its blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..nvme import COMMAND, FLUSH, READ, WRITE, admin, describe, identify
+from ..nvme import registers as reg
+from ..nvme.identify import text_of
+from ..nvme.prp import MAX_TRANSFER, PAGE, data_pointers
+from ..targets.memory import Block
+from ..targets.uninterrupted import interruptible
+from .host_queue import Answer, HostQueue
+from .transport import Transport
+
+ADMIN_ENTRIES = 32
+LEAST_ENTRIES = 64
+"""Entries of a queue whose ring fills a page of memory: the least that Warpwell's rings have."""
+COMMAND_SECONDS = 10.0
+"""How long one admin command, or one read or write of the host, may take."""
+HOST_BYTES = 1 << 17
+"""Bytes of one read or write of the host, at most."""
+MOST_QUEUES = 64
+"""Queue pairs to ask for."""
+
+ALLOWED = frozenset(
+    {
+        admin.IDENTIFY,
+        admin.GET_LOG_PAGE,
+        admin.SET_FEATURES,
+        admin.CREATE_CQ,
+        admin.CREATE_SQ,
+        admin.DELETE_CQ,
+        admin.DELETE_SQ,
+    }
+)
+"""Admin commands that this class sends: none of them changes what is stored."""
+
+
+class Drive:
+    """An NVMe controller of somebody else's, enabled, with an admin queue.
+
+    Parameters
+    ----------
+    transport : Transport
+        The way to it, which belongs to the drive from now on: `close` closes it, and so does a failed constructor.
+    queues : int
+        I/O queue pairs to ask for; the controller may grant fewer.
+
+    Attributes
+    ----------
+    address : str
+        What it is called in messages.
+    serial, model, firmware, version : str
+        What it says of itself.
+    entries : int
+        Most entries of an I/O queue.
+    max_transfer : int
+        Most bytes of one command: what the controller allows, and 2 MiB at most.
+    queues : int
+        I/O queue pairs that it granted.
+    stride : int
+        Bytes from one doorbell to the next.
+    volatile_cache : bool
+        Whether what was written is durable only after a Flush.
+    timeout : float
+        Seconds that enabling and disabling may take.
+
+    Raises
+    ------
+    DriveError
+        Its limits are not those that Warpwell needs, or it does not start.
+    DriveLostError
+        It does not answer.
+    """
+
+    def __init__(self, transport: Transport, *, queues: int = MOST_QUEUES) -> None:
+        errors.checked_integer(queues, "queues", most=65535)
+        self.transport = transport
+        self.address = transport.address
+        self.arena = transport.arena
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._pairs: dict[int, HostQueue | None] = {}
+        self._io: HostQueue | None = None
+        self._buffer: Block | None = None
+        self._admin: HostQueue | None = None
+        self._closed = False
+        self.timeout = 1.0
+        try:
+            self._read_capabilities()
+            self._enable()
+            self._identify()
+            self.queues = self._ask_for_queues(queues)
+        except BaseException:
+            with contextlib.suppress(errors.DriveError):
+                self.close()
+            raise
+
+    # -- starting and stopping ------------------------------------------------------------------------------------
+
+    def _read_capabilities(self) -> None:
+        version = self.transport.read32(reg.VS)
+        if version == reg.ALL_ONES:
+            raise self.transport.lose("its registers read as all ones: it is not there any more, or not powered")
+        cap = self.transport.read64(reg.CAP)
+        self.version = reg.vs_text(version)
+        self.entries = reg.cap_entries(cap)
+        self.stride = reg.cap_stride(cap)
+        self.timeout = max(self.timeout, reg.cap_timeout(cap))
+        self._unit = reg.cap_smallest_page(cap)
+        if not reg.cap_command_sets(cap) & reg.CSS_NVM:
+            raise self._refusal("it has no NVM command set")
+        if self._unit > PAGE:
+            raise self._refusal(f"its smallest memory page has {self._unit} bytes, and not {PAGE}")
+        if self.entries < LEAST_ENTRIES:
+            raise self._refusal(f"its queues have at most {self.entries} entries, and not {LEAST_ENTRIES}")
+
+    def _enable(self) -> None:
+        read, write = self.transport.read32, self.transport.write32
+        self._disable()
+        self._admin = HostQueue(self.transport, ADMIN_ENTRIES)
+        self._admin.connect(0, self.stride)
+        write(reg.AQA, reg.aqa_value(ADMIN_ENTRIES))
+        self.transport.write64(reg.ASQ, self.transport.dma(self._admin.submission.address))
+        self.transport.write64(reg.ACQ, self.transport.dma(self._admin.completion.address))
+        write(reg.CC, reg.cc_value(enable=True))
+        status = self._until(lambda status: reg.csts_ready(status) or reg.csts_fatal(status), read)
+        if not reg.csts_ready(status) or reg.csts_fatal(status):
+            raise self.transport.lose(f"it was not ready {self.timeout:g} s after it was enabled (CSTS {status:#x})")
+
+    def _disable(self) -> None:
+        """Clear CC.EN and wait for CSTS.RDY to follow, in the time that CAP.TO gives."""
+        read, write = self.transport.read32, self.transport.write32
+        if read(reg.CC) & 1:
+            # an enable that is under way has to end first; one that failed ends here
+            self._until(lambda status: reg.csts_ready(status) or reg.csts_fatal(status), read)
+        write(reg.CC, reg.cc_value(enable=False))
+        status = self._until(lambda status: not reg.csts_ready(status), read)
+        if reg.csts_ready(status):
+            raise self.transport.lose(f"it was not disabled within {self.timeout:g} s (CSTS {status:#x})")
+
+    def _until(self, done: Callable[[int], bool], read: Callable[[int], int]) -> int:
+        """Read CSTS until it is as wanted, or the time is over; return it."""
+        until = time.monotonic() + self.timeout
+        while True:
+            status = read(reg.CSTS)
+            if status == reg.ALL_ONES:
+                raise self.transport.lose("its registers read as all ones: it is not there any more")
+            if done(status) or time.monotonic() > until:
+                return status
+            time.sleep(0.0005)
+
+    def _identify(self) -> None:
+        found = identify.controller_of(self.identify(identify.CNS_CONTROLLER))
+        self.serial, self.model, self.firmware = (text_of(found[name]) for name in ("sn", "mn", "fr"))
+        for name, size in (("sqes", 6), ("cqes", 4)):
+            if not int(found[name]) & 0xF <= size <= int(found[name]) >> 4:
+                raise self._refusal(f"its queue entries do not have {1 << size} bytes ({name} {int(found[name]):#x})")
+        if int(found["cntrltype"]) > 1:
+            raise self._refusal("it is an administrative or discovery controller")
+        mdts = int(found["mdts"])
+        self.max_transfer = min(MAX_TRANSFER, self._unit << mdts) if 0 < mdts < 32 else MAX_TRANSFER
+        self.volatile_cache = bool(int(found["vwc"]) & 1)
+
+    def _ask_for_queues(self, wanted: int) -> int:
+        answer = self._run(admin.set_queues(wanted), "set features (number of queues)")
+        return min(wanted, admin.queues_granted(answer.dw0))
+
+    def _refusal(self, why: str, nsid: int | None = None) -> errors.DriveError:
+        return errors.DriveError(f"drive {self.address} cannot be used: {why}", drive=self.address, namespace=nsid)
+
+    @property
+    def lost(self) -> errors.DriveLostError | None:
+        """Why the drive is not used any more, or None."""
+        return self.transport.lost
+
+    def stop(self) -> None:
+        """Stop the controller, lost or not: it never touches the arena again, and the drive is not used any more.
+
+        No queue may have a launch in flight, and no relay may run.
+
+        Raises
+        ------
+        DriveError
+            It cannot be stopped: nothing in the arena may be used again.
+        """
+        transport = self.transport
+        with interruptible(lambda: None), self._lock:
+            transport.lose("it was stopped: open it again")
+            try:
+                with transport.despite_loss():
+                    self._disable()
+            except errors.DriveError:
+                transport.reset()
+            self.arena.release()
+
+    def close(self) -> None:
+        """Delete its queues, stop it and release all resources (idempotent); what is unflushed may be lost.
+
+        Raises
+        ------
+        DriveError
+            It cannot be stopped. Its memory is not used again.
+        """
+        if os.getpid() != self._pid:
+            return  # the drive is the parent's
+        with interruptible(lambda: None), self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self.transport.lost is None and self._admin is not None:
+                with contextlib.suppress(errors.DriveError):
+                    for qid in list(self._pairs):
+                        self.delete_pair(qid)
+                    self.transport.write32(reg.CC, reg.cc_value(enable=True, shutdown=reg.SHUTDOWN_NORMAL))
+                    self._until(
+                        lambda status: reg.csts_shutdown(status) == reg.SHUTDOWN_COMPLETE, self.transport.read32
+                    )
+            try:
+                self.stop()
+                self._admin = self._io = self._buffer = None
+                self._pairs.clear()
+            finally:
+                self.transport.close()
+
+    def __enter__(self) -> Drive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- admin commands -------------------------------------------------------------------------------------------
+
+    def identify(self, cns: int, nsid: int = 0, csi: int = 0) -> bytes:
+        """Return 4,096 bytes of what `cns` names (`warpwell.nvme.identify`).
+
+        Raises
+        ------
+        DriveError
+            The controller refuses; ``status`` says why.
+        """
+        return self._into_page(lambda at: admin.identify(cns, at, nsid=nsid, csi=csi), "identify", nsid)
+
+    def log(self, lid: int, nbytes: int = 512) -> bytes:
+        """Return the first `nbytes` (a multiple of 4, at most 4,096) of a log page, as `LOG_HEALTH`; raises so, too."""
+        if nbytes % 4 or not 0 < nbytes <= PAGE:
+            raise errors.ArgumentError(f"{nbytes} bytes of a log: a multiple of 4 up to {PAGE}", name="nbytes")
+        return self._into_page(lambda at: admin.get_log_page(lid, at, nbytes), "get log page")[:nbytes]
+
+    def _into_page(self, command: Callable[[int], NDArray[Any]], name: str, nsid: int = 0) -> bytes:
+        self.transport.check()
+        page = self.arena.allocate(PAGE)
+        self._run(command(self.transport.dma(page.address)), name, nsid or None)
+        return page.read(0, PAGE).tobytes()
+
+    def _run(self, command: NDArray[Any], name: str, nsid: int | None = None) -> Answer:
+        assert int(command["opc"]) in ALLOWED and self._admin is not None
+        answer = self._admin.run(command, name, seconds=COMMAND_SECONDS, nsid=nsid)
+        self.require(answer, name, nsid)
+        return answer
+
+    def require(self, answer: Answer, name: str, nsid: int | None = None, hint: str = "") -> None:
+        """Raise DriveError where a command failed."""
+        if answer.status:
+            where = f"drive {self.address}" + ("" if nsid is None else f", namespace {nsid}")
+            raise errors.DriveError(
+                f"{where}: {name} failed: {describe(answer.status)}{hint}",
+                drive=self.address,
+                namespace=nsid,
+                command=name,
+                status=answer.status,
+            )
+
+    # -- queues ---------------------------------------------------------------------------------------------------
+
+    def create_pair(self, submission: int, completion: int, entries: int) -> int:
+        """Create an I/O queue pair over rings in the arena; return its id, the same for both queues.
+
+        Parameters
+        ----------
+        submission, completion : int
+            Addresses of the rings, multiples of 4,096; zeroed. They must stay until `delete_pair` or `stop`.
+        entries : int
+            Of each ring, at most `entries` of the drive.
+
+        Raises
+        ------
+        DriveError
+            The controller refuses, or grants no further queue.
+        """
+        if not 2 <= entries <= self.entries:
+            raise errors.ArgumentError(
+                f"queues of {entries} entries: drive {self.address} has 2 to {self.entries}", name="depth"
+            )
+        with interruptible(lambda: None), self._lock:
+            qid = next((q for q in range(1, self.queues + 1) if q not in self._pairs), 0)
+            if not qid:
+                raise errors.DriveError(
+                    f"drive {self.address} grants {self.queues} I/O queues, and all are in use: close what uses it, or "
+                    "take fewer queues",
+                    drive=self.address,
+                )
+            dma = self.transport.dma
+            answers = admin.create_completion_queue(qid, entries, dma(completion))
+            commands = admin.create_submission_queue(qid, entries, dma(submission), qid)
+            self._run(answers, "create I/O completion queue")
+            try:
+                self._run(commands, "create I/O submission queue")
+            except errors.DriveError:
+                with contextlib.suppress(errors.DriveError):
+                    self._run(admin.delete_completion_queue(qid), "delete I/O completion queue")
+                raise
+            self._pairs[qid] = None
+            return qid
+
+    def delete_pair(self, qid: int) -> None:
+        """Delete an I/O queue pair: the submission queue, then the completion queue.
+
+        Raises
+        ------
+        DriveError
+            The controller refuses: its rings must stay until `stop`.
+        """
+        with interruptible(lambda: None), self._lock:
+            self._run(admin.delete_submission_queue(qid), "delete I/O submission queue")
+            self._run(admin.delete_completion_queue(qid), "delete I/O completion queue")
+            self._pairs.pop(qid, None)
+
+    def host_queue(self, entries: int = LEAST_ENTRIES) -> HostQueue:
+        """Create an I/O queue pair for the host; raises as `create_pair`. `delete_pair` takes its ``qid``."""
+        with interruptible(lambda: None), self._lock:
+            rings = HostQueue(self.transport, entries)
+            qid = self.create_pair(rings.submission.address, rings.completion.address, entries)
+            rings.connect(qid, self.stride)
+            self._pairs[qid] = rings
+            return rings
+
+    # -- namespaces -----------------------------------------------------------------------------------------------
+
+    def namespaces(self) -> list[int]:
+        """Return the ids of its active namespaces, in order."""
+        found: list[int] = []
+        while True:
+            more = identify.namespace_ids(
+                self.identify(identify.CNS_ACTIVE_NAMESPACES, found[-1] if found else 0)
+            )
+            found += more
+            if len(more) < PAGE // 4:
+                return found
+
+    def namespace(self, nsid: int) -> Namespace:
+        """Return a namespace.
+
+        Raises
+        ------
+        DriveError
+            There is none of this id, or Warpwell cannot use its format.
+        """
+        return Namespace(self, errors.checked_integer(nsid, "namespace", most=0xFFFFFFFE))
+
+    def io(self) -> tuple[HostQueue, Block]:
+        """Return the queue on which namespaces read and write for the host, and its buffer: data, then a page of list.
+
+        Made at the first use.
+        """
+        with self._lock:
+            if self._io is None:
+                self._buffer = self.arena.allocate(HOST_BYTES + PAGE)
+                self._io = self.host_queue()
+            assert self._buffer is not None
+            return self._io, self._buffer
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "lost" if self.lost else f"{self.queues} queues of {self.entries}"
+        return f"<Drive {self.address}: {getattr(self, 'model', '?')}, {state}>"
+
+
+class Namespace:
+    """The blocks of one namespace of a drive.
+
+    `read`, `write` and `flush` are for the host: one command at a time, through a buffer in the drive's memory.
+
+    Attributes
+    ----------
+    drive : Drive
+    nsid : int
+        Its id on the drive.
+    name : str
+        For messages: the drive's address and the id.
+    block : int
+        Bytes of a logical block: a power of two from 512.
+    blocks, nbytes : int
+        Its size.
+    writable : bool
+        False where the drive says that it is write-protected.
+    guid : str
+        What identifies it wherever the drive is plugged in: NGUID, else EUI-64, in hexadecimal; empty without either.
+    """
+
+    def __init__(self, drive: Drive, nsid: int) -> None:
+        self.drive = drive
+        self.nsid = nsid
+        self.name = f"{drive.address}/{nsid}"
+        if nsid not in (there := drive.namespaces()):
+            raise errors.DriveError(
+                f"drive {drive.address} has no namespace {nsid}: its namespaces are {there}",
+                drive=drive.address,
+                namespace=nsid,
+            )
+        found = identify.namespace_of(drive.identify(identify.CNS_NAMESPACE, nsid))
+        form = identify.block_format(found)
+        self.block = form.block
+        self.blocks = int(found["nsze"])
+        self.nbytes = self.block * self.blocks
+        self.writable = not int(found["nsattr"]) & 1
+        self.guid = next((raw.hex() for raw in (bytes(found["nguid"]), bytes(found["eui64"])) if any(raw)), "")
+        if why := self._refused(form, shared=bool(int(found["nmic"]) & 1)):
+            raise errors.DriveError(
+                f"drive {drive.address}: namespace {nsid} cannot be used: {why}", drive=drive.address, namespace=nsid
+            )
+
+    def _refused(self, form: identify.BlockFormat, *, shared: bool) -> str:
+        csi = self._command_set()
+        if csi != identify.CSI_NVM:
+            name = {identify.CSI_KEY_VALUE: "keys and values", identify.CSI_ZONED: "zones"}.get(csi, "another kind")
+            return f"it is one of {name} (command set {csi}), and not of blocks"
+        reformat = "format it without (nvme format --lbaf=...), which erases it"
+        if form.metadata:
+            where = "behind each block" if form.extended else "beside the data"
+            return f"its format has {form.metadata} bytes of metadata {where}: {reformat}"
+        if form.protection:
+            return f"its format has protection information of type {form.protection}: {reformat}"
+        if not form.block or form.block > min(self.drive.max_transfer, HOST_BYTES):
+            return f"its blocks have {form.block} bytes, and not 512 to {min(self.drive.max_transfer, HOST_BYTES)}"
+        if shared:
+            return "it is shared with other controllers, which may write to it"
+        if not 0 < self.nbytes < 1 << 63:
+            return f"it has {self.blocks} blocks of {form.block} bytes"
+        return ""
+
+    def _command_set(self) -> int:
+        try:
+            return identify.command_set(self.drive.identify(identify.CNS_DESCRIPTORS, self.nsid))
+        except errors.DriveLostError:
+            raise
+        except errors.DriveError:
+            return identify.CSI_NVM  # a controller of before descriptors, which has no other
+
+    def read(self, lba: int, count: int) -> NDArray[np.uint8]:
+        """Read and return `count` blocks from block `lba`.
+
+        Raises
+        ------
+        ArgumentError
+            The range is not inside the namespace.
+        DriveError
+            The drive refuses, or cannot read; ``status`` says why.
+        DriveLostError, ForkError, ClosedError
+        """
+        out = np.empty(count * self.block, np.uint8)
+        for first, blocks, data in self._chunks(lba, count, out):
+            with interruptible(lambda: None), self.drive._lock:
+                queue, buffer = self.drive.io()
+                self._run(queue, READ, "read", first, blocks, buffer)
+                data[:] = buffer.view(np.dtype(np.uint8))[: data.size]
+        return out
+
+    def write(self, lba: int, data: NDArray[Any]) -> None:
+        """Write `data` (C order, whole blocks) from block `lba`; it is durable after `flush`. Raises as `read`."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if raw.size % self.block:
+            raise errors.ArgumentError(f"{raw.size} bytes are no whole blocks of {self.block}", name="data")
+        for first, blocks, part in self._chunks(lba, raw.size // self.block, raw):
+            with interruptible(lambda: None), self.drive._lock:
+                queue, buffer = self.drive.io()
+                buffer.view(np.dtype(np.uint8))[: part.size] = part
+                self._run(queue, WRITE, "write", first, blocks, buffer)
+
+    def flush(self) -> None:
+        """Wait until everything that was written is durable. Raises as `read`."""
+        with interruptible(lambda: None), self.drive._lock:
+            queue, _ = self.drive.io()
+            self._run(queue, FLUSH, "flush", 0, 0, None)
+
+    def _chunks(
+        self, lba: int, count: int, raw: NDArray[np.uint8]
+    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+        if lba < 0 or count < 0 or lba + count > self.blocks:
+            raise errors.ArgumentError(
+                f"namespace {self.name} has {self.blocks} blocks, and not {lba} to {lba + count}", name="lba"
+            )
+        most = max(1, min(self.drive.max_transfer, HOST_BYTES) // self.block)
+        for first in range(0, count, most):
+            blocks = min(most, count - first)
+            yield lba + first, blocks, raw[first * self.block : (first + blocks) * self.block]
+
+    def _run(self, queue: HostQueue, opc: int, name: str, lba: int, blocks: int, buffer: Block | None) -> None:
+        command = np.zeros((), COMMAND)
+        command["opc"], command["nsid"] = opc, self.nsid
+        if buffer is not None:
+            dma = self.drive.transport.dma
+            at = buffer.address + buffer.nbytes - PAGE
+            prp1, prp2, pages = data_pointers(dma(buffer.address), blocks * self.block, dma(at))
+            buffer.words[-PAGE // 8 :][: len(pages)] = pages
+            command["prp1"], command["prp2"] = prp1, prp2
+            command["cdw10"], command["cdw11"], command["cdw12"] = lba & 0xFFFFFFFF, lba >> 32, blocks - 1
+        answer = queue.run(command, name, seconds=COMMAND_SECONDS, nsid=self.nsid)
+        self.drive.require(answer, name, self.nsid, f" (blocks {lba} to {lba + blocks - 1})" if blocks else "")
+
+    def __repr__(self) -> str:
+        return f"<Namespace {self.name}: {self.blocks} blocks of {self.block} bytes>"

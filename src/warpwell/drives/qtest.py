@@ -1,0 +1,279 @@
+"""QtestTransport: the NVMe controller of a QEMU whose processors never start.
+
+QEMU's test protocol reads and writes its bus by lines of text over a socket: ``readl ADDRESS`` is answered with
+``OK 0x...``, ``writel ADDRESS VALUE`` with ``OK``. The arena is the second BAR of an `ivshmem-plain` device, placed at
+the address that it has in this process: what the controller calls an address is a pointer.
+
+Rules of the socket, which native threads use as well:
+
+- A lock in memory (`pthread_mutex_t`, at the start of the state words) owns it.
+- Sends never wait and raise no signal. At most 64 requests are not answered at a time: QEMU stops reading
+  while nobody reads its answers, and both would wait for ever.
+- Answers come in order and carry no name, so they are counted by their ends of line. Whoever stores natively leaves the
+  count of answers that are owed in the state words, and the next access skips so many.
+- An access that was left in the middle (by an exception of a signal handler) cannot know what is owed. The next one
+  asks for something with an answer of its own, ``endianness``, and skips all that come before it.
+- Every access has a deadline. A QEMU that was stopped never answers; that loses the drive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..targets.memory import Block, private_block
+from ..targets.uninterrupted import interruptible
+from . import qtest_store as at
+from .arena import DmaArena
+from .transport import Transport
+
+SECONDS = 2.0
+"""How long one access waits."""
+
+BAR0 = 0xC000_0000
+"""Where the controller's registers are placed, in QEMU's address space."""
+NVME_SLOT = 4
+"""PCI slot of the controller."""
+ARENA_SLOT = 5
+"""PCI slot of the arena."""
+NVME_IDS = (0x00101B36, 0x58458086)
+"""Vendor and device of QEMU's controller, and with use-intel-id."""
+ARENA_IDS = 0x11101AF4
+
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class QtestTransport(Transport):
+    """The controller of a QEMU.
+
+    Parameters
+    ----------
+    end : socket.socket
+        The end of QEMU's test socket, which is this object's from now on.
+    arena : DmaArena
+        The memory that QEMU maps as well.
+    pidfd : int
+        QEMU's process; the caller's, who keeps it open.
+    address : str
+        What the drive is called.
+    kill : callable
+        ``kill()`` ends QEMU and returns when it is gone.
+    seconds : float
+        Deadline of one access.
+
+    Raises
+    ------
+    DriveLostError
+        QEMU does not answer, or has no controller where it should be.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        arena: DmaArena,
+        pidfd: int,
+        *,
+        address: str,
+        kill: Callable[[], None],
+        seconds: float = SECONDS,
+    ) -> None:
+        super().__init__(address, arena)
+        self._socket = end
+        self._socket.setblocking(False)
+        self._pidfd = pidfd
+        self._kill = kill
+        self._seconds = seconds
+        self._received = b""
+        self._in_step = False  # the socket may have been used before
+        self._closed = False
+        self._state: Block = private_block(8 * at.STATE_WORDS)
+        self._words = self._state.words
+        self._words[at.S_SOCKET] = end.fileno()
+        self._words[at.S_BAR0] = BAR0
+        self._words[at.S_NANOSECONDS] = int(seconds * 1e9)
+        for function, address_of in at.FUNCTIONS.items():
+            self._words[function] = address_of
+        text = self._state.view(np.dtype(np.uint8))[8 * at.S_TEXT :]
+        text[:29] = np.frombuffer(b"writel 0x00000000 0x00000000\n", np.uint8)
+        self._one_thread = threading.RLock()  # of Python's; the lock in memory is for native threads
+        try:
+            self._place()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _place(self) -> None:
+        """Give registers and arena their addresses, as a machine's firmware does."""
+        for slot, known in ((NVME_SLOT, NVME_IDS), (ARENA_SLOT, (ARENA_IDS,))):
+            if (found := self._configuration(slot, 0)) not in known:
+                raise self.lose(f"slot {slot} of this QEMU holds device {found:#010x}: start it by warpwell.testing")
+        for slot, register, value in (
+            (NVME_SLOT, 0x10, BAR0),
+            (NVME_SLOT, 0x14, 0),
+            (NVME_SLOT, 0x04, 0x0406),  # memory, bus master, no interrupts
+            (ARENA_SLOT, 0x18, self.arena.address & 0xFFFFFFFF),
+            (ARENA_SLOT, 0x1C, self.arena.address >> 32),
+            (ARENA_SLOT, 0x04, 0x0402),
+        ):
+            self._configure(slot, register, value)
+
+    def _configuration(self, slot: int, register: int) -> int:
+        with self._access() as ask:
+            ask(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}")
+            return int(ask("inl 0xcfc"), 16)
+
+    def _configure(self, slot: int, register: int, value: int) -> None:
+        with self._access() as ask:
+            ask(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}")
+            ask(f"outl 0xcfc {value:#x}")
+
+    def set_bus_master(self, on: bool) -> None:
+        """Let the controller reach memory, or not (tests)."""
+        self._configure(NVME_SLOT, 0x04, 0x0406 if on else 0x0402)
+
+    def read32(self, offset: int) -> int:
+        with self._access() as ask:
+            return int(ask(f"readl {BAR0 + offset:#x}"), 16)
+
+    def write32(self, offset: int, value: int) -> None:
+        with self._access() as ask:
+            ask(f"writel {BAR0 + offset:#x} {value:#x}")
+
+    def native_store(self) -> tuple[int, int]:
+        return at.store.address, self._state.address
+
+    def alive(self) -> bool:
+        if self.lost is None and _readable(self._pidfd):
+            self.lose("its QEMU has ended: start another one")
+        if self.lost is None and not self._closed and self._words[at.S_LOST]:
+            self.lose("its QEMU did not take a store to a doorbell")
+        return self.lost is None
+
+    def lose(self, why: str) -> errors.DriveLostError:
+        self._words[at.S_LOST] = 1
+        return super().lose(why)
+
+    def reset(self) -> None:
+        """End QEMU: its memory and its controller are gone then."""
+        self.lose("it was reset, which ends its QEMU: start another one")
+        self._kill()
+        self.arena.release()
+
+    def close(self) -> None:
+        with self._one_thread:
+            if not self._closed:
+                self._closed = True
+                self._words[at.S_LOST] = 1
+                with self._locked(time.monotonic() + self._seconds):  # no native thread is in the middle of a store
+                    self._socket.close()
+
+    def check(self) -> None:
+        super().check()
+        if self._closed:
+            raise errors.ClosedError(f"drive {self.address} is closed: open it again")
+
+    # -- the socket -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _access(self) -> Iterator[Callable[[str], str]]:
+        """Own the socket; yield ``ask(request) -> answer``. Ctrl-C waits for the end of the block."""
+        self.check()
+        until = time.monotonic() + self._seconds
+        with interruptible(lambda: None), self._one_thread, self._locked(until):
+            self.check()
+            if not self._in_step:
+                self._get_in_step(until)
+            self._in_step = False
+            while self._words[at.S_OWED] > 0:
+                self._line(until)  # a native thread may have taken its beginning
+                self._words[at.S_OWED] -= 1
+            yield lambda request: self._ask(request, until)
+            self._in_step = True
+
+    @contextlib.contextmanager
+    def _locked(self, until: float) -> Iterator[None]:
+        left = max(0.0, until - time.monotonic())
+        end = time.time() + left  # the C library takes the time of day
+        when = _Timespec(int(end), int(end % 1 * 1e9))
+        if _libc.pthread_mutex_timedlock(ctypes.c_void_p(self._state.address), ctypes.byref(when)):
+            raise self.lose(f"another thread holds its socket for {left:.1f} s")
+        try:
+            yield
+        finally:
+            _libc.pthread_mutex_unlock(ctypes.c_void_p(self._state.address))
+
+    def _get_in_step(self, until: float) -> None:
+        self._words[at.S_OWED] = 0
+        self._send("endianness")
+        while self._line(until) not in ("OK little", "OK big"):
+            pass
+
+    def _ask(self, request: str, until: float) -> str:
+        self._send(request)
+        return self._answer(until)
+
+    def _answer(self, until: float) -> str:
+        line = self._line(until)
+        if not line.startswith("OK"):
+            raise self.lose(f"its QEMU answers {line!r}")
+        return line[3:]
+
+    def _send(self, request: str) -> None:
+        data = request.encode() + b"\n"
+        try:
+            if self._socket.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT) == len(data):
+                return
+            why = "its QEMU does not read its socket"
+        except BlockingIOError:
+            why = "its QEMU does not read its socket"
+        except OSError as error:
+            why = f"its QEMU has ended ({error.strerror}): start another one"
+        raise self.lose(why)
+
+    def _line(self, until: float) -> str:
+        """Return the next line that answers a request."""
+        while True:
+            line, end, rest = self._received.partition(b"\n")
+            if end:
+                self._received = rest
+                if line.startswith(b"IRQ"):  # news of an interrupt, which nobody asked for
+                    continue
+                return line.decode("ascii", "replace")
+            self._receive(until)
+
+    def _receive(self, until: float) -> None:
+        left = until - time.monotonic()
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if left <= 0 or not poll.poll(left * 1000):
+            if not self.alive():
+                self._raise_lost()
+            raise self.lose(f"its QEMU has not answered for {self._seconds:g} s")
+        try:
+            got = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            got = b""
+        if not got:
+            raise self.lose("its QEMU has ended: start another one")
+        self._received += got
+
+
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

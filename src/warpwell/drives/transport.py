@@ -1,0 +1,136 @@
+"""Transport: how this process reaches the registers of one controller, and the controller this process's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NoReturn
+
+from .. import errors
+from .arena import DmaArena
+
+
+class Transport(ABC):
+    """The way to one controller.
+
+    Registers are those of BAR0; an offset is in bytes. All methods may be called by several threads at once. Once the
+    controller is lost, each of them raises the error that says why.
+
+    Parameters
+    ----------
+    address : str
+        What the drive is called in messages, for example ``"0000:04:00.0"``.
+    arena : DmaArena
+        The memory that the controller reaches.
+
+    Attributes
+    ----------
+    lost : DriveLostError or None
+        Why the controller is not used any more.
+    """
+
+    def __init__(self, address: str, arena: DmaArena) -> None:
+        self.address = address
+        self.arena = arena
+        self.lost: errors.DriveLostError | None = None
+        self._pid = os.getpid()
+        self._losing = threading.Lock()
+        self._despite = threading.local()
+
+    @abstractmethod
+    def read32(self, offset: int) -> int:
+        """Return a register of 32 bits.
+
+        Raises
+        ------
+        DriveLostError
+            There is no answer, now or before.
+        ForkError
+            This process was forked from the one that opened the drive.
+        ClosedError
+            The transport is closed.
+        """
+
+    @abstractmethod
+    def write32(self, offset: int, value: int) -> None:
+        """Store to a register of 32 bits; raises as `read32`."""
+
+    def read64(self, offset: int) -> int:
+        """Return a register of 64 bits, lower half first; raises as `read32`."""
+        low = self.read32(offset)
+        return low | self.read32(offset + 4) << 32
+
+    def write64(self, offset: int, value: int) -> None:
+        """Store to a register of 64 bits, lower half first; raises as `read32`. Never for doorbells."""
+        self.write32(offset, value & 0xFFFFFFFF)
+        self.write32(offset + 4, value >> 32)
+
+    def dma(self, address: int) -> int:
+        """Return what the controller calls the byte at `address` of the arena."""
+        return address
+
+    @abstractmethod
+    def native_store(self) -> tuple[int, int]:
+        """Return what threads without the interpreter lock store to registers by: a native function and its state.
+
+        ``function(state, offset, value, 0, 0, 0)`` (`targets.native`) stores 32 bits after everything that the calling
+        thread stored before. It returns 0, or -1 where the store cannot be made: the controller is lost, or closed.
+        """
+
+    @abstractmethod
+    def alive(self) -> bool:
+        """Tell whether the controller is still there, without waiting; False also loses it."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Stop the controller by force, so that it never touches the arena again. It is lost after that.
+
+        Raises
+        ------
+        DriveError
+            It cannot be stopped: nothing in the arena may be used again.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the controller up (idempotent). It must be disabled, or reset."""
+
+    def lose(self, why: str) -> errors.DriveLostError:
+        """Declare the controller lost, once; return the error. Freed memory waits for a reset from now on."""
+        with self._losing:
+            if self.lost is None:
+                self.arena.hold()
+                self.lost = errors.DriveLostError(f"drive {self.address} is lost: {why}", drive=self.address)
+            return self.lost
+
+    def check(self) -> None:
+        """Raise where the drive cannot be used: it is lost, or the parent's.
+
+        Raises
+        ------
+        DriveLostError, ForkError
+        """
+        if os.getpid() != self._pid:
+            raise errors.ForkError(
+                f"drive {self.address} was opened in process {self._pid}, and this is {os.getpid()}, forked from it: "
+                "use it there, or use the spawn method and open another drive"
+            )
+        if self.lost is not None and not getattr(self._despite, "loss", False):
+            self._raise_lost()
+
+    @contextlib.contextmanager
+    def despite_loss(self) -> Iterator[None]:
+        """Let this thread use registers in the block, so that it can disable a controller that is lost."""
+        self._despite.loss = True
+        try:
+            yield
+        finally:
+            self._despite.loss = False
+
+    def _raise_lost(self) -> NoReturn:
+        assert self.lost is not None
+        # a new one each time: a raised error collects the frames of whoever catches it
+        raise errors.DriveLostError(str(self.lost), drive=self.address)

@@ -1,0 +1,323 @@
+"""QemuDrive: a QEMU without a guest whose NVMe controller a test uses as a drive.
+
+QEMU (Debian: ``apt-get install qemu-system-x86``) starts in less than a tenth of a second, needs no KVM and no rights,
+and ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from .. import errors
+from ..cache.sizes import parse_size
+from ..drives import DmaArena, Drive, QtestTransport
+from ..drives.qtest import ARENA_SLOT, NVME_SLOT
+
+BINARY = "qemu-system-x86_64"
+INSTALL = f"{BINARY} is not installed: apt-get install qemu-system-x86 (Debian, Ubuntu)"
+
+# PR_SET_PDEATHSIG holds across exec, but ends QEMU when the *thread* ends that started it.
+_WITH_PARENT = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)\n"
+    "if os.getppid() == int(sys.argv[1]):\n"
+    "    os.execv(sys.argv[2], sys.argv[2:])\n"
+)
+
+
+@dataclass(frozen=True)
+class QemuNamespace:
+    """A namespace of a `QemuDrive`, and odd ones.
+
+    Attributes
+    ----------
+    size : int or str, optional
+        Bytes, or text as "64MiB": zeros in memory, lost with QEMU.
+    path : str, optional
+        An image file instead, raw, which QEMU reads and writes through the page cache.
+    backend : dict, optional
+        A block node of QEMU's instead (``-blockdev``), for example ``{"driver": "nbd", ...}``.
+    block : int
+        Bytes of a logical block: 512 or 4096.
+    writable : bool
+    metadata : int
+        Bytes of metadata for each block.
+    options : dict
+        Further options of ``nvme-ns``, for example ``{"zoned": "on"}``.
+    """
+
+    size: int | str | None = None
+    path: str | os.PathLike[str] | None = None
+    backend: dict[str, Any] | None = None
+    block: int = 512
+    writable: bool = True
+    metadata: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class QemuDrive:
+    """A drive that QEMU emulates (a context manager).
+
+    Parameters
+    ----------
+    namespaces : sequence of int, str or QemuNamespace
+        Namespaces 1, 2, ...: sizes, or `QemuNamespace`.
+    arena : int or str
+        Most memory of the drive's queues and buffers; a power of two. It is taken when it is used.
+    mdts : int, optional
+        A command transfers at most 2**mdts pages of 4 KiB; 0: no limit.
+    queues : int, optional
+        I/O queue pairs of the controller.
+    serial : str
+    options : dict, optional
+        Further options of ``nvme``.
+    seconds : float
+        How long one access to a register may take before the drive is lost.
+    binary : str, optional
+        Path of QEMU.
+
+    Attributes
+    ----------
+    pid : int
+        QEMU's process id.
+    arena : DmaArena
+
+    Raises
+    ------
+    DeviceNotFoundError
+        QEMU is not installed; the message says what to install.
+    DriveError
+        QEMU does not start; the message has what it said.
+
+    Examples
+    --------
+    >>> with QemuDrive(["64MiB"]) as qemu, qemu.open() as drive:
+    ...     drive.namespace(1).read(0, 8)
+    """
+
+    def __init__(
+        self,
+        namespaces: Sequence[int | str | QemuNamespace] = ("64MiB",),
+        *,
+        arena: int | str = "1GiB",
+        mdts: int | None = None,
+        queues: int | None = None,
+        serial: str = "warpwell",
+        options: dict[str, Any] | None = None,
+        seconds: float = 2.0,
+        binary: str | None = None,
+    ) -> None:
+        found = shutil.which(binary or BINARY)
+        if found is None:
+            raise errors.DeviceNotFoundError(INSTALL, device="nvme")
+        self._seconds = seconds
+        self._resources = contextlib.ExitStack()
+        self._mine = os.getpid()
+        with contextlib.ExitStack() as stack:
+            self.arena = DmaArena(parse_size(arena, "arena"))
+            stack.callback(self.arena.close)
+            self._said = stack.enter_context(tempfile.TemporaryFile())
+            here, there = socket.socketpair()
+            stack.callback(here.close)
+            self._end = here
+            files = [there.fileno(), self.arena.fd]
+            with there, contextlib.ExitStack() as images:
+                settings = self._settings(there.fileno(), mdts, queues, serial, options or {})
+                for k, one in enumerate(namespaces, 1):
+                    space = one if isinstance(one, QemuNamespace) else QemuNamespace(one)
+                    settings += _namespace(k, space, images, files)
+                self._process = _start([found, *settings], files, self._said)
+            self.pid = self._process.pid
+            self._pidfd = os.pidfd_open(self.pid)
+            stack.callback(os.close, self._pidfd)
+            stack.callback(self.kill)
+            self.transport().close()  # it answers, or says why not
+            self._resources = stack.pop_all()
+
+    def _settings(
+        self, end: int, mdts: int | None, queues: int | None, serial: str, options: dict[str, Any]
+    ) -> list[str]:
+        controller = {"driver": "nvme", "id": "nvme", "serial": serial, "addr": f"{NVME_SLOT:x}", **options}
+        if mdts is not None:
+            controller["mdts"] = mdts
+        if queues is not None:
+            controller["max_ioqpairs"] = queues
+        memory = {
+            "qom-type": "memory-backend-file",
+            "id": "arena",
+            "size": self.arena.nbytes,
+            "mem-path": f"/proc/self/fd/{self.arena.fd}",
+            "share": True,
+        }
+        ivshmem = {"driver": "ivshmem-plain", "memdev": "arena", "addr": f"{ARENA_SLOT:x}"}
+        return [
+            *("-nodefaults", "-no-user-config", "-display", "none", "-serial", "none", "-monitor", "none", "-S"),
+            *("-machine", "q35,usb=off,smm=off,sata=off", "-accel", "tcg", "-m", "16"),
+            *("-chardev", f"socket,id=test,fd={end}", "-object", "qtest,id=qtest,chardev=test,log=none"),
+            *("-object", json.dumps(memory), "-device", json.dumps(ivshmem)),
+            *("-device", json.dumps(controller)),
+        ]
+
+    def transport(self) -> QtestTransport:
+        """Return a new way to the controller. Close the one before first; the controller keeps its state."""
+        address = f"qemu:{self.pid}"
+        try:
+            return QtestTransport(
+                self._end.dup(), self.arena, self._pidfd, address=address, kill=self.kill, seconds=self._seconds
+            )
+        except errors.DriveLostError as error:
+            self._said.seek(0)
+            said = self._said.read().decode("utf-8", "replace").strip()
+            raise errors.DriveLostError(f"{error}" + (f"; it said: {said}" if said else ""), drive=address) from None
+
+    def open(self, **options: Any) -> Drive:
+        """Return the drive, enabled; `options` are those of `Drive`. Close it, or the one before, first."""
+        return Drive(self.transport(), **options)
+
+    @staticmethod
+    def found() -> bool:
+        """Tell whether QEMU is installed; `INSTALL` says how to."""
+        return shutil.which(BINARY) is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether QEMU is there, stopped or not."""
+        return not _ended(self._pidfd, 0.0)
+
+    def kill(self) -> None:
+        """Kill QEMU (SIGKILL) and wait until it is gone."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def stop(self) -> None:
+        """Stop QEMU (SIGSTOP) and wait until all of its threads are: it answers nothing from now on."""
+        self._process.send_signal(signal.SIGSTOP)
+        self._await("Tt")
+
+    def cont(self) -> None:
+        """Let a stopped QEMU go on (SIGCONT)."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def _await(self, states: str) -> None:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            tasks = f"/proc/{self.pid}/task"
+            if all(_state(f"{tasks}/{task}/stat") in states for task in os.listdir(tasks)):
+                return
+            time.sleep(0.001)
+        raise errors.DriveError(f"QEMU ({self.pid}) is not stopped after 5 s", drive=f"qemu:{self.pid}")
+
+    def close(self) -> None:
+        """Kill QEMU and release everything (idempotent)."""
+        if os.getpid() == self._mine:
+            self._resources.close()
+
+    def __enter__(self) -> QemuDrive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _namespace(nsid: int, space: QemuNamespace, images: contextlib.ExitStack, files: list[int]) -> list[str]:
+    """Return QEMU's options of a namespace; files that it needs are appended to `files`, and closed by `images`."""
+    node: dict[str, Any]
+    if space.backend is not None:
+        node = dict(space.backend)
+    else:
+        if space.path is not None:
+            path = os.fspath(space.path)
+        else:
+            image = os.memfd_create("warpwell-namespace", os.MFD_CLOEXEC)
+            images.callback(os.close, image)
+            os.ftruncate(image, parse_size(space.size or 0, "size"))
+            files.append(image)
+            path = f"/proc/self/fd/{image}"
+        node = {"driver": "file", "filename": path, "aio": "threads", "locking": "off"}
+        node = {"driver": "raw", "file": node}
+    node.update({"node-name": f"n{nsid}", "read-only": not space.writable, "discard": "unmap"})
+    device = {"driver": "nvme-ns", "drive": f"n{nsid}", "bus": "nvme", "nsid": nsid}
+    device |= {"logical_block_size": space.block, "physical_block_size": space.block, "ms": space.metadata}
+    return ["-blockdev", json.dumps(node), "-device", json.dumps(device | space.options)]
+
+
+# -- processes that end with this one ---------------------------------------------------------------------------------
+
+_wanted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_starter: threading.Thread | None = None
+_starting = threading.Lock()
+
+
+def _start(command: list[str], files: Sequence[int], said: Any) -> subprocess.Popen[bytes]:
+    """Start a process that is killed when this one ends; the thread that starts it lives as long as this one."""
+    global _starter
+    result: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
+    parent = str(os.getpid())
+
+    def start() -> None:
+        try:
+            result.put(
+                subprocess.Popen(
+                    [sys.executable, "-ISc", _WITH_PARENT, parent, *command],
+                    pass_fds=files,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,  # Ctrl-C of a terminal is for this process
+                )
+            )
+        except BaseException as error:  # raised where it is wanted
+            result.put(error)
+
+    with _starting:
+        if _starter is None or not _starter.is_alive():
+            _starter = threading.Thread(target=_serve, args=(_wanted,), name="warpwell-qemu", daemon=True)
+            _starter.start()
+    _wanted.put(start)
+    found = result.get(timeout=30)
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _serve(wanted: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        wanted.get()()
+
+
+def _after_fork() -> None:
+    global _wanted, _starter, _starting
+    _wanted, _starter, _starting = queue.SimpleQueue(), None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _ended(pidfd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _state(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0]
