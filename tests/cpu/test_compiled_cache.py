@@ -1,4 +1,4 @@
-"""Compiled code on disk: what it is kept under."""
+"""Compiled code: what it is kept under on disk, and what it leaves out."""
 
 import enum
 import importlib.util
@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from warpwell.targets import BLOCK, copy_foreign, load_relaxed, scratch
 from warpwell.targets.compiler.code_cache import cache_key
+from warpwell.targets.compiler.compiled import dispatcher
+from warpwell.targets.compiler.hooks import seam_for
 
 SOURCE = "import warpwell as ww\n@ww.device\ndef twice(v):\n    return {} * v\n"
 
@@ -128,3 +132,19 @@ class Thing:
 @pytest.mark.parametrize("unknown", [Thing, Thing(), [1], {}, module(LIMIT=[])])
 def test_what_cannot_be_known_is_not_kept(unknown: Any) -> None:
     assert cache_key(closed(1, 2, unknown) if type(unknown) is not types.ModuleType else named(conf=unknown)) is None
+
+
+def test_scratch_memory_is_not_cleared() -> None:
+    """To clear it would take longer than a short span, and LLVM seconds, since it takes the store apart."""
+
+    def last_word(value: int) -> int:
+        place = scratch(4096)
+        copy_foreign(place + 4088, value, 8)
+        return load_relaxed(place + 4088, BLOCK)
+
+    seam_for("cpu")
+    compiled = dispatcher(last_word)
+    word = np.array([7])
+    assert compiled(word.ctypes.data) == 7
+    (code,) = compiled.inspect_llvm().values()
+    assert "memset" not in code and "zeroinitializer" not in code

@@ -329,7 +329,8 @@ def _scratch(typingctx: Any, nbytes: Any) -> Any:
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        place = cgutils.alloca_once(builder, ir.ArrayType(I8, size))
+        with builder.goto_entry_block():  # not by alloca_once, which clears it: thousands of stores to optimise
+            place = builder.alloca(ir.ArrayType(I8, size))
         place.align = 16
         return builder.ptrtoint(place, I64)
 
@@ -399,7 +400,7 @@ seam.word(a.call_foreign, 8, _call_foreign)
 @extending.unbox(StructType)
 def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
     """Read the struct from the flat words that the host object keeps at `address`, unless asking for it raises."""
-    nothing = cgutils.alloca_once(c.builder, ir.ArrayType(I64, 256), zfill=True)
+    nothing = cgutils.global_constant(c.builder, "warpwell_nothing", ir.Constant(ir.ArrayType(I64, 256), None))
     address = cgutils.alloca_once_value(c.builder, c.builder.ptrtoint(nothing, I64))
     boxed = c.pyapi.object_getattr_string(obj, "address")
     with c.builder.if_then(cgutils.is_not_null(c.builder, boxed)):
