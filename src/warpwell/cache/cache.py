@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from .. import errors
 from ..queues import QueuePairs
 from ..queues.layout import MERGE_MAX
+from ..storage.controller import HostThreads
 from ..storage.medium import Medium
-from ..storage.serving import HostThreads, Rings, Server, Service
+from ..storage.serving import Rings, Server, Service
 from ..targets import Block, closing, default_device, memory_for
 from ..targets.fault import LaunchFlag, PlainFlag
 from ..targets.launch_stream import LaunchStream
@@ -189,9 +190,9 @@ class Cache:
             if not self._drain():
                 raise self._silence("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
-            pages = -(-medium.nbytes // self.page_size)
             wire = self.controller.wire(nsid)
-            self._spaces[nsid] = PageSpace(name, nsid, pages, medium.nbytes, share, host, writable, wire)
+            pages = -(-wire.nbytes // self.page_size)
+            self._spaces[nsid] = PageSpace(name, nsid, pages, wire.nbytes, share, host, writable, wire[:2])
             try:
                 self._lay_out()
             except BaseException:
@@ -415,7 +416,7 @@ class Cache:
     def _error(self, latched: tuple[int, int, int, int]) -> Exception | None:
         if latched[0] == at.CLEAR:
             return None
-        failure = self.controller.failure()
+        failure = self.controller.failure(latched[1] or None, silent=latched[0] == at.STALLED)
         if failure is not None or latched[0] == at.ABORTED:  # the thread that aborted raises its own error
             return failure
         return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)

@@ -9,6 +9,7 @@ Files, from memory and registers up to commands:
 - host_queue.py   `HostQueue`: a queue pair on which the host submits commands and polls for their completions
 - drive.py        `Drive`: a controller that was enabled: what it is, its limits, its queues; `Namespace`: its blocks,
                   and which formats are refused
+- superblock.py   what marks a namespace as holding an array of ours
 
 and who may have the drive, before that:
 

@@ -7,7 +7,7 @@ Files, in the order in which a command meets them:
 - arbitration.py  which commands a thread takes: turns, weights, a window of commands in flight
 - serve.py        check, start, complete and post commands
 - returns.py      the return value queue: places for values that the controller assigns
-- serving.py      what a cache needs of a controller: `Server`; `HostThreads` starts ours
+- serving.py      what a cache needs of who carries out its commands: `Server`, and `Service`, which finds one
 - host_reads.py   `HostReads`: long reads that the host submits, beside the commands of kernels
 - medium.py       the interface `Medium`; bases for wrappers and for media written in Python
 - ram.py          bytes in host memory

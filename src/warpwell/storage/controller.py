@@ -16,11 +16,12 @@ import numpy as np
 from .. import errors
 from ..queues import QueuePairs
 from ..queues import layout as at
-from ..targets import Block, memory_for
+from ..targets import Allocator, Block, memory_for
 from ..targets.compiler.hooks import seam_for
 from . import arbitration, service_pool
 from . import serve as native
 from .medium import Medium, NativeMedium, python_functions
+from .serving import Rings, Wire
 
 NAMESPACES = 64
 """Size of the namespace table; namespace ids run from 1."""
@@ -318,11 +319,11 @@ class Controller:
         """Return the medium of a namespace."""
         return self._media[nsid]
 
-    def wire(self, nsid: int) -> tuple[int, int]:
-        """Return what commands to a namespace say: its id, and log2 of the bytes of a block."""
-        return nsid, native.BLOCK.bit_length() - 1
+    def wire(self, nsid: int) -> Wire:
+        """Return what commands to a namespace say."""
+        return Wire(nsid, native.BLOCK.bit_length() - 1, self._media[nsid].nbytes)
 
-    def failure(self) -> None:
+    def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
         """Return None: what fails is told by the status of each command."""
 
     def when_lost(self, call: Callable[[], None]) -> None:
@@ -419,6 +420,34 @@ class Controller:
     def _require_open(self) -> None:
         if self._closed:
             raise errors.ClosedError("the controller is closed: open the array or store again")
+
+
+class HostThreads:
+    """The service of a cache by threads of this process.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Most of the process's service threads that serve the cache at once.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+
+    def fit(self, rings: Rings, device: str, page_size: int) -> Rings:
+        """Return the rings unchanged."""
+        return rings
+
+    def memory(self, device: str) -> Allocator:
+        """Return the allocator of a device."""
+        return memory_for(device)
+
+    def start(self, pairs: QueuePairs, *, device: str, timeout: float) -> Controller:
+        """Return a `Controller`; other queues beside the cache's, for the host's long reads, weigh 1."""
+        return Controller(
+            pairs, threads=self._threads or service_threads(device), spin=device == "cuda",
+            interpreted=device == "interp", weight=MAX_WEIGHT,
+        )  # fmt: skip
 
 
 _leaked: list[Any] = []

@@ -1,7 +1,7 @@
 """Serving: what a cache needs of whoever carries out the commands in its rings.
 
-Threads of this process are the usual choice (`HostThreads`, which starts a `Controller`); a real NVMe controller is the
-other (`warpwell.drives.controller`). A `Service` is asked before a cache allocates anything, because a drive bounds the
+Threads of this process are the usual choice (`controller.HostThreads`); a real NVMe controller is the other
+(`warpwell.drives.controller`). A `Service` is asked before a cache allocates anything, because a drive bounds the
 rings and has to reach their memory; the `Server` that it starts lives as long as the cache.
 """
 
@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..queues import QueuePairs
-from ..targets import Allocator, memory_for
-from .controller import MAX_WEIGHT, Controller, service_threads
+from ..targets import Allocator
 from .medium import Medium
-
-BLOCK_SHIFT = 9
-"""log2 of the bytes of a block in commands to our own controller."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +25,16 @@ class Rings:
     merge: int
 
 
-class Server(Protocol):
-    """Carries out the commands of one cache.
+class Wire(NamedTuple):
+    """What commands to an array say: the namespace's id, log2 of a block's bytes, and how many bytes they reach."""
 
-    Namespace ids are handles of the cache's arrays; `wire` has the id and the block size that commands name.
-    """
+    nsid: int
+    block_shift: int
+    nbytes: int
+
+
+class Server(Protocol):
+    """Carries out the commands of one cache. Its namespace ids are handles of the cache's arrays (`wire`)."""
 
     def attach(self, medium: Medium, unit: int) -> int:
         """Serve a medium, up to its last whole `unit` bytes; return its namespace id."""
@@ -44,8 +45,8 @@ class Server(Protocol):
     def medium(self, nsid: int) -> Medium:
         """Return the medium of a namespace: `Medium.sync` makes what commands wrote durable."""
 
-    def wire(self, nsid: int) -> tuple[int, int]:
-        """Return what commands to a namespace say: its id, and log2 of the bytes of a block."""
+    def wire(self, nsid: int) -> Wire:
+        """Return what commands to a namespace say."""
 
     def begin(self) -> None:
         """Note that a launch begins. Raise, with nothing counted, if no command can be carried out."""
@@ -56,8 +57,11 @@ class Server(Protocol):
     def services(self) -> list[Callable[[], int]]:
         """Return the functions that an interpreted launch calls between the steps of its threads (always the same)."""
 
-    def failure(self) -> Exception | None:
-        """Return why commands are not carried out any more, or None: it takes the place of what launches latched."""
+    def failure(self, nsid: int | None = None, *, silent: bool = False) -> Exception | None:
+        """Return why commands are not carried out any more, or None: it takes the place of what launches latched.
+
+        `nsid` is what a launch waited for, and `silent` says that it waited for the time-out in vain.
+        """
 
     def when_lost(self, call: Callable[[], None]) -> None:
         """Call a function, in any thread and at most once, when commands will not be carried out any more."""
@@ -83,31 +87,3 @@ class Service(Protocol):
 
     def start(self, pairs: QueuePairs, *, device: str, timeout: float) -> Server:
         """Return a server of these pairs, which were allocated by `memory`."""
-
-
-class HostThreads:
-    """The service of a cache by threads of this process.
-
-    Parameters
-    ----------
-    threads : int, optional
-        Most of the process's service threads that serve the cache at once.
-    """
-
-    def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads
-
-    def fit(self, rings: Rings, device: str, page_size: int) -> Rings:
-        """Return the rings unchanged."""
-        return rings
-
-    def memory(self, device: str) -> Allocator:
-        """Return the allocator of a device."""
-        return memory_for(device)
-
-    def start(self, pairs: QueuePairs, *, device: str, timeout: float) -> Server:
-        """Return a `Controller`; other queues beside the cache's, for the host's long reads, weigh 1."""
-        return Controller(
-            pairs, threads=self._threads or service_threads(device), spin=device == "cuda",
-            interpreted=device == "interp", weight=MAX_WEIGHT,
-        )  # fmt: skip

@@ -1,0 +1,139 @@
+"""Superblock: what marks a namespace as holding an array of ours, and which one.
+
+A namespace that holds an array begins with 4,096 bytes that say so; a write needs them. Then, from `NPY_AT` on, lies a
+whole ``.npy`` file whose header is padded so that the items begin at `DATA_AT`, a multiple of every usual page. Any
+program reads it: ``dd if=/dev/nvme0n1 bs=4K skip=255 of=array.npy`` and ``numpy.load``.
+
+=====  =====  =====================================================================
+byte   bytes  value (little-endian)
+=====  =====  =====================================================================
+0      8      ``WARPWELL``
+8      4      version, 1
+12     4      CRC-32C of the 4,096 bytes, with 0 in this field
+16     8      bytes from the start of the namespace to the ``.npy`` file, `NPY_AT`
+24     8      bytes of the ``.npy`` file, header included
+32     16     identity, drawn by the program that wrote it
+48            zeros
+=====  =====  =====================================================================
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..targets.checksum import crc32c_of
+
+BYTES = 4096
+"""Bytes of the superblock, at the start of the namespace."""
+NPY_AT = (1 << 20) - 4096
+"""Where the ``.npy`` file begins."""
+DATA_AT = 1 << 20
+"""Where its items begin."""
+
+MAGIC = b"WARPWELL"
+VERSION = 1
+_FIELDS = struct.Struct("<8sIIQQ16s")
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """What the superblock of a namespace says.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the ``.npy`` file, header included.
+    npy_at : int
+        Where it begins, in bytes.
+    identity : bytes
+        16 bytes that tell this array from others.
+    """
+
+    nbytes: int
+    npy_at: int = NPY_AT
+    identity: bytes = b""
+
+    def pack(self) -> bytes:
+        """Return the `BYTES` bytes."""
+        identity = self.identity or os.urandom(16)
+        fields = (MAGIC, VERSION, 0, self.npy_at, self.nbytes, identity)
+        body = bytearray(_FIELDS.pack(*fields).ljust(BYTES, b"\0"))
+        struct.pack_into("<I", body, 12, crc32c_of(bytes(body)))
+        return bytes(body)
+
+    @classmethod
+    def parse(cls, raw: bytes, name: str, capacity: int) -> Superblock | None:
+        """Return what the first bytes of a namespace say; None where it is not ours.
+
+        Parameters
+        ----------
+        raw : bytes
+            The first `BYTES` bytes.
+        name : str
+            For messages.
+        capacity : int
+            Bytes of the namespace.
+
+        Raises
+        ------
+        FormatError
+            It is ours, and damaged, newer, or of a larger namespace.
+        """
+        if raw[: len(MAGIC)] != MAGIC:
+            return None
+        _, version, checksum, npy_at, nbytes, identity = _FIELDS.unpack_from(raw)
+        body = bytearray(raw[:BYTES])
+        body[12:16] = bytes(4)
+        if len(raw) < BYTES or crc32c_of(bytes(body)) != checksum:
+            raise errors.FormatError(f"{name}: the superblock is damaged: format it again, or open it raw with dtype=")
+        if version != VERSION:
+            raise errors.FormatError(f"{name}: superblock version {version}, this program knows {VERSION}: update it")
+        if npy_at % 512 or npy_at < BYTES or npy_at + nbytes > capacity:
+            raise errors.FormatError(
+                f"{name}: its array ends at byte {npy_at + nbytes}, and it has {capacity}: it was copied from a larger "
+                "one; copy it to one that is large enough"
+            )
+        return cls(nbytes, npy_at, identity)
+
+
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any], descr: Any = None) -> bytes:
+    """Return the header of the ``.npy`` file, ``DATA_AT - NPY_AT`` bytes.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    descr : object, optional
+        What the header says of the dtype, where that is not NumPy's own description.
+
+    Raises
+    ------
+    ArgumentError
+        The dtype has so many fields that its description does not fit.
+    """
+    described = np.lib.format.dtype_to_descr(dtype) if descr is None else descr
+    file = io.BytesIO()
+    np.lib.format.write_array_header_2_0(file, {"descr": described, "fortran_order": False, "shape": shape})
+    text = file.getvalue()[12:].rstrip(b" \n")
+    room = DATA_AT - NPY_AT - 12
+    if len(text) >= room:
+        raise errors.ArgumentError(
+            f"the description of this dtype has {len(text)} bytes, and {room - 1} fit: take fewer fields", name="dtype"
+        )
+    return np.lib.format.magic(2, 0) + struct.pack("<I", room) + text.ljust(room - 1) + b"\n"
+
+
+def head_of(shape: tuple[int, ...], dtype: np.dtype[Any], descr: Any = None) -> bytes:
+    """Return the first `DATA_AT` bytes of a namespace that holds an array: superblock, zeros, header.
+
+    Items follow in C order. Parameters and errors as of `npy_header`.
+    """
+    nbytes = DATA_AT - NPY_AT + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    return Superblock(nbytes).pack().ljust(NPY_AT, b"\0") + npy_header(shape, dtype, descr)
