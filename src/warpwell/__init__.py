@@ -37,7 +37,7 @@ from . import errors  # modules within import it from here, which must not wait 
 from . import registry as _registry
 
 if TYPE_CHECKING:
-    from . import cache, graph, kv, nvme, pool, remote, scheduler, storage
+    from . import cache, drives, graph, kv, nvme, pool, remote, scheduler, storage
     from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
@@ -92,6 +92,7 @@ __all__ = [
     "default_device",
     "device",
     "devices",
+    "drives",
     "empty",
     "empty_like",
     "errors",
@@ -130,7 +131,7 @@ __all__ = [
 
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
-    "": "cache graph kv nvme pool remote scheduler storage",
+    "": "cache drives graph kv nvme pool remote scheduler storage",
     "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",

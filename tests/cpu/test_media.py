@@ -25,8 +25,7 @@ from warpwell.storage import ring
 from warpwell.storage.faulty import Faulty
 from warpwell.storage.file import FileMedium, file_status
 from warpwell.storage.groups import Replicated, Striped
-from warpwell.storage.latency import DRIVES, Latency
-from warpwell.storage.latency import drive as drive_named
+from warpwell.storage.latency import DRIVES, Latency, rates_of
 from warpwell.storage.medium import Medium, PythonMedium
 from warpwell.storage.ram import RamMedium
 from warpwell.testing.media import UNANSWERED, HostBytes, MediumConformance, drive
@@ -385,7 +384,7 @@ def test_the_host_waits_for_an_emulated_drive_too() -> None:
 
 
 def test_drives_are_named() -> None:
-    assert [drive_named(d.name.upper()) for d in DRIVES] == list(DRIVES)
+    assert [rates_of(d.name.upper()) for d in DRIVES] == list(DRIVES)
     medium = Latency(RamMedium(4096), "980 pro", latency_us=5)
     assert medium.emulated and "980Pro" in medium.description and "emulated" in medium.description
     with pytest.raises(errors.ArgumentError, match="one of P5800X, PM1735, 980Pro"):

@@ -20,7 +20,7 @@ from ..nvme import (
     word1_sqid,
     word1_status,
 )
-from ..nvme.registers import CSTS, completion_doorbell, csts_fatal, submission_doorbell
+from ..nvme.registers import completion_doorbell, submission_doorbell
 from ..targets.uninterrupted import interruptible
 from .transport import Transport
 
@@ -141,17 +141,10 @@ class HostQueue:
             now = time.monotonic()
             if now >= look:
                 look = now + LOOK_SECONDS
-                self._require_well()
+                self.transport.examine()
             if now > until:
                 raise self.transport.lose(f"{name} was not completed within {seconds:g} s: reset it and open it again")
             time.sleep(0.00005 if spins < 4 * SPINS else 0.001)
-
-    def _require_well(self) -> None:
-        if self.transport.alive():
-            status = self.transport.read32(CSTS)
-            if csts_fatal(status):  # set in a register that reads as all ones, too
-                self.transport.lose(f"it reports a fatal error (CSTS {status:#x}): reset it and open it again")
-        self.transport.check()
 
     def _check(self, word: int, name: str) -> None:
         found = {"cid": word1_cid(word), "sqid": word1_sqid(word), "sqhd": word1_sqhd(word)}

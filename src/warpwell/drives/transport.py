@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from .. import errors
+from ..nvme.registers import ALL_ONES, CSTS, csts_fatal
 from .arena import DmaArena
 
 
@@ -83,6 +84,21 @@ class Transport(ABC):
     @abstractmethod
     def alive(self) -> bool:
         """Tell whether the controller is still there, without waiting; False also loses it."""
+
+    def examine(self) -> None:
+        """Look whether the controller is there and well; one that is not is lost. Whoever waits for it calls this.
+
+        Raises
+        ------
+        DriveLostError, ForkError, ClosedError
+        """
+        if self.alive():
+            status = self.read32(CSTS)
+            if status == ALL_ONES:
+                self.lose("its registers read as all ones: it is not there any more")
+            elif csts_fatal(status):
+                self.lose(f"it reports a fatal error (CSTS {status:#x}): reset it and open it again")
+        self.check()
 
     @abstractmethod
     def reset(self) -> None:

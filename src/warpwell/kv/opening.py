@@ -16,7 +16,7 @@ from ..cache.sizes import parse_size
 from ..errors.options import checked_callable, checked_flag, checked_path
 from ..targets import has_cuda
 from . import lifetime
-from .device.device_store import DeviceStore, Drive
+from .device.device_store import DeviceStore, MakeMedium
 from .device.engine import DeviceOptions
 from .log.files import Files
 from .log.lock import WriterLock
@@ -106,7 +106,7 @@ def open_store(
     weight: int = 1,
     returns: str = "request",
     beside: DeviceStore | None = None,
-    drive: Drive | None = None,
+    drive: MakeMedium | None = None,
 ) -> Store:
     """Open a store.
 
@@ -170,7 +170,7 @@ def open_store(
 
 
 def _device_options(
-    device: str | None, beside: DeviceStore | None, drive: Drive | None, *, cache: int | str | None,
+    device: str | None, beside: DeviceStore | None, drive: MakeMedium | None, *, cache: int | str | None,
     value_bytes: int | str | None, **others: Any,
 ) -> DeviceOptions | None:  # fmt: skip
     """Check the device options of `open_store`; return None if only the host reads."""
@@ -195,7 +195,7 @@ def _device_options(
 
 
 def _open(
-    path: str, writable: bool, options: DeviceOptions | None, beside: DeviceStore | None, drive: Drive | None
+    path: str, writable: bool, options: DeviceOptions | None, beside: DeviceStore | None, drive: MakeMedium | None
 ) -> Store:
     """Open the log and the shards of a store; on an error close all that was opened."""
     log = Log.open(path, writable=writable)

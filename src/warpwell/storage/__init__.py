@@ -23,6 +23,6 @@ from .controller import Controller, service_threads
 from .faulty import Faulty, KeyValueFaulty
 from .file import FileMedium
 from .groups import Replicated, Striped
-from .latency import DRIVES, Drive, KeyValueLatency, Latency
+from .latency import DRIVES, DriveRates, KeyValueLatency, Latency
 from .medium import PENDING, Medium, NativeMedium, PythonMedium
 from .ram import RamMedium

@@ -86,7 +86,7 @@ R_RESULT = R_STATUS
 
 
 @dataclass(frozen=True)
-class Drive:
+class DriveRates:
     """Rates of a drive, measured with one drive on four PCIe 4 lanes.
 
     Source: Qureshi and others, GPU-Initiated On-Demand High-Throughput Storage Access in the BaM System
@@ -113,14 +113,14 @@ class Drive:
 
 
 DRIVES = (
-    Drive("P5800X", (5.1e6, 1.5e6), (1.0e6, 1.5e6), 11.0),
-    Drive("PM1735", (1.1e6, 1.6e6), (351e3, 351e3), 25.0),
-    Drive("980Pro", (0.75e6, 0.75e6), (172e3, 172e3), 324.0),
+    DriveRates("P5800X", (5.1e6, 1.5e6), (1.0e6, 1.5e6), 11.0),
+    DriveRates("PM1735", (1.1e6, 1.6e6), (351e3, 351e3), 25.0),
+    DriveRates("980Pro", (0.75e6, 0.75e6), (172e3, 172e3), 324.0),
 )
 """Intel Optane P5800X, Samsung PM1735, Samsung 980 Pro."""
 
 
-def drive(name: str) -> Drive:
+def rates_of(name: str) -> DriveRates:
     """Return a drive by name (case does not matter).
 
     Raises
@@ -173,7 +173,7 @@ def limits_of(
 ) -> Limits:
     """Return the limits of a preset, in which the given values replace its own."""
     if preset is not None:
-        known = drive(preset)
+        known = rates_of(preset)
         preset = known.name
         read_iops = known.read_iops if read_iops is None else read_iops
         write_iops = known.write_iops if write_iops is None else write_iops

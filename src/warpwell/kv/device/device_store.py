@@ -20,7 +20,7 @@ from .engine import DeviceOptions, Engine
 from .future import BatchSpaces, DeviceFuture
 from .kernel_view import KernelStore
 
-Drive = Callable[[NativeMedium], Any]
+MakeMedium = Callable[[NativeMedium], Any]
 
 
 class DeviceStore(Store):
@@ -45,7 +45,7 @@ class DeviceStore(Store):
         durability: str,
         options: DeviceOptions,
         beside: DeviceStore | None = None,
-        drive: Drive | None = None,
+        drive: MakeMedium | None = None,
     ) -> None:
         super().__init__(shards, schema=schema, writable=writable, durability=durability)
         self.options = options

@@ -16,7 +16,7 @@ from ...array import Array, open_array
 from ...errors import ArgumentError
 from ...storage import Latency, Medium, RamMedium, Striped
 from ...storage.file import FileMedium
-from ...storage.latency import Drive, drive
+from ...storage.latency import DriveRates, rates_of
 
 STRIPE = 1 << 16
 """Bytes of a stripe of several drives."""
@@ -149,13 +149,13 @@ def _file_of(data: NDArray[Any]) -> Iterator[Path]:
         yield path
 
 
-def model_of(name: str) -> tuple[Drive, int]:
+def model_of(name: str) -> tuple[DriveRates, int]:
     """Return the drive that a medium's name asks for, and by what its rates are divided."""
     model, _, divisor = name.partition("/")
     if divisor and not (divisor.isdecimal() and int(divisor) > 0):
         raise ArgumentError(f"medium {name!r}: after the slash stands what the drive's rates are divided by: 980Pro/16")
     try:
-        return drive(model), int(divisor or 1)
+        return rates_of(model), int(divisor or 1)
     except ArgumentError as error:
         raise ArgumentError(f"medium {name!r} is unknown: choose ram, file, or a drive to emulate ({error})") from None
 
