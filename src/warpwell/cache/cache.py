@@ -419,6 +419,10 @@ class Cache:
         failure = self.controller.failure(latched[1] or None, silent=latched[0] == at.STALLED)
         if failure is not None or latched[0] == at.ABORTED:  # the thread that aborted raises its own error
             return failure
+        if latched[0] in (at.READ_ERROR, at.WRITE_ERROR) and latched[1] in self._spaces:
+            failure = self.controller.medium(latched[1]).failure()
+            if failure is not None:
+                return failure
         return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
 
     def continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ Files, from memory and registers up to commands:
 - drive.py        `Drive`: a controller that was enabled: what it is, its limits, its queues; `Namespace`: its blocks,
                   and which formats are refused
 - superblock.py   what marks a namespace as holding an array of ours
+- medium.py       `DriveMedium`: a namespace as a medium, on queues of the host that native threads share
 
 and who may have the drive, before that:
 
@@ -22,5 +23,6 @@ from .binding import bind, refusals, unbind
 from .drive import Drive, Namespace
 from .host_queue import HostQueue
 from .machine import KernelNamespace, Machine, PciDrive
+from .medium import DriveMedium
 from .qtest import QtestTransport
 from .transport import Transport

@@ -209,6 +209,11 @@ class Controller:
 
     def attach(self, medium: Medium, unit: int = native.BLOCK) -> int:
         """Serve a medium, up to its last whole `unit` bytes; return its namespace id."""
+        if unit % medium.block:
+            raise errors.ArgumentError(
+                f"{medium.name} has blocks of {medium.block} bytes, and a page has {unit}: take larger pages",
+                name="page_size",
+            )
         with self._lock:
             self._require_open()
             nsid = self._free_namespace()

@@ -85,6 +85,7 @@ class MediumGroup(Medium):
         self.nbytes = nbytes
         self.writable = all(m.writable for m in media)
         self.emulated = any(m.emulated for m in media)
+        self.block = max(m.block for m in media)
         verb = "striped" if kind == STRIPED else "replicated"
         self.name = f"{verb} over {len(media)}"
         self.description = f"{verb} over {_description(media)}"
@@ -128,6 +129,12 @@ class MediumGroup(Medium):
         """Return a description of the last failure of one of the media, or None."""
         return next((text for m in self.media if (text := m.last_error()) is not None), None)
 
+    def failure(self) -> Exception | None:
+        """Return why commands do not reach the media any more, or None: one that is striped failed, or all replicas."""
+        found = [m.failure() for m in self.media]
+        failed = [error for error in found if error is not None]
+        return failed[0] if failed and (self._kind == STRIPED or len(failed) == len(found)) else None
+
 
 def _description(media: list[Medium]) -> str:
     """Describe several media in one line, each kind once."""
@@ -160,6 +167,11 @@ class Striped(MediumGroup):
             )
         self.stripe_bytes = stripe_bytes
         media = list(media)
+        if any(stripe_bytes % m.block for m in media):
+            raise errors.ArgumentError(
+                f"stripes of {stripe_bytes} bytes over blocks of {max(m.block for m in media)}: a multiple of those",
+                name="stripe_bytes",
+            )
         super().__init__(media, STRIPED, _capacity([m.nbytes for m in media], stripe_bytes), stripe_bytes)
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
@@ -237,11 +249,11 @@ class Replicated(MediumGroup):
         self._turn += 1
         stale = self.stale
         fresh = [k for k in range(len(self.media)) if k not in stale] or list(range(len(self.media)))
-        last: errors.MediumError | None = None
+        last: errors.MediumError | errors.DriveError | None = None
         for attempt in range(len(fresh)):
             try:
                 return self.media[fresh[(self._turn + attempt) % len(fresh)]].read(offset, nbytes)
-            except errors.MediumError as error:
+            except (errors.MediumError, errors.DriveError) as error:
                 last = error
         assert last is not None
         raise last
@@ -254,7 +266,7 @@ class Replicated(MediumGroup):
         for k, medium in enumerate(self.media):
             try:
                 medium.write(offset, raw)
-            except (errors.MediumError, errors.StorageFullError) as error:
+            except (errors.MediumError, errors.StorageFullError, errors.DriveError) as error:
                 self._host_stale.add(k)
                 if self._keep:
                     self._keep[0].words[STALE] |= 1 << k

@@ -34,8 +34,8 @@ class NativeMedium:
     """The native functions of a medium, for service threads that hold no interpreter lock.
 
     ``start(state, opcode, offset, nbytes, buffer, tag)`` begins a command: an NVMe opcode (READ, WRITE,
-    FLUSH), a range in bytes (multiples of 512; a read may reach past the end), a host address, and a tag of
-    at most 40 bits. It returns an NVMe status (0: success), or `PENDING`. After that
+    FLUSH), a range in bytes (multiples of the medium's block; a read may reach past the end), a host address, and a tag
+    of at most 40 bits. It returns an NVMe status (0: success), or `PENDING`. After that
     ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and -1 while no completion is due.
     Several threads call both functions concurrently.
 
@@ -75,6 +75,8 @@ class Medium(ABC):
         One line.
     emulated : bool
         Whether times are those of a model; reports mention it.
+    block : int
+        Ranges of native commands are multiples of so many bytes.
     """
 
     nbytes: int
@@ -82,6 +84,7 @@ class Medium(ABC):
     name: str
     description: str
     emulated: bool = False
+    block: int = 512
 
     @abstractmethod
     def native(self) -> NativeMedium | None:
@@ -133,6 +136,10 @@ class Medium(ABC):
         """Return a description of the last failed command, in addition to its status, or None."""
         return None
 
+    def failure(self) -> Exception | None:
+        """Return why no command reaches the medium any more, or None: it takes the place of what a launch latched."""
+        return None
+
     def __enter__(self) -> Medium:
         return self
 
@@ -173,6 +180,7 @@ class Wrapper(Medium):
         self.medium = medium
         self.nbytes = medium.nbytes
         self.writable = medium.writable
+        self.block = medium.block
         self._native: NativeMedium | None = None
 
     @abstractmethod
@@ -198,6 +206,10 @@ class Wrapper(Medium):
     def last_error(self) -> str | None:
         """Return the wrapped medium's description of its last failure."""
         return self.medium.last_error()
+
+    def failure(self) -> Exception | None:
+        """Return why no command reaches the wrapped medium any more, or None."""
+        return self.medium.failure()
 
 
 class PythonMedium(Medium):

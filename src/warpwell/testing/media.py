@@ -35,7 +35,6 @@ from ..targets import (
 from ..targets.compiler.compiled import dispatcher
 from ..targets.compiler.hooks import seam_for
 
-BLOCK = 512
 UNANSWERED = -9
 """Status of a command that was not answered in time."""
 
@@ -54,12 +53,16 @@ class MediumConformance:
 
     Attributes
     ----------
+    BLOCK : int
+        Bytes of a block of the medium (`Medium.block`).
     NBYTES : int
-        Capacity to test with: no multiple of a block, so that there is a tail.
+        Capacity to test with: more than 40 blocks and less than 48, and, if the medium can have it, no multiple of a
+        block, so that there is a tail.
     TAG : int
         Added to every tag that a medium gets: tags are opaque.
     """
 
+    BLOCK = 512
     NBYTES = 5 * 4096 + 777
     TAG = 0x5_0000
 
@@ -84,16 +87,15 @@ class MediumConformance:
         return drive(medium, list(requests), threads=threads, tag=self.TAG)
 
     def test_says_what_it_is(self, medium: Medium) -> None:
-        assert medium.nbytes == self.NBYTES
+        assert medium.nbytes == self.NBYTES and medium.block == self.BLOCK
         assert medium.name and medium.description and "\n" not in medium.description
         assert ("emulated" in medium.description) <= medium.emulated
         assert medium.native() == medium.native()
 
-    @pytest.mark.parametrize("offset", [0, 512, 4096, 4608, 5 * 4096])
-    @pytest.mark.parametrize("nbytes", [512, 4096, 12800])
-    def test_reads_every_place(
-        self, medium: Medium, content: NDArray[np.uint8], offset: int, nbytes: int
-    ) -> None:
+    @pytest.mark.parametrize("first", [0, 1, 8, 9, 40])
+    @pytest.mark.parametrize("blocks", [1, 8, 25])
+    def test_reads_every_place(self, medium: Medium, content: NDArray[np.uint8], first: int, blocks: int) -> None:
+        offset, nbytes = first * self.BLOCK, blocks * self.BLOCK
         want = _padded(content, offset, nbytes)
         buffer = HostBytes(nbytes)
         assert self.run(medium, (READ, offset, nbytes, buffer.address)) == [0]
@@ -103,53 +105,57 @@ class MediumConformance:
     def test_reads_into_buffers_that_are_not_aligned(
         self, medium: Medium, content: NDArray[np.uint8]
     ) -> None:
-        buffer = HostBytes(8192)
-        assert self.run(medium, (READ, 4096, 4096, buffer.address + 520)) == [0]
-        assert np.array_equal(buffer.bytes[520 : 520 + 4096], content[4096:8192])
-        assert (buffer.bytes[:520] == FILL).all() and (buffer.bytes[520 + 4096 :] == FILL).all()
+        nbytes = 8 * self.BLOCK
+        buffer = HostBytes(2 * nbytes)
+        assert self.run(medium, (READ, nbytes, nbytes, buffer.address + 520)) == [0]
+        assert np.array_equal(buffer.bytes[520 : 520 + nbytes], content[nbytes : 2 * nbytes])
+        assert (buffer.bytes[:520] == FILL).all() and (buffer.bytes[520 + nbytes :] == FILL).all()
 
     def test_zeros_past_the_end(self, medium: Medium) -> None:
-        past = -(-self.NBYTES // BLOCK) * BLOCK
-        buffer = HostBytes(4096)
-        assert self.run(medium, (READ, past, 4096, buffer.address)) == [0]
+        past = -(-self.NBYTES // self.BLOCK) * self.BLOCK
+        buffer = HostBytes(8 * self.BLOCK)
+        assert self.run(medium, (READ, past, 8 * self.BLOCK, buffer.address)) == [0]
         assert not buffer.bytes.any()
         assert not medium.read(past, 100).any()
 
     def test_reads_what_was_written(self, medium: Medium, content: NDArray[np.uint8]) -> None:
         want = content.copy()
-        for offset, nbytes in ((0, 512), (4096, 8192), (3584, 1024), (12288, 4096)):
+        for first, blocks in ((0, 1), (8, 16), (7, 2), (24, 8)):
+            offset, nbytes = first * self.BLOCK, blocks * self.BLOCK
             data = HostBytes(nbytes, seed=offset + 1)
             want[offset : offset + nbytes] = data.bytes
             assert self.run(medium, (WRITE, offset, nbytes, data.address)) == [0]
-        buffer = HostBytes(6 * 4096)
-        assert self.run(medium, (READ, 0, 6 * 4096, buffer.address)) == [0]
-        assert np.array_equal(buffer.bytes, _padded(want, 0, 6 * 4096))
+        nbytes = 48 * self.BLOCK
+        buffer = HostBytes(nbytes)
+        assert self.run(medium, (READ, 0, nbytes, buffer.address)) == [0]
+        assert np.array_equal(buffer.bytes, _padded(want, 0, nbytes))
         assert np.array_equal(medium.read(0, self.NBYTES), want)
 
     def test_the_host_writes_too(self, medium: Medium, content: NDArray[np.uint8]) -> None:
         medium.write(1000, np.arange(1000, dtype=np.int64))
         content[1000:9000] = np.arange(1000, dtype=np.int64).view(np.uint8)
-        buffer = HostBytes(12288)
-        assert self.run(medium, (READ, 0, 12288, buffer.address)) == [0]
-        assert np.array_equal(buffer.bytes, content[:12288])
+        buffer = HostBytes(24 * self.BLOCK)
+        assert self.run(medium, (READ, 0, 24 * self.BLOCK, buffer.address)) == [0]
+        assert np.array_equal(buffer.bytes, content[: 24 * self.BLOCK])
 
     def test_a_write_past_the_end_is_cut(self, medium: Medium, content: NDArray[np.uint8]) -> None:
-        data = HostBytes(4096, seed=3)
-        assert self.run(medium, (WRITE, 5 * 4096, 4096, data.address)) == [0]
+        last, nbytes = 40 * self.BLOCK, 8 * self.BLOCK
+        data = HostBytes(nbytes, seed=3)
+        assert self.run(medium, (WRITE, last, nbytes, data.address)) == [0]
         medium.write(self.NBYTES - 10, np.full(100, 9, np.uint8))
         assert medium.nbytes == self.NBYTES
-        content[5 * 4096 :] = data.bytes[:777]
+        content[last:] = data.bytes[: self.NBYTES - last]
         content[-10:] = 9
-        buffer = HostBytes(8192)
-        assert self.run(medium, (READ, 5 * 4096, 8192, buffer.address)) == [0]
-        assert np.array_equal(buffer.bytes, _padded(content, 5 * 4096, 8192))
+        buffer = HostBytes(2 * nbytes)
+        assert self.run(medium, (READ, last, 2 * nbytes, buffer.address)) == [0]
+        assert np.array_equal(buffer.bytes, _padded(content, last, 2 * nbytes))
 
     def test_read_only(self, content: NDArray[np.uint8], tmp_path: Path) -> None:
         medium = self.make(content.copy(), tmp_path, False)
         try:
-            data = HostBytes(512, seed=1)
+            data = HostBytes(self.BLOCK, seed=1)
             assert not medium.writable
-            assert self.run(medium, (WRITE, 0, 512, data.address))[0] > 0
+            assert self.run(medium, (WRITE, 0, self.BLOCK, data.address))[0] > 0
             with pytest.raises(ValueError, match=r"writable|write"):
                 medium.write(0, data.bytes)
             assert np.array_equal(medium.read(0, self.NBYTES), content)
@@ -157,33 +163,35 @@ class MediumConformance:
             medium.close()
 
     def test_errors_have_a_status(self, medium: Medium) -> None:
-        buffer = HostBytes(512)
-        statuses = self.run(medium, (0x7F, 0, 512, buffer.address), (READ, -512, 512, buffer.address))
+        block = self.BLOCK
+        buffer = HostBytes(block)
+        statuses = self.run(medium, (0x7F, 0, block, buffer.address), (READ, -block, block, buffer.address))
         assert all(0 < s < 0x8000 for s in statuses)
 
     def test_flush_and_sync(self, medium: Medium) -> None:
-        data = HostBytes(512, seed=2)
-        assert self.run(medium, (WRITE, 512, 512, data.address)) == [0]
+        data = HostBytes(self.BLOCK, seed=2)
+        assert self.run(medium, (WRITE, self.BLOCK, self.BLOCK, data.address)) == [0]
         assert self.run(medium, (FLUSH, 0, 0, 0)) == [0]
         medium.sync()
 
     def test_threads_at_the_same_time(self, medium: Medium, content: NDArray[np.uint8]) -> None:
         # Even blocks are read again and again while odd ones are written.
-        blocks = self.NBYTES // BLOCK
+        size = self.BLOCK
+        blocks = self.NBYTES // size
         buffers, requests = [], []
         for number in range(320):
             block = number % blocks
-            buffer = HostBytes(BLOCK, seed=block + 1)
+            buffer = HostBytes(size, seed=block + 1)
             buffers.append(buffer)
-            requests.append((WRITE if block % 2 else READ, block * BLOCK, BLOCK, buffer.address))
+            requests.append((WRITE if block % 2 else READ, block * size, size, buffer.address))
         assert self.run(medium, *requests, threads=4) == [0] * len(requests)
-        want = content[: blocks * BLOCK].reshape(blocks, BLOCK).copy()
+        want = content[: blocks * size].reshape(blocks, size).copy()
         for number, buffer in enumerate(buffers):
             if number % blocks % 2:
                 want[number % blocks] = buffer.bytes
         for number, buffer in enumerate(buffers):
             assert np.array_equal(buffer.bytes, want[number % blocks]), number
-        assert np.array_equal(medium.read(0, blocks * BLOCK), want.reshape(-1))
+        assert np.array_equal(medium.read(0, blocks * size), want.reshape(-1))
 
     def test_close_twice(self, medium: Medium) -> None:
         medium.close()

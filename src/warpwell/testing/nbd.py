@@ -128,9 +128,10 @@ class NbdServer:
         return f"nbd+unix:///?socket={self.path}"
 
     @property
-    def drive(self) -> str:
-        """The disk as QEMU's ``-drive`` names it."""
-        return f"driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={self.path},cache=writeback"
+    def backend(self) -> dict[str, Any]:
+        """The disk as `QemuNamespace` and QEMU's ``-blockdev`` name it."""
+        server = {"type": "unix", "path": self.path}
+        return {"driver": "raw", "file": {"driver": "nbd", "server": server}}
 
     @property
     def unflushed(self) -> int:
