@@ -74,7 +74,7 @@ def medium_rate(path: Path, nbytes: int, depth: int, seconds: float, ring: bool)
     """Return reads a second of the medium alone: one thread with a ring, `depth` threads without."""
     seam_for("cpu")
     loop = dispatcher(pump)
-    with FileMedium(path, ring=ring) as medium:
+    with FileMedium(path, direct=True, ring=ring) as medium:
         native = medium.native()
         threads, each = (1, depth) if ring else (depth, 1)
         block = memory_for("cpu").allocate(nbytes * depth + 4096)
@@ -109,7 +109,7 @@ def array_rate(path: Path, nbytes: int, depth: int, target: str, seconds: float,
     pages = 1 << (path.stat().st_size // nbytes).bit_length() - 1
     queues = min(8, max(1, depth // 8))
     options = {"queues": queues, "depth": 2 * depth // queues, "merge": 1, "page_size": nbytes}
-    with FileMedium(path, ring=ring) as medium, ww.open(
+    with FileMedium(path, direct=True, ring=ring) as medium, ww.open(
         medium, dtype=np.int64, device=target, tier="storage", cache=max(pages * nbytes // 8, 64 * nbytes), **options
     ) as a:
         wrong = np.zeros(1, np.int64)

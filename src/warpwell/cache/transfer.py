@@ -13,8 +13,10 @@ from warpwell.targets import (
     DEVICE,
     backoff,
     call_cold,
+    chosen,
     clock_ns,
     compare_exchange,
+    copy_foreign,
     copy_wide,
     device,
     fence,
@@ -42,12 +44,17 @@ def frame_address(core, frame):
     return field(core, at.C_FRAMES) + (frame << field(core, at.C_PAGE_SHIFT))
 
 
-@device
 def copy(dst, src, nbytes, mask, lane):
-    """Copy a page with all lanes of `mask`, 16 bytes a lane and four pieces in flight.
+    """Copy a page with all lanes of `mask`.
 
     The copy has no memory order: the caller synchronizes the group before and after.
     """
+    _copy_shared(dst, src, nbytes, mask, lane)
+
+
+@device
+def _copy_shared(dst, src, nbytes, mask, lane):
+    """Copy 16 bytes a lane, with four pieces in flight."""
     lanes = popc(mask)
     stride = lanes << 4
     at = popc(mask & ((1 << lane) - 1)) << 4
@@ -59,6 +66,15 @@ def copy(dst, src, nbytes, mask, lane):
             reach += stride
         copy_wide(dst + at, src + at, stride, pieces)
         at = reach
+
+
+@device
+def _copy_alone(dst, src, nbytes, mask, lane):
+    """Copy as wide as the processor can: a warp is one thread."""
+    copy_foreign(dst, src, nbytes)
+
+
+chosen(copy, lambda target, *kinds: _copy_alone if target == "cpu" else _copy_shared)
 
 
 @device

@@ -13,6 +13,7 @@ Files, in the order in which a command meets them:
 - ram.py          bytes in host memory
 - file.py         a file or block device
 - ring.py         io_uring: many commands of a file in flight
+- page_cache.py   what the system's page cache holds of a file is copied from there
 - groups.py       `Striped` and `Replicated`: several media as one
 - latency.py      an emulated drive, of blocks or of keys and values; the known drives
 - faulty.py       injected faults, of blocks or of keys and values

@@ -54,6 +54,7 @@ from .commands import (
     zero_fill,
 )
 from .medium import PENDING, Medium, NativeMedium, raw_bytes
+from .page_cache import LOOK_WORDS, in_page_cache, look_at
 from .ring import BATCH, G_FAILED, G_SLOTS, Ring, allowed, hand_over, queue, queued, reap, take_back
 
 FD = 0
@@ -70,6 +71,8 @@ PROBE = 9
 """A byte to read into when only the length of the file is of interest."""
 RING = 10
 """Address of the ring (`ring`), or 0."""
+LOOK = 11
+"""From here on: the words of `page_cache`."""
 
 SYSTEM_PAGE = 4096
 """Bytes of a page of the system's cache."""
@@ -81,7 +84,7 @@ class FileMedium(Medium):
     """A file or block device.
 
     Transfers bypass the page cache (O_DIRECT) if the file system allows it: aligned reads, and writes of whole 4 KiB.
-    Others use the page cache.
+    Others use the page cache, and so do reads of what it holds already, of a file that is only read (Linux 6.5).
 
     Parameters
     ----------
@@ -90,10 +93,11 @@ class FileMedium(Medium):
         meanwhile.
     writable : bool
     direct : bool, optional
-        False: use the page cache. True: raise if the file system does not support O_DIRECT. Default: O_DIRECT if
-        possible.
+        False: use the page cache. True: raise if the file system does not support O_DIRECT, and read from the drive
+        what the page cache holds, too. Default: O_DIRECT if possible.
     ring : bool, optional
-        True: transfer by io_uring, and raise if that is not possible; it needs O_DIRECT. False: by pread and pwrite.
+        True: transfer all by io_uring, and raise if that is not possible; it needs O_DIRECT. False: by pread and
+        pwrite.
         Default: by io_uring where it is allowed and the file is not in memory (tmpfs).
     nbytes : int, optional
         Minimal size of the file; also the medium's capacity.
@@ -178,12 +182,17 @@ class FileMedium(Medium):
             self.close()
             raise
         libc = ctypes.CDLL(None)
-        self._state = memory_for("cpu").allocate(128)
+        self._state = memory_for("cpu").allocate(8 * (LOOK + LOOK_WORDS))
         words = self._state.words
         words[FD], words[DIRECT_FD], words[ALIGNMENT] = self._fd, self._direct_fd, self.alignment
         words[NBYTES], words[WRITABLE] = self.nbytes, writable
         words[FDATASYNC] = ctypes.cast(libc["fdatasync"], ctypes.c_void_p).value or 0
         words[ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
+        # a file that is written is not read through the page cache: direct writes would have to drop what readers use
+        self._looks = (
+            self.direct and direct is None and ring is not True and not writable and not _in_memory(self._fd)
+            and look_at(self._fd, words[LOOK:])
+        )  # fmt: skip
 
     @property
     def description(self) -> str:  # type: ignore[override]
@@ -201,7 +210,8 @@ class FileMedium(Medium):
             else:
                 self._state.words[RING] = self._ring.address
         if self._ring is None:
-            return NativeMedium(file_start.address, 0, self._state.address)
+            start = looking_start if self._looks else file_start
+            return NativeMedium(start.address, 0, self._state.address)
         return NativeMedium(ring_start.address, ring_complete.address, self._state.address)
 
     def _may_ring(self, wanted: bool | None) -> bool:
@@ -400,9 +410,8 @@ def extent_mask(state: int, op: int) -> int:
 
 
 @device
-def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int) -> int:
-    """Transfer all bytes; return 0, -errno, or 1 if the file ends too early."""
-    direct = word(state, DIRECT_FD)
+def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int, direct: int) -> int:
+    """Transfer all bytes; return 0, -errno, or 1 if the file ends too early. `direct`: DIRECT_FD or -1."""
     mask = extent_mask(state, op)
     done = 0
     while done < nbytes:
@@ -488,11 +497,26 @@ def _in_memory(fd: int) -> bool:
 @native
 def file_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
     """Transfer the bytes before returning (never pending)."""
-    return run_command(state, op, offset, nbytes, buffer)
+    return run_command(state, op, offset, nbytes, buffer, word(state, DIRECT_FD))
+
+
+@native_but_interpreted(file_start.function)
+def looking_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+    """Transfer the bytes before returning, from the page cache where it holds them (never pending)."""
+    return run_command(state, op, offset, nbytes, buffer, way(state, op, offset, nbytes))
 
 
 @device
-def run_command(state: int, op: int, offset: int, nbytes: int, buffer: int) -> int:
+def way(state: int, op: int, offset: int, nbytes: int) -> int:
+    """Return through which descriptor to read or write: DIRECT_FD, or -1 for what the page cache holds."""
+    inside = min(nbytes, word(state, NBYTES) - offset)
+    if op == READ and offset >= 0 and inside > 0 and in_page_cache(state + 8 * LOOK, offset, inside):
+        return -1
+    return word(state, DIRECT_FD)
+
+
+@device
+def run_command(state: int, op: int, offset: int, nbytes: int, buffer: int, direct: int) -> int:
     """Transfer all bytes of a command in the calling thread; return the status."""
     if op == FLUSH:
         if word(state, WRITABLE) == 0:
@@ -513,7 +537,7 @@ def run_command(state: int, op: int, offset: int, nbytes: int, buffer: int) -> i
             return NAMESPACE_WRITE_PROTECTED
         if inside > 0 and was_cut(state):
             return file_failed(state, op, SHORT)
-    got = transfer(state, op, buffer, inside, offset)
+    got = transfer(state, op, buffer, inside, offset, direct)
     if got != 0:
         return file_failed(state, op, SHORT if got > 0 else -got)
     if op == READ:
@@ -538,15 +562,16 @@ def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool
 def ring_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
     """Queue a command and return PENDING, or run it if the ring cannot carry it."""
     inside = max(0, min(nbytes, word(state, NBYTES) - offset))
-    if not for_ring(state, op, offset, inside, buffer):
-        return run_command(state, op, offset, nbytes, buffer)
+    direct = way(state, op, offset, nbytes)
+    if direct < 0 or not for_ring(state, op, offset, inside, buffer):
+        return run_command(state, op, offset, nbytes, buffer, direct)
     if op == WRITE and was_cut(state):
         return file_failed(state, op, SHORT)
     ring = word(state, RING)
     table = word(ring, G_SLOTS)
     slot = try_slot(table)
     if slot < 0:
-        return run_command(state, op, offset, nbytes, buffer)
+        return run_command(state, op, offset, nbytes, buffer, direct)
     record = record_of(table, slot)
     set_word(record, R_TAG, tag)
     set_word(record, R_OP, op)
@@ -585,7 +610,7 @@ def settle(state: int, slot: int, result: int) -> int:
     again = result == -4 or result == -11 or result == -22 or result == -125  # EINTR, EAGAIN, EINVAL, ECANCELED
     if op == FLUSH:
         if again:
-            status = run_command(state, op, 0, 0, 0)
+            status = run_command(state, op, 0, 0, 0, -1)
         elif result < 0:
             status = file_failed(state, WRITE, -result)
     elif result < 0 and not again:
@@ -594,7 +619,7 @@ def settle(state: int, slot: int, result: int) -> int:
         status = file_failed(state, op, SHORT)
     elif result < inside:
         done = max(0, result)
-        got = transfer(state, op, buffer + done, inside - done, offset + done)
+        got = transfer(state, op, buffer + done, inside - done, offset + done, word(state, DIRECT_FD))
         if got != 0:
             status = file_failed(state, op, SHORT if got > 0 else -got)
     if op == READ and status == 0:
