@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import COMMAND, FLUSH, READ, WRITE, admin, describe, identify
+from ..nvme import COMMAND, FLUSH, READ, WRITE, admin, describe, identify, status_dnr, status_sct
 from ..nvme import registers as reg
 from ..nvme.identify import text_of
 from ..nvme.prp import MAX_TRANSFER, PAGE, data_pointers
@@ -23,6 +23,8 @@ from ..targets.uninterrupted import interruptible
 from .host_queue import Answer, HostQueue
 from .transport import Transport
 
+MEDIA = 2
+"""Status code type: media and data integrity errors."""
 ADMIN_ENTRIES = 32
 LEAST_ENTRIES = 64
 """Entries of a queue whose ring fills a page of memory: the least that Warpwell's rings have."""
@@ -30,6 +32,8 @@ COMMAND_SECONDS = 10.0
 """How long one admin command, or one read or write of the host, may take."""
 HOST_BYTES = 1 << 17
 """Bytes of one read or write of the host, at most."""
+LEAST_SECONDS = 1.0
+"""How long to wait for a controller to start that promises less: this process may have to wait for a processor."""
 MOST_QUEUES = 64
 """Queue pairs to ask for."""
 
@@ -96,7 +100,7 @@ class Drive:
         self._buffer: Block | None = None
         self._admin: HostQueue | None = None
         self._closed = False
-        self.timeout = 1.0
+        self.timeout = LEAST_SECONDS
         try:
             self._read_capabilities()
             self._enable()
@@ -272,12 +276,12 @@ class Drive:
         self.require(answer, name, nsid)
         return answer
 
-    def require(self, answer: Answer, name: str, nsid: int | None = None, hint: str = "") -> None:
+    def require(self, answer: Answer, name: str, nsid: int | None = None, what: str = "") -> None:
         """Raise DriveError where a command failed."""
         if answer.status:
             where = f"drive {self.address}" + ("" if nsid is None else f", namespace {nsid}")
             raise errors.DriveError(
-                f"{where}: {name} failed: {describe(answer.status)}{hint}",
+                f"{where}: {name}{what} failed: {describe(answer.status)}; {_next_step(answer.status)}",
                 drive=self.address,
                 namespace=nsid,
                 command=name,
@@ -386,6 +390,15 @@ class Drive:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "lost" if self.lost else f"{self.queues} queues of {self.entries}"
         return f"<Drive {self.address}: {getattr(self, 'model', '?')}, {state}>"
+
+
+def _next_step(status: int) -> str:
+    """Say what to do about a status, for messages."""
+    if status_sct(status) == MEDIA:
+        return "restore the data from a copy, or look at the drive's health (smartctl, nvme smart-log)"
+    if not status_dnr(status):
+        return "the same command may succeed later"
+    return "the same command would fail again"
 
 
 class Namespace:
@@ -518,7 +531,7 @@ class Namespace:
             command["prp1"], command["prp2"] = prp1, prp2
             command["cdw10"], command["cdw11"], command["cdw12"] = lba & 0xFFFFFFFF, lba >> 32, blocks - 1
         answer = queue.run(command, name, seconds=COMMAND_SECONDS, nsid=self.nsid)
-        self.drive.require(answer, name, self.nsid, f" (blocks {lba} to {lba + blocks - 1})" if blocks else "")
+        self.drive.require(answer, name, self.nsid, f" of {blocks} blocks from {lba}" if blocks else "")
 
     def __repr__(self) -> str:
         return f"<Namespace {self.name}: {self.blocks} blocks of {self.block} bytes>"

@@ -85,6 +85,8 @@ class QemuDrive:
     queues : int, optional
         I/O queue pairs of the controller.
     serial : str
+    subsystem : bool
+        Whether the controller belongs to a subsystem, with which its namespaces are shared.
     options : dict, optional
         Further options of ``nvme``.
     seconds : float
@@ -119,6 +121,7 @@ class QemuDrive:
         mdts: int | None = None,
         queues: int | None = None,
         serial: str = "warpwell",
+        subsystem: bool = False,
         options: dict[str, Any] | None = None,
         seconds: float = 2.0,
         binary: str | None = None,
@@ -138,7 +141,12 @@ class QemuDrive:
             self._end = here
             files = [there.fileno(), self.arena.fd]
             with there, contextlib.ExitStack() as images:
-                settings = self._settings(there.fileno(), mdts, queues, serial, options or {})
+                controller: dict[str, Any] = {"serial": serial}
+                if mdts is not None:
+                    controller["mdts"] = mdts
+                if queues is not None:
+                    controller["max_ioqpairs"] = queues
+                settings = self._settings(there.fileno(), subsystem, controller | (options or {}))
                 for k, one in enumerate(namespaces, 1):
                     space = one if isinstance(one, QemuNamespace) else QemuNamespace(one)
                     settings += _namespace(k, space, images, files)
@@ -150,14 +158,10 @@ class QemuDrive:
             self.transport().close()  # it answers, or says why not
             self._resources = stack.pop_all()
 
-    def _settings(
-        self, end: int, mdts: int | None, queues: int | None, serial: str, options: dict[str, Any]
-    ) -> list[str]:
-        controller = {"driver": "nvme", "id": "nvme", "serial": serial, "addr": f"{NVME_SLOT:x}", **options}
-        if mdts is not None:
-            controller["mdts"] = mdts
-        if queues is not None:
-            controller["max_ioqpairs"] = queues
+    def _settings(self, end: int, subsystem: bool, options: dict[str, Any]) -> list[str]:
+        controller = {"driver": "nvme", "id": "nvme", "addr": f"{NVME_SLOT:x}"}
+        if subsystem:
+            controller["subsys"] = "subsystem"
         memory = {
             "qom-type": "memory-backend-file",
             "id": "arena",
@@ -171,7 +175,8 @@ class QemuDrive:
             *("-machine", "q35,usb=off,smm=off,sata=off", "-accel", "tcg", "-m", "16"),
             *("-chardev", f"socket,id=test,fd={end}", "-object", "qtest,id=qtest,chardev=test,log=none"),
             *("-object", json.dumps(memory), "-device", json.dumps(ivshmem)),
-            *("-device", json.dumps(controller)),
+            *(("-device", "nvme-subsys,id=subsystem") if subsystem else ()),
+            *("-device", json.dumps(controller | options)),
         ]
 
     def transport(self) -> QtestTransport:

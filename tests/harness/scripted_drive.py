@@ -1,0 +1,134 @@
+"""A controller in Python, in this process: it answers when its doorbell is written, as a test wants, wrongly too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from warpwell.drives import DmaArena, Transport
+from warpwell.nvme import COMMAND, COMPLETION, identify
+from warpwell.nvme import registers as reg
+from warpwell.targets.memory import view_of
+
+CAP = 1 << 37 | 2 << 24 | 255  # the NVM command set, ready within 1 s, 256 entries
+
+
+class ScriptedDrive(Transport):
+    """A drive of one namespace of 64 blocks of 512 bytes.
+
+    `registers` and the tables `controller` and `namespace` may be changed before a `Drive` is made; `bend(completion)`
+    changes each completion before it is stored, and returns False for one that does not come.
+    """
+
+    def __init__(self, *, cap: int = CAP) -> None:
+        super().__init__("scripted", DmaArena(1 << 20))
+        self.registers = {reg.CAP: cap & 0xFFFFFFFF, reg.CAP + 4: cap >> 32, reg.VS: 0x10400, reg.CC: 0, reg.CSTS: 0}
+        self.controller = np.zeros((), identify.CONTROLLER)
+        self.controller["sqes"], self.controller["cqes"], self.controller["vwc"] = 0x66, 0x44, 1
+        self.namespace = np.zeros((), identify.NAMESPACE)
+        self.namespace["nsze"] = 64
+        self.namespace["lbaf"][0] = 9 << 16
+        self.blocks = np.zeros(64 * 512, np.uint8)
+        self.granted = 3
+        self.status: dict[int, int] = {}  # by opcode, admin's and others
+        self.bend: Callable[[np.ndarray], bool] = lambda completion: True
+        self.obeys = True
+        self.seen: list[tuple[int, int]] = []  # queue and opcode of each command
+        self.resets = self.closes = 0
+        self._rings: dict[int, list[int]] = {}  # queue: submission, completion, entries, head, tail, phase
+
+    # -- Transport
+
+    def read32(self, offset: int) -> int:
+        self.check()
+        return self.registers.get(offset, 0)
+
+    def write32(self, offset: int, value: int) -> None:
+        self.check()
+        if offset >= reg.DOORBELLS:
+            queue, completion = divmod((offset - reg.DOORBELLS) // 4, 2)
+            if not completion:
+                self._serve(queue, value)
+            return
+        self.registers[offset] = value
+        if offset == reg.CC and self.obeys:
+            status = self.registers[reg.CSTS] & ~1 & ~0xC
+            if value & 1:
+                entries = (self.registers[reg.AQA] & 0xFFF) + 1
+                at = [self.registers[r] | self.registers[r + 4] << 32 for r in (reg.ASQ, reg.ACQ)]
+                if 0 not in self._rings:
+                    self._rings = {0: [*at, entries, 0, 0, 1]}
+                status |= 1
+            else:
+                self._rings = {}
+            self.registers[reg.CSTS] = status | (8 if value >> 14 & 3 else 0)
+
+    def native_store(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def alive(self) -> bool:
+        return self.lost is None
+
+    def reset(self) -> None:
+        self.lose("it was reset")
+        self.resets += 1
+        self.arena.release()
+
+    def close(self) -> None:
+        self.closes += 1
+
+    # -- the controller
+
+    def _serve(self, queue: int, tail: int) -> None:
+        ring = self._rings[queue]
+        submission, completion, entries, head, put, phase = ring
+        while head != tail:
+            command = view_of(submission + 64 * head, 64, np.uint8).view(COMMAND)[0].copy()
+            head = (head + 1) % entries
+            self.seen.append((queue, int(command["opc"])))
+            answer = np.zeros((), COMPLETION)
+            status = self.status.get(int(command["opc"]), 0)
+            dw0 = 0
+            if not status:
+                dw0 = (self._admin if queue == 0 else self._io)(command)
+            answer["dw0"], answer["sqhd"], answer["sqid"], answer["cid"] = dw0, head, queue, command["cid"]
+            answer["status"] = status << 1 | phase
+            if self.bend(answer):
+                words = np.frombuffer(answer.tobytes(), np.int64)
+                view_of(completion + 16 * put, 16, np.int64)[:] = words
+                put += 1
+                if put == entries:
+                    put, phase = 0, phase ^ 1
+        ring[3:] = head, put, phase
+
+    def _admin(self, command: np.ndarray) -> int:
+        opc, cdw10 = int(command["opc"]), int(command["cdw10"])
+        if opc == 6:
+            page = np.zeros(4096, np.uint8)
+            if cdw10 == identify.CNS_CONTROLLER:
+                page = np.frombuffer(self.controller.tobytes(), np.uint8)
+            elif cdw10 == identify.CNS_NAMESPACE:
+                page = np.frombuffer(self.namespace.tobytes(), np.uint8)
+            elif cdw10 == identify.CNS_ACTIVE_NAMESPACES:
+                page.view("<u4")[0] = 1 if command["nsid"] < 1 else 0
+            view_of(int(command["prp1"]), 4096, np.uint8)[:] = page
+        elif opc == 9:
+            return (self.granted - 1) * 0x10001
+        elif opc == 5:
+            self._rings[cdw10 & 0xFFFF] = [0, int(command["prp1"]), (cdw10 >> 16) + 1, 0, 0, 1]
+        elif opc == 1:
+            self._rings[cdw10 & 0xFFFF][0] = int(command["prp1"])
+        return 0
+
+    def _io(self, command: Any) -> int:
+        first, count = int(command["cdw10"]), int(command["cdw12"]) + 1
+        if int(command["opc"]) in (1, 2):
+            mine = self.blocks[512 * first : 512 * (first + count)]
+            theirs = view_of(int(command["prp1"]), mine.size, np.uint8)
+            if command["opc"] == 2:
+                theirs[:] = mine
+            else:
+                mine[:] = theirs
+        return 0
