@@ -25,11 +25,13 @@ from .models.pin_models import PinModel, ResidentModel
 from .models.queue_model import QueueModel
 from .models.ring_model import RingModel
 from .models.service_model import ServiceModel
+from .models.span_model import SpanModel
 
-SCENARIOS = ("queue", "ring", "cache", "frame", "resident", "pins", "known", "key-value", "store", "service")
+SCENARIOS = ("queue", "ring", "cache", "frame", "spans", "resident", "pins", "known", "key-value", "store", "service")
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
-    "cache": CacheModel, "frame": FrameModel, "resident": ResidentModel, "pins": PinModel, "known": KnownModel,
+    "cache": CacheModel, "frame": FrameModel, "spans": SpanModel, "resident": ResidentModel, "pins": PinModel,
+    "known": KnownModel,
 }  # fmt: skip
 _MODELS: dict[str, Any] = {
     "queue": QueueModel, "ring": RingModel, "key-value": KeyValueModel, "store": StoreModel, "service": ServiceModel

@@ -16,6 +16,7 @@ from tests.harness.models.kv_device_model import StoreModel
 from tests.harness.models.pin_models import PinModel, ResidentModel
 from tests.harness.models.queue_model import QueueModel
 from tests.harness.models.ring_model import RingModel
+from tests.harness.models.span_model import SpanModel
 
 from warpwell.cache import word
 
@@ -45,7 +46,8 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        QueueModel, RingModel, CacheModel, FrameModel, ResidentModel, PinModel, KnownModel, KeyValueModel, StoreModel,
+        QueueModel, RingModel, CacheModel, FrameModel, SpanModel, ResidentModel, PinModel, KnownModel, KeyValueModel,
+        StoreModel,
     ],
 )
 def test_a_seed_replays(model: type) -> None:
@@ -78,6 +80,7 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("ring", 7, 3, []),
         ("cache", 7, 3, []),
         ("frame", 7, 3, []),
+        ("spans", 7, 3, []),
         ("resident", 7, 3, []),
         ("pins", 7, 3, []),
         ("known", 7, 3, []),

@@ -101,7 +101,7 @@ class CacheModel:
         self.medium = ScriptedMedium(total * PAGE, seed)
         for page in self.pages:
             items = [base_value(page, k) for k in range(ITEMS)]
-            self.medium.block(page)[:] = np.array(items, np.int64).tobytes()
+            self.medium.block_of(page)[:] = np.array(items, np.int64).tobytes()
         header = Header(np.dtype(np.int64), (total * ITEMS,), 0)
         self.array = Array(Attachment(
             self.medium, header, cache=self.cache, owns_cache=False, tier="storage", writable=True, name="model"
@@ -350,7 +350,7 @@ class CacheModel:
 
     def _check_file(self) -> None:
         for page in self.pages:
-            items = np.frombuffer(bytes(self.medium.block(page)), np.int64)
+            items = np.frombuffer(bytes(self.medium.block_of(page)), np.int64)
             for item in range(ITEMS):
                 if int(items[item]) != base_value(page, item) + self.begun[page, item]:
                     raise Violation(

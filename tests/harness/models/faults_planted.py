@@ -72,6 +72,8 @@ _POOL = "storage.service_pool"
 _REQUESTS = "kv.device.requests"
 _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
+_WORDS_OF = "array.spans.words"
+_BUFFERS = "array.spans.buffers"
 
 _PULL = """        page_shift = field(core, at.C_PAGE_SHIFT)
         for k in range(pages):
@@ -184,6 +186,24 @@ _ONE_LESS = """        store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * 
 """
 _ONE_LESS_AT_END = """    store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * S_LEFT, DEVICE) - 1, DEVICE)
 """
+_SEE = "return load_acquire(word_of(view, page), DEVICE)"
+_SEE_HASHED = "            seen = load_acquire(word_of(view, page), DEVICE)\n"
+_OWNER = """            owner = load_relaxed(view.owners + 8 * ((seen >> FRAME_SHIFT) & FRAME_MAX), DEVICE)
+            if owner & OWNER_PAGE != page + view.base + 1:
+                seen &= ~READABLE
+"""
+_LOOKED = "        return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0\n"
+_GROUP = """        a, b = load(frame_place(view, seen) + at - (page << shift))
+"""
+_FOUR = """        words = load_four(frame_place(view, seen) + at - (page << shift), step * size)
+"""
+_FOUR_PAGES = """        g, h = load(address(view, m, v))
+"""
+_COPIED = """        copy_foreign(buffer, frame_place(view, seen) + first, nbytes)
+"""
+_FENCE = "        fence(DEVICE)\n"
+_FOLDED = """                if good:
+                    total = fold_four("""
 
 FAULTS = (
     Fault(
@@ -466,6 +486,35 @@ FAULTS = (
         (Edit("cache.pins", "hold_present", "compare_exchange(address, word, (word + PIN) | REF, DEVICE) == word",
               "True"),),
     ),
+    Fault(
+        "span-without-a-fence", "spans", "nothing orders the look at the word after the words of the page",
+        (Edit(_WORDS_OF, "looking", _GROUP + _FENCE, _GROUP), Edit(_WORDS_OF, "looking", _FOUR + _FENCE, _FOUR),
+         Edit(_WORDS_OF, "_four_pages", _FOUR_PAGES + _FENCE, _FOUR_PAGES)),
+    ),
+    Fault(
+        "copy-without-a-fence", "spans", "nothing orders the look at the word after the copy of the page",
+        (Edit(_BUFFERS, "copied_window", _COPIED + _FENCE, _COPIED),),
+    ),
+    Fault(
+        "span-first-look-relaxed", "spans", "who sees its page VALID need not see the page's bytes",
+        (Edit(_WORDS_OF, "pages_of", _SEE, _SEE.replace("acquire", "relaxed")),
+         Edit(_WORDS_OF, "pages_of", _SEE_HASHED, _SEE_HASHED.replace("acquire", "relaxed"))),
+    ),
+    Fault(
+        "span-without-a-second-look", "spans", "the word is not looked at again",
+        (Edit(_WORDS_OF, "pages_of", _LOOKED, "        return seen & READABLE != 0\n"),),
+    ),
+    Fault(
+        "span-owner-last", "spans", "in a hashed table the frame's owner is loaded after the word was seen again",
+        (Edit(_WORDS_OF, "pages_of", _OWNER, ""),
+         Edit(_WORDS_OF, "pages_of", _LOOKED, _OWNER.replace("            ", "        ", 1).replace(
+             "            if", "        if").replace("    seen &= ~READABLE", "return False") + _LOOKED)),
+        Focus(hashed=True),
+    ),
+    Fault(
+        "span-escapes", "spans", "items are given to the fold before the second look, and stay in its total",
+        (Edit(_WORDS_OF, "folding", _FOLDED, _FOLDED.replace("if good", "if True")),),
+    ),
 )  # fmt: skip
 
 RARE = (
@@ -508,7 +557,7 @@ def planted(fault: Fault) -> Iterator[None]:
         sources[edit.module] = source.replace(edit.old, edit.new)
     for edit in fault.edits:
         module = importlib.import_module(f"warpwell.{edit.module}")
-        function = operator.attrgetter(edit.function)(module)
+        function = inspect.unwrap(operator.attrgetter(edit.function)(module))
         changed[function] = _code(sources[edit.module], edit.function, str(module.__file__))
     _swap(changed)
     try:
@@ -534,3 +583,7 @@ def _swap(changed: dict[FunctionType, CodeType]) -> None:
         function.__code__, changed[function] = code, function.__code__
     view: Any = importlib.import_module("warpwell.array.view")
     view._implementation.cache_clear()
+    for name in ("calls", "words", "buffers"):
+        for made in vars(importlib.import_module(f"warpwell.array.spans.{name}")).values():
+            if hasattr(made, "cache_clear"):
+                made.cache_clear()

@@ -111,7 +111,7 @@ class QueueModel:
         )
         for request in self.requests:
             if request.opcode == READ:
-                medium.block(request.serial)[: 8 * WORDS] = self._bytes(request)
+                medium.block_of(request.serial)[: 8 * WORDS] = self._bytes(request)
         return self.controller.attach(medium)
 
     def _request(self, random: Random, serial: int) -> Request:
@@ -314,7 +314,7 @@ class QueueModel:
 
     def _check_stored(self) -> None:
         for request in self.requests:
-            data = bytes(self.medium.block(request.serial)[: 8 * WORDS])
+            data = bytes(self.medium.block_of(request.serial)[: 8 * WORDS])
             kept = request.opcode == READ or request.status == 0
             if data != (self._bytes(request) if kept else bytes(8 * WORDS)):
                 raise Violation(f"block {request.serial} holds other data than command {request.serial} wrote")

@@ -100,7 +100,7 @@ class ScriptedMedium(Medium):
         if status:
             return
         for start in range(0, nbytes, BLOCK):
-            block = self.block((offset + start) // BLOCK)
+            block = self.block_of((offset + start) // BLOCK)
             for at in range(0, self._moved, PIECE):
                 end = min(at + PIECE, self._moved)
                 if opcode == READ:
@@ -108,21 +108,21 @@ class ScriptedMedium(Medium):
                 elif opcode == WRITE:
                     block[at:end] = current().read_bytes(buffer + start + at, end - at)
 
-    def block(self, number: int) -> bytearray:
+    def block_of(self, number: int) -> bytearray:
         """Return the bytes of a block, to read and to change."""
         return self.blocks.setdefault(number, bytearray(BLOCK))
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return whole blocks."""
         first, end = offset // BLOCK, -(-(offset + nbytes) // BLOCK)
-        raw = b"".join(bytes(self.block(k)) for k in range(first, end))
+        raw = b"".join(bytes(self.block_of(k)) for k in range(first, end))
         return np.frombuffer(raw, np.uint8)[offset - first * BLOCK :][:nbytes]
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
         """Write whole blocks."""
         raw = np.ascontiguousarray(data).tobytes()
         for at in range(0, len(raw), BLOCK):
-            self.block((offset + at) // BLOCK)[:] = raw[at : at + BLOCK]
+            self.block_of((offset + at) // BLOCK)[:] = raw[at : at + BLOCK]
 
     def sync(self) -> None:
         """Do nothing: there is nothing below."""

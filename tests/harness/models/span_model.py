@@ -1,10 +1,14 @@
-"""Span scenario: the frame scenario whose readers fold runs of items instead of subscripting single ones."""
+"""Span scenario: the frame scenario whose readers fold runs of items instead of subscripting single ones.
+
+Even seeds read groups of words into registers, as on a GPU; odd ones copy to buffers, as on a CPU.
+"""
 
 from __future__ import annotations
 
 from random import Random
 
 import warpwell as ww
+from warpwell.array.spans import calls
 
 from .adversary import Violation
 from .cache_model import ITEMS, base_value
@@ -31,3 +35,11 @@ class SpanModel(FrameModel):
                 part = [sum(base_value(page, k) for k in range(n)) for n in range(8)]
                 if total not in part:
                     raise Violation(f"page {page}: the sum of a span is {total:#x}")
+
+    def check(self) -> int:
+        """Run the interleaving; return its steps. Raises `Violation`."""
+        before, calls.BUFFERED = calls.BUFFERED, {"interp"} if self.seed & 1 else set()
+        try:
+            return super().check()
+        finally:
+            calls.BUFFERED = before
