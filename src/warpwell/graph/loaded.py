@@ -32,6 +32,9 @@ class LoadedGraph:
     ----------
     graph : Graph or path-like
         The graph on disk.
+    edges : Array, optional
+        An open array with the destinations of `graph`, which lies elsewhere than in its folder, as on a drive: it stays
+        the caller's. Then no further option is needed.
     device, tier, cache, page_size, stats
         As for `warpwell.open`, which opens the destinations with them.
     **options
@@ -61,6 +64,7 @@ class LoadedGraph:
         self,
         graph: Graph | str | Path,
         *,
+        edges: Array | None = None,
         device: str | None = None,
         tier: str = "auto",
         cache: int | str | Cache | None = None,
@@ -69,12 +73,15 @@ class LoadedGraph:
         **options: Any,
     ) -> None:
         self.graph = graph if isinstance(graph, Graph) else Graph.open(graph)
+        if edges is not None:
+            device = self._require_edges(edges, device)
         self.device = device or (cache.device if isinstance(cache, Cache) else default_device())
         self.warp = 32 if self.device == "cuda" else 1
         self._options: dict[str, Any] = {
             "device": self.device, "tier": tier, "cache": cache, "page_size": page_size, "stats": stats, **options,
         }  # fmt: skip
-        self._opened: dict[Path, Any] = {}
+        self._opened: dict[Path, Any] = {} if edges is None else {self.graph.edges_path: edges}
+        self._lent = edges
         self._closed = False
         try:
             self.edges = self._array(self.graph.edges_path)
@@ -82,6 +89,19 @@ class LoadedGraph:
         except BaseException:
             self.close()
             raise
+
+    def _require_edges(self, edges: Array, device: str | None) -> str:
+        """Return the device of destinations that the caller has opened; raise unless they can be this graph's."""
+        graph = self.graph
+        if edges.dtype != graph.destinations or edges.shape != (graph.edges,):
+            raise ArgumentError(
+                f"edges holds {edges.dtype} of shape {edges.shape}, and the destinations of {graph.path} are "
+                f"{graph.destinations} of shape ({graph.edges},): copy {graph.edges_path.name} to it",
+                name="edges",
+            )
+        if device not in (None, edges.device):
+            raise ArgumentError(f"edges is open for {edges.device!r}, and device is {device!r}", name="device")
+        return edges.device
 
     @property
     def in_memory(self) -> bool:
@@ -183,7 +203,7 @@ class LoadedGraph:
         self._closed = True
         # the last opened first: the cache belongs to the destinations
         for path in reversed(list(self._opened)):
-            if isinstance(self._opened[path], Array):
+            if isinstance(self._opened[path], Array) and self._opened[path] is not self._lent:
                 self._opened[path].close()
             del self._opened[path]
         self.offsets = None
