@@ -130,7 +130,7 @@ class Cache:
         self.memory = memory_for(self.device)
         self.pairs = QueuePairs(
             service.memory(self.device), count=self._queues, depth=self._depth,
-            staging_bytes=self.page_size * self.merge,
+            staging_bytes=self.page_size * self.merge, timeout=self.timeout,
         )  # fmt: skip
         self.controller: Server = service.start(self.pairs, device=self.device, timeout=self.timeout)
         self.bulk = Bulk(self)
@@ -145,6 +145,7 @@ class Cache:
         self._streamed = False
         """A launch may go on in a stream, or its error wait in `_pending`."""
         self._lock = threading.RLock()
+        self._rewound = False
         self._pools: list[tuple[int, int]] = []
         self._resident: list[ResidentPool | None] = []
         self.hashed = False
@@ -223,7 +224,8 @@ class Cache:
                 held = any(self.pinned(k) for k in self._spaces)
                 self._forget(nsid)
                 if self._spaces and settled and not held:
-                    with contextlib.suppress(errors.KernelError), self._left_alone():  # kept for their own flush
+                    # errors are kept for their own flush
+                    with contextlib.suppress(errors.KernelError, errors.DriveLostError), self._left_alone():
                         self.flush()
                         self._lay_out()
 
@@ -362,6 +364,7 @@ class Cache:
         """
         with self._lock:
             self.require_open()
+            self._require_controller(nsid)
             self._reap()
             self._tell(nsid)
             self._enter(flag, stores=stores)
@@ -416,7 +419,7 @@ class Cache:
     def _error(self, latched: tuple[int, int, int, int]) -> Exception | None:
         if latched[0] == at.CLEAR:
             return None
-        failure = self.controller.failure(latched[1] or None, silent=latched[0] == at.STALLED)
+        failure = self.controller.failure(latched[1] or None, silent=latched[0] == at.STALLED) or self.lost()
         if failure is not None or latched[0] == at.ABORTED:  # the thread that aborted raises its own error
             return failure
         if latched[0] in (at.READ_ERROR, at.WRITE_ERROR) and latched[1] in self._spaces:
@@ -484,6 +487,7 @@ class Cache:
         """Write dirty pages back (of one array, or all) and make them durable."""
         with self._lock:
             self.require_open()
+            self._require_controller(nsid)
             # none begins meanwhile, for the lock is held; a prefetch goes on, and leaves pages with pins alone
             alone = not self.launches.storing()
             for space in [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]:
@@ -530,7 +534,7 @@ class Cache:
         """Free the frames of a closed array, with unwritten changes and remaining pins."""
         space = self._spaces[nsid]
         self._changed(space)
-        with contextlib.suppress(errors.KernelError):  # of another launch: these pages are not used any more
+        with contextlib.suppress(errors.KernelError, errors.DriveLostError):  # these pages are not used any more
             words = (space.base, space.base + space.pages)
             self._until_none(maintenance.drop_frames, self.frames, nsid, words, f"dropping pages of {space.name!r}")
 
@@ -621,6 +625,7 @@ class Cache:
         flag = LaunchFlag(self.device)
         with self._lock:
             self.require_open()
+            self._require_controller(nsid)
             launch = self._enter(flag, stores=False)
         try:
             stream.launch(kernel, threads, self.core, launch.space(self.index_of(nsid)), *words)
@@ -640,8 +645,7 @@ class Cache:
             pages = space.base, space.base + space.pages
         deadline = None
         while self._core is not None and self.pairs.in_use(pages):
-            lost = self.controller.failure() is not None
-            if lost or (deadline is not None and time.monotonic() > deadline):
+            if self.lost() or (deadline is not None and time.monotonic() > deadline):
                 return False
             self.settle()
             deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
@@ -649,10 +653,71 @@ class Cache:
         return True
 
     def _silence(self, what: str) -> Exception:
-        return self.controller.failure() or errors.StallError(
+        return self.lost() or errors.StallError(
             f"{what}: {self.pairs.in_use()} commands got no answer for {self.timeout:g} s: the medium does not answer",
             seconds=self.timeout,
         )
+
+    # -- loss: see `warpwell.queues.loss` ---------------------------------------------------------------------
+
+    def lost(self) -> Exception | None:
+        """Return the error for a controller that is lost, or None."""
+        loss = self.pairs.loss()
+        failure = self.controller.failure()
+        if failure is not None or loss is None:
+            return failure
+        names = ", ".join(repr(space.name) for space in self._spaces.values())
+        return errors.DriveLostError(
+            f"the controller of {names or 'this cache'} is lost: {loss.why}. What was written and not flushed may be "
+            "gone: close the array, check the drive, and open it again"
+        )
+
+    def _require_controller(self, nsid: int | None) -> None:
+        """Raise where the controller is lost, or was, and writes to the array, or to any, with it (lock held)."""
+        if error := self.lost():
+            raise error
+        written = [s.name for s in self._spaces.values() if s.writable and nsid in (None, s.nsid)]
+        if self._rewound and written:
+            raise errors.DriveLostError(
+                f"the controller of {written[0]!r} was lost while the array was open: pages that were evicted and not "
+                "flushed may be gone. Close the array, open it again, and write what you wrote since the last flush()"
+            )
+
+    def recover(self) -> None:
+        """Give back what a lost controller had, and rewind the queues for the next one.
+
+        Call it when the controller is silent for good: it writes neither to rings nor to staging any more. Pages that
+        were being read are read again by who needs them. From then on arrays that are open for writing refuse
+        launches and `flush`, because pages that were evicted and not flushed may be gone.
+
+        Raises
+        ------
+        SharingError
+            A launch is in flight, or ids are still taken.
+        """
+        self.bulk.stop()
+        with self._lock:
+            self._require_idle("recover the cache")
+            self._rewound = True
+            self.pairs.abort()
+            for _ in range(self.pairs.ids):
+                if self._core is None or not self.pairs.in_use():
+                    break
+                self._settle_alone()
+            self.pairs.rewind()
+
+    def _settle_alone(self) -> None:
+        """Settle ids that have completed, without a controller (lock held)."""
+        flag = LaunchFlag(self.device)
+        launch = self.launches.take(flag)
+        width = 32 if self.device == "cuda" else 1
+        try:
+            with interruptible(lambda: None):
+                maintenance.settle_queues[self.pairs.count * width](
+                    self.core, launch.space(0), device=self.device, aborts=(self,), flag=flag
+                )
+        finally:
+            self.launches.give_back(launch)
 
     # -- state ----------------------------------------------------------------------------------------------
 

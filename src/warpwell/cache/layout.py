@@ -134,6 +134,8 @@ ABORTED = 6
 """The host gave up (Ctrl-C)."""
 NOT_PINNED = 7
 """A kernel gave back a pin of a page that no kernel holds."""
+LOST = 8
+"""The controller is gone, or posted what cannot be (`queues.loss`)."""
 
 # -- statistics (64-bit counters) ----------------------------------------------------------------------------
 N_MISSES = 0

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from warpwell.nvme import READ, WRITE, command_word0, command_word6
 from warpwell.queues.completion import drain, orphan, poll, take_ready
-from warpwell.queues.layout import I8, ID_COUNT, ID_FRAMES, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, ORPHAN
-from warpwell.queues.submission import field, id_record, release_id, staging_of, submit
+from warpwell.queues.layout import FOUND, I8, ID_COUNT, ID_FRAMES, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, ORPHAN
+from warpwell.queues.submission import field, id_record, prp2_of, release_id, staging_of, submit
 from warpwell.targets import (
     DEVICE,
     backoff,
@@ -107,7 +107,8 @@ def start(core, queue, cid, opcode, page, pages, space):
         count(core, at.N_PAGES_READ, pages)
     else:
         count(core, at.N_WRITE_COMMANDS, 1)
-    return submit(queue, word0, staging_of(queue, cid), slba, control)
+    prp2 = prp2_of(queue, cid, pages << field(core, at.C_PAGE_SHIFT))
+    return submit(queue, word0, staging_of(queue, cid), prp2, slba, control)
 
 
 @device
@@ -132,6 +133,7 @@ def wait(core, space, queue, cid, mask, lane, leader):
         if lane == leader:
             status = poll(queue, cid)
             if status < 0 and attempt & 15 == 15:
+                over = False
                 now = progress(core)
                 if attempt == 15 or now != seen:
                     seen = now
@@ -139,7 +141,8 @@ def wait(core, space, queue, cid, mask, lane, leader):
                 elif expired(core, since):
                     page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
                     latch(space, at.STALLED, nsid_of(core, page), page, 0)
-                if gave_up(space):
+                    over = True  # also where another error was latched first
+                if over or gave_up(space):
                     status = orphan(queue, cid, ORPHAN)
                     if status < 0:
                         status = -2
@@ -168,7 +171,7 @@ def settle_one(core, queue, mask, lane, leader):
     page = load_relaxed(record + 8 * ID_PAGE, DEVICE)
     pages = load_relaxed(record + 8 * ID_COUNT, DEVICE)
     good = load_relaxed(record + 8 * ID_STATUS, DEVICE) == 0
-    if load_relaxed(record + 8 * ID_STATE, DEVICE) == ORPHAN:
+    if load_relaxed(record + 8 * ID_STATE, DEVICE) == ORPHAN | FOUND:
         good = False
     if load_relaxed(record + 8 * ID_OPCODE, DEVICE) == WRITE:
         # the page stayed in WRITEBACK, so nobody wrote to it: it goes back to be written again

@@ -2,16 +2,19 @@
 
 The consumer is a converged group of lanes: each lane looks at one entry, so that one round of reads over
 the bus serves up to 32 completions. Nobody scans for an entry of its own, and nobody waits behind another's.
+
+Nothing is stored for an entry that answers no command in flight: it is skipped, and latched as a loss (`queues.loss`).
 """
 
 from __future__ import annotations
 
-from warpwell.nvme import word1_cid, word1_phase, word1_sqhd, word1_status
+from warpwell.nvme import word1_cid, word1_phase, word1_sqhd, word1_sqid, word1_status
 from warpwell.targets import (
     DEVICE,
     SYSTEM,
     backoff,
     ballot,
+    call_cold,
     compare_exchange,
     device,
     exchange,
@@ -29,15 +32,18 @@ from warpwell.targets import (
 )
 
 from . import layout as at
+from .loss import accuse
 from .submission import field, id_record
 
-for _function in (word1_cid, word1_phase, word1_sqhd, word1_status):
+for _function in (word1_cid, word1_phase, word1_sqhd, word1_sqid, word1_status):
     device(_function)
 
 ROUNDS = 8
 """Most rounds of one drain, so that a consumer serves itself again soon."""
 PAUSE = 16
 """Back-off after an empty look at a ring, about a microsecond."""
+WAITED_FOR, NOBODY_S, NOT_IN_FLIGHT = 0, 1, 2
+"""What becomes of a completion: a thread takes it, it goes into the ready ring, or it answers no command."""
 
 
 @device
@@ -145,24 +151,25 @@ def drain(queue, mask, lane, leader):
         if count == 0:
             break
         taken = below < count
-        asynchronous = False
+        fate = WAITED_FOR
         cid = word1_cid(word1)
         if taken:
-            state = id_record(queue, cid) + 8 * at.ID_STATE
-            status = word1_status(word1)
-            if results != 0:
-                # before the id is done, and after the phase word was acquired: until then it is an older one's
-                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
-                store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, result, DEVICE)
-            if compare_exchange(state, at.TAKEN, at.DONE | (status << 8), DEVICE) != at.TAKEN:
-                store_relaxed(id_record(queue, cid) + 8 * at.ID_STATUS, status, DEVICE)
-                asynchronous = True
+            fate = NOT_IN_FLIGHT
+            if is_ours(queue, word1, shift):
+                kept = True
+                if results != 0:
+                    # before the id is done, and after the phase word was acquired: until then it is an older one's
+                    kept = keep_result(queue, cid, load_relaxed(entry_of(queue, mine, shift), SYSTEM))
+                if kept:
+                    fate = hand_out(queue, cid, word1_status(word1))
         # the last entry knows best how far the controller has fetched
         last = ballot(mask, below == count - 1)
         fetched = shfl(mask, word1_sqhd(word1), ffs(last) - 1)
-        waiting = ballot(mask, asynchronous)
-        if waiting != 0:
-            _make_ready(queue, mask, waiting, asynchronous, cid, lane, leader)
+        if ballot(mask, fate != WAITED_FOR) != 0:
+            if fate == NOT_IN_FLIGHT:
+                call_cold(accuse, queue, at.BAD_COMPLETION, word1)
+            alone = fate == NOBODY_S
+            _make_ready(queue, mask, ballot(mask, alone), alone, cid, lane, leader)
         syncwarp(mask)  # the lane that read the entry acquired for all
         if lane == leader:
             _raise_turns(queue, fetched, shift)
@@ -189,6 +196,45 @@ def entry_of(queue, position, shift):
 def is_fresh(word1, position, shift):
     """Tell by the phase bit whether an entry was posted in the lap of `position` (thread)."""
     return word1_phase(word1) != ((position >> shift) & 1)
+
+
+@device
+def is_ours(queue, word1, shift):
+    """Tell whether an entry names this queue, one of its ids, and an entry of its submission ring (thread)."""
+    return (
+        word1_sqid(word1) == field(queue, at.Q_SQID)
+        and word1_cid(word1) < field(queue, at.Q_N_IDS)
+        and word1_sqhd(word1) >> shift == 0
+    )
+
+
+@device
+def hand_out(queue, cid, status):
+    """Give an id its status; return WAITED_FOR, NOBODY_S, or NOT_IN_FLIGHT with nothing stored (the consumer's lanes).
+
+    Releases what the caller acquired.
+    """
+    record = id_record(queue, cid)
+    seen = compare_exchange(record + 8 * at.ID_STATE, at.TAKEN, at.DONE | (status << 8), DEVICE)
+    if seen == at.TAKEN:
+        return WAITED_FOR
+    if seen == at.ASYNC or seen == at.ORPHAN:
+        # of two entries for one id, in one round, the second loses here
+        if compare_exchange(record + 8 * at.ID_STATE, seen, seen | at.FOUND, DEVICE) == seen:
+            store_relaxed(record + 8 * at.ID_STATUS, status, DEVICE)
+            return NOBODY_S
+    return NOT_IN_FLIGHT
+
+
+@device
+def keep_result(queue, cid, result):
+    """Keep dw0 and dw1 for the waiter of an id in flight; return False, with nothing kept, if not so (thread)."""
+    record = id_record(queue, cid)
+    state = load_relaxed(record + 8 * at.ID_STATE, DEVICE)
+    if state == at.FREE or state >= at.FOUND or (result >> 32) & 0xFFFF > field(queue, at.Q_PLACES):
+        return False
+    store_relaxed(record + 8 * at.ID_RESULT, result, DEVICE)
+    return True
 
 
 @device
@@ -223,9 +269,19 @@ def take_ready(queue):
 
 @device
 def _raise_turns(queue, fetched, shift):
-    """Admit the next lap to every entry that the controller has fetched (the consumer's leader)."""
+    """Admit the next lap to every entry that the controller has fetched (the consumer's leader).
+
+    Ignores a head that is older than the last one, or beyond what was submitted. Each entry that was submitted and not
+    drained has an id of its own, of half as many as there are entries, and a true head is past all that were drained.
+    So one ahead by more is looked at again: it is true only if heads were ignored before.
+    """
     mask = (1 << shift) - 1
     head = load_relaxed(queue + 8 * at.Q_SQ_HEAD, DEVICE)
+    ahead = (fetched - head) & mask
+    if fetched > mask or (
+        ahead > field(queue, at.Q_N_IDS) and ahead > load_relaxed(queue + 8 * at.Q_TICKET, DEVICE) - head
+    ):
+        return
     # one fence for all turns: a release each would be a fence each, and everybody waits for this
     fence(DEVICE)
     while (head & mask) != fetched:

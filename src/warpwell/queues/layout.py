@@ -40,6 +40,8 @@ Q_RESULTS = 13
 """Not 0: completions' dw0 and dw1 are kept in `ID_RESULT`."""
 Q_RETURNS = 14
 """Address of the record of the return value queue, or 0."""
+Q_SQID = 15
+"""Identifier of the queue in commands and completions, from 1."""
 Q_TICKET = 16
 Q_TAIL = 32
 Q_CQ_LOCK = 48
@@ -50,8 +52,18 @@ Q_READY_HEAD = 64
 Q_IN_USE = 80
 Q_HINT = 96
 Q_PROGRESS = 12
-"""Address of the count of completions drained from all pairs: the watchdog's sign of life."""
-Q_WORDS = 112
+"""Address of the count of completions drained from all pairs: the watchdog's sign of life. The word after it is 1 once
+device code has latched a loss."""
+Q_LOSS = 112
+"""Address of the loss record of all pairs (shared memory)."""
+Q_LISTS = 113
+"""Address of the PRP lists, ``1 << Q_LIST_SHIFT`` bytes for each id; 0 where the controller needs none (ours)."""
+Q_LIST_SHIFT = 114
+Q_TURN_NS = 115
+"""Nanoseconds after which a thread gives up to wait for its turn."""
+Q_PLACES = 116
+"""Places of the return value queue, 0 without one."""
+Q_WORDS = 128
 
 # -- id record (device memory) -------------------------------------------------------------------------------
 
@@ -79,8 +91,15 @@ ASYNC = 2
 """Id state: whoever finds the completion publishes the page (prefetch)."""
 ORPHAN = 3
 """Id state: quarantined, its waiter gave up; staging and frames stay reserved until the completion."""
-DONE = 4
+FOUND = 4
+"""Added to ASYNC or ORPHAN once the completion was found: the id is in the ready ring, or was taken from it."""
+DONE = 8
 """Id state: completed; the status field stands above bit 8 of the state."""
+
+MEMORY_PAGE = 4096
+"""Bytes of a memory page of the controller (CC.MPS 0): a transfer that crosses one needs prp2."""
+LIST_MAX = MEMORY_PAGE // 8
+"""Most entries of a PRP list that lies in one page, so a command moves at most 2 MiB."""
 
 # -- port record (shared host memory) ------------------------------------------------------------------------
 
@@ -122,3 +141,21 @@ R_OF = 4
 """Address of a word for each command id: place + 1 that its command was lent (the controller's)."""
 R_NEXT = 8
 R_WORDS = 16
+
+# -- loss record (shared host memory, one for all pairs; see `queues.loss`) ------------------------------------
+
+LOSS_KIND = 0
+"""ALIVE, or why the controller is lost. Stored last."""
+LOSS_QUEUE = 1
+"""Identifier of the queue whose ring told."""
+LOSS_ENTRY = 2
+"""Word 1 of the completion that cannot be."""
+LOSS_WORDS = 16
+
+ALIVE = 0
+LOST = 1
+"""Loss: the host or a relay found the controller gone."""
+BAD_COMPLETION = 2
+"""Loss: a completion that answers no command."""
+NO_TURN = 3
+"""Loss: the submission queue head did not move for a long time, although commands completed."""

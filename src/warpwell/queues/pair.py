@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import errors
+from ..nvme import completion_word1, status_of
+from ..nvme.status import ABORTED_BY_HOST
 from ..targets import Allocator, Block
 from . import layout as at
+from .loss import Loss, impossible
 
 LINE = 128
 """Bytes between doorbells, so that no two share a line."""
@@ -35,6 +39,12 @@ class QueuePairs:
         Places of a return value queue for each pair, a power of two, or 0 (see `warpwell.storage.returns`).
     place_bytes : int
         Bytes of each place, a multiple of 512.
+    lists : bool
+        The controller takes PRPs as the specification has them: each id has a list of the pages of its staging. Rings
+        then begin on pages.
+    timeout : float
+        Seconds that a thread waits for its turn at the ring. Only a controller whose submission queue head does not
+        move makes it wait.
 
     Attributes
     ----------
@@ -44,18 +54,22 @@ class QueuePairs:
         ``(count, P_WORDS)`` int64, the port records, in shared memory.
     ids : int
         Command ids of each pair.
+    loss_address : int
+        Address of the loss record, in shared memory: who finds the controller gone stores ``layout.LOST`` to its word
+        ``LOSS_KIND`` (or calls `lose`), and all waits end within milliseconds; see `warpwell.queues.loss`.
     progress : int
         Address of the count of completions drained from all pairs.
     """
 
     def __init__(
         self, memory: Allocator, *, count: int, depth: int, staging_bytes: int, results: bool = False,
-        returns: int = 0, place_bytes: int = 0,
+        returns: int = 0, place_bytes: int = 0, lists: bool = False, timeout: float = 60.0,
     ) -> None:  # fmt: skip
         if count < 1 or depth < 4 or depth & (depth - 1) or depth > 65536:
             raise errors.ArgumentError(
                 f"{count} queue pairs of depth {depth}: need at least 1 pair and a power of two from 4 to 65536"
             )
+        list_bytes = _list_bytes(depth, staging_bytes) if lists else 0
         self.count = count
         self.depth = depth
         self.ids = depth // 2
@@ -66,7 +80,7 @@ class QueuePairs:
         ring_bytes = -(-ring_bytes // 4096) * 4096
         staging_all = self.ids * staging_bytes
         staging_all = -(-staging_all // 4096) * 4096
-        port_bytes = -(-8 * at.P_WORDS * count // 4096) * 4096
+        port_bytes = -(-(8 * at.P_WORDS * count + 8 * at.LOSS_WORDS) // 4096) * 4096
         wrong_place = place_bytes < 512 or place_bytes % 512 or not results
         if returns & (returns - 1) or returns > 32768 or (returns and wrong_place):
             raise errors.ArgumentError(
@@ -77,7 +91,14 @@ class QueuePairs:
         returned = 8 * (at.R_WORDS + returns + self.ids)
         returned = -(-returned // 4096) * 4096 + returns * place_bytes if returns else 0
         returns_at = port_bytes + count * (ring_bytes + staging_all)
-        self._shared: Block = memory.allocate_shared(returns_at + count * returned)
+        lists_at = returns_at + count * returned
+        lists_all = -(-self.ids * list_bytes // 4096) * 4096
+        self._shared: Block = memory.allocate_shared(lists_at + count * lists_all)
+        self.loss_address = self._shared.address + 8 * at.P_WORDS * count
+        self._loss = self._shared.words[at.P_WORDS * count :][: at.LOSS_WORDS]
+        self._why = ""
+        self._areas: list[int] = []
+        """Offset of each pair's turns in device memory; marks and ids follow."""
         self.records = self._device.address
         self.progress = self.records + 8 * count * (at.Q_WORDS + per_pair)
         self.ports = self._shared.words[: count * at.P_WORDS].reshape(count, at.P_WORDS)
@@ -88,6 +109,7 @@ class QueuePairs:
             completions = rings + 64 * depth
             doorbells = completions + 16 * depth
             area = self.records + 8 * (count * at.Q_WORDS + k * per_pair)
+            self._areas.append(area - self.records)
             record = records[k]
             record[at.Q_SQ], record[at.Q_CQ] = rings, completions
             record[at.Q_DEPTH_SHIFT] = shift
@@ -99,6 +121,10 @@ class QueuePairs:
             record[at.Q_PROGRESS] = self.progress
             record[at.Q_RESULTS] = results
             record[at.Q_STAGING], record[at.Q_STAGING_BYTES] = rings + ring_bytes, staging_bytes
+            record[at.Q_SQID], record[at.Q_LOSS], record[at.Q_TURN_NS] = k + 1, self.loss_address, int(timeout * 1e9)
+            record[at.Q_PLACES] = returns
+            if lists:
+                self._make_lists(record, lists_at + k * lists_all, list_bytes)
             port = self.ports[k]
             port[at.P_SQ], port[at.P_CQ] = rings, completions
             port[at.P_DEPTH_SHIFT] = shift
@@ -114,6 +140,17 @@ class QueuePairs:
                 lent[at.R_PLACES] = address + returned - returns * place_bytes
                 record[at.Q_RETURNS] = port[at.P_RETURNS] = address
         self._device.write(0, records)
+
+    def _make_lists(self, record: NDArray[np.int64], offset: int, nbytes: int) -> None:
+        """Fill in the PRP list of each id: the pages of its staging after the first."""
+        record[at.Q_LISTS], record[at.Q_LIST_SHIFT] = self._shared.address + offset, max(0, nbytes.bit_length() - 1)
+        if not nbytes:
+            record[at.Q_LISTS] = record[at.Q_STAGING]  # never read: a command has two pages at most
+            return
+        pages = self.staging_bytes // at.MEMORY_PAGE - 1
+        lists = self._shared.words[offset // 8 :][: self.ids * nbytes // 8].reshape(self.ids, nbytes // 8)
+        first = int(record[at.Q_STAGING]) + self.staging_bytes * np.arange(self.ids)[:, None]
+        lists[:, :pages] = first + at.MEMORY_PAGE * (1 + np.arange(pages))
 
     def port(self, index: int) -> int:
         """Return the address of a port record."""
@@ -133,13 +170,24 @@ class QueuePairs:
         """Bytes of shared host memory that rings and staging take."""
         return self._shared.nbytes
 
+    def doorbells(self) -> NDArray[np.int64]:
+        """Return the addresses of the doorbell words, ``(count, 2)``: submission tail and completion head of each pair.
+
+        Each is a 64-bit word whose lower half is what the 32-bit register gets. Who forwards a tail executes a full
+        fence between its read and the store: the entries before that tail are then written.
+        """
+        return self.ports[:, [at.P_SQ_DOORBELL, at.P_CQ_DOORBELL]].copy()
+
     def outstanding(self) -> int:
-        """Return how many commands the controller has fetched and not completed (host; a snapshot)."""
+        """Return how many commands our own service threads have fetched and not completed (host; a snapshot).
+
+        Other controllers do not tell: ask `in_use`.
+        """
         posted = self.ports[:, at.P_CQ_TAIL].copy()  # first: what is fetched meanwhile makes no count negative
         return int((self.ports[:, at.P_SQ_HEAD] - posted).sum())
 
     def announced(self) -> int:
-        """Return how many commands wait in the rings, their doorbell rung (host; a snapshot)."""
+        """Return how many commands wait in the rings for our own service threads, their doorbell rung (a snapshot)."""
         words, base = self._shared.words, self._shared.address
         tails = words[(self.ports[:, at.P_SQ_DOORBELL] - base) // 8]
         return int(((tails - self.ports[:, at.P_SQ_HEAD]) & (self.depth - 1)).sum())
@@ -152,12 +200,94 @@ class QueuePairs:
         )
         if pages is None or not taken:
             return taken
-        each = 2 * self.depth + self.ids * at.ID_WORDS + self.ids
         taken = 0
         for k in range(self.count):
-            begin = 8 * (self.count * at.Q_WORDS + k * each + 2 * self.depth)
-            ids = self._device.read(begin, 8 * at.ID_WORDS * self.ids).view(np.int64).reshape(-1, at.ID_WORDS)
+            ids = self._id_records(k)
             first = ids[:, at.ID_PAGE]
             end = first + np.maximum(ids[:, at.ID_COUNT], 1)
             taken += int(((ids[:, at.ID_STATE] != at.FREE) & (first < pages[1]) & (end > pages[0])).sum())
         return taken
+
+    def _id_records(self, index: int) -> NDArray[np.int64]:
+        begin = self._areas[index] + 16 * self.depth
+        return self._device.read(begin, 8 * at.ID_WORDS * self.ids).view(np.int64).reshape(-1, at.ID_WORDS)
+
+    # -- loss: see `warpwell.queues.loss` -----------------------------------------------------------------------
+
+    def lose(self, why: str) -> None:
+        """Latch that the controller is lost; `why` says in a message what happened, after its name (any thread)."""
+        self._why = self._why or why
+        if self._loss[at.LOSS_KIND] == at.ALIVE:
+            self._loss[at.LOSS_KIND] = at.LOST
+
+    def loss(self) -> Loss | None:
+        """Return why the controller is lost, or None (host)."""
+        if self._loss[at.LOSS_KIND] == at.ALIVE:
+            return None
+        kind, queue, entry = (int(word) for word in self._loss[: at.LOSS_ENTRY + 1])
+        if self._why:
+            return Loss(kind, self._why, queue, entry)
+        if kind == at.BAD_COMPLETION:
+            return Loss(kind, impossible(entry, queue, self.ids, self.depth), queue, entry)
+        if kind == at.NO_TURN:
+            return Loss(kind, f"it completes commands of queue {queue}, but its submission queue head stands", queue)
+        return Loss(kind, "it does not answer any more")
+
+    def abort(self) -> int:
+        """Complete each command in flight as "aborted by host"; return how many (host).
+
+        The controller writes no more, and no launch is in flight: it was made silent, and the rings are emptied here.
+        Kernels then drain the rings and settle the ids (`Cache.settle`); after that comes `rewind`.
+        """
+        self._clear()
+        status, aborted = status_of(ABORTED_BY_HOST, 0), 0
+        for k in range(self.count):
+            states = self._id_records(k)[:, at.ID_STATE]
+            entries = self._shared.words[(int(self.ports[k, at.P_CQ]) - self._shared.address) // 8 :]
+            taken = np.flatnonzero((states >= at.TAKEN) & (states <= at.ORPHAN))
+            for place, cid in enumerate(taken):
+                entries[2 * place + 1] = completion_word1(0, k + 1, int(cid), 1, status)
+            aborted += len(taken)
+        return aborted
+
+    def rewind(self) -> None:
+        """Make the queues what they were at first, for the next controller (host; no launch is in flight).
+
+        Raises
+        ------
+        SharingError
+            Ids are in use: settle what `abort` completed. Nothing was changed.
+        """
+        taken = self.in_use()
+        if taken:
+            raise errors.SharingError(f"{taken} command ids are in use: abort and settle them, then rewind the queues")
+        self._clear()
+        records = self._device.read(0, 8 * at.Q_WORDS * self.count).view(np.int64).reshape(-1, at.Q_WORDS)
+        records[:, [at.Q_READY_TAIL, at.Q_READY_HEAD]] = 0
+        self._device.write(0, records)
+        self._device.write(self.progress + 8 - self.records, np.zeros(1, np.int64))
+        self._loss[:] = 0
+        self._why = ""
+
+    def _clear(self) -> None:
+        """Empty rings and doorbells, and what tells where they stand; ids and the ready ring stay."""
+        records = self._device.read(0, 8 * at.Q_WORDS * self.count).view(np.int64).reshape(-1, at.Q_WORDS)
+        records[:, [at.Q_TICKET, at.Q_TAIL, at.Q_CQ_LOCK, at.Q_CQ_HEAD, at.Q_SQ_HEAD]] = 0
+        self._device.write(0, records)
+        self.ports[:, [at.P_SQ_HEAD, at.P_CQ_TAIL, at.P_POST_LOCK, at.P_FETCH_LOCK]] = 0
+        for k in range(self.count):
+            self._device.write(self._areas[k], np.zeros(2 * self.depth, np.int64))  # turns and marks
+            rings = (int(self.ports[k, at.P_SQ]) - self._shared.address) // 8
+            self._shared.words[rings : rings + (80 * self.depth + 2 * LINE) // 8] = 0
+
+
+def _list_bytes(depth: int, staging_bytes: int) -> int:
+    """Return the bytes of an id's PRP list, a power of two, so that no list crosses a page; 0 where none is needed."""
+    if depth < 64:
+        raise errors.ArgumentError(f"queue pairs of depth {depth}: with PRP lists at least 64", name="depth")
+    entries = -(-staging_bytes // at.MEMORY_PAGE) - 1
+    if staging_bytes > at.LIST_MAX * at.MEMORY_PAGE:
+        raise errors.ArgumentError(
+            f"commands of {staging_bytes} bytes: one moves at most {at.LIST_MAX * at.MEMORY_PAGE} bytes to a drive"
+        )
+    return 0 if entries < 2 else 8 << (entries - 1).bit_length()

@@ -9,7 +9,8 @@ thread reads the mover's new tail. The doorbell is rung before the tail is store
 ring out of order.
 
 Ids are half as many as the entries and are freed only after the completion was drained, which also
-raised the turns of all entries the controller had fetched; so an admitted thread practically never waits.
+raised the turns of all entries the controller had fetched; so an admitted thread practically never waits. It does
+where a controller tells a head that does not move: then the queues are lost (`queues.loss`).
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ from warpwell.targets import (
 
 from . import layout as at
 from .layout import I8
-
-TURN_NS = 60 * 10**9
-"""Bound of the wait for an entry; see the module's text on why it is not reached."""
+from .loss import accuse, lost
 
 
 @device
@@ -90,12 +89,27 @@ def release_id(queue, cid):
 
 
 @device
-def submit(queue, word0, prp1, slba, control):
+def prp2_of(queue, cid, nbytes):
+    """Return prp2 of a command that moves `nbytes` bytes between storage and an id's staging, 0 for none (thread).
+
+    It is the second memory page of staging, or the id's list of all pages after the first, which `QueuePairs` has
+    filled in. Queues without lists need none.
+    """
+    lists = field(queue, at.Q_LISTS)
+    if lists == 0 or nbytes <= at.MEMORY_PAGE:
+        return 0
+    if nbytes <= 2 * at.MEMORY_PAGE:
+        return staging_of(queue, cid) + at.MEMORY_PAGE
+    return lists + (cid << field(queue, at.Q_LIST_SHIFT))
+
+
+@device
+def submit(queue, word0, prp1, prp2, slba, control):
     """Put a Command in the ring and see to it that a doorbell is rung for it (thread).
 
     Everything the thread did before is visible to the controller when it reads the command. `word0` holds
-    opcode, id and namespace, `prp1` the data address, `slba` the first block, `control` the block count.
-    Returns False, with nothing submitted, only if the ring made no progress for a long time.
+    opcode, id and namespace, `prp1` the data address, `prp2` the rest of it (see `prp2_of`; 0 is not stored), `slba`
+    the first block, `control` the block count. Returns False, with nothing submitted, only if the controller is lost.
     """
     shift = field(queue, at.Q_DEPTH_SHIFT)
     mask = (1 << shift) - 1
@@ -106,6 +120,8 @@ def submit(queue, word0, prp1, slba, control):
     entry = field(queue, at.Q_SQ) + 64 * (ticket & mask)
     store_relaxed(entry, word0, SYSTEM)
     store_relaxed(entry + 24, prp1, SYSTEM)
+    if prp2 != 0:
+        store_relaxed(entry + 32, prp2, SYSTEM)
     store_relaxed(entry + 40, slba, SYSTEM)
     store_relaxed(entry + 48, control, SYSTEM)
     mark(queue, ticket, mask)
@@ -139,18 +155,24 @@ def submit_entry(queue, word0, word1, prp1, word5, word6, word7):
 
 @device
 def take_entry(queue, shift):
-    """Take the next entry of the ring and wait for its turn; return the ticket, or -1 (thread)."""
+    """Take the next entry of the ring and wait for its turn; return the ticket (thread).
+
+    Return -1 if the controller is lost: the entry stays empty, and nothing gets past it until the queues are rewound.
+    """
     ticket = fetch_add_as(queue + 8 * at.Q_TICKET, 1, I8)  # the turn orders
     turn = field(queue, at.Q_TURNS) + 8 * (ticket & ((1 << shift) - 1))
     attempt = 0
     since = 0
-    while load_acquire(turn, DEVICE) != ticket >> shift:
+    while load_acquire(turn, DEVICE) < ticket >> shift:
         backoff(attempt)
         if attempt == 0:
             since = clock_ns()
         attempt += 1
-        if attempt & 255 == 0 and clock_ns() - since > TURN_NS:
-            return -1
+        if attempt & 31 == 0:
+            if clock_ns() - since > field(queue, at.Q_TURN_NS):
+                accuse(queue, at.NO_TURN, 0)
+            if lost(queue):
+                return -1
     return ticket
 
 

@@ -113,7 +113,7 @@ class HostReads:
             self._advance(slot, SLICE_NS)
             now = int(self._slots[:, S_LEFT].sum())
             quiet, left = (quiet + 1 if now == left else 0), now
-            if quiet * SLICE_NS > seconds * 1e9 or stopped():
+            if quiet * SLICE_NS > seconds * 1e9 or stopped() or self.pairs.loss() is not None:
                 return False
         return True
 
@@ -207,7 +207,7 @@ def submit_rows(queues, count, slot):
         word0 = command_word0(READ, cid, load_relaxed(slot + 8 * S_NSID, DEVICE))
         control = command_word6(load_weak_as(row + 8 * W_BLOCKS, I8) - 1, 0)
         buffer = load_weak_as(row + 8 * W_BUFFER, I8)
-        if not submit(queue, word0, buffer, load_weak_as(row + 8 * W_BLOCK, I8), control):
+        if not submit(queue, word0, buffer, 0, load_weak_as(row + 8 * W_BLOCK, I8), control):
             finish_row(queue, cid, SUBMIT_FAILED)
         following += 1
         store_relaxed(slot + 8 * S_NEXT, following, DEVICE)

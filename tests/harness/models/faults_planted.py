@@ -96,12 +96,11 @@ _TAIL = """            store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
 """
 _PHASE = """        word1 = load_acquire(entry_of(queue, mine, shift) + 8, SYSTEM)
 """
-_RESULT = """                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
-"""
-_KEEP = """            if results != 0:
-                # before the id is done, and after the phase word was acquired: until then it is an older one's
-                result = load_relaxed(entry_of(queue, mine, shift), SYSTEM)
-                store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, result, DEVICE)
+_RESULT = "keep_result(queue, cid, load_relaxed(entry_of(queue, mine, shift), SYSTEM))"
+_BEST = "        # the last entry knows best"
+_KEEP_LATE = """        if taken and results != 0:
+            store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT,
+                          load_relaxed(entry_of(queue, mine, shift), SYSTEM), DEVICE)
 """
 _TAKEN_HEAD = """    if count > 0:
         # released, because it tells submitters that the entries were read
@@ -334,13 +333,12 @@ FAULTS = (
     Fault(
         "result-before-phase", "key-value", "dw0 is read before the phase word says that it is new",
         (Edit(_DRAIN, "drain", _PHASE, "        early = load_relaxed(entry_of(queue, mine, shift), SYSTEM)\n" + _PHASE),
-         Edit(_DRAIN, "drain", _RESULT, "                result = early\n")),
+         Edit(_DRAIN, "drain", _RESULT, "keep_result(queue, cid, early)")),
     ),
     Fault(
         "result-after-done", "key-value", "the id is done before its dw0 is kept",
-        (Edit(_DRAIN, "drain", _KEEP, ""),
-         Edit(_DRAIN, "drain", "        # the last entry knows best", "        if taken:\n" + _KEEP
-              + "        # the last entry knows best")),
+        (Edit(_DRAIN, "drain", _RESULT, "True"),
+         Edit(_DRAIN, "drain", _BEST, _KEEP_LATE + _BEST)),
     ),
     Fault(
         "completion-before-value", "key-value", "the phase word does not release the value: it may be seen first",

@@ -238,7 +238,7 @@ class QueueModel:
         return True
 
     def _enter(self, request: Request, word0: int, staging: int) -> bool:
-        return bool(submit(self.queue, word0, staging, request.serial, command_word6(0, 0)))
+        return bool(submit(self.queue, word0, staging, 0, request.serial, command_word6(0, 0)))
 
     def _wait(self, request: Request) -> None:
         attempt = 0

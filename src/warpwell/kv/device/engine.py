@@ -302,6 +302,11 @@ class Engine:
 
     def error_of(self, status: int, what: str) -> Exception:
         """Return the error for a command's status, or for a timeout; `what` names the request."""
+        loss = self.pairs.loss()
+        if loss is not None:
+            return errors.DriveLostError(
+                f"the controller of {self.name} is lost: {loss.why}. Close the store, check the drive, open it again"
+            )
         if status == at.TIMED_OUT:
             return errors.StallError(
                 f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"

@@ -13,6 +13,7 @@ from warpwell.kv.shards import shard_of
 from warpwell.nvme import KV_RETRIEVE, KV_STORE, NAMESPACE_NOT_READY, command_word0, key_value_word5
 from warpwell.queues.completion import drain, give_place, orphan, place_of, poll, result_of, take_ready, version_of
 from warpwell.queues.layout import ID_FRAMES, ID_STATE, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
+from warpwell.queues.loss import lost
 from warpwell.queues.submission import field, id_record, release_id, staging_of, submit_entry, take_id
 from warpwell.targets import (
     DEVICE,
@@ -167,7 +168,7 @@ def stopped(core, since):
     over = now - since > field(core, K_TIMEOUT)
     # of all that ask, one a millisecond reads over the bus
     if now >= due and compare_exchange(core + 8 * K_LOOK, due, now + LOOK_NS, DEVICE) == due:
-        over = over or load_relaxed(field(core, K_ABORT), SYSTEM) != 0
+        over = over or load_relaxed(field(core, K_ABORT), SYSTEM) != 0 or lost(field(core, K_QUEUES))
     if over:
         store_relaxed(core + 8 * K_STOPPED, 1, DEVICE)
     return over

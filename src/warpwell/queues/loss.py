@@ -1,0 +1,95 @@
+"""Loss: a controller that is gone, or that answers what cannot be, and how its queues become usable again.
+
+The protocol, from the loss to the next command:
+
+1. *Latch.* Who finds that the controller is gone (a relay, the host) or posts what cannot be (`completion.drain`)
+   stores a kind into the loss record, in shared memory; any kind but ALIVE means lost. Device code stores only, because
+   many buses have no atomics: its first finder is chosen in device memory.
+2. *End.* Waiters look once a millisecond. They give up as after a stall: TAKEN becomes ORPHAN, ASYNC stays. No page is
+   published or freed and no id is released without a completion, so no staging byte that the controller may still write
+   to is used again, and nobody waits for a turn. The host begins no launch on lost queues.
+3. *Silence.* With no launch in flight the host makes sure that the controller writes no more (reset, bus master off,
+   its process dead). Until then rings, lists and staging are left as they are. If it cannot, they are never freed.
+4. *Abort.* `QueuePairs.abort` clears the rings and posts "aborted by host" (0x371) for each id in flight, as the
+   controller would have: completions that nobody has drained are dropped with the rings. Kernels settle them like any
+   failure: a page that was being read is INVALID again, one that was being written is DIRTY again.
+5. *Rewind.* When no id is in use, `QueuePairs.rewind` makes the queues what they were when they were made: rings (with
+   their phases), doorbells, tickets, tails, heads, turns, marks, locks, the ready ring, the loss record. A word that is
+   forgotten makes an old completion new, or a new one old. Only then the next controller gets the rings.
+
+What is in flight is told by ids in use, never by words that a controller writes. An entry is believed only if its sqid
+is the ring's, its cid is below the ids, its sqhd is below the depth, and its id is in flight. Then the worst that a lie
+can do is to end a command early, which nobody can see. A completion that comes twice is noticed, unless its id carries
+a new command by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..nvme import describe, word1_cid, word1_sqhd, word1_sqid, word1_status
+from ..targets import (
+    DEVICE,
+    SYSTEM,
+    compare_exchange,
+    device,
+    load_relaxed,
+    load_weak_as,
+    store_relaxed,
+    store_release,
+)
+from . import layout as at
+from .layout import I8
+
+
+@device
+def lost(queue: int) -> bool:
+    """Return whether the controller of a queue is lost (thread; reads shared memory: look rarely)."""
+    return load_relaxed(load_weak_as(queue + 8 * at.Q_LOSS, I8) + 8 * at.LOSS_KIND, SYSTEM) != 0
+
+
+@device
+def accuse(queue: int, kind: int, entry: int) -> None:
+    """Latch that a controller did what none may do (thread); `entry` is word 1 of its completion, or 0."""
+    if compare_exchange(load_weak_as(queue + 8 * at.Q_PROGRESS, I8) + 8, 0, 1, DEVICE) == 0:
+        record = load_weak_as(queue + 8 * at.Q_LOSS, I8)
+        store_relaxed(record + 8 * at.LOSS_QUEUE, load_weak_as(queue + 8 * at.Q_SQID, I8), SYSTEM)
+        store_relaxed(record + 8 * at.LOSS_ENTRY, entry, SYSTEM)
+        store_release(record + 8 * at.LOSS_KIND, kind, SYSTEM)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why the controller of queue pairs is lost.
+
+    Attributes
+    ----------
+    kind : int
+        ``layout.LOST``, ``BAD_COMPLETION`` or ``NO_TURN``.
+    why : str
+        For messages: what happened.
+    queue : int
+        Submission queue identifier of the ring that told, or 0.
+    entry : int
+        Word 1 of the completion that cannot be, or 0.
+    """
+
+    kind: int
+    why: str
+    queue: int = 0
+    entry: int = 0
+
+
+def impossible(entry: int, queue: int, ids: int, depth: int) -> str:
+    """Say in words what cannot be about a completion (word 1) that came in the ring of a queue."""
+    cid, sqid, sqhd = word1_cid(entry), word1_sqid(entry), word1_sqhd(entry)
+    if sqid != queue:
+        wrong = f"it names submission queue {sqid}"
+    elif cid >= ids:
+        wrong = f"it names command {cid} of {ids}"
+    elif sqhd >= depth:
+        wrong = f"its submission queue head is {sqhd} of {depth} entries"
+    else:
+        wrong = f"command {cid} was not in flight"
+    status = describe(word1_status(entry))
+    return f"it posted a completion to queue {queue} that answers no command: {wrong} (its status: {status})"
