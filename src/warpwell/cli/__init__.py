@@ -13,6 +13,7 @@ In the order in which a command line meets them::
     kv/           ``kv ...``
     sched/        ``sched ...``
     pool/         ``run`` and ``pool ...``
+    drive/        ``drive ...``
 
 The module of a command, such as ``kv/load.py``, has ``run(arguments)``, which returns the exit code. It is imported
 when the command is run, so that ``--help`` answers at once. The options of a folder's commands are in its

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ..errors import WarpwellError
 from .arguments import command, json_option, program
 from .bench import arguments as bench_arguments
+from .drive import arguments as drive_arguments
 from .graph import arguments as graph_arguments
 from .interrupt import INTERRUPTED, end_soon, leave, say
 from .kv import arguments as kv_arguments
@@ -83,6 +84,7 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
     kv_arguments.add(commands)
     sched_arguments.add(commands, load=sched)
     pool_arguments.add(commands)
+    drive_arguments.add(commands)
 
     bench_arguments.add(commands)
     return parser

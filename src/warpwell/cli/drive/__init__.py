@@ -1,0 +1,8 @@
+"""The ``warpwell drive`` commands.
+
+arguments.py  the options of all commands
+list.py       ``drive list``: the NVMe drives of this machine, and who uses them; opens none
+info.py       ``drive info``: one of them; if Warpwell may use it, what the drive says of itself
+bind.py       ``drive bind``: takes a drive that nobody uses from the kernel
+unbind.py     ``drive unbind``: gives it back
+"""

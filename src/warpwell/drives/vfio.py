@@ -1,0 +1,305 @@
+"""VfioTransport: a controller on the PCI bus that vfio-pci has, through container and group (IOMMU type 1).
+
+The IOMMU lets the controller reach the arena and nothing else. The arena lies where addresses of this process are
+addresses of the IOMMU as well, so what the controller calls an address is a pointer. The arena is mapped as one piece
+and never unmapped in part; the kernel unmaps it when the container is closed, after it has stopped the device. That
+happens too when the process is killed.
+
+Words of the ioctls: Linux, include/uapi/linux/vfio.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import struct
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from .. import errors
+from ..nvme.registers import ALL_ONES, CSTS, DOORBELLS
+from .arena import DmaArena
+from .machine import VFIO_DRIVER, Machine, PciDrive
+from .transport import Transport
+
+ARENA_BYTES = 64 << 20
+"""Memory of a drive, if nobody says otherwise; all of it is pinned."""
+
+_BASE = ord(";") << 8 | 100  # _IO(VFIO_TYPE, VFIO_BASE + n)
+_GET_API_VERSION, _CHECK_EXTENSION, _SET_IOMMU = _BASE, _BASE + 1, _BASE + 2
+_GROUP_GET_STATUS, _GROUP_SET_CONTAINER, _GROUP_GET_DEVICE_FD = _BASE + 3, _BASE + 4, _BASE + 6
+_DEVICE_GET_INFO, _DEVICE_GET_REGION_INFO, _DEVICE_RESET = _BASE + 7, _BASE + 8, _BASE + 11
+_IOMMU_GET_INFO, _IOMMU_MAP_DMA = _BASE + 12, _BASE + 13
+
+_API_VERSION = 0
+_TYPE1_V2 = 3
+_GROUP_VIABLE = 1
+_DEVICE_CAN_RESET = 1
+_REGION_CAN_MAP = 4
+_INFO_HAS_CAPABILITIES = 2
+_CAPABILITY_IOVA_RANGES = 1
+_MAP_READ_WRITE = 3
+
+_BAR0, _CONFIGURATION = 0, 7
+_COMMAND = 0x04
+_COMMAND_USED = 0x0406
+"""Memory space, bus master, and no INTx: admin completions always ask for an interrupt."""
+_BUS_MASTER = 0x0004
+
+_CAP_IPC_LOCK = 14
+
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+class VfioTransport(Transport):
+    """A controller that `warpwell.drives.bind` has handed to vfio-pci. Nothing here binds one.
+
+    Parameters
+    ----------
+    name : str
+        The drive, as `Machine.drive` takes it.
+    arena : int
+        Bytes of memory that the controller may reach: a power of two. All of it is pinned, and counts for ``ulimit -l``.
+    machine : Machine, optional
+
+    Attributes
+    ----------
+    ranges : list of (int, int)
+        First and last of the addresses that the IOMMU translates.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such drive.
+    DriveInUseError
+        Another program has it open, or its IOMMU group is not viable.
+    DriveError
+        It is not bound to vfio-pci, this user may not open it, or its memory cannot be pinned. The message says what to
+        do.
+    """
+
+    def __init__(self, name: str, arena: int = ARENA_BYTES, machine: Machine | None = None) -> None:
+        machine = machine or Machine()
+        drive = machine.drive(name)
+        if drive.driver != VFIO_DRIVER or drive.group is None:
+            raise errors.DriveError(
+                f"drive {drive.address} belongs to {drive.driver or 'no driver'}, and not to {VFIO_DRIVER}: to take it "
+                f"from the kernel, run: sudo warpwell drive bind {drive.address}", drive=drive.address)  # fmt: skip
+        with contextlib.ExitStack() as undo:
+            self._descriptors: list[int] = []
+            undo.callback(self._close_descriptors)
+            container = self._open(machine, drive, "vfio")
+            group = self._open(machine, drive, str(drive.group))
+            self._attach(drive, container, group)
+            self.ranges = iova_ranges(container)
+            _check_lock_limit(machine, drive, arena)
+            super().__init__(drive.address, DmaArena(arena, **({"ranges": self.ranges} if self.ranges else {})))
+            undo.callback(self.arena.close)
+            self._pin(container)
+            self._device = self._get_device(group)
+            self._configuration = self._region(_CONFIGURATION)[2]
+            self._map_registers()
+            self._command(_COMMAND_USED)
+            self._lock = threading.Lock()
+            self._closed = False
+            undo.pop_all()
+        _open.add(self)
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    def _open(self, machine: Machine, drive: PciDrive, name: str) -> int:
+        node = machine.dev / "vfio" / name
+        try:
+            self._descriptors.append(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise errors.DriveInUseError(
+                    f"drive {drive.address} is open in another program ({node} is busy): end that first",
+                    drive=drive.address, reasons=(f"{node} is busy",)) from error  # fmt: skip
+            advice = {
+                errno.EACCES: f"let this user open it, once: sudo warpwell drive bind {drive.address} --user $USER",
+                errno.ENOENT: "run modprobe vfio-pci vfio_iommu_type1 as root",
+            }.get(error.errno or 0, "the kernel's log (dmesg) may say why")
+            raise errors.DriveError(f"drive {drive.address}: {node}: {error.strerror}: {advice}",
+                                    drive=drive.address) from error  # fmt: skip
+        return self._descriptors[-1]
+
+    def _attach(self, drive: PciDrive, container: int, group: int) -> None:
+        if fcntl.ioctl(container, _GET_API_VERSION) != _API_VERSION or not fcntl.ioctl(
+            container, _CHECK_EXTENSION, _TYPE1_V2
+        ):
+            raise errors.DriveError(f"drive {drive.address}: this kernel's VFIO has no IOMMU of type 1, version 2",
+                                    drive=drive.address)  # fmt: skip
+        status = bytearray(struct.pack("II", 8, 0))
+        fcntl.ioctl(group, _GROUP_GET_STATUS, status)
+        if not struct.unpack("II", status)[1] & _GROUP_VIABLE:
+            reason = f"its IOMMU group {drive.group} is not viable: {', '.join(drive.neighbours)} must be given up too"
+            raise errors.DriveInUseError(f"drive {drive.address}: {reason}", drive=drive.address, reasons=(reason,))
+        fcntl.ioctl(group, _GROUP_SET_CONTAINER, struct.pack("i", container))
+        fcntl.ioctl(container, _SET_IOMMU, _TYPE1_V2)
+
+    def _pin(self, container: int) -> None:
+        arena = self.arena
+        piece = struct.pack("IIQQQ", 32, _MAP_READ_WRITE, arena.address, self.dma(arena.address), arena.nbytes)
+        try:
+            fcntl.ioctl(container, _IOMMU_MAP_DMA, piece)
+        except OSError as error:
+            raise errors.DriveError(
+                f"drive {self.address}: the kernel does not pin {arena.nbytes >> 20} MiB for it ({error.strerror}): take "
+                "a smaller arena, or raise ulimit -l", drive=self.address) from error  # fmt: skip
+
+    def _get_device(self, group: int) -> int:
+        # fcntl.ioctl would take the device's descriptor for a length of the text
+        name = ctypes.create_string_buffer(self.address.encode())
+        device: int = _libc.ioctl(group, ctypes.c_ulong(_GROUP_GET_DEVICE_FD), name)
+        if device < 0:
+            code = ctypes.get_errno()
+            raise errors.DriveError(f"drive {self.address}: vfio-pci does not open it ({os.strerror(code)}); the kernel's "
+                                    "log (dmesg) may say why", drive=self.address)  # fmt: skip
+        self._descriptors.append(device)
+        os.set_inheritable(device, False)
+        info = bytearray(struct.pack("IIIII", 20, 0, 0, 0, 0))
+        fcntl.ioctl(device, _DEVICE_GET_INFO, info)
+        self._can_reset = bool(struct.unpack_from("I", info, 4)[0] & _DEVICE_CAN_RESET)
+        return device
+
+    def _region(self, index: int) -> tuple[int, int, int]:
+        """Return flags, bytes, and place in the device's file of a region."""
+        info = bytearray(struct.pack("IIIIQQ", 32, 0, index, 0, 0, 0))
+        fcntl.ioctl(self._device, _DEVICE_GET_REGION_INFO, info)
+        _, flags, _, _, size, offset = struct.unpack("IIIIQQ", info)
+        return flags, size, offset
+
+    def _map_registers(self) -> None:
+        flags, size, offset = self._region(_BAR0)
+        if not flags & _REGION_CAN_MAP or size <= DOORBELLS:
+            raise errors.DriveError(f"drive {self.address}: its registers ({size} bytes) cannot be mapped",
+                                    drive=self.address)  # fmt: skip
+        self._registers = mmap.mmap(self._device, size, mmap.MAP_SHARED, offset=offset)
+        self._registers.madvise(mmap.MADV_DONTFORK)
+        self._size = size
+        first = ctypes.c_char.from_buffer(self._registers)
+        self._at = ctypes.addressof(first)
+        del first  # while it lives the registers cannot be unmapped
+
+    # -- use ------------------------------------------------------------------------------------------------------
+
+    def read32(self, offset: int) -> int:
+        with self._access(offset) as address:
+            return ctypes.c_uint32.from_address(address).value  # one access of 32 bits
+
+    def write32(self, offset: int, value: int) -> None:
+        with self._access(offset) as address:
+            ctypes.c_uint32.from_address(address).value = value
+
+    @contextlib.contextmanager
+    def _access(self, offset: int) -> Iterator[int]:
+        self.check()
+        if offset % 4 or not 0 <= offset < self._size:
+            raise errors.ArgumentError(f"there is no register of 32 bits at {offset:#x}", name="offset")
+        with self._lock:  # nobody unmaps the registers meanwhile
+            self._require_open()
+            yield self._at + offset
+
+    def alive(self) -> bool:
+        if self.lost is None and self.read32(CSTS) == ALL_ONES:
+            self.lose("its registers read as all ones: it is not there any more")
+        return self.lost is None
+
+    def reset(self) -> None:
+        self.lose("it was reset: open it again")
+        with self._lock:
+            if self._closed:
+                return
+            self._stop()
+        self.arena.release()
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # the child's copies were closed when it began
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._stop()
+            finally:
+                self._closed = True
+                self._registers.close()
+                self._close_descriptors()  # the kernel resets the device, then unpins the arena
+
+    def check(self) -> None:
+        super().check()
+        self._require_open()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise errors.ClosedError(f"drive {self.address} is closed: open it again")
+
+    def _stop(self) -> None:
+        """Reset the function, or else take the bus from it (lock held)."""
+        if self._can_reset:
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self._device, _DEVICE_RESET)
+                return
+        if self._command(_COMMAND_USED & ~_BUS_MASTER) & _BUS_MASTER:
+            raise errors.DriveError(
+                f"drive {self.address} can neither be reset nor stopped: its memory stays pinned until this process ends",
+                drive=self.address)  # fmt: skip
+
+    def _command(self, value: int) -> int:
+        """Write the PCI command register, and return what it reads as then."""
+        os.pwrite(self._device, struct.pack("<H", value), self._configuration + _COMMAND)
+        read: int = struct.unpack("<H", os.pread(self._device, 2, self._configuration + _COMMAND))[0]
+        return read
+
+    def _close_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def iova_ranges(container: int) -> list[tuple[int, int]]:
+    """Return first and last of the addresses that an IOMMU translates; empty where the kernel does not say."""
+    info = bytearray(4096)
+    struct.pack_into("I", info, 0, len(info))
+    fcntl.ioctl(container, _IOMMU_GET_INFO, info)
+    _, flags, _, at = struct.unpack_from("IIQI", info)
+    while flags & _INFO_HAS_CAPABILITIES and at:
+        kind, _, after = struct.unpack_from("HHI", info, at)
+        if kind == _CAPABILITY_IOVA_RANGES:
+            count, = struct.unpack_from("I", info, at + 8)
+            return [struct.unpack_from("QQ", info, at + 16 + 16 * k) for k in range(count)]  # type: ignore[misc]
+        at = after
+    return []
+
+
+def _check_lock_limit(machine: Machine, drive: PciDrive, wanted: int) -> None:
+    """Raise where the kernel would not let this process pin so much memory."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    status = dict(line.split(":", 1) for line in (machine.proc / "self" / "status").read_text().splitlines())
+    if limit == resource.RLIM_INFINITY or int(status["CapEff"], 16) >> _CAP_IPC_LOCK & 1:
+        return
+    locked = int(status["VmLck"].split()[0]) << 10
+    if locked + wanted > limit:
+        raise errors.DriveError(
+            f"drive {drive.address}: its memory of {wanted >> 10} KiB is pinned, and this user may pin {limit >> 10} KiB "
+            f"({locked >> 10} are used): raise ulimit -l (memlock in /etc/security/limits.conf), or take a smaller arena",
+            drive=drive.address)  # fmt: skip
+
+
+_open: weakref.WeakSet[VfioTransport] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Close the child's copies of the descriptors: they would keep the drive busy when the parent has ended."""
+    for transport in list(_open):
+        transport._close_descriptors()
+
+
+os.register_at_fork(after_in_child=_after_fork)
