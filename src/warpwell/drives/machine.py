@@ -292,11 +292,7 @@ class Users:
         """Return the programs, "123 (name)", that have each node of /dev open, as far as they can be seen."""
         found: dict[str, list[str]] = {}
         for process in (each for each in _folders(self.machine.proc, "") if each.name.isdigit()):
-            try:
-                targets = {os.readlink(each) for each in (process / "fd").iterdir()}
-            except OSError:
-                continue  # another user's, or it has just ended
-            for target in targets:
+            for target in {_target(each) for each in _folders(process / "fd", "")}:
                 if target.startswith(("/dev/nvme", "/dev/ng")):
                     program = f"{process.name} ({_text(process / 'comm')})"
                     found.setdefault(target.removeprefix("/dev/"), []).append(program)
@@ -317,6 +313,13 @@ def _folders(folder: Path, prefix: str) -> list[Path]:
         return sorted(each for each in folder.iterdir() if each.name.startswith(prefix))
     except OSError:
         return []
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""  # it was closed meanwhile
 
 
 def _text(path: Path) -> str:

@@ -23,8 +23,14 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from .. import errors
 from ..nvme.registers import ALL_ONES, CSTS, DOORBELLS
+from ..storage.commands import word
+from ..targets import SYSTEM, fence, store_relaxed_as
+from ..targets.memory import private_block
+from ..targets.native import native
 from .arena import DmaArena
 from .machine import VFIO_DRIVER, Machine, PciDrive
 from .transport import Transport
@@ -55,7 +61,27 @@ _BUS_MASTER = 0x0004
 
 _CAP_IPC_LOCK = 14
 
+I4 = np.dtype(np.int32)
+
 _libc: Any = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+@native
+def store(state: int, offset: int, value: int, _c: int, _d: int, _e: int) -> int:
+    """Store 32 bits to the register at `offset`; return 0, or -1 where the drive is lost or closed (thread).
+
+    `state` is a word: where the registers lie, or 0. On x86-64 the store follows all that the thread stored before.
+    """
+    registers = word(state, 0)
+    if registers == 0:
+        return -1
+    fence(SYSTEM)
+    store_relaxed_as(registers + offset, value, I4)
+    return 0
 
 
 class VfioTransport(Transport):
@@ -66,7 +92,7 @@ class VfioTransport(Transport):
     name : str
         The drive, as `Machine.drive` takes it.
     arena : int
-        Bytes of memory that the controller may reach: a power of two. All of it is pinned, and counts for ``ulimit -l``.
+        Bytes of memory that the controller may reach: a power of two. All of it is pinned (``ulimit -l``).
     machine : Machine, optional
 
     Attributes
@@ -106,9 +132,12 @@ class VfioTransport(Transport):
             self._device = self._get_device(group)
             self._configuration = self._region(_CONFIGURATION)[2]
             self._map_registers()
+            undo.callback(_libc.munmap, self._at, self._size)
             self._command(_COMMAND_USED)
             self._lock = threading.Lock()
             self._closed = False
+            self._state = private_block(8)
+            self._state.words[0] = self._at
             undo.pop_all()
         _open.add(self)
 
@@ -152,8 +181,8 @@ class VfioTransport(Transport):
             fcntl.ioctl(container, _IOMMU_MAP_DMA, piece)
         except OSError as error:
             raise errors.DriveError(
-                f"drive {self.address}: the kernel does not pin {arena.nbytes >> 20} MiB for it ({error.strerror}): take "
-                "a smaller arena, or raise ulimit -l", drive=self.address) from error  # fmt: skip
+                f"drive {self.address}: the kernel does not pin {arena.nbytes >> 20} MiB for it ({error.strerror}): "
+                "take a smaller arena, or raise ulimit -l", drive=self.address) from error  # fmt: skip
 
     def _get_device(self, group: int) -> int:
         # fcntl.ioctl would take the device's descriptor for a length of the text
@@ -161,8 +190,8 @@ class VfioTransport(Transport):
         device: int = _libc.ioctl(group, ctypes.c_ulong(_GROUP_GET_DEVICE_FD), name)
         if device < 0:
             code = ctypes.get_errno()
-            raise errors.DriveError(f"drive {self.address}: vfio-pci does not open it ({os.strerror(code)}); the kernel's "
-                                    "log (dmesg) may say why", drive=self.address)  # fmt: skip
+            raise errors.DriveError(f"drive {self.address}: vfio-pci does not open it ({os.strerror(code)}): the "
+                                    "kernel's log (dmesg) may say why", drive=self.address)  # fmt: skip
         self._descriptors.append(device)
         os.set_inheritable(device, False)
         info = bytearray(struct.pack("IIIII", 20, 0, 0, 0, 0))
@@ -182,12 +211,13 @@ class VfioTransport(Transport):
         if not flags & _REGION_CAN_MAP or size <= DOORBELLS:
             raise errors.DriveError(f"drive {self.address}: its registers ({size} bytes) cannot be mapped",
                                     drive=self.address)  # fmt: skip
-        self._registers = mmap.mmap(self._device, size, mmap.MAP_SHARED, offset=offset)
-        self._registers.madvise(mmap.MADV_DONTFORK)
-        self._size = size
-        first = ctypes.c_char.from_buffer(self._registers)
-        self._at = ctypes.addressof(first)
-        del first  # while it lives the registers cannot be unmapped
+        # mmap.mmap would keep a copy of the descriptor, and a forked child would keep the drive busy by it
+        at = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._device, offset)
+        if at in (None, ctypes.c_void_p(-1).value):
+            raise errors.DriveError(f"drive {self.address}: its registers cannot be mapped "
+                                    f"({os.strerror(ctypes.get_errno())})", drive=self.address)  # fmt: skip
+        self._at, self._size = at, size
+        _libc.madvise(at, size, mmap.MADV_DONTFORK)
 
     # -- use ------------------------------------------------------------------------------------------------------
 
@@ -207,6 +237,13 @@ class VfioTransport(Transport):
         with self._lock:  # nobody unmaps the registers meanwhile
             self._require_open()
             yield self._at + offset
+
+    def native_store(self) -> tuple[int, int]:
+        return store.address, self._state.address
+
+    def lose(self, why: str) -> errors.DriveLostError:
+        self._state.words[0] = 0
+        return super().lose(why)
 
     def alive(self) -> bool:
         if self.lost is None and self.read32(CSTS) == ALL_ONES:
@@ -231,7 +268,8 @@ class VfioTransport(Transport):
                 self._stop()
             finally:
                 self._closed = True
-                self._registers.close()
+                self._state.words[0] = 0
+                _libc.munmap(self._at, self._size)
                 self._close_descriptors()  # the kernel resets the device, then unpins the arena
 
     def check(self) -> None:
@@ -250,7 +288,7 @@ class VfioTransport(Transport):
                 return
         if self._command(_COMMAND_USED & ~_BUS_MASTER) & _BUS_MASTER:
             raise errors.DriveError(
-                f"drive {self.address} can neither be reset nor stopped: its memory stays pinned until this process ends",
+                f"drive {self.address} can neither be reset nor stopped: end this process, which frees its memory",
                 drive=self.address)  # fmt: skip
 
     def _command(self, value: int) -> int:
@@ -274,7 +312,7 @@ def iova_ranges(container: int) -> list[tuple[int, int]]:
         kind, _, after = struct.unpack_from("HHI", info, at)
         if kind == _CAPABILITY_IOVA_RANGES:
             count, = struct.unpack_from("I", info, at + 8)
-            return [struct.unpack_from("QQ", info, at + 16 + 16 * k) for k in range(count)]  # type: ignore[misc]
+            return [struct.unpack_from("QQ", info, at + 16 + 16 * k) for k in range(count)]
         at = after
     return []
 
@@ -288,8 +326,9 @@ def _check_lock_limit(machine: Machine, drive: PciDrive, wanted: int) -> None:
     locked = int(status["VmLck"].split()[0]) << 10
     if locked + wanted > limit:
         raise errors.DriveError(
-            f"drive {drive.address}: its memory of {wanted >> 10} KiB is pinned, and this user may pin {limit >> 10} KiB "
-            f"({locked >> 10} are used): raise ulimit -l (memlock in /etc/security/limits.conf), or take a smaller arena",
+            f"drive {drive.address}: its memory of {wanted >> 10} KiB is pinned, and this user may pin "
+            f"{limit >> 10} KiB ({locked >> 10} are used): raise ulimit -l (memlock in /etc/security/limits.conf), or "
+            "take a smaller arena",
             drive=drive.address)  # fmt: skip
 
 

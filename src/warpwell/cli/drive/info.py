@@ -20,9 +20,12 @@ def run(arguments: argparse.Namespace) -> int:
         output.result("", {"command": "info", **described(drive)})
         return 0
     values: dict[str, Any] = {
-        "address": drive.address, "driver": drive.driver or "none", "IOMMU group": drive.group if drive.group is not None
-        else "none", "model": drive.model or "known to the drive only", "serial": drive.serial or "known to the drive only",
-    }  # fmt: skip
+        "address": drive.address,
+        "driver": drive.driver or "none",
+        "IOMMU group": "none" if drive.group is None else drive.group,
+        "model": drive.model or "known to the drive only",
+        "serial": drive.serial or "known to the drive only",
+    }
     values |= {each.name: f"namespace {each.nsid}, {format_size(each.nbytes)}, blocks of {each.block} bytes"
                for each in drive.namespaces}  # fmt: skip
     values["Warpwell"] = advice(drive)

@@ -1,0 +1,44 @@
+"""Drives behind an IOMMU, in a small Linux: who may have one, and Warpwell's use of it through VFIO."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.harness.guest.boot import CannotRun, Guest
+
+HERE = Path(__file__).parents[2]
+PROGRAM = HERE / "tests/harness/guest/program.py"
+CHECKS = re.findall(r"^@check\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
+
+VIRTUAL = (
+    "bus=upstream,subsys=subsystem,max_ioqpairs=8,msix_qsize=9,sriov_max_vfs=1,sriov_vq_flexible=2,sriov_vi_flexible=1"
+)
+DRIVES = {"free": "addr=4", "busy": "addr=5", "pair0": "addr=6.0,multifunction=on", "pair1": "addr=6.1",
+          "root": "addr=7", "virtual": VIRTUAL}  # fmt: skip
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("guest")]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, dict[str, Any]]:
+    """What each check of the program told; one guest runs them all."""
+    try:
+        said = Guest(PROGRAM, HERE / "build" / "guest").run(DRIVES, "root=UUID=cafe")
+    except CannotRun as error:
+        pytest.skip(str(error))
+    assert "the program ended with 0" in said, said
+    print(said)
+    return {each["check"]: each for each in map(json.loads, re.findall(r"^@@(.*)$", said, re.MULTILINE))}
+
+
+def test_there_are_checks() -> None:
+    assert len(CHECKS) > 15
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_in_the_guest(told: dict[str, dict[str, Any]], check: str) -> None:
+    assert told[check]["ok"], told[check]["said"]
