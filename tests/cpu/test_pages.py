@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.harness.pages import SERVICE, blocks, name, pages_with, program
+from tests.harness.drives import needs_qemu
+from tests.harness.pages import QEMU, SERVICE, blocks, name, pages_with, program
 from tests.harness.until import until
 
 
@@ -19,6 +20,17 @@ def test_the_examples_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     runpy.run_path("page.py", run_name="page")
     assert capsys.readouterr().out or "print(" not in text
+
+
+@needs_qemu
+@pytest.mark.parametrize("page", pages_with(QEMU), ids=name)
+def test_examples_with_a_virtual_drive_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page.py").write_text(program(block for block in blocks(page, "python") if block.needs == QEMU))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("page.py", run_name="page")
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", pages_with(SERVICE), ids=name)

@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 GPU = "a GPU"
 SERVICE = "a service, as started above"
 AGENTS = "two agents"
+QEMU = "QEMU"
 
 _BLOCK = re.compile(
     r"^(?:\*Needs (?P<needs>[^*]+)\.\*\n\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
