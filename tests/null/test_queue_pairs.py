@@ -55,6 +55,19 @@ def test_doorbells_are_those_of_the_records() -> None:
         assert head - tail >= 64
 
 
+def test_a_queue_may_have_another_identifier() -> None:
+    pairs = pairs_of()
+    pairs.set_queue_id(1, 7)
+    words = record(pairs, 1)
+    assert words[at.Q_SQID] == pairs.ports[1, at.P_SQID] == 7
+    words[at.Q_IN_USE] = 1
+    first = (int(words[at.Q_IDS]) - pairs._device.address) // 8
+    pairs._device.words[first + at.ID_STATE], pairs._device.words[first + at.ID_OPCODE] = at.TAKEN, 2
+    assert pairs.opcodes_in_use() == {2} and pairs.abort() == 1
+    word1 = pairs._shared.words[(int(words[at.Q_CQ]) - pairs._shared.address) // 8 + 1]
+    assert word1 == completion_word1(0, 7, 0, 1, 0x371)
+
+
 def test_the_first_reason_of_a_loss_is_kept() -> None:
     pairs = pairs_of()
     assert pairs.loss() is None

@@ -130,7 +130,7 @@ class Cache:
         self.memory = memory_for(self.device)
         self.pairs = QueuePairs(
             service.memory(self.device), count=self._queues, depth=self._depth,
-            staging_bytes=self.page_size * self.merge, timeout=self.timeout,
+            staging_bytes=self.page_size * self.merge, lists=service.lists, timeout=self.timeout,
         )  # fmt: skip
         self.controller: Server = service.start(self.pairs, device=self.device, timeout=self.timeout)
         self.bulk = Bulk(self)

@@ -170,6 +170,19 @@ class QueuePairs:
         """Bytes of shared host memory that rings and staging take."""
         return self._shared.nbytes
 
+    def set_queue_id(self, index: int, qid: int) -> None:
+        """Tell by which identifier a controller knows a pair: at first they are numbered from 1 (nothing in flight)."""
+        self.ports[index, at.P_SQID] = qid
+        self._device.write(8 * (index * at.Q_WORDS + at.Q_SQID), np.array([qid], np.int64))
+
+    def opcodes_in_use(self) -> set[int]:
+        """Return the opcodes of commands whose ids are taken (host; a snapshot)."""
+        found: set[int] = set()
+        for k in range(self.count):
+            ids = self._id_records(k)
+            found |= set(ids[ids[:, at.ID_STATE] != at.FREE, at.ID_OPCODE].tolist())
+        return found
+
     def doorbells(self) -> NDArray[np.int64]:
         """Return the addresses of the doorbell words, ``(count, 2)``: submission tail and completion head of each pair.
 
@@ -246,7 +259,7 @@ class QueuePairs:
             entries = self._shared.words[(int(self.ports[k, at.P_CQ]) - self._shared.address) // 8 :]
             taken = np.flatnonzero((states >= at.TAKEN) & (states <= at.ORPHAN))
             for place, cid in enumerate(taken):
-                entries[2 * place + 1] = completion_word1(0, k + 1, int(cid), 1, status)
+                entries[2 * place + 1] = completion_word1(0, int(self.ports[k, at.P_SQID]), int(cid), 1, status)
             aborted += len(taken)
         return aborted
 

@@ -436,6 +436,8 @@ class HostThreads:
         Most of the process's service threads that serve the cache at once.
     """
 
+    lists = False
+
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads
 

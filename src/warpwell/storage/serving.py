@@ -71,7 +71,15 @@ class Server(Protocol):
 
 
 class Service(Protocol):
-    """Finds a server for a cache."""
+    """Finds a server for a cache.
+
+    Attributes
+    ----------
+    lists : bool
+        Whether commands need the lists of pages (PRPs) of `QueuePairs`, as those to drives do.
+    """
+
+    lists: bool
 
     def fit(self, rings: Rings, device: str, page_size: int) -> Rings:
         """Return the rings that it can serve, at most those asked for.
