@@ -1,10 +1,29 @@
 """Drives: QEMU's NVMe controller, driven by our transport, admin queue and host queues."""
 
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tests.harness.drives import needs_qemu
+from tests.harness.until import until
 
-from warpwell import errors
+from warpwell import errors, nvme
+from warpwell.drives import Drive, HostQueue
+from warpwell.nvme import COMMAND, admin, identify
+from warpwell.nvme import registers as reg
+from warpwell.testing import qemu as testing_qemu
 from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
@@ -14,7 +33,23 @@ def content(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
 
 
-def test_what_is_written_is_read(tmp_path) -> None:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[QemuDrive]:
+    """One QEMU for tests that leave it well: each opens the drive anew."""
+    with QemuDrive(["16MiB", QemuNamespace("4MiB", block=4096)], queues=8) as qemu:
+        yield qemu
+
+
+@pytest.fixture
+def drive(shared: QemuDrive) -> Iterator[Drive]:
+    with shared.open() as drive:
+        yield drive
+
+
+# -- reading and writing ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
     image = tmp_path / "image.raw"
     image.write_bytes(bytes(4 << 20))
     with QemuDrive(["16MiB", QemuNamespace(path=image, block=4096)], mdts=3) as qemu, qemu.open() as drive:
@@ -31,10 +66,521 @@ def test_what_is_written_is_read(tmp_path) -> None:
         assert not small.read(0, 17).any()
 
 
+def test_what_it_says_of_itself(drive: Drive) -> None:
+    assert (drive.serial, drive.model, drive.version, drive.queues) == ("warpwell", "QEMU NVMe Ctrl", "1.4.0", 8)
+    assert drive.max_transfer == 512 << 10 and drive.volatile_cache and drive.entries == 2048
+    health = np.frombuffer(drive.log(admin.LOG_HEALTH), admin.HEALTH)[0]
+    drive.namespace(1).read(0, 1)
+    again = np.frombuffer(drive.log(admin.LOG_HEALTH), admin.HEALTH)[0]
+    assert again["host_reads"] == health["host_reads"] + 1 and 200 < health["temperature"] < 400
+    assert "8 queues of 2048" in repr(drive)
+
+
+@pytest.mark.parametrize("asked", [1, 4, 8, 64, 65535])
+def test_queues_are_those_granted(shared: QemuDrive, asked: int) -> None:
+    with shared.open(queues=asked) as drive:
+        assert drive.queues == min(asked, 8)
+        made = [drive.host_queue(entries) for entries in (2, 64, 2048)[: drive.queues]]
+        assert [queue.qid for queue in made] == [1, 2, 3][: len(made)]
+        for queue in made:
+            for _ in range(5):  # a ring of 2 wraps
+                assert run(queue, nvme.FLUSH, 1) == 0
+
+
+def run(queue: HostQueue, opc: int, nsid: int, **fields: int) -> int:
+    command = np.zeros((), COMMAND)
+    command["opc"], command["nsid"] = opc, nsid
+    for name, value in fields.items():
+        command[name] = value
+    return queue.run(command, "a command", seconds=5, nsid=nsid).status
+
+
+def test_statuses_are_those_of_the_specification(drive: Drive) -> None:
+    queue = drive.host_queue()
+    at = drive.transport.dma(drive.arena.allocate(4096).address)
+    last = 16 << 11
+    expected = [
+        (nvme.READ, 1, {"prp1": at}, nvme.SUCCESS),
+        (nvme.READ, 1, {"prp1": at, "cdw10": last}, nvme.LBA_OUT_OF_RANGE),
+        (nvme.READ, 1, {"prp1": at, "cdw10": last - 1, "cdw12": 1}, nvme.LBA_OUT_OF_RANGE),
+        (nvme.READ, 1, {"prp1": at, "cdw10": 0xFFFFFFFF, "cdw11": 0xFFFFFFFF}, nvme.LBA_OUT_OF_RANGE),
+        (nvme.READ, 9, {"prp1": at}, nvme.INVALID_FIELD),
+        (nvme.READ, 0, {"prp1": at}, nvme.INVALID_NAMESPACE),
+        (0x7F, 1, {}, nvme.INVALID_OPCODE),
+        (nvme.READ, 1, {"prp1": at, "cdw12": 2047}, nvme.INVALID_FIELD),  # more than MDTS
+        (nvme.READ, 1, {"prp1": at + 3584, "prp2": at + 512, "cdw12": 7}, nvme.PRP_OFFSET_INVALID),
+        (nvme.COMPARE, 1, {"prp1": at, "cdw10": 4}, nvme.SUCCESS),
+    ]
+    for opc, nsid, fields, code in expected:
+        status = run(queue, opc, nsid, **fields)
+        assert nvme.status_code(status) == code, (hex(opc), nsid, fields, nvme.describe(status))
+        assert nvme.status_dnr(status) == (code != 0)
+    for command, name, code in [
+        (admin.create_completion_queue(9, 64, at), "too many", nvme.INVALID_QUEUE_ID),
+        (admin.create_completion_queue(2, 4096, at), "too long", nvme.INVALID_QUEUE_SIZE),
+        (admin.create_submission_queue(2, 64, at, 2), "no completion queue", 0x100),
+        (admin.delete_completion_queue(1), "before its submission queue", nvme.INVALID_QUEUE_DELETION),
+        (admin.delete_submission_queue(7), "unknown", nvme.INVALID_QUEUE_ID),
+        (admin.get_log_page(0xEE, at, 512), "unknown log", nvme.INVALID_LOG_PAGE),
+        (admin.identify(0xEE, at), "unknown structure", nvme.INVALID_FIELD),
+    ]:
+        with pytest.raises(errors.DriveError, match=f"{name} failed") as caught:
+            drive._run(command, name)
+        assert caught.value.status is not None
+        assert nvme.status_code(caught.value.status) in (code, nvme.INVALID_FIELD), str(caught.value)
+    assert run(queue, nvme.READ, 1, prp1=at) == 0  # the drive goes on
+
+
+def test_media_errors_and_read_only() -> None:
+    failing = {
+        "driver": "blkdebug",
+        "image": {"driver": "null-co", "size": 1 << 20, "read-zeroes": True},
+        "inject-error": [{"event": "read_aio", "errno": 5, "sector": 100}],
+    }
+    spaces = [QemuNamespace(backend={"driver": "raw", "file": failing}), QemuNamespace("1MiB", writable=False)]
+    with QemuDrive(spaces) as qemu, qemu.open() as drive:
+        space = drive.namespace(1)
+        with pytest.raises(errors.DriveError, match="namespace 1: read of 1 blocks from 100 failed") as caught:
+            space.read(100, 1)
+        assert nvme.status_code(caught.value.status or 0) == nvme.UNRECOVERED_READ_ERROR
+        assert not space.read(101, 1).any()
+        with pytest.raises(errors.DriveError, match="namespace 2: write of 1 blocks from 0 failed") as caught:
+            drive.namespace(2).write(0, bytes_of(512))
+        assert caught.value.command == "write" and drive.lost is None
+
+
+def bytes_of(n: int) -> np.ndarray:
+    return np.ones(n, np.uint8)
+
+
+def test_formats_that_are_refused() -> None:
+    zones = {"zoned": True, "zoned.zone_size": 1 << 20}
+    odd = [
+        (QemuNamespace("1MiB", metadata=8), "8 bytes of metadata beside the data"),
+        (QemuNamespace("1MiB", metadata=8, options={"mset": 1}), "8 bytes of metadata behind each block"),
+        (QemuNamespace("1MiB", metadata=8, options={"pi": 1}), "metadata"),
+        (QemuNamespace("4MiB", options=zones), "one of zones"),
+        (QemuNamespace("2MiB", block=1 << 18), "blocks have 262144 bytes"),
+        (QemuNamespace("1MiB"), ""),
+    ]
+    with QemuDrive([space for space, _ in odd]) as qemu, qemu.open() as drive:
+        for nsid, (_, why) in enumerate(odd, 1):
+            if why:
+                with pytest.raises(errors.DriveError, match=f"namespace {nsid} cannot be used: .*{why}"):
+                    drive.namespace(nsid)
+            else:
+                assert drive.namespace(nsid).nbytes == 1 << 20
+        with pytest.raises(errors.DriveError, match="has no namespace 7"):
+            drive.namespace(7)
+    with (
+        QemuDrive(["1MiB"], subsystem=True) as qemu,
+        qemu.open() as drive,
+        pytest.raises(errors.DriveError, match="shared with other controllers"),
+    ):
+        drive.namespace(1)
+
+
+class AdminCalls(RuleBasedStateMachine):
+    """Queues come and go, and data stay what they were."""
+
+    qemu: QemuDrive
+
+    @initialize()
+    def open(self) -> None:
+        self.drive = self.qemu.open(queues=4)
+        self.space = self.drive.namespace(1)
+        self.model = self.space.read(0, 256)  # and the host's queue is made
+        self.queues: dict[int, HostQueue] = {}
+
+    @precondition(lambda self: len(self.queues) < 3)
+    @rule(entries=st.integers(2, 2048))
+    def create(self, entries: int) -> None:
+        queue = self.drive.host_queue(entries)
+        assert queue.qid not in self.queues
+        self.queues[queue.qid] = queue
+
+    @precondition(lambda self: len(self.queues) == 3)
+    @rule()
+    def create_too_many(self) -> None:
+        with pytest.raises(errors.DriveError, match="all are in use"):
+            self.drive.host_queue()
+
+    @precondition(lambda self: self.queues)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        qid = data.draw(st.sampled_from(sorted(self.queues)))
+        self.drive.delete_pair(qid)
+        del self.queues[qid]
+        with pytest.raises(errors.DriveError, match="invalid queue identifier"):
+            self.drive.delete_pair(qid)
+
+    @precondition(lambda self: self.queues)
+    @rule(data=st.data(), times=st.integers(1, 5))
+    def use(self, data: st.DataObject, times: int) -> None:
+        queue = self.queues[data.draw(st.sampled_from(sorted(self.queues)))]
+        assert [run(queue, nvme.FLUSH, 1) for _ in range(times)] == [0] * times
+
+    @rule(lba=st.integers(0, 255), count=st.integers(0, 255), seed=st.integers(0, 255))
+    def write(self, lba: int, count: int, seed: int) -> None:
+        count = min(count, 256 - lba)
+        self.model[512 * lba : 512 * (lba + count)] = data = content(512 * count, seed)
+        self.space.write(lba, data)
+
+    @rule(lba=st.integers(0, 255), count=st.integers(0, 255))
+    def read(self, lba: int, count: int) -> None:
+        count = min(count, 256 - lba)
+        assert np.array_equal(self.space.read(lba, count), self.model[512 * lba : 512 * (lba + count)])
+
+    @rule()
+    def ask(self) -> None:
+        assert self.drive.namespaces() == [1, 2]
+        assert len(self.drive.log(admin.LOG_ERRORS, 64)) == 64
+        with pytest.raises(errors.DriveError, match="identify failed"):
+            self.drive.identify(0xEE)
+
+    def teardown(self) -> None:
+        if hasattr(self, "drive"):
+            self.drive.close()
+
+
+def test_random_admin_commands(shared: QemuDrive) -> None:
+    machine = type("Machine", (AdminCalls,), {"qemu": shared})
+    few = settings(max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine, settings=few)
+    gc.collect()  # what Hypothesis kept of the last run
+    with shared.open() as drive:
+        whole = drive.arena.allocate(drive.arena.nbytes - (1 << 20))  # nothing was left behind
+        whole.free()
+
+
+# -- loss -------------------------------------------------------------------------------------------------------------
+
+
+def every_call_raises(drive: Drive, match: str) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: drive.namespaces(),
+        lambda: drive.namespace(1),
+        lambda: drive.host_queue(),
+        lambda: drive.delete_pair(1),
+        lambda: drive.log(admin.LOG_HEALTH),
+        lambda: drive.transport.read32(reg.CSTS),
+        lambda: drive.transport.write32(reg.CC, 0),
+    ]
+    for call in calls:
+        started = time.monotonic()
+        with pytest.raises(errors.DriveLostError, match=match) as caught:
+            call()
+        assert caught.value.drive == drive.address and time.monotonic() - started < 0.5
+
+
 def test_a_drive_that_dies_is_lost_for_every_later_call() -> None:
     with QemuDrive() as qemu, qemu.open() as drive:
         space = drive.namespace(1)
         qemu.kill()
-        for call in (lambda: space.read(0, 1), lambda: drive.namespaces(), lambda: drive.host_queue(), space.flush):
-            with pytest.raises(errors.DriveLostError, match=r"qemu:\d+ is lost.* QEMU has ended"):
-                call()
+        with pytest.raises(errors.DriveLostError, match=r"qemu:\d+ is lost.* QEMU has ended"):
+            space.read(0, 1)
+        every_call_raises(drive, "QEMU has ended")
+        assert not drive.transport.alive()
+        with pytest.raises(errors.DriveLostError, match="QEMU has ended"):
+            qemu.open()
+
+
+def test_a_drive_that_dies_during_commands_is_noticed_at_once() -> None:
+    slow = {"driver": "null-co", "size": 1 << 20, "latency-ns": 3_000_000_000}
+    with QemuDrive([QemuNamespace(backend=slow)]) as qemu, qemu.open() as drive:
+        space = drive.namespace(1)
+        space.flush()
+        killer = threading.Timer(0.3, qemu.kill)
+        killer.start()
+        started = time.monotonic()
+        with pytest.raises(errors.DriveLostError, match=r"QEMU has ended.*\(queue 1, read\)") as caught:
+            space.read(0, 1)
+        assert time.monotonic() - started < 1.3
+        assert (caught.value.namespace, caught.value.command) == (1, "read")
+        killer.join()
+
+
+def test_a_drive_that_stops_is_lost_and_comes_back_late(tmp_path: Path) -> None:
+    """What it was told to read arrives when it goes on, in memory that waits for that."""
+    image = tmp_path / "image.raw"
+    image.write_bytes(b"\xee" * (1 << 20))
+    with QemuDrive([QemuNamespace(path=image)], seconds=0.3) as qemu:
+        drive = qemu.open()
+        space = drive.namespace(1)
+        space.read(0, 1)
+        queue = drive.host_queue()
+        block = drive.arena.allocate(1 << 16)
+        address = block.address
+        qemu.stop()
+        with pytest.raises(errors.DriveLostError, match=r"not answered for 0.3 s"):
+            run(queue, nvme.READ, 1, prp1=address, cdw12=7)
+        every_call_raises(drive, "not answered")
+        block.free()
+        fresh = [drive.arena.allocate(1 << 16) for _ in range(4)]
+        qemu.cont()
+        until(lambda: (testing_qemu._state(f"/proc/{qemu.pid}/stat") or "T") not in "Tt", 5)
+        time.sleep(0.1)
+        assert all(one.address != address and not one.words.any() for one in fresh)
+        drive.close()  # it obeys again, and is disabled
+        assert qemu.running
+        with qemu.open() as other:
+            assert (other.namespace(1).read(0, 1) == 0xEE).all()
+            again = [qemu.arena.allocate(1 << 16) for _ in range(4)]
+            assert address in [one.address for one in again]  # quarantine is over
+
+
+def test_a_drive_that_stops_for_good_is_killed() -> None:
+    with QemuDrive(seconds=0.2) as qemu:
+        drive = qemu.open()
+        qemu.stop()
+        started = time.monotonic()
+        drive.close()
+        assert time.monotonic() - started < 2 and not qemu.running
+
+
+def test_a_drive_without_the_bus_reports_a_fatal_error() -> None:
+    with QemuDrive() as qemu, qemu.open() as drive:
+        drive.transport.set_bus_master(False)  # type: ignore[attr-defined]
+        with pytest.raises(errors.DriveLostError, match="fatal error"):
+            drive.namespaces()
+        every_call_raises(drive, "fatal error")
+        drive.close()
+        with qemu.open() as again:  # its registers were placed again, with the bus
+            assert again.namespace(1).read(0, 1).size == 512
+
+
+# -- the socket -------------------------------------------------------------------------------------------------------
+
+
+def native_store(drive: Drive) -> Callable[[int, int], int]:
+    function, state = drive.transport.native_store()
+    call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(function)
+    return lambda offset, value: int(call(state, offset, value, 0, 0, 0))
+
+
+def test_native_stores_and_registers_share_the_socket(drive: Drive) -> None:
+    store = native_store(drive)
+    space = drive.namespace(1)
+    data = content(64 * 512, 3)
+    space.write(0, data)
+    for k in range(1000):
+        assert store(reg.INTMS, k) == 0
+        if k % 97 == 0:
+            assert drive.transport.read32(reg.VS) == 0x10400
+    wrong: list[object] = []
+
+    def stores() -> None:
+        for k in range(3000):
+            if store(reg.INTMS, k):
+                wrong.append(k)
+
+    def registers() -> None:
+        for _ in range(150):
+            if drive.transport.read32(reg.VS) != 0x10400:
+                wrong.append("register")
+
+    def reads() -> None:
+        for k in range(60):
+            if not np.array_equal(space.read(k, 4), data[512 * k :][:2048]):
+                wrong.append("block")
+
+    threads = [threading.Thread(target=target) for target in (stores, stores, registers, reads, reads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and drive.lost is None
+
+
+def test_stores_to_a_stopped_drive_end_at_64_and_lose_it() -> None:
+    with QemuDrive(seconds=0.3) as qemu, qemu.open() as drive:
+        store = native_store(drive)
+        drive.transport.read32(reg.VS)  # nothing is owed
+        qemu.stop()
+        started = time.monotonic()
+        done = 0
+        while store(reg.INTMS, 0) == 0:
+            done += 1
+        assert done == 64 and 0.2 < time.monotonic() - started < 2
+        assert store(reg.INTMS, 0) == -1
+        every_call_raises(drive, "did not take a store to a doorbell|not answered")
+    assert not drive.transport.alive()
+
+
+def test_a_closed_drive_takes_no_native_store(shared: QemuDrive) -> None:
+    drive = shared.open()
+    store = native_store(drive)
+    assert store(reg.INTMS, 0) == 0
+    drive.close()
+    assert store(reg.INTMS, 0) == -1
+    with pytest.raises(errors.DriveLostError, match="was stopped: open it again"):
+        drive.namespaces()
+
+
+def test_ctrl_c_between_two_lines_leaves_the_protocol_whole(drive: Drive) -> None:
+    """Interrupts at random moments of register accesses and reads: each raises, and the next access is right."""
+    space = drive.namespace(1)
+    data = content(8 * 512, 5)
+    space.write(8, data)
+    rng = np.random.default_rng(1)
+    came = 0
+    for _ in range(120):
+        timer = threading.Timer(float(rng.random()) * 0.004, lambda: os.kill(os.getpid(), signal.SIGINT))
+        try:
+            timer.start()
+            while timer.is_alive():
+                drive.transport.read32(reg.VS)
+                space.read(8, 8)
+            time.sleep(0.02)
+        except KeyboardInterrupt:
+            came += 1
+        timer.join()
+        assert drive.transport.read32(reg.VS) == 0x10400
+        assert np.array_equal(space.read(8, 8), data)
+    assert came > 100 and drive.lost is None
+
+
+def test_a_handler_that_raises_leaves_registers_right(shared: QemuDrive) -> None:
+    """Signals other than Ctrl-C are not kept: an access left in the middle is made good by the next one."""
+
+    class Raised(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Raised
+
+    previous = signal.signal(signal.SIGALRM, handler)
+    rng = np.random.default_rng(2)
+    transport = shared.transport()
+    came = 0
+    try:
+        for _ in range(200):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + float(rng.random()) * 2e-3)
+                for _ in range(1000):
+                    assert transport.read32(reg.VS) == 0x10400
+                    assert transport.read64(reg.CAP) & 0xFFFF == 2047
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Raised:
+                came += 1
+            assert transport.read32(reg.VS) == 0x10400
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        transport.close()
+    assert came > 150
+
+
+def test_a_command_that_is_abandoned_loses_the_drive() -> None:
+    class Raised(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Raised
+
+    slow = {"driver": "null-co", "size": 1 << 20, "latency-ns": 500_000_000}
+    with QemuDrive([QemuNamespace(backend=slow)]) as qemu, qemu.open() as drive:
+        space = drive.namespace(1)
+        space.flush()
+        previous = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Raised):
+                space.read(0, 1)
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        every_call_raises(drive, "read was abandoned: open the drive again")
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def resources() -> tuple[set[str], set[str]]:
+    """The files that this process has open, and its children."""
+    files = {f"{fd}:{os.readlink(f'/proc/self/fd/{fd}')}" for fd in os.listdir("/proc/self/fd") if exists(fd)}
+    children = {
+        child
+        for task in os.listdir("/proc/self/task")
+        for child in Path(f"/proc/self/task/{task}/children").read_text().split()
+    }
+    return files, children
+
+
+def exists(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def test_nothing_is_left_behind() -> None:
+    with QemuDrive() as qemu, qemu.open():
+        pass  # threads that live as long as the process were started
+    before, threads = resources(), threading.active_count()
+    for leave in (lambda q: None, QemuDrive.kill, QemuDrive.stop):
+        with QemuDrive(seconds=0.2) as qemu, qemu.open() as drive:
+            drive.namespace(1).read(0, 1)
+            pid = qemu.pid
+            leave(qemu)
+        assert not Path(f"/proc/{pid}").exists()
+    for options in ({"options": {"bogus": 1}}, {"namespaces": [QemuNamespace(path="/nonexistent")]}):
+        with pytest.raises(errors.DriveLostError, match=r"QEMU has ended.* it said: .*(bogus|No such file)"):
+            QemuDrive(**options)
+    with pytest.raises(errors.ArgumentError):
+        QemuDrive(arena=12345)
+    assert resources() == before and threading.active_count() == threads
+
+
+def test_a_forked_child_has_no_drive(drive: Drive) -> None:
+    space = drive.namespace(1)
+    data = content(512)
+    space.write(0, data)
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                for call in (lambda: space.read(0, 1), drive.namespaces, lambda: drive.transport.read32(reg.VS)):
+                    with pytest.raises(errors.ForkError, match="opened in process"):
+                        call()
+                drive.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert np.array_equal(space.read(0, 1), data)
+
+
+PROGRAM = """
+import os, sys, threading, time
+from warpwell.testing.qemu import QemuDrive
+made = []
+thread = threading.Thread(target=lambda: made.append(QemuDrive()))
+thread.start(); thread.join()
+with made[0].open() as drive:  # QEMU did not end with the thread that asked for it
+    time.sleep(0.1)
+    drive.namespace(1).read(0, 1)
+print(made[0].pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_with_the_process_and_not_with_a_thread(end: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    with process.stdout:
+        pid = int(process.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        process.send_signal(end)
+        process.wait(30)
+    until(lambda: not Path(f"/proc/{pid}").exists() or testing_qemu._state(f"/proc/{pid}/stat") == "Z", 10)
+
+
+def test_without_qemu_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(errors.DeviceNotFoundError, match="apt-get install qemu-system-x86"):
+        QemuDrive()
+    assert not QemuDrive.found()
+
+
+def test_identify_is_raw(drive: Drive) -> None:
+    found = identify.controller_of(drive.identify(identify.CNS_CONTROLLER))
+    assert int(found["nn"]) >= 2 and int(found["vid"]) in (0x1B36, 0x8086)

@@ -18,20 +18,18 @@ Rules of the socket, which native threads use as well:
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .. import errors
 from ..targets.memory import Block, private_block
-from ..targets.uninterrupted import interruptible
 from . import qtest_store as at
 from .arena import DmaArena
 from .transport import Transport
@@ -48,6 +46,9 @@ ARENA_SLOT = 5
 NVME_IDS = (0x00101B36, 0x58458086)
 """Vendor and device of QEMU's controller, and with use-intel-id."""
 ARENA_IDS = 0x11101AF4
+
+_ERRORCHECK = 2
+"""PTHREAD_MUTEX_ERRORCHECK: releasing a lock of another thread's does nothing."""
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 
@@ -108,7 +109,9 @@ class QtestTransport(Transport):
             self._words[function] = address_of
         text = self._state.view(np.dtype(np.uint8))[8 * at.S_TEXT :]
         text[:29] = np.frombuffer(b"writel 0x00000000 0x00000000\n", np.uint8)
-        self._one_thread = threading.RLock()  # of Python's; the lock in memory is for native threads
+        self._mutex = ctypes.c_void_p(self._state.address)
+        _initialize(self._mutex)
+        self._one_thread = threading.Lock()  # of Python's, so that their signals find at most one in the middle
         try:
             self._place()
         except BaseException:
@@ -131,26 +134,20 @@ class QtestTransport(Transport):
             self._configure(slot, register, value)
 
     def _configuration(self, slot: int, register: int) -> int:
-        with self._access() as ask:
-            ask(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}")
-            return int(ask("inl 0xcfc"), 16)
+        return int(self._ask(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}", "inl 0xcfc"), 16)
 
     def _configure(self, slot: int, register: int, value: int) -> None:
-        with self._access() as ask:
-            ask(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}")
-            ask(f"outl 0xcfc {value:#x}")
+        self._ask(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}", f"outl 0xcfc {value:#x}")
 
     def set_bus_master(self, on: bool) -> None:
         """Let the controller reach memory, or not (tests)."""
         self._configure(NVME_SLOT, 0x04, 0x0406 if on else 0x0402)
 
     def read32(self, offset: int) -> int:
-        with self._access() as ask:
-            return int(ask(f"readl {BAR0 + offset:#x}"), 16)
+        return int(self._ask(f"readl {BAR0 + offset:#x}"), 16)
 
     def write32(self, offset: int, value: int) -> None:
-        with self._access() as ask:
-            ask(f"writel {BAR0 + offset:#x} {value:#x}")
+        self._ask(f"writel {BAR0 + offset:#x} {value:#x}")
 
     def native_store(self) -> tuple[int, int]:
         return at.store.address, self._state.address
@@ -177,8 +174,12 @@ class QtestTransport(Transport):
             if not self._closed:
                 self._closed = True
                 self._words[at.S_LOST] = 1
-                with self._locked(time.monotonic() + self._seconds):  # no native thread is in the middle of a store
+                try:
+                    # a native thread that is in the middle of a store gives up soon
+                    self._lock(time.monotonic() + 2 * self._seconds)
+                finally:
                     self._socket.close()
+                    _libc.pthread_mutex_unlock(self._mutex)
 
     def check(self) -> None:
         super().check()
@@ -187,43 +188,45 @@ class QtestTransport(Transport):
 
     # -- the socket -----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _access(self) -> Iterator[Callable[[str], str]]:
-        """Own the socket; yield ``ask(request) -> answer``. Ctrl-C waits for the end of the block."""
-        self.check()
-        until = time.monotonic() + self._seconds
-        with interruptible(lambda: None), self._one_thread, self._locked(until):
-            self.check()
-            if not self._in_step:
-                self._get_in_step(until)
-            self._in_step = False
-            while self._words[at.S_OWED] > 0:
-                self._line(until)  # a native thread may have taken its beginning
-                self._words[at.S_OWED] -= 1
-            yield lambda request: self._ask(request, until)
-            self._in_step = True
+    def _ask(self, *requests: str) -> str:
+        """Send requests, each when the one before is answered; return the last answer.
 
-    @contextlib.contextmanager
-    def _locked(self, until: float) -> Iterator[None]:
+        A signal's handler may raise between any two instructions. So nothing lies between the lock and its release but
+        this block; a thread that does not own the lock releases it without effect.
+        """
+        self.check()
+        with self._one_thread:
+            until = time.monotonic() + self._seconds
+            try:
+                self._lock(until)
+                self.check()
+                if not self._in_step:
+                    self._get_in_step(until)
+                self._in_step = False
+                while self._words[at.S_OWED] > 0:
+                    self._line(until)  # a native thread may have taken its beginning
+                    self._words[at.S_OWED] -= 1
+                answer = ""
+                for request in requests:
+                    self._send(request)
+                    answer = self._answer(until)
+                self._in_step = True
+                return answer
+            finally:
+                _libc.pthread_mutex_unlock(self._mutex)
+
+    def _lock(self, until: float) -> None:
         left = max(0.0, until - time.monotonic())
         end = time.time() + left  # the C library takes the time of day
         when = _Timespec(int(end), int(end % 1 * 1e9))
-        if _libc.pthread_mutex_timedlock(ctypes.c_void_p(self._state.address), ctypes.byref(when)):
+        if _libc.pthread_mutex_timedlock(self._mutex, ctypes.byref(when)):
             raise self.lose(f"another thread holds its socket for {left:.1f} s")
-        try:
-            yield
-        finally:
-            _libc.pthread_mutex_unlock(ctypes.c_void_p(self._state.address))
 
     def _get_in_step(self, until: float) -> None:
         self._words[at.S_OWED] = 0
         self._send("endianness")
         while self._line(until) not in ("OK little", "OK big"):
             pass
-
-    def _ask(self, request: str, until: float) -> str:
-        self._send(request)
-        return self._answer(until)
 
     def _answer(self, until: float) -> str:
         line = self._line(until)
@@ -271,6 +274,15 @@ class QtestTransport(Transport):
         if not got:
             raise self.lose("its QEMU has ended: start another one")
         self._received += got
+
+
+def _initialize(mutex: ctypes.c_void_p) -> None:
+    """Make a lock that only its owner releases."""
+    kind = (ctypes.c_char * 64)()
+    _libc.pthread_mutexattr_init(kind)
+    _libc.pthread_mutexattr_settype(kind, _ERRORCHECK)
+    _libc.pthread_mutex_init(mutex, kind)
+    _libc.pthread_mutexattr_destroy(kind)
 
 
 def _readable(fd: int) -> bool:

@@ -32,6 +32,9 @@ from ..drives.qtest import ARENA_SLOT, NVME_SLOT
 BINARY = "qemu-system-x86_64"
 INSTALL = f"{BINARY} is not installed: apt-get install qemu-system-x86 (Debian, Ubuntu)"
 
+START_SECONDS = 20.0
+"""How long QEMU may take to start; it takes a twentieth of a second where a processor is free."""
+
 # PR_SET_PDEATHSIG holds across exec, but ends QEMU when the *thread* ends that started it.
 _WITH_PARENT = (
     "import ctypes, os, sys\n"
@@ -155,7 +158,7 @@ class QemuDrive:
             self._pidfd = os.pidfd_open(self.pid)
             stack.callback(os.close, self._pidfd)
             stack.callback(self.kill)
-            self.transport().close()  # it answers, or says why not
+            self._connect(START_SECONDS).close()  # it answers, or says why not
             self._resources = stack.pop_all()
 
     def _settings(self, end: int, subsystem: bool, options: dict[str, Any]) -> list[str]:
@@ -181,10 +184,13 @@ class QemuDrive:
 
     def transport(self) -> QtestTransport:
         """Return a new way to the controller. Close the one before first; the controller keeps its state."""
+        return self._connect(self._seconds)
+
+    def _connect(self, seconds: float) -> QtestTransport:
         address = f"qemu:{self.pid}"
         try:
             return QtestTransport(
-                self._end.dup(), self.arena, self._pidfd, address=address, kill=self.kill, seconds=self._seconds
+                self._end.dup(), self.arena, self._pidfd, address=address, kill=self.kill, seconds=seconds
             )
         except errors.DriveLostError as error:
             self._said.seek(0)
