@@ -10,7 +10,9 @@ Files, from memory and registers up to commands:
 - host_queue.py   `HostQueue`: a queue pair on which the host submits commands and polls for their completions
 - drive.py        `Drive`: a controller that was enabled: what it is, its limits, its queues; `Namespace`: its blocks,
                   and which formats are refused
+- opened.py       `open_namespace`: a namespace by name; all users of a process share its drive
 - superblock.py   what marks a namespace as holding an array of ours
+- formatting.py   `format_array`: makes one, if nobody's data are there
 - medium.py       `DriveMedium`: a namespace as a medium, on queues of the host that native threads share
 
 and who may have the drive, before that:
@@ -22,9 +24,11 @@ and who may have the drive, before that:
 from .arena import DmaArena
 from .binding import bind, refusals, unbind
 from .drive import Drive, Namespace
+from .formatting import format_array
 from .host_queue import HostQueue
 from .machine import KernelNamespace, Machine, PciDrive
 from .medium import DriveMedium
+from .opened import open_namespace
 from .qtest import QtestTransport
 from .transport import Transport
 from .vfio import VfioTransport

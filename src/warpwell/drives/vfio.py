@@ -35,7 +35,7 @@ from .arena import DmaArena
 from .machine import VFIO_DRIVER, Machine, PciDrive
 from .transport import Transport
 
-ARENA_BYTES = 64 << 20
+ARENA_BYTES = 256 << 20
 """Memory of a drive, if nobody says otherwise; all of it is pinned."""
 
 _BASE = ord(";") << 8 | 100  # _IO(VFIO_TYPE, VFIO_BASE + n)

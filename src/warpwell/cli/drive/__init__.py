@@ -5,4 +5,5 @@ list.py       ``drive list``: the NVMe drives of this machine, and who uses them
 info.py       ``drive info``: one of them; if Warpwell may use it, what the drive says of itself
 bind.py       ``drive bind``: takes a drive that nobody uses from the kernel
 unbind.py     ``drive unbind``: gives it back
+format_array.py ``drive format-array``: makes an array on a drive, if nobody's data are there
 """

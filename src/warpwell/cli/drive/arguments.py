@@ -33,6 +33,23 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     _drive(unbind)
     json_option(unbind)
 
+    form = command(verbs, "format-array", "drive.format_array", "make an array on a drive; what was on it is lost")
+    form.description = (
+        "Make an array on a namespace of a drive that was bound. It is refused unless the first and the last MiB are "
+        "zeros, or an array of Warpwell's is there, and unless --yes-destroy-data names the drive."
+    )
+    _namespace(form)
+    form.add_argument("--from", dest="source", metavar="FILE.npy", help="what the array holds")
+    form.add_argument("--dtype", metavar="NAME", help="of the items, without --from: int64, float32, ...")
+    form.add_argument("--shape", metavar="A,B", help="without --from; the items are what lies there")
+    form.add_argument("--yes-destroy-data", dest="erase", metavar="SERIAL/NAMESPACE",
+                      help="serial number and id of the namespace, to say that you mean this one")  # fmt: skip
+    json_option(form)
+
+
+def _namespace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("namespace", metavar="DRIVE/NAMESPACE", help="PCI address and id, such as 0000:01:00.0/1")
+
 
 def _drive(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("drive", metavar="DRIVE", help="PCI address (01:00.0), or a name of the kernel's (nvme0n1)")

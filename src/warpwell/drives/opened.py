@@ -1,0 +1,92 @@
+"""`open_namespace`: a namespace by its name, ``ADDRESS/NAMESPACE``; all users of a process share its drive.
+
+A drive can be opened once at a time. The first user in this process opens it, the others share it, and the last one
+closes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+
+from .. import errors
+from .drive import Drive, Namespace
+from .machine import Machine
+from .vfio import ARENA_BYTES, VfioTransport
+
+_NAME = re.compile(r"(?:nvme:)?(.+)/(\d+)")
+
+_drives: dict[str, tuple[Drive, int]] = {}
+"""By address: the drive, and how many use it."""
+_changing = threading.Lock()
+
+
+def open_namespace(name: str, machine: Machine | None = None) -> tuple[Namespace, Callable[[], None]]:
+    """Return a namespace of a drive of this machine, and the function that gives it up (once).
+
+    Parameters
+    ----------
+    name : str
+        ``"nvme:0000:01:00.0/1"``: PCI address and id of the namespace; ``nvme:`` may be left out.
+    machine : Machine, optional
+
+    Raises
+    ------
+    ArgumentError
+        The name has another form, or there is no such drive.
+    DriveError
+        The drive is not bound to vfio-pci (the message has the command), or cannot be used. DriveInUseError: another
+        program has it. DriveLostError: it was lost, and is still in use in this process.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise errors.ArgumentError(
+            f"{name!r} is not the name of a namespace: write nvme:ADDRESS/NAMESPACE, such as nvme:0000:01:00.0/1 "
+            "(warpwell drive list shows addresses)", name="path")  # fmt: skip
+    address = (machine or Machine()).address(match[1])
+    with _changing:
+        drive, users = _drives.get(address) or (Drive(VfioTransport(address, ARENA_BYTES, machine)), 0)
+        if drive.lost:
+            raise errors.DriveLostError(
+                f"{drive.lost}; close the {users} arrays of this process that use it, and open it again", drive=address
+            )
+        _drives[address] = drive, users + 1
+    try:
+        return drive.namespace(int(match[2])), _once(lambda: _give_up(address, drive))
+    except BaseException:
+        _give_up(address, drive)
+        raise
+
+
+def _give_up(address: str, drive: Drive) -> None:
+    with _changing:
+        ours, users = _drives.get(address, (None, 0))
+        if ours is not drive:
+            return  # the parent's
+        if users > 1:
+            _drives[address] = drive, users - 1
+            return
+        del _drives[address]
+        drive.close()
+
+
+def _once(function: Callable[[], None]) -> Callable[[], None]:
+    left = [function]
+
+    def call() -> None:
+        if left:
+            left.pop()()
+
+    return call
+
+
+def _after_fork() -> None:
+    """Forget the parent's drives: the child cannot use them."""
+    global _changing
+    _changing = threading.Lock()
+    _drives.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

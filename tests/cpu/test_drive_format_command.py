@@ -1,0 +1,69 @@
+"""``warpwell drive format-array``, on a drive of QEMU in place of one of this machine."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.harness.drives import needs_qemu
+
+from warpwell.cli import main
+from warpwell.drives import Namespace
+from warpwell.drives.superblock import NPY_AT
+from warpwell.testing.qemu import QemuDrive
+
+pytestmark = needs_qemu
+
+ITEMS = np.arange(12_000.0).reshape(120, 100)
+
+
+@pytest.fixture
+def namespace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
+    with QemuDrive(["8MiB"], serial="S1") as qemu, qemu.open() as drive:
+        found = drive.namespace(1)
+        monkeypatch.setattr("warpwell.cli.drive.format_array.open_namespace", lambda name: (found, lambda: None))
+        yield found
+
+
+def test_it_asks_first(namespace: Namespace, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", ITEMS)
+    command = ["drive", "format-array", "01:00.0/1", "--from", str(tmp_path / "a.npy")]
+    assert main(command) == 2
+    assert "If you mean it, add: --yes-destroy-data S1/1" in capsys.readouterr().err
+    assert main([*command, "--yes-destroy-data", "S2/1"]) == 2
+    assert "nothing was written" in capsys.readouterr().err
+    assert not namespace.read(0, namespace.blocks).any()
+    assert main([*command, "--yes-destroy-data", "S1/1"]) == 0
+    assert "ww.open(" in capsys.readouterr().out
+    assert np.array_equal(np.load(io.BytesIO(namespace.read(0, namespace.blocks).tobytes()[NPY_AT:])), ITEMS)
+    assert main(["drive", "format-array", "01:00.0/1", "--dtype", "int32", "--shape", "10,20", "--json",
+                 "--yes-destroy-data", "S1/1"]) == 0  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["shape"] == [10, 20]
+
+
+def test_somebodys_data_stay(namespace: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    namespace.write(2, np.full(512, 0xEF, np.uint8))  # an ext4 superblock lies there
+    before = namespace.read(0, namespace.blocks)
+    for more in ([], ["--yes-destroy-data", "S1/1"]):
+        assert main(["drive", "format-array", "01:00.0/1", "--dtype", "int32", "--shape", "10", *more]) == 2
+        assert "was left alone: byte 1024 is not zero" in capsys.readouterr().err
+    assert np.array_equal(namespace.read(0, namespace.blocks), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [([], "--dtype and --shape"), (["--dtype", "int32", "--shape", "0"], "at least 1"),
+     (["--dtype", "int32", "--shape", "x"], "1000,100"), (["--dtype", "nothing", "--shape", "1"], "not a dtype"),
+     (["--from", "none.npy"], "does not exist"), (["--from", "a.npy", "--dtype", "int32"], "of its own"),
+     (["--dtype", "int64", "--shape", "10000000"], "does not fit")],
+)  # fmt: skip
+def test_bad_input(
+    namespace: Namespace, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    assert main(["drive", "format-array", "01:00.0/1", "--yes-destroy-data", "S1/1", *options]) == 2
+    assert says in capsys.readouterr().err
+    assert not namespace.read(0, namespace.blocks).any()
