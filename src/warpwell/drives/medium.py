@@ -104,6 +104,8 @@ WATCH_SECONDS, IDLE_SECONDS = 0.02, 0.2
 """How often the drive is looked at while commands are in flight, and otherwise."""
 QUIET_SECONDS = 0.5
 """A command older than this makes the watch read the drive's status register."""
+ENDING_SECONDS = 0.1
+"""How long it may take until a process that has closed its sockets is seen to have ended."""
 
 # -- state ----------------------------------------------------------------------------------------------------------
 M_STORE = 0
@@ -338,8 +340,10 @@ class DriveMedium(Medium):
             return None
         reason = int(self._state.words[M_LOST])
         transport = self._drive.transport
-        if reason == LOST_STORE:
-            transport.alive()
+        if reason == LOST_STORE and transport.lost is None:
+            until = time.monotonic() + ENDING_SECONDS
+            while transport.alive() and time.monotonic() < until:
+                time.sleep(0.001)
             transport.lose("its registers cannot be written: open it again")
         elif reason == LOST_ANSWER:
             answer = int(self._state.words[M_ANSWER])
@@ -353,6 +357,11 @@ class DriveMedium(Medium):
         return errors.DriveLostError(
             f"{transport.lost} ({self.name})", drive=self._drive.address, namespace=self.namespace.nsid
         )
+
+    @property
+    def retried(self) -> int:
+        """How many commands were submitted again after a status that permits it."""
+        return int(self._state.words[M_RETRIED])
 
     def last_error(self) -> str | None:
         """Return why the drive is lost, or None."""
