@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pathlib
@@ -12,6 +13,8 @@ from typing import IO, Any
 import numpy as np
 
 from .. import errors
+from ..drives.superblock import BYTES, DATA_AT, Superblock
+from ..storage.medium import Medium
 from .items import BFLOAT16, bfloat16_dtype
 
 
@@ -94,8 +97,11 @@ def read_npy(path: pathlib.Path, fd: int, bfloat16: bool = False) -> Header:
         The dtype has no fixed size, or is big-endian.
     """
     header = _read_npy(path, fd)
-    if not bfloat16:
-        return header
+    return _as_bfloat16(header, path) if bfloat16 else header
+
+
+def _as_bfloat16(header: Header, path: object) -> Header:
+    """Return the header of a file whose items of two bytes are bfloat16."""
     if header.dtype.itemsize != 2 or header.dtype.kind not in "Vu":
         raise errors.DTypeError(f"{path} has items of {header.dtype}, not of bfloat16 (saved as V2): leave dtype= out")
     return Header(bfloat16_dtype(), header.shape, header.origin)
@@ -118,6 +124,46 @@ def _read_npy(path: pathlib.Path, fd: int) -> Header:
             f"{path} is {kind}: {size} bytes where {origin + header.nbytes} are expected for shape "
             f"{header.shape} of {header.dtype}: write it again",
             path=str(path),
+        )
+    return header
+
+
+def read_superblock(medium: Medium, *, dtype: Any, shape: Any, writable: bool) -> Header | None:
+    """Return the layout of the array on a namespace; None where it is raw and `dtype` says how to read it.
+
+    Raises
+    ------
+    FormatError
+        There is an array, but damaged; or there is none, and no `dtype`.
+    ReadOnlyError
+        There is none, and it would be written to.
+    ArgumentError
+        There is one, and `dtype` or `shape` are given.
+    """
+    name = medium.name
+    raw = medium.read(0, min(DATA_AT, medium.nbytes)).tobytes()
+    found = Superblock.parse(raw[:BYTES], name, medium.nbytes)
+    advice = f"`warpwell drive format-array {name.removeprefix('nvme:')}` makes one, which erases what is there"
+    if found is None:
+        if writable:
+            raise errors.ReadOnlyError(
+                f"{name} holds no array of Warpwell's, so it may hold somebody's data: it is opened for reading alone "
+                f"({advice})"
+            )
+        if dtype is None:
+            raise errors.FormatError(f"{name} holds no array of Warpwell's: pass dtype= to read it raw ({advice})")
+        return None
+    file = io.BytesIO(raw)
+    file.seek(found.npy_at)
+    extents, described = read_header(file, name, "format it again")
+    header = Header(check_dtype(described, name), extents, file.tell())
+    if header.origin + header.nbytes != found.npy_at + found.nbytes:
+        raise errors.FormatError(f"{name}: superblock and header contradict each other: format it again", path=name)
+    if is_bfloat16(dtype) and shape is None:
+        return _as_bfloat16(header, name)
+    if dtype is not None or shape is not None:
+        raise errors.ArgumentError(
+            f"{name} holds an array with a dtype and a shape of its own: leave dtype= and shape= out", name="dtype"
         )
     return header
 

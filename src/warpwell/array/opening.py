@@ -14,28 +14,32 @@ from .. import errors
 from ..cache import Cache, parse_size
 from ..cache.cache import default_page_size, default_queues
 from ..cache.sizes import parse_page_size
+from ..drives import Namespace
+from ..drives.controller import DriveRings, NamespaceMedium
 from ..replacing import NO_SPACE
 from ..storage.file import FileMedium
 from ..storage.medium import Medium
+from ..storage.serving import Service
 from ..targets import closing, default_device
 from ..targets.gpu.device import require_gpu
 from .array import TIERS, Array
 from .attachment import Attachment
-from .header import Header, check_dtype, check_extents, is_bfloat16, is_npy, read_npy
+from .header import Header, check_dtype, check_extents, is_bfloat16, is_npy, read_npy, read_superblock
 from .items import BFLOAT16, code_of
 from .mapping import Mapping
 
 DEFAULT_CACHE = "256MiB"
 
-_writers: dict[tuple[int, int], list[str]] = {}
-"""Files that are open for writing, each with its path in a list of its own, by which its writer knows it."""
+_writers: dict[tuple[Any, int], list[str]] = {}
+"""Files and namespaces that are open for writing, each with its path in a list of its own, by which its writer knows
+it."""
 
 _SETTLE_SECONDS = 10.0
 """Longest wait for arrays that were dropped before: one of them may hold the file."""
 
 
 def open_array(
-    path: str | os.PathLike[str] | Medium,
+    path: str | os.PathLike[str] | Medium | Namespace,
     mode: str = "r",
     *,
     dtype: Any = None,
@@ -56,8 +60,10 @@ def open_array(
 
     Parameters
     ----------
-    path : path or Medium
-        A ``.npy`` file, or with `dtype` a raw file, block device or medium.
+    path : path, Medium or Namespace
+        A ``.npy`` file, or with `dtype` a raw file, block device or medium. Or a namespace of a drive, which serves the
+        rings of kernels itself: ``Drive.namespace(1)`` or ``"nvme:ADDRESS/NAMESPACE"``, formatted by
+        ``warpwell drive format-array``, or raw with `dtype` and read-only.
     mode : {"r", "r+"}
         Read-only, or writable.
     dtype, shape, offset : optional
@@ -92,7 +98,7 @@ def open_array(
 
     Raises
     ------
-    MissingFileError, FormatError, DTypeError, ArgumentError, SharingError, DeviceNotFoundError
+    MissingFileError, FormatError, DTypeError, ArgumentError, SharingError, DeviceNotFoundError, DriveError
         Nothing is left open.
     """
     given = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
@@ -100,9 +106,15 @@ def open_array(
     mapped = _is_mapped(path, tier, chosen, [cache, share, read_once or None, *given.values()])
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     writable = mode == "r+"
-    opened = _medium(path, writable, dtype, shape, offset, name, mapped)
+    service: Service | None = None
+    if isinstance(path, Namespace):
+        service = DriveRings(path.drive)
+        page = cache.page_size if isinstance(cache, Cache) else _page_size(page_size, chosen, cache)
+        opened = _namespace(path, writable, dtype, shape, offset, name, page)
+    else:
+        opened = _medium(path, writable, dtype, shape, offset, name, mapped)
     ours = opened[0] is not path
-    part = _attached(opened, cache, chosen, tier, mapped, given, share, writable=writable, ours=ours)
+    part = _attached(opened, cache, chosen, tier, mapped, given, share, writable=writable, ours=ours, service=service)
     return Array(part, read_once=read_once)
 
 
@@ -112,7 +124,7 @@ _Opened = tuple[Medium, Header, str, Callable[[], None]]
 
 def _attached(
     opened: _Opened, cache: int | str | Cache | None, device: str, tier: str, mapped: bool, given: dict[str, Any],
-    share: float | None, *, writable: bool, ours: bool,
+    share: float | None, *, writable: bool, ours: bool, service: Service | None,
 ) -> Attachment:  # fmt: skip
     """Map a medium or attach it to a cache; if that fails, close what was opened (the medium if it is `ours`)."""
     medium, header, label, release = opened
@@ -121,7 +133,7 @@ def _attached(
         mapping = _mapping(medium, label, tier) if mapped else None
         tier = "mapped" if mapping else "storage" if tier == "auto" else tier
         if not isinstance(cache, Cache):
-            cache = own = _own_cache(cache, device, tier, medium.nbytes, given)
+            cache = own = _own_cache(cache, device, tier, medium.nbytes, given, service)
         return Attachment(
             medium, header, cache=cache, owns_cache=own is not None, tier=tier, writable=writable, name=label,
             share=share, on_close=release, mapping=mapping,
@@ -140,6 +152,7 @@ def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
     why = (
         f"kernels on {device!r} read no mapping" if device != "cpu"
         else "a Medium is no file of the system's" if isinstance(path, Medium)
+        else "a drive is no file of the system's" if isinstance(path, Namespace)
         else "a block device is read through a cache" if _is_block_device(path)
         else "a mapping has no cache of its own: leave cache=, page_size= and other options of a cache out"
         if any(option is not None for option in asked)
@@ -192,7 +205,9 @@ def _checked_device(
     return chosen
 
 
-def _own_cache(nbytes: int | str | None, device: str, tier: str, file_bytes: int, given: dict[str, Any]) -> Cache:
+def _own_cache(
+    nbytes: int | str | None, device: str, tier: str, file_bytes: int, given: dict[str, Any], service: Service | None
+) -> Cache:
     """Return a cache for one array, with the number of queues that it can use."""
     if tier == "mapped":
         nbytes = 1 << 16  # for what launches latch: it has no pages
@@ -201,10 +216,16 @@ def _own_cache(nbytes: int | str | None, device: str, tier: str, file_bytes: int
         given = {"queues": 1, "depth": 4, "threads": 1, **given}
     elif given.get("queues") is None:
         # a small array needs no more than it has pages for: their rings and staging are pinned memory
-        page = given["page_size"]
-        page = default_page_size(device, parse_size(nbytes, "cache")) if page is None else parse_page_size(page)
+        page = _page_size(given["page_size"], device, nbytes)
         given = {**given, "queues": default_queues(device, -(-file_bytes // page))}
-    return Cache(nbytes, device=device, **{k: v for k, v in given.items() if v is not None})
+    return Cache(nbytes, device=device, service=service, **{k: v for k, v in given.items() if v is not None})
+
+
+def _page_size(given: int | str | None, device: str, cache: int | str | None) -> int:
+    """Return the bytes of a page of an array's own cache."""
+    if given is not None:
+        return parse_page_size(given)
+    return default_page_size(device, parse_size(DEFAULT_CACHE if cache is None else cache, "cache"))
 
 
 def create(
@@ -317,6 +338,30 @@ def _medium(
         raise
 
 
+def _namespace(
+    namespace: Namespace, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, page: int
+) -> _Opened:
+    """Return the medium of a namespace, the array's layout and name, and the function to call at close."""
+    medium = NamespaceMedium(namespace, writable=writable)
+    if writable and not namespace.writable:
+        raise errors.ReadOnlyError(f"{medium.name} is write-protected")
+    header = read_superblock(medium, dtype=dtype, shape=shape, writable=writable)
+    # the last blocks are out of reach where they fill no page: a command past the end fails
+    reach = medium.nbytes // page * page
+    if header is None:
+        room = reach - offset
+        header = _raw_header(reach - (room % check_dtype(dtype, medium.name).itemsize if shape is None else 0),
+                             dtype, shape, offset, medium.name)  # fmt: skip
+    elif header.origin + header.nbytes > reach:
+        raise errors.ArgumentError(
+            f"{medium.name} has {medium.nbytes} bytes, of which pages of {page} reach {reach}, and its array ends at "
+            f"{header.origin + header.nbytes}: take a smaller page_size",
+            name="page_size",
+        )
+    release = _claim_key((namespace.drive, namespace.nsid), medium.name) if writable else (lambda: None)
+    return medium, header, name or medium.name, release
+
+
 def _extents(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple; `shape` is an integer or a tuple or list of integers, none negative."""
     if isinstance(shape, np.ndarray) and shape.ndim:
@@ -356,13 +401,17 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
 
 
 def _claim(target: pathlib.Path, fd: int) -> Callable[[], None]:
-    """Note that this process writes to a file; return the function that removes the note.
+    """Note that this process writes to a file; return the function that removes the note."""
+    status = os.fstat(fd)
+    return _claim_key((status.st_dev, status.st_ino), str(target))
+
+
+def _claim_key(key: tuple[Any, int], target: str) -> Callable[[], None]:
+    """Note that this process writes to something; return the function that removes the note.
 
     It takes no lock: the thread that holds it could be interrupted by a finalizer that closes an array.
     """
-    status = os.fstat(fd)
-    key = (status.st_dev, status.st_ino)
-    mine = [str(target)]
+    mine = [target]
     holder = _writers.setdefault(key, mine)
     if holder is not mine:
         raise errors.SharingError(

@@ -154,7 +154,6 @@ class Cache:
         closing.ready()
         self._finalizer = weakref.finalize(self, _dropped, self.controller, self.process)
         self._finalizer.atexit = False
-        self.controller.when_lost(_give_up(weakref.ref(self)))
 
     def _staging_bytes(self, merge: int) -> int:
         return self._queues * (self._depth // 2) * self.page_size * merge
@@ -378,8 +377,6 @@ class Cache:
         launch.stores = stores
         self._in_flight += 1
         launch.users += 1
-        if self.controller.failure() is not None:  # it was lost after `begin`, and did not find this launch
-            launch.abort()
         return launch
 
     def tell(self, nsid: int) -> None:
@@ -414,12 +411,14 @@ class Cache:
 
     def _over(self, launch: CacheLaunch) -> Exception | None:
         """Release the records of a launch; return its error."""
-        return self._error(self.launches.give_back(launch))
+        used = min(launch.nsids, default=None)
+        return self._error(self.launches.give_back(launch), used)
 
-    def _error(self, latched: tuple[int, int, int, int]) -> Exception | None:
+    def _error(self, latched: tuple[int, int, int, int], used: int | None = None) -> Exception | None:
+        """Return the exception for what a launch latched; it used array `used`, and perhaps others."""
         if latched[0] == at.CLEAR:
             return None
-        failure = self.controller.failure(latched[1] or None, silent=latched[0] == at.STALLED) or self.lost()
+        failure = self.controller.failure(latched[1] or used, silent=latched[0] == at.STALLED) or self.lost()
         if failure is not None or latched[0] == at.ABORTED:  # the thread that aborted raises its own error
             return failure
         if latched[0] in (at.READ_ERROR, at.WRITE_ERROR) and latched[1] in self._spaces:
@@ -487,10 +486,12 @@ class Cache:
         """Write dirty pages back (of one array, or all) and make them durable."""
         with self._lock:
             self.require_open()
-            self._require_controller(nsid)
+            written = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
+            if written:  # an array that is only read has nothing to lose, and closes quietly
+                self._require_controller(nsid)
             # none begins meanwhile, for the lock is held; a prefetch goes on, and leaves pages with pins alone
             alone = not self.launches.storing()
-            for space in [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]:
+            for space in written:
                 words = (space.base, space.base + space.pages, int(alone))
                 self._until_none(
                     maintenance.flush_frames, self.frames, space.nsid, words, f"flushing {space.name!r}"
@@ -813,17 +814,6 @@ class Cache:
         offset = int(self._words[at.C_TABLE]) - self.core
         assert self._core is not None
         return self._core.read(offset, self.table_bytes).view(np.int64)
-
-
-def _give_up(weak: weakref.ref[Cache]) -> Callable[[], None]:
-    """Return a function that ends all waits of device code on a cache, if it is still there (takes no lock)."""
-
-    def give_up() -> None:
-        cache = weak()
-        for launch in cache.launches.taken() if cache is not None else ():
-            launch.abort()
-
-    return give_up
 
 
 def _dropped(controller: Server, process: OpeningProcess) -> None:

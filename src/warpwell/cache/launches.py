@@ -132,10 +132,6 @@ class Launches:
         """Return the launches that continue in streams."""
         return [launch for launch in self._taken.values() if launch.done is not None]
 
-    def taken(self) -> list[CacheLaunch]:
-        """Return the launches that have begun and not ended (any thread)."""
-        return list(self._taken.values())
-
     def storing(self) -> bool:
         """Tell whether a launch that may store to pages has begun and not ended."""
         return any(launch.users and launch.stores for launch in self._taken.values())

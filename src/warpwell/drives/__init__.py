@@ -11,6 +11,8 @@ Files, from memory and registers up to commands:
 - drive.py        `Drive`: a controller that was enabled: what it is, its limits, its queues; `Namespace`: its blocks,
                   and which formats are refused
 - opened.py       `open_namespace`: a namespace by name; all users of a process share its drive
+- relay.py        forwards the doorbell words of rings, without the interpreter lock
+- controller.py   `DriveController`: a cache's own rings, served by a drive; what is done when the drive is lost
 - superblock.py   what marks a namespace as holding an array of ours
 - formatting.py   `format_array`: makes one, if nobody's data are there
 - medium.py       `DriveMedium`: a namespace as a medium, on queues of the host that native threads share

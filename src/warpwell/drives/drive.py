@@ -387,6 +387,12 @@ class Drive:
             assert self._buffer is not None
             return self._io, self._buffer
 
+    @property
+    def spare_queues(self) -> int:
+        """I/O queue pairs that nobody has, not counting the one of `io`."""
+        with self._lock:
+            return self.queues - len(self._pairs) - (self._io is None)
+
     def __repr__(self) -> str:
         state = "closed" if self._closed else "lost" if self.lost else f"{self.queues} queues of {self.entries}"
         return f"<Drive {self.address}: {getattr(self, 'model', '?')}, {state}>"

@@ -331,9 +331,6 @@ class Controller:
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
         """Return None: what fails is told by the status of each command."""
 
-    def when_lost(self, call: Callable[[], None]) -> None:
-        """Do nothing: these threads are never lost."""
-
     @property
     def commands(self) -> int:
         """Commands received so far, of all namespaces."""

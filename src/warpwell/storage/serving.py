@@ -63,9 +63,6 @@ class Server(Protocol):
         `nsid` is what a launch waited for, and `silent` says that it waited for the time-out in vain.
         """
 
-    def when_lost(self, call: Callable[[], None]) -> None:
-        """Call a function, in any thread and at most once, when commands will not be carried out any more."""
-
     def close(self) -> None:
         """Stop (bounded wait). Memory that may still be written to outlives this; commands in flight never complete."""
 

@@ -1,0 +1,377 @@
+"""Kernels over a drive: a cache's own rings, served by QEMU's NVMe controller."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tests.harness.arrays.kernels import read, write
+from tests.harness.drives import needs_qemu
+from tests.harness.until import until
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.drives import Drive
+from warpwell.drives.controller import DriveRings
+from warpwell.drives.qtest import NVME_SLOT
+from warpwell.drives.relay import Relay
+from warpwell.drives.superblock import DATA_AT, head_of
+from warpwell.storage import RamMedium
+from warpwell.testing.qemu import QemuDrive, QemuNamespace
+
+pytestmark = needs_qemu
+
+ITEMS = 1 << 18
+"""2 MiB of int64."""
+DATA = np.random.default_rng(15).integers(-(1 << 40), 1 << 40, ITEMS)
+
+
+def formatted(path, data=DATA, spare: int = 1 << 16):
+    """Write a namespace that holds an array, as an image."""
+    path.write_bytes(head_of(data.shape, data.dtype) + data.tobytes() + bytes(spare))
+    return path
+
+
+@contextlib.contextmanager
+def drive_with(image, **options) -> Iterator[tuple[QemuDrive, Drive]]:
+    block = options.pop("block", 512)
+    with QemuDrive([QemuNamespace(path=image, block=block)], **options) as qemu, qemu.open() as drive:
+        yield qemu, drive
+
+
+def opened(drive: Drive, mode: str = "r", **options) -> ww.Array:
+    options = {"device": "cpu", "cache": "128KiB", "page_size": 4096, "timeout": 20.0, **options}
+    return ww.open(drive.namespace(1), mode, **options)
+
+
+def gathered(a: ww.Array, seed: int = 0, n: int = 3000) -> None:
+    """Read random items by a kernel, and compare."""
+    where = np.random.default_rng(seed).integers(0, ITEMS, n)
+    out = np.zeros(n, np.int64)
+    read[n](a, where, out)
+    assert np.array_equal(out, DATA[where])
+
+
+def on_disk(path) -> np.ndarray:
+    return np.fromfile(path, np.int64, offset=DATA_AT)[:ITEMS]
+
+
+# -- reading and writing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "block"), [(4096, 512), (8192, 4096), (65536, 512)])
+def test_kernels_read_and_write(tmp_path, page: int, block: int) -> None:
+    image = formatted(tmp_path / "disk")
+    head = image.read_bytes()[:DATA_AT]
+    with drive_with(image, block=block) as (_, drive), opened(drive, "r+", page_size=page, cache=16 * page) as a:
+        assert (a.shape, a.dtype, a.tier) == ((ITEMS,), np.dtype(np.int64), "storage")
+        gathered(a)
+        where = np.random.default_rng(1).permutation(ITEMS)[:4000]
+        values = np.arange(4000)
+        write[4000](a, where, values)
+        assert a[int(where[7])] == 7  # the host reads what is in the cache alone
+        a.flush()
+        want = DATA.copy()
+        want[where] = values
+        assert np.array_equal(on_disk(image), want)
+        assert a.stats.misses > 0 and a.stats.writebacks > 0
+        assert np.array_equal(np.asarray(a[100:9000]), want[100:9000])
+    assert image.read_bytes()[:DATA_AT] == head
+
+
+def test_prefetch_pins_and_host_indices(tmp_path) -> None:
+    with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive, cache="1MiB") as a:
+        ticket = a.prefetch(0, 50 * 512)
+        assert ticket.wait(60) and ticket.error is None and ticket.came == 50
+        a.pin(1000, 1100)
+        a.unpin(1000, 1100)
+        assert np.array_equal(a[np.array([5, ITEMS - 1, 77])], DATA[[5, ITEMS - 1, 77]])
+        assert np.array_equal(np.asarray(a), DATA)
+
+
+def test_several_namespaces_and_caches_of_one_drive(tmp_path) -> None:
+    one, two = formatted(tmp_path / "one"), formatted(tmp_path / "two", DATA[::-1].copy())
+    spaces = [QemuNamespace(path=one), QemuNamespace(path=two, block=4096)]
+    with QemuDrive(spaces, queues=6) as qemu, qemu.open() as drive:
+        first = ww.open(drive.namespace(1), device="cpu", cache="128KiB", page_size=4096, queues=2)
+        second = ww.open(drive.namespace(2), device="cpu", cache=first.cache)
+        third = ww.open(drive.namespace(2), device="cpu", cache="64KiB", page_size=4096)
+        assert third.cache.pairs.count == 3 and drive.spare_queues == 0  # one of the six is the host's
+        where = np.arange(0, ITEMS, 100)
+        out = np.zeros((3, where.size), np.int64)
+        workers = [threading.Thread(target=lambda k=k, a=a: read[where.size](a, where, out[k]))
+                   for k, a in enumerate((first, second, third))]  # fmt: skip
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+        assert np.array_equal(out[0], DATA[where])
+        assert np.array_equal(out[1], DATA[::-1][where]) and np.array_equal(out[2], out[1])
+        with pytest.raises(errors.DriveError, match="all are in use"):
+            ww.open(drive.namespace(1), device="cpu", cache="64KiB", page_size=4096)
+        third.close()
+        assert drive.spare_queues == 3
+        with pytest.raises(errors.ArgumentError, match="not on it"):
+            ww.open(RamMedium(np.arange(512)), dtype=np.int64, device="cpu", cache=first.cache)
+        assert int(second[0]) == DATA[-1]
+        second.close()
+        first.close()
+
+
+def test_raw_namespaces_are_read_only_and_end_with_a_whole_page(tmp_path) -> None:
+    image = tmp_path / "raw"
+    data = np.arange(9 * 512 + 64)  # 9 pages and a block
+    image.write_bytes(data.tobytes())
+    with drive_with(image) as (_, drive):
+        with pytest.raises(errors.FormatError, match="format-array"):
+            opened(drive)
+        with pytest.raises(errors.ReadOnlyError, match="somebody's data"):
+            opened(drive, "r+", dtype=np.int64)
+        with opened(drive, dtype=np.int64) as a:
+            assert a.shape == (9 * 512,) and np.array_equal(np.asarray(a), data[: 9 * 512])
+        with opened(drive, dtype=np.int64, page_size=512, cache=8192) as a:
+            assert np.array_equal(np.asarray(a), data)
+        with pytest.raises(errors.FormatError, match="too few"):
+            opened(drive, dtype=np.int64, shape=data.size)
+
+
+def test_what_a_drive_does_not_serve_is_refused(tmp_path) -> None:
+    with drive_with(formatted(tmp_path / "disk"), block=4096, mdts=1) as (_, drive):
+        for wrong, options in [
+            ("page_size", {"page_size": 16384, "cache": "1MiB"}),
+            ("page_size", {"page_size": 512}),
+            ("dtype", {"dtype": np.int32}),
+            ("tier", {"tier": "mapped"}),
+        ]:
+            with pytest.raises(errors.ArgumentError, match=wrong):
+                opened(drive, **options)
+        with opened(drive, "r+") as a, pytest.raises(errors.SharingError, match="already open"):
+            opened(drive, "r+", cache=a.cache, page_size=None, timeout=None)
+        before = drive.spare_queues
+        with opened(drive) as a:
+            gathered(a, n=200)
+        assert drive.spare_queues == before
+
+
+def test_a_failed_command_names_drive_namespace_and_status(tmp_path) -> None:
+    image = {"driver": "file", "filename": str(formatted(tmp_path / "disk"))}
+    worn = {"event": "none", "iotype": "read", "errno": 5, "sector": (DATA_AT + 8 * (ITEMS - 512)) // 512}
+    backend = {"driver": "blkdebug", "image": {"driver": "raw", "file": image}, "inject-error": [worn]}
+    with QemuDrive([QemuNamespace(backend=backend)]) as qemu, qemu.open() as drive, opened(drive) as a:
+        out = np.zeros(64, np.int64)
+        with pytest.raises(errors.MediumError, match=r"reading array 'nvme:qemu:\d+/1', page") as caught:
+            read[64](a, np.arange(ITEMS - 64, ITEMS), out)
+        assert caught.value.status & 0x7FF == 0x281
+
+
+# -- loss -------------------------------------------------------------------------------------------------------------
+
+
+def in_background(a: ww.Array, what: list[object]) -> threading.Thread:
+    """Launch again and again until a launch raises; keep when it did and what."""
+
+    def work() -> None:
+        n = 4000
+        out, seed = np.zeros(n, np.int64), 0
+        try:
+            while True:
+                seed += 1
+                where = np.random.default_rng(seed).integers(0, ITEMS, n)
+                read[n](a, where, out)
+                if not np.array_equal(out, DATA[where]):
+                    what.append("wrong items")
+        except Exception as error:
+            what.extend((time.monotonic(), error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def bus_master_off(qemu: QemuDrive, drive: Drive) -> None:
+    drive.transport._configure(NVME_SLOT, 0x04, 0x0402)
+
+
+HARM = {
+    "killed": (lambda qemu, drive: qemu.kill(), 1.0),
+    "stopped": (lambda qemu, drive: qemu.stop(), 4.0),
+    "bus master off": (bus_master_off, 4.0),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
+    image = formatted(tmp_path / "disk")
+    act, seconds = HARM[harm]
+    with drive_with(image) as (qemu, drive):
+        a = opened(drive, cache="64KiB")
+        gathered(a)  # compiled by now
+        what: list[object] = []
+        thread = in_background(a, what)
+        time.sleep(0.3)
+        since = time.monotonic()
+        act(qemu, drive)
+        thread.join(60)
+        when, error = what
+        assert isinstance(error, errors.DriveLostError), repr(error)
+        assert when - since < seconds
+        assert error.drive == drive.address and error.namespace == 1 and error.command == "read"
+        assert error.status == 0x371 and f"drive {drive.address} is lost" in str(error)
+        with pytest.raises(errors.DriveLostError):  # at once
+            gathered(a)
+        with pytest.raises(errors.DriveLostError):
+            opened(drive)
+        a.close()
+    with drive_with(image) as (_, drive), opened(drive) as a:
+        gathered(a)
+
+
+def test_late_data_meet_only_memory_that_nobody_has(tmp_path) -> None:
+    image = formatted(tmp_path / "disk")
+    with QemuDrive([QemuNamespace(path=image)], arena="16MiB") as qemu:
+        drive = qemu.open()
+        a = opened(drive, cache="64KiB")
+        gathered(a)
+        what: list[object] = []
+        thread = in_background(a, what)
+        time.sleep(0.2)
+        qemu.stop()
+        thread.join(60)
+        assert isinstance(what[-1], errors.DriveLostError)
+        assert a.cache.pairs.in_use() > 0  # there is something to come late
+        a.close()
+        del a, what, thread
+        others = []
+        with contextlib.suppress(errors.DriveError):
+            while True:  # all the memory that is given out
+                others.append(drive.arena.allocate(1 << 16))
+                others[-1].words[:] = 0x5A5A
+        assert others
+        qemu.cont()
+        time.sleep(0.3)
+        assert all((block.words == 0x5A5A).all() for block in others)
+        del others
+        drive.close()  # stops the controller: from here on nothing comes late
+        with qemu.open() if qemu.running else drive_of_another(image) as again, opened(again) as b:
+            gathered(b)
+
+
+@contextlib.contextmanager
+def drive_of_another(image) -> Iterator[Drive]:
+    with drive_with(image) as (_, drive):
+        yield drive
+
+
+def test_unflushed_changes_of_a_lost_drive_are_told(tmp_path) -> None:
+    with drive_with(formatted(tmp_path / "disk")) as (qemu, drive):
+        a = opened(drive, "r+")
+        write[100](a, np.arange(100), np.arange(100))
+        qemu.kill()
+        with pytest.raises(errors.DriveLostError):
+            a.flush()
+        with pytest.raises(errors.DriveLostError, match="not flushed"):
+            a.close()
+        assert until(lambda: not [t for t in threading.enumerate() if t.name == "warpwell-relay"])
+
+
+# -- relay ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_relay_parks_and_wakes(tmp_path) -> None:
+    with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive) as a:
+        relay: Relay = a.cache.controller.relay
+        for seed in range(30):
+            gathered(a, seed, n=50)
+            if seed % 3 == 0:
+                assert until(lambda: relay.parked)
+        assert relay.forwarded > 0
+
+
+def test_a_relay_that_fails_loses_the_drive(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive) as a:
+        gathered(a, n=50)
+        relay = a.cache.controller.relay
+
+        def broken() -> bool:
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(relay, "_look", broken)
+        monkeypatch.setattr(threading, "excepthook", lambda *_: None)
+        with pytest.raises(errors.DriveLostError, match="doorbells"):
+            for seed in range(10_000):
+                gathered(a, seed)
+
+
+# -- life -------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left(tmp_path) -> None:
+    image = formatted(tmp_path / "disk")
+    with drive_with(image) as (_, drive):
+        def state() -> tuple[int, int, int]:
+            threads = sum(t.name == "warpwell-relay" for t in threading.enumerate())
+            return len(os.listdir("/proc/self/fd")), threads, drive.spare_queues
+
+        opened(drive).close()
+        before = state()
+        for _ in range(3):
+            with opened(drive) as a:
+                gathered(a, n=20)
+            a = opened(drive, "r+")
+            gathered(a, n=20)
+            del a  # closed by the closing thread
+        assert until(lambda: state() == before), (state(), before)
+
+
+def test_a_forked_child_leaves_the_drive_alone(tmp_path) -> None:
+    with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive, "r+") as a:
+        gathered(a, n=20)
+        child = os.fork()
+        if not child:
+            code = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    gathered(a, n=20)
+                except errors.ForkError:
+                    try:
+                        opened(drive)
+                    except errors.ForkError:
+                        a.close()
+                        code = 0
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        gathered(a, n=20)
+
+
+def test_threads_side_by_side(tmp_path) -> None:
+    with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive) as a:
+        failed: list[BaseException] = []
+
+        def work(seed: int) -> None:
+            try:
+                for k in range(5):
+                    gathered(a, 10 * seed + k, n=300)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        assert not failed
+
+
+def test_rings_fit_the_drive() -> None:
+    with QemuDrive(arena="16MiB", queues=3, mdts=5) as qemu, qemu.open() as drive:
+        from warpwell.storage.serving import Rings
+
+        rings = DriveRings(drive).fit(Rings(8, 16, 4), "cpu", 4096)
+        assert rings == Rings(2, 64, 1)
+        rings = DriveRings(drive).fit(Rings(2, 128, 4), "cuda", 65536)
+        assert rings == Rings(1, 64, 2) or rings.queues * rings.depth // 2 * rings.merge * 65536 <= 8 << 20
+        with pytest.raises(errors.ArgumentError, match="interp"):
+            DriveRings(drive).fit(Rings(1, 64, 1), "interp", 4096)
