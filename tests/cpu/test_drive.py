@@ -23,7 +23,9 @@ from warpwell import errors, nvme
 from warpwell.drives import Drive, HostQueue
 from warpwell.nvme import COMMAND, admin, identify
 from warpwell.nvme import registers as reg
+from warpwell.targets.memory import view_of
 from warpwell.testing import qemu as testing_qemu
+from warpwell.testing.nbd import NbdServer
 from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
@@ -319,7 +321,7 @@ def test_a_drive_that_stops_is_lost_and_comes_back_late(tmp_path: Path) -> None:
         fresh = [drive.arena.allocate(1 << 16) for _ in range(4)]
         qemu.cont()
         until(lambda: (testing_qemu._state(f"/proc/{qemu.pid}/stat") or "T") not in "Tt", 5)
-        time.sleep(0.1)
+        until(lambda: (view_of(address, 4096, np.uint8) == 0xEE).all(), 5)  # late
         assert all(one.address != address and not one.words.any() for one in fresh)
         drive.close()  # it obeys again, and is disabled
         assert qemu.running
@@ -327,6 +329,40 @@ def test_a_drive_that_stops_is_lost_and_comes_back_late(tmp_path: Path) -> None:
             assert (other.namespace(1).read(0, 1) == 0xEE).all()
             again = [qemu.arena.allocate(1 << 16) for _ in range(4)]
             assert address in [one.address for one in again]  # quarantine is over
+
+
+def on_disk(disk: NbdServer) -> QemuNamespace:
+    return QemuNamespace(
+        backend={"driver": "raw", "file": {"driver": "nbd", "server": {"type": "unix", "path": disk.path}}}
+    )
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_read_in_flight_ends_before_a_reset_does(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disabling waits for what is in flight; where that does not end, QEMU does."""
+    monkeypatch.setattr("warpwell.drives.drive.COMMAND_SECONDS", 0.2)
+    with NbdServer(np.full(1 << 20, 0xEE, np.uint8)) as disk, QemuDrive([on_disk(disk)], seconds=1) as qemu:
+        drive = qemu.open()
+        space = drive.namespace(1)
+        space.flush()
+        disk.answering.clear()
+        with pytest.raises(errors.DriveLostError, match=r"read was not completed within 0.2 s.*\(queue 1, read\)"):
+            space.read(0, 8)
+        address = drive.io()[1].address
+        timer = threading.Timer(0.3, disk.answering.set)
+        if answers:
+            timer.start()
+        drive.close()
+        late = view_of(address, 4096, np.uint8).copy()
+        assert qemu.running == answers and (late == (0xEE if answers else 0)).all()
+        disk.answering.set()
+        del drive, space
+        gc.collect()  # what a traceback keeps
+        mine = qemu.arena.allocate(1 << 20)  # all that was freed may be used again
+        assert mine.address <= address < mine.address + mine.nbytes
+        mine.view(np.dtype(np.uint8))[:] = 1
+        time.sleep(0.2)
+        assert (mine.view(np.dtype(np.uint8)) == 1).all()
 
 
 def test_a_drive_that_stops_for_good_is_killed() -> None:
@@ -528,6 +564,7 @@ def test_nothing_is_left_behind() -> None:
     assert resources() == before and threading.active_count() == threads
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_no_drive(drive: Drive) -> None:
     space = drive.namespace(1)
     data = content(512)

@@ -1,5 +1,6 @@
 """Drive on a scripted controller: limits and formats that are refused, answers that break the protocol, statuses."""
 
+import gc
 import itertools
 import os
 from collections.abc import Callable
@@ -293,6 +294,30 @@ def test_the_arena_gives_out_each_byte_once_and_zeroed(sizes: list[int], seed: i
         arena.allocate(1)
 
 
+def test_memory_for_a_gpu_is_locked_as_long_as_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[tuple[int, int]] = []
+
+    def pin(address: int, nbytes: int) -> Callable[[], object] | None:
+        if nbytes > 1 << 16:
+            return None  # as CUDA refuses
+        locked.append((address, nbytes))
+        return lambda: locked.remove((address, nbytes))
+
+    monkeypatch.setattr("warpwell.drives.arena.pin", pin)
+    arena = DmaArena(1 << 20)
+    memory = arena.memory("cuda")
+    first, second = memory.allocate_shared(5000), memory.allocate_shared(16)
+    assert locked == [(first.address, 8192), (second.address, 4096)]
+    assert memory.device == "cuda" and not first.view(np.dtype(np.uint8)).any()
+    address = first.address
+    first.free()
+    assert locked == [(second.address, 4096)]
+    with pytest.raises(errors.DriveError, match="CUDA does not page-lock 70000 bytes"):
+        memory.allocate_shared(70000)
+    gc.collect()
+    assert memory.allocate_shared(5000).address == address  # what was refused came back, too
+
+
 def test_an_arena_lies_where_a_drive_can_reach_it() -> None:
     arena = DmaArena(1 << 16, ranges=[(0, 0xFFFF), (0x200_0000_0000, 0x200_FFFF_FFFF)])
     other = DmaArena(1 << 16, ranges=[(0, 0xFFFF), (0x200_0000_0000, 0x200_FFFF_FFFF)])
@@ -305,6 +330,7 @@ def test_an_arena_lies_where_a_drive_can_reach_it() -> None:
         arena.allocate(1 << 17)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_gets_a_copy_and_no_drive() -> None:
     drive = Drive(ScriptedDrive())
     space = drive.namespace(1)

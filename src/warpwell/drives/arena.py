@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
+from ..targets.gpu.memory import pin
 from ..targets.memory import ALIGNMENT, Allocator, Block, memory_for, view_of
 
 LOWEST = 0x10_0000_0000
@@ -133,7 +134,7 @@ class DmaArena:
         return Block(address, max(nbytes, 8), _Piece(self, offset, size), host=True)
 
     def memory(self, device: str) -> Allocator:
-        """Return an allocator of "cpu" or "interp" whose shared memory lies in the arena."""
+        """Return an allocator of a device whose shared memory lies in the arena; for "cuda" it is page-locked, too."""
         return _ArenaMemory(self, device)
 
     def hold(self) -> None:
@@ -186,19 +187,32 @@ class _Piece:
     """What owns a block's memory, and the arena: dropped, it gives the memory back."""
 
     def __init__(self, arena: DmaArena, offset: int, size: int) -> None:
-        self._arena = arena
-        self._range = offset, size
+        self.arena = arena
+        self.range = offset, size
 
     def __del__(self) -> None:
-        self._arena._dropped.append(self._range)
+        self.arena._dropped.append(self.range)
+
+
+class _Pinned:
+    """What owns a block that a GPU reaches as well: dropped, it is unlocked and given back."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.unpin = pin(block.address, -(-block.nbytes // ALIGNMENT) * ALIGNMENT)
+        if self.unpin is None:
+            raise errors.DriveError(
+                f"CUDA does not page-lock {block.nbytes} bytes of the drive's memory: take smaller depths, or open the "
+                'array with device="cpu"'
+            )
+
+    def __del__(self) -> None:
+        if self.unpin is not None:
+            self.unpin()
 
 
 class _ArenaMemory(Allocator):
     def __init__(self, arena: DmaArena, device: str) -> None:
-        if device == "cuda":
-            raise errors.ArgumentError(
-                'a drive serves no cache of device "cuda" yet: take device="cpu"', name="device"
-            )
         self.device = device
         self._arena = arena
         self._own = memory_for(device)
@@ -207,7 +221,8 @@ class _ArenaMemory(Allocator):
         return self._own.allocate(nbytes)
 
     def allocate_shared(self, nbytes: int) -> Block:
-        return self._arena.allocate(nbytes)
+        block = self._arena.allocate(nbytes)
+        return Block(block.address, block.nbytes, _Pinned(block), host=True) if self.device == "cuda" else block
 
 
 def _map_at(address: int, nbytes: int, fd: int, flags: int) -> bool:
