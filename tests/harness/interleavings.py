@@ -21,20 +21,25 @@ from .models.frame_model import FrameModel
 from .models.key_value_model import KeyValueModel
 from .models.known_model import KnownModel
 from .models.kv_device_model import StoreModel
+from .models.loss_models import LiesModel, LossModel
 from .models.pin_models import PinModel, ResidentModel
 from .models.queue_model import QueueModel
 from .models.ring_model import RingModel
 from .models.service_model import ServiceModel
 from .models.span_model import SpanModel
 
-SCENARIOS = ("queue", "ring", "cache", "frame", "spans", "resident", "pins", "known", "key-value", "store", "service")
+SCENARIOS = (
+    "queue", "lies", "loss", "ring", "cache", "frame", "spans", "resident", "pins", "known", "key-value", "store",
+    "service",
+)  # fmt: skip
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
     "cache": CacheModel, "frame": FrameModel, "spans": SpanModel, "resident": ResidentModel, "pins": PinModel,
     "known": KnownModel,
 }  # fmt: skip
 _MODELS: dict[str, Any] = {
-    "queue": QueueModel, "ring": RingModel, "key-value": KeyValueModel, "store": StoreModel, "service": ServiceModel
+    "queue": QueueModel, "lies": LiesModel, "loss": LossModel, "ring": RingModel, "key-value": KeyValueModel,
+    "store": StoreModel, "service": ServiceModel,
 }  # fmt: skip
 _CHUNK = 50
 

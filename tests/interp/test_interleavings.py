@@ -13,6 +13,7 @@ from tests.harness.models.frame_model import FrameModel
 from tests.harness.models.key_value_model import KeyValueModel
 from tests.harness.models.known_model import KnownModel
 from tests.harness.models.kv_device_model import StoreModel
+from tests.harness.models.loss_models import LiesModel, LossModel
 from tests.harness.models.pin_models import PinModel, ResidentModel
 from tests.harness.models.queue_model import QueueModel
 from tests.harness.models.ring_model import RingModel
@@ -46,8 +47,8 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        QueueModel, RingModel, CacheModel, FrameModel, SpanModel, ResidentModel, PinModel, KnownModel, KeyValueModel,
-        StoreModel,
+        QueueModel, LiesModel, LossModel, RingModel, CacheModel, FrameModel, SpanModel, ResidentModel, PinModel,
+        KnownModel, KeyValueModel, StoreModel,
     ],
 )
 def test_a_seed_replays(model: type) -> None:
@@ -77,6 +78,8 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads(capsys.readouterr().out)
     assert [(r["scenario"], r["first_seed"], r["runs"], r["violations"]) for r in results] == [
         ("queue", 7, 3, []),
+        ("lies", 7, 3, []),
+        ("loss", 7, 3, []),
         ("ring", 7, 3, []),
         ("cache", 7, 3, []),
         ("frame", 7, 3, []),

@@ -271,17 +271,13 @@ def take_ready(queue):
 def _raise_turns(queue, fetched, shift):
     """Admit the next lap to every entry that the controller has fetched (the consumer's leader).
 
-    Ignores a head that is older than the last one, or beyond what was submitted. Each entry that was submitted and not
-    drained has an id of its own, of half as many as there are entries, and a true head is past all that were drained.
-    So one ahead by more is looked at again: it is true only if heads were ignored before.
+    A controller may tell any head. One that is older than the last, or beyond what was submitted, admits threads
+    earlier than need be, and overwrites nothing: ids are half as many as entries. None is admitted later (`take_entry`
+    waits for the turn or a later one).
     """
     mask = (1 << shift) - 1
+    fetched &= mask
     head = load_relaxed(queue + 8 * at.Q_SQ_HEAD, DEVICE)
-    ahead = (fetched - head) & mask
-    if fetched > mask or (
-        ahead > field(queue, at.Q_N_IDS) and ahead > load_relaxed(queue + 8 * at.Q_TICKET, DEVICE) - head
-    ):
-        return
     # one fence for all turns: a release each would be a fence each, and everybody waits for this
     fence(DEVICE)
     while (head & mask) != fetched:

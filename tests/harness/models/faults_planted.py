@@ -17,6 +17,9 @@ cleared mark for a rung doorbell. Harmful is to clear a mark whose turn at the t
 *Entry given back before its key is read.* The thread that reads it fetches nothing else meanwhile, and ids are
 half as many as entries, so nobody comes round to this one; `HARMLESS` has that change too.
 
+*Turns kept by a rewind.* Threads are admitted to entries that the controller has not fetched; they overwrite nothing,
+because ids are half as many as entries (`HARMLESS`).
+
 A generation of 2 bits needs a reader that sleeps through four evictions of its page, so its `Focus` has one
 frame, two pages and threads that do nothing but read.
 """
@@ -66,6 +69,7 @@ class Fault:
 
 _SUBMIT = "queues.submission"
 _DRAIN = "queues.completion"
+_PAIR = "queues.pair"
 _SERVE = "storage.serve"
 _TURNS = "storage.arbitration"
 _POOL = "storage.service_pool"
@@ -97,6 +101,10 @@ _TAIL = """            store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
 _PHASE = """        word1 = load_acquire(entry_of(queue, mine, shift) + 8, SYSTEM)
 """
 _RESULT = "keep_result(queue, cid, load_relaxed(entry_of(queue, mine, shift), SYSTEM))"
+_TURNED = """            self._device.write(self._areas[k], np.zeros(2 * self.depth, np.int64))  # turns and marks
+"""
+_EMPTIED = """            self._shared.words[rings : rings + (80 * self.depth + 2 * LINE) // 8] = 0
+"""
 _BEST = "        # the last entry knows best"
 _KEEP_LATE = """        if taken and results != 0:
             store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT,
@@ -278,6 +286,66 @@ FAULTS = (
     Fault(
         "phase-relaxed", "queue", "the consumer reads the phase word without acquire",
         (Edit(_DRAIN, "drain", "word1 = load_acquire(entry_of(", "word1 = load_relaxed(entry_of("),),
+    ),
+    Fault(
+        "other-queue-believed", "lies", "a completion for another queue ends a command of this one",
+        (Edit(_DRAIN, "is_ours", "word1_sqid(word1) == field(queue, at.Q_SQID)", "True"),),
+    ),
+    Fault(
+        "any-id-believed", "lies", "a completion with an id that there is not is taken for one of the ids",
+        (Edit(_DRAIN, "is_ours", "word1_cid(word1) < field(queue, at.Q_N_IDS)", "True"),),
+    ),
+    Fault(
+        "any-head-believed", "lies", "a completion with a head beyond the ring ends a command",
+        (Edit(_DRAIN, "is_ours", "word1_sqhd(word1) >> shift == 0", "True"),),
+    ),
+    Fault(
+        "head-not-masked", "lies", "turns are raised until a head that there is not is reached",
+        (Edit(_DRAIN, "_raise_turns", "    fetched &= mask\n", ""),),
+    ),
+    Fault(
+        "turn-overtaken", "lies", "a thread waits for its own turn, and a later one has come",
+        (Edit(_SUBMIT, "take_entry", "while load_acquire(turn, DEVICE) < ticket >> shift:",
+              "while load_acquire(turn, DEVICE) != ticket >> shift:"),),
+    ),
+    Fault(
+        "completed-twice", "lies", "a completion of an id that is free or done goes into the ready ring",
+        (Edit(_DRAIN, "hand_out", "    return NOT_IN_FLIGHT\n",
+              "    store_relaxed(record + 8 * at.ID_STATUS, status, DEVICE)\n    return NOBODY_S\n"),),
+    ),
+    Fault(
+        "lie-not-latched", "lies", "an entry that answers no command is skipped, and nobody is told",
+        (Edit(_DRAIN, "drain", "            if fate == NOT_IN_FLIGHT:\n", "            if False:\n"),),
+    ),
+    Fault(
+        "orphans-not-aborted", "loss", "commands whose waiter gave up are not aborted with the others",
+        (Edit(_PAIR, "QueuePairs.abort", "states <= at.ORPHAN", "states < at.ORPHAN"),),
+    ),
+    Fault(
+        "old-entries-kept", "loss", "completions of the lost controller stay in the rings, and look new",
+        (Edit(_PAIR, "QueuePairs._clear", _EMPTIED, "            pass\n"),),
+    ),
+    Fault(
+        "marks-kept", "loss", "a mark of a thread that was killed passes for that of an entry",
+        (Edit(_PAIR, "QueuePairs._clear", _TURNED, _TURNED.replace("2 * self.depth", "self.depth")),),
+    ),
+    *(
+        Fault(
+            f"{name}-kept", "loss", f"the {name} of the time before is kept",
+            (Edit(_PAIR, "QueuePairs._clear", old, new),),
+        )
+        for name, old, new in (
+            ("ticket", "[at.Q_TICKET, at.Q_TAIL", "[at.Q_TAIL"),
+            ("tail", "at.Q_TICKET, at.Q_TAIL,", "at.Q_TICKET,"),
+            ("drain-lock", "at.Q_TAIL, at.Q_CQ_LOCK,", "at.Q_TAIL,"),
+            ("completion-head", "at.Q_CQ_HEAD, at.Q_SQ_HEAD", "at.Q_SQ_HEAD"),
+            ("submission-head", "at.Q_CQ_HEAD, at.Q_SQ_HEAD", "at.Q_CQ_HEAD"),
+            ("controller-s-head", "[at.P_SQ_HEAD, at.P_CQ_TAIL", "[at.P_CQ_TAIL"),
+        )
+    ),
+    Fault(
+        "loss-kept", "loss", "the next controller is taken for lost",
+        (Edit(_PAIR, "QueuePairs.rewind", "        self._loss[:] = 0\n", ""),),
     ),
     Fault(
         "staging-freed-at-sqhd", "cache", "the id and its staging buffer are free before the page is pulled",
@@ -533,6 +601,11 @@ HARMLESS = (
             "                    fetch_or(word, DIRTY, DEVICE)\n"
             "                out =")),
          Edit("cache.access", "access", _UNPIN, "            unpin(word, 0)\n")),
+    ),
+    Fault(
+        "turns-kept", "loss", "turns of the time before admit threads too early",
+        (Edit(_PAIR, "QueuePairs._clear", _TURNED, _TURNED.replace("self._areas[k]", "self._areas[k] + 8 * self.depth")
+              .replace("2 * self.depth, np", "self.depth, np")),),
     ),
     Fault(
         "head-before-key", "key-value", "entries are given back before their words are read",

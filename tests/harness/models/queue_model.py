@@ -83,10 +83,8 @@ class QueueModel:
     def __init__(self, seed: int, trace: int = 0) -> None:
         random = Random(seed * 2 + 1)
         self.run = Adversary(seed, max_steps=MAX_STEPS, trace=trace)
-        self.depth = random.choice((4, 4, 8))
-        self.pairs = QueuePairs(
-            memory_for("interp"), count=1, depth=self.depth, staging_bytes=BLOCK, results=self.results
-        )
+        self.pairs = self._make_pairs(random)
+        self.depth = self.pairs.depth
         # as many threads as pairs may have: here one pair has two
         self.controller = Controller(self.pairs, threads=2, interpreted=True, window=self._window(random))
         self.queue, self.port = self.pairs.record(0), self.pairs.port(0)
@@ -101,6 +99,10 @@ class QueueModel:
             self.run.spawn(self._submitter, mine, random.choice((1, 1, 2, 3)), name=f"submitter-{k}")
         self._services(random)
         self._watch()
+
+    def _make_pairs(self, random: Random) -> QueuePairs:
+        depth = random.choice((4, 4, 8))
+        return QueuePairs(memory_for("interp"), count=1, depth=depth, staging_bytes=BLOCK, results=self.results)
 
     def _window(self, random: Random) -> int:
         return 0
