@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from warpwell.drives import DmaArena, Transport
-from warpwell.nvme import COMMAND, COMPLETION, identify
+from warpwell.errors import DriveLostError
+from warpwell.nvme import COMMAND, COMPLETION, identify, prp
 from warpwell.nvme import registers as reg
 from warpwell.targets.memory import view_of
 
@@ -22,8 +24,8 @@ class ScriptedDrive(Transport):
     changes each completion before it is stored, and returns False for one that does not come.
     """
 
-    def __init__(self, *, cap: int = CAP) -> None:
-        super().__init__("scripted", DmaArena(1 << 20))
+    def __init__(self, *, cap: int = CAP, arena: int = 1 << 20) -> None:
+        super().__init__("scripted", DmaArena(arena))
         self.registers = {reg.CAP: cap & 0xFFFFFFFF, reg.CAP + 4: cap >> 32, reg.VS: 0x10400, reg.CC: 0, reg.CSTS: 0}
         self.controller = np.zeros((), identify.CONTROLLER)
         self.controller["sqes"], self.controller["cqes"], self.controller["vwc"] = 0x66, 0x44, 1
@@ -66,7 +68,15 @@ class ScriptedDrive(Transport):
             self.registers[reg.CSTS] = status | (8 if value >> 14 & 3 else 0)
 
     def native_store(self) -> tuple[int, int]:
-        raise NotImplementedError
+        def store(state: int, offset: int, value: int, *_: int) -> int:
+            try:
+                self.write32(offset, value)
+            except DriveLostError:
+                return -1
+            return 0
+
+        self._store = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(store)
+        return ctypes.cast(self._store, ctypes.c_void_p).value or 0, 0
 
     def alive(self) -> bool:
         return self.lost is None
@@ -126,9 +136,13 @@ class ScriptedDrive(Transport):
         first, count = int(command["cdw10"]), int(command["cdw12"]) + 1
         if int(command["opc"]) in (1, 2):
             mine = self.blocks[512 * first : 512 * (first + count)]
-            theirs = view_of(int(command["prp1"]), mine.size, np.uint8)
-            if command["opc"] == 2:
-                theirs[:] = mine
-            else:
-                mine[:] = theirs
+            pointers = int(command["prp1"]), int(command["prp2"])
+            for at, size in prp.ranges(*pointers, mine.size, lambda at, n: view_of(at, 8 * n, np.int64).tolist()):
+                assert self.arena.holds(at, size)
+                theirs = view_of(at, size, np.uint8)
+                if command["opc"] == 2:
+                    theirs[:] = mine[:size]
+                else:
+                    mine[:size] = theirs
+                mine = mine[size:]
         return 0

@@ -49,7 +49,7 @@ from ..nvme import (
     word1_status,
 )
 from ..nvme.prp import PAGE
-from ..nvme.registers import CSTS, completion_doorbell, csts_fatal, submission_doorbell
+from ..nvme.registers import completion_doorbell, submission_doorbell
 from ..storage.commands import (
     R_BUFFER,
     R_EXTRA,
@@ -420,9 +420,7 @@ class DriveMedium(Medium):
         if age > self.seconds:
             transport.lose(f"a command was not completed within {self.seconds:g} s: reset it and open it again")
         elif age > QUIET_SECONDS:
-            status = transport.read32(CSTS)
-            if csts_fatal(status):  # set in a register that reads as all ones, too
-                transport.lose(f"it reports a fatal error (CSTS {status:#x}): reset it and open it again")
+            transport.examine()
         return WATCH_SECONDS if transport.lost is None else 0.0
 
 

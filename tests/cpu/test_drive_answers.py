@@ -1,0 +1,164 @@
+"""A medium on a controller that answers as a test wants: wrong completions, every status, and strict data pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tests.harness.scripted_drive import ScriptedDrive
+
+from warpwell import errors
+from warpwell.drives import Drive, DriveMedium
+from warpwell.nvme import ABORTED_BY_HOST, COMMAND_INTERRUPTED, FLUSH, READ, WRITE
+from warpwell.testing.media import FILL, HostBytes, drive
+
+NBYTES = 64 * 512
+
+
+@pytest.fixture
+def wire() -> ScriptedDrive:
+    made = ScriptedDrive(arena=8 << 20)
+    made.blocks[:] = np.random.default_rng(1).integers(1, 256, NBYTES)
+    return made
+
+
+@pytest.fixture
+def medium(wire: ScriptedDrive) -> Iterator[DriveMedium]:
+    with Drive(wire) as opened, DriveMedium(opened.namespace(1), queues=2, seconds=0.3) as made:
+        yield made
+
+
+def test_data_pointers_are_those_of_the_specification(wire: ScriptedDrive, medium: DriveMedium) -> None:
+    """The scripted controller follows lists and checks offsets, which QEMU does not."""
+    for size in (512, 4096, 4608, 8192, 8704, 12288, NBYTES):
+        data, buffer = HostBytes(size, seed=size), HostBytes(size)
+        at = NBYTES - size
+        assert drive(medium, [(WRITE, at, size, data.address)]) == [0]
+        assert np.array_equal(wire.blocks[at:], data.bytes)
+        assert drive(medium, [(READ, at, size, buffer.address)]) == [0]
+        assert np.array_equal(buffer.bytes, data.bytes)
+
+
+def wrong_cid(answer: np.ndarray) -> None:
+    answer["cid"] += 40  # ids are below 32
+
+
+def other_cid(answer: np.ndarray) -> None:
+    answer["cid"] ^= 1  # an id that is not in flight
+
+
+def wrong_sqid(answer: np.ndarray) -> None:
+    answer["sqid"] += 1
+
+
+@pytest.mark.parametrize("bend", [wrong_cid, other_cid, wrong_sqid])
+def test_a_completion_of_no_command_loses_the_drive(wire: ScriptedDrive, medium: DriveMedium, bend) -> None:
+    wire.bend = lambda answer: bend(answer) or True
+    buffers = [HostBytes(512) for _ in range(2)]
+    requests = [(READ, 512 * k, 512, b.address) for k, b in enumerate(buffers)]
+    assert ABORTED_BY_HOST in drive(medium, requests[:1])
+    assert (buffers[0].bytes == FILL).all()
+    assert drive(medium, requests) == [ABORTED_BY_HOST] * 2
+    with pytest.raises(errors.DriveLostError, match=r"a command that is not in flight \(queue \d, cid \d+\)"):
+        raise medium.failure() or AssertionError
+    with pytest.raises(errors.DriveLostError, match="scripted is lost"):
+        medium.sync()
+
+
+def test_a_second_completion_loses_the_drive(wire: ScriptedDrive, medium: DriveMedium) -> None:
+    buffer = HostBytes(512)
+    assert drive(medium, [(READ, 0, 512, buffer.address)] * 3) == [0] * 3
+    cids = []
+
+    def again(answer: np.ndarray) -> bool:
+        cids.append(int(answer["cid"]))
+        answer["cid"] = cids[0]
+        return True
+
+    wire.bend = again
+    statuses = drive(medium, [(READ, 512, 512, buffer.address)] * 8)
+    assert 0 in statuses and ABORTED_BY_HOST in statuses and len(statuses) == 8
+    assert isinstance(medium.failure(), errors.DriveLostError)
+
+
+def stale_phase(answer: np.ndarray) -> bool:
+    answer["status"] ^= 1
+    return True
+
+
+@pytest.mark.parametrize("bend", [stale_phase, lambda answer: False])
+def test_a_completion_that_does_not_come_is_a_time_out(wire: ScriptedDrive, medium: DriveMedium, bend) -> None:
+    buffer = HostBytes(512)
+    wire.bend = bend
+    assert drive(medium, [(READ, 0, 512, buffer.address)] * 40) == [ABORTED_BY_HOST] * 40
+    with pytest.raises(errors.DriveLostError, match=r"not completed within 0\.3 s"):
+        raise medium.failure() or AssertionError
+    wire.bend = lambda answer: True
+    assert (buffer.bytes == FILL).all()
+
+
+def test_sqhd_is_not_believed(wire: ScriptedDrive, medium: DriveMedium) -> None:
+    """Ids are half the entries, so that the ring has room whatever the controller says of its head."""
+
+    def bend(answer: np.ndarray) -> bool:
+        answer["sqhd"] = 0xFFFF
+        return True
+
+    wire.bend = bend
+    data = HostBytes(512, seed=1)
+    assert drive(medium, [(WRITE, 512 * (k % 64), 512, data.address) for k in range(300)], threads=2) == [0] * 300
+
+
+@pytest.mark.parametrize("status", [0x281, 0x4281, 0x0022, 0x4182, 0x0370, 0x3F00, 0x07FF])
+@pytest.mark.parametrize("opcode", [READ, WRITE, FLUSH])
+def test_every_status_is_reported_and_retried_where_that_may_help(
+    wire: ScriptedDrive, medium: DriveMedium, opcode: int, status: int
+) -> None:
+    wire.status[opcode] = status
+    before = len(wire.seen)
+    data = HostBytes(512, seed=1)
+    assert drive(medium, [(opcode, 0, 512 if opcode != FLUSH else 0, data.address)]) == [status]
+    tries = 1 if status & 0x4000 else 4
+    assert [opc for _, opc in wire.seen[before:]] == [opcode] * tries and medium.retried == tries - 1
+    call = {READ: lambda: medium.read(0, 1), WRITE: lambda: medium.write(0, data.bytes), FLUSH: medium.sync}[opcode]
+    kind = errors.DriveLostError if opcode == FLUSH else errors.MediumError
+    with pytest.raises(kind, match=f"sc 0x{status & 0xFF:02x}"):
+        call()
+
+
+def test_an_interruption_is_retried(wire: ScriptedDrive, medium: DriveMedium) -> None:
+    left = [2]
+
+    def bend(answer: np.ndarray) -> bool:
+        if left[0]:
+            left[0] -= 1
+            answer["status"] |= COMMAND_INTERRUPTED << 1
+        return True
+
+    wire.bend = bend
+    buffer = HostBytes(512)
+    assert drive(medium, [(READ, 1024, 512, buffer.address)]) == [0] and medium.retried == 2
+    assert np.array_equal(buffer.bytes, wire.blocks[1024:1536])
+
+
+def test_a_refused_deletion_leaves_memory_alone(wire: ScriptedDrive) -> None:
+    with Drive(wire) as opened:
+        medium = DriveMedium(opened.namespace(1), queues=1)
+        wire.status[0] = 0x4101
+        medium.close()  # the controller may still write to what was the queue's
+        rings = {piece for piece in opened.arena._free}
+        assert sum(size for _, size in rings) < opened.arena.nbytes - 32 * (64 << 10)
+        wire.status.clear()
+
+
+def test_partial_blocks_are_read_first(wire: ScriptedDrive, medium: DriveMedium) -> None:
+    want = wire.blocks.copy()
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        at = int(rng.integers(0, NBYTES))
+        part = rng.integers(0, 256, int(rng.integers(1, 3000)), np.uint8)
+        medium.write(at, part)
+        want[at : at + part.size] = part[: NBYTES - at]
+        assert np.array_equal(medium.read(at, part.size)[: NBYTES - at], part[: NBYTES - at])
+    assert np.array_equal(wire.blocks, want)
