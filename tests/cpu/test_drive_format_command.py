@@ -12,6 +12,7 @@ import pytest
 from tests.harness.drives import needs_qemu
 
 from warpwell.cli import main
+from warpwell.cli.drive.info import of_itself
 from warpwell.drives import Namespace
 from warpwell.drives.superblock import NPY_AT
 from warpwell.testing.qemu import QemuDrive
@@ -67,3 +68,13 @@ def test_bad_input(
     assert main(["drive", "format-array", "01:00.0/1", "--yes-destroy-data", "S1/1", *options]) == 2
     assert says in capsys.readouterr().err
     assert not namespace.read(0, namespace.blocks).any()
+
+
+def test_info_tells_what_lies_on_a_drive(namespace: Namespace) -> None:
+    told = of_itself(namespace.drive)
+    assert told["serial"] == "S1" and "no array of Warpwell's" in told["namespace 1"]
+    how = ["--yes-destroy-data", "S1/1", "--dtype", "int32", "--shape", "9"]
+    assert main(["drive", "format-array", "01:00.0/1", *how]) == 0
+    assert "an array of 4.0 KiB" in of_itself(namespace.drive)["namespace 1"]
+    namespace.write(0, np.frombuffer(b"WARPWELL" + bytes(504), np.uint8))
+    assert "damaged" in of_itself(namespace.drive)["namespace 1"]

@@ -126,7 +126,8 @@ class VfioTransport(Transport):
             self._attach(drive, container, group)
             self.ranges = iova_ranges(container)
             _check_lock_limit(machine, drive, arena)
-            super().__init__(drive.address, DmaArena(arena, **({"ranges": self.ranges} if self.ranges else {})))
+            high_first = sorted(self.ranges, reverse=True)  # a program's own code and heap may lie low
+            super().__init__(drive.address, DmaArena(arena, **({"ranges": high_first} if high_first else {})))
             undo.callback(self.arena.close)
             self._pin(container)
             self._device = self._get_device(group)

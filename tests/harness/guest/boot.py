@@ -23,6 +23,10 @@ INSTALL = "apt-get install qemu-system-x86"
 META = "linux-image-cloud-amd64"
 """Debian's package that depends on its newest kernel for virtual machines."""
 MODULES = ("vfio-pci", "vfio_iommu_type1", "dm-mod")
+KERNEL_OPTIONS = (
+    "console=ttyS0 quiet panic=-1 intel_iommu=on tsc=reliable nokaslr mitigations=off "
+    "no_timer_check"  # on a busy machine the timer of the emulated one is late, and Linux would give up
+)
 SECONDS = 240
 DOWNLOAD_SECONDS = 100
 
@@ -76,7 +80,7 @@ class Guest:
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
             "-device", "intel-iommu,intremap=on,aw-bits=39",  # of client processors, which reach few pointers
             "-kernel", str(self.kernel), "-initrd", str(self.initramfs),
-            "-append", f"console=ttyS0 quiet panic=-1 intel_iommu=on tsc=reliable nokaslr mitigations=off {append}",
+            "-append", f"{KERNEL_OPTIONS} {append}",
             *arguments,
         ]  # fmt: skip
         try:
@@ -95,7 +99,7 @@ class Guest:
         natives = [path for path in modules if ".so" in path.name]
         busybox = self.unpacked / "bin" / "busybox"
         yield "bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes(), 0
-        for link in ("sh", "mount", "umount", "mke2fs", "mkswap", "swapon", "swapoff", "dmesg"):
+        for link in ("sh", "mount", "umount", "mke2fs", "mkswap", "swapon", "swapoff", "dd"):
             yield f"bin/{link}", stat.S_IFLNK | 0o777, b"busybox", 0
         insert = []
         for path in _kernel_modules(self.unpacked, MODULES):

@@ -28,11 +28,14 @@ import numpy.random
 
 from warpwell import errors
 from warpwell.cli import main as warpwell_command
-from warpwell.drives import Drive, Machine, VfioTransport, bind, unbind
+from warpwell.cli.output import Output
+from warpwell.drives import Drive, Machine, VfioTransport, bind, open_namespace, unbind
 from warpwell.nvme.registers import CSTS
 
-for verb in ("list", "info", "bind", "unbind"):
+for verb in ("list", "info", "bind", "unbind", "format_array"):
     importlib.import_module(f"warpwell.cli.drive.{verb}")  # what is imported here is packed
+with Output(as_json=True).progress():
+    pass  # for what rich imports then
 
 COMMANDS = 10_000
 SECONDS = 150
@@ -266,8 +269,10 @@ def bound_by_the_command() -> str:
         os.fsync(file.fileno())
     said = command("drive", "list")
     assert "free to bind" in said
-    said += command("drive", "bind", FREE) + command("drive", "info", FREE)
-    assert MACHINE.driver(FREE) == "vfio-pci" and FREE in said
+    said += command("drive", "bind", FREE)
+    assert MACHINE.driver(FREE) == "vfio-pci"
+    own = json.loads(command("drive", "info", FREE, "--json"))["of_itself"]
+    assert own["serial"] == "free" and f"no array of Warpwell's: nvme:{FREE}/1" in own["namespace 1"]
     return said
 
 
@@ -292,6 +297,7 @@ def reads_and_writes() -> str:
     with opened() as drive:
         transport = drive.transport
         assert any(low <= transport.arena.address < high for low, high in transport.ranges), transport.ranges
+        assert transport.arena.address >= 1 << 36  # not among the program's own
         namespace = drive.namespace(1)
         step = BLOCK // namespace.block
         assert namespace.read(0, step).tobytes() == b"kernel's" * (BLOCK // 8)
@@ -491,6 +497,34 @@ def given_back() -> str:
         file.write(b"again" * 1000)
         os.fsync(file.fileno())
     shell(f"mke2fs {node('free')} && mount -t ext4 {node('free')} /mnt && umount /mnt")
+    return said
+
+
+@check
+def formatted() -> str:
+    """``warpwell drive format-array`` leaves a file system alone, and makes an array that any program reads."""
+    np.save("/tmp/a.npy", array := np.arange(100_000).reshape(1000, 100))
+    arguments = ["drive", "format-array", f"{FREE}/1", "--from", "/tmp/a.npy", "--yes-destroy-data", "free/1"]
+    command("drive", "bind", FREE)
+    with contextlib.redirect_stderr(io.StringIO()) as refused:
+        assert warpwell_command(arguments) == 2
+    assert "was left alone" in refused.getvalue(), refused.getvalue()
+    command("drive", "unbind", FREE)
+    eventually(lambda: bool(MACHINE.drive(FREE).namespaces) and os.path.exists(node("free")))
+    shell(f"mount -t ext4 {node('free')} /mnt && umount /mnt && dd if=/dev/zero of={node('free')} bs=1M count=64")
+    command("drive", "bind", FREE)
+    said = command(*arguments)
+    namespace, give_up = open_namespace(f"nvme:{FREE}/1")
+    other, give_up_other = open_namespace(f"{FREE}/1")
+    assert namespace.drive is other.drive  # a process opens a drive once
+    give_up()
+    assert np.load(io.BytesIO(other.read(2040, 1800).tobytes())).sum() == array.sum()
+    give_up_other()
+    command("drive", "unbind", FREE)
+    eventually(lambda: bool(MACHINE.drive(FREE).namespaces) and os.path.exists(node("free")))
+    with open(node("free"), "rb") as file:
+        file.seek(255 * 4096)
+        assert np.array_equal(np.load(file), array)
     return said
 
 
