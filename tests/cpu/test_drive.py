@@ -528,6 +528,28 @@ def test_a_command_that_is_abandoned_loses_the_drive() -> None:
         every_call_raises(drive, "read was abandoned: open the drive again")
 
 
+def test_a_handler_may_close_the_drive_at_any_moment() -> None:
+    """It neither waits for itself nor leaves QEMU with memory that somebody else gets."""
+    rng = np.random.default_rng(3)
+    previous = signal.getsignal(signal.SIGALRM)
+    try:
+        for _ in range(8):
+            with QemuDrive(["1MiB"], seconds=1) as qemu:
+                drive = qemu.open()
+                space = drive.namespace(1)
+                signal.signal(signal.SIGALRM, lambda *_, drive=drive: drive.close())
+                signal.setitimer(signal.ITIMER_REAL, 1e-3 + float(rng.random()) * 1e-2)
+                started = time.monotonic()
+                with pytest.raises((errors.DriveLostError, errors.ClosedError)):
+                    while True:
+                        assert not space.read(0, 100).any()
+                assert time.monotonic() - started < 2
+                drive.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
 # -- processes --------------------------------------------------------------------------------------------------------
 
 

@@ -271,7 +271,10 @@ class Drive:
         return page.read(0, PAGE).tobytes()
 
     def _run(self, command: NDArray[Any], name: str, nsid: int | None = None) -> Answer:
-        assert int(command["opc"]) in ALLOWED and self._admin is not None
+        assert int(command["opc"]) in ALLOWED
+        if self._admin is None:
+            self.transport.check()
+            raise errors.ClosedError(f"drive {self.address} is closed: open it again")
         answer = self._admin.run(command, name, seconds=COMMAND_SECONDS, nsid=nsid)
         self.require(answer, name, nsid)
         return answer
@@ -384,8 +387,10 @@ class Drive:
             if self._io is None:
                 self._buffer = self.arena.allocate(HOST_BYTES + PAGE)
                 self._io = self.host_queue()
-            assert self._buffer is not None
-            return self._io, self._buffer
+            queue, buffer = self._io, self._buffer
+            if buffer is None:  # a signal's handler closed it meanwhile
+                raise errors.ClosedError(f"drive {self.address} is closed: open it again")
+            return queue, buffer
 
     @property
     def spare_queues(self) -> int:

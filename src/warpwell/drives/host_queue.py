@@ -76,7 +76,8 @@ class HostQueue:
         self._doorbells = 0, 0
         self._tail = self._head = self._cid = 0
         self._phase = 1
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._busy = False
 
     def connect(self, qid: int, stride: int) -> None:
         """Begin: the controller knows the rings by the id `qid`; its doorbells are `stride` bytes apart."""
@@ -105,12 +106,15 @@ class HostQueue:
         """
         self.transport.check()
         with interruptible(lambda: None), self._lock:
+            if self._busy:  # this thread's own command
+                raise self.transport.lose(f"a signal's handler ran {name} in the middle of another command")
             self.transport.check()
             self._cid = (self._cid + 1) & 0x7FFF
             command["cid"] = self._cid
             self._commands[self._tail] = np.frombuffer(command.tobytes(), np.int64)
             self._tail = (self._tail + 1) % self.entries
             try:
+                self._busy = True
                 self.transport.write32(self._doorbells[0], self._tail)
                 word = self._wait(name, time.monotonic() + seconds, seconds)
                 answer = Answer(word1_status(word), int(self._completions[self._head, 0]) & 0xFFFFFFFF)
@@ -126,6 +130,8 @@ class HostQueue:
             except BaseException:  # of another signal's handler: the answer would be taken for that of the next command
                 self.transport.lose(f"{name} was abandoned: open the drive again")
                 raise
+            finally:
+                self._busy = False
             return answer
 
     def _wait(self, name: str, until: float, seconds: float) -> int:

@@ -18,6 +18,7 @@ Rules of the socket, which native threads use as well:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import select
 import socket
@@ -111,7 +112,8 @@ class QtestTransport(Transport):
         text[:29] = np.frombuffer(b"writel 0x00000000 0x00000000\n", np.uint8)
         self._mutex = ctypes.c_void_p(self._state.address)
         _initialize(self._mutex)
-        self._one_thread = threading.Lock()  # of Python's, so that their signals find at most one in the middle
+        # of Python's; a signal's handler that comes back for it is refused by the lock in memory
+        self._one_thread = threading.RLock()
         try:
             self._place()
         except BaseException:
@@ -175,14 +177,18 @@ class QtestTransport(Transport):
                 self._closed = True
                 self._words[at.S_LOST] = 1
                 try:
-                    # a native thread that is in the middle of a store gives up soon
-                    self._lock(time.monotonic() + 2 * self._seconds)
+                    with contextlib.suppress(errors.DriveLostError):
+                        # a native thread that is in the middle of a store gives up soon
+                        self._lock(time.monotonic() + 2 * self._seconds)
                 finally:
                     self._socket.close()
                     _libc.pthread_mutex_unlock(self._mutex)
 
     def check(self) -> None:
         super().check()
+        self._require_open()
+
+    def _require_open(self) -> None:
         if self._closed:
             raise errors.ClosedError(f"drive {self.address} is closed: open it again")
 
@@ -220,7 +226,7 @@ class QtestTransport(Transport):
         end = time.time() + left  # the C library takes the time of day
         when = _Timespec(int(end), int(end % 1 * 1e9))
         if _libc.pthread_mutex_timedlock(self._mutex, ctypes.byref(when)):
-            raise self.lose(f"another thread holds its socket for {left:.1f} s")
+            raise self.lose(f"its socket was in use for {left:.1f} s, or by what a signal's handler interrupted")
 
     def _get_in_step(self, until: float) -> None:
         self._words[at.S_OWED] = 0
@@ -235,6 +241,7 @@ class QtestTransport(Transport):
         return line[3:]
 
     def _send(self, request: str) -> None:
+        self._require_open()
         data = request.encode() + b"\n"
         try:
             if self._socket.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT) == len(data):
@@ -249,6 +256,7 @@ class QtestTransport(Transport):
     def _line(self, until: float) -> str:
         """Return the next line that answers a request."""
         while True:
+            self._require_open()  # a signal's handler may close it
             line, end, rest = self._received.partition(b"\n")
             if end:
                 self._received = rest
@@ -260,7 +268,11 @@ class QtestTransport(Transport):
     def _receive(self, until: float) -> None:
         left = until - time.monotonic()
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except ValueError:
+            self._require_open()
+            raise
         if left <= 0 or not poll.poll(left * 1000):
             if not self.alive():
                 self._raise_lost()

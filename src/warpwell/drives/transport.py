@@ -38,7 +38,7 @@ class Transport(ABC):
         self.arena = arena
         self.lost: errors.DriveLostError | None = None
         self._pid = os.getpid()
-        self._losing = threading.Lock()
+        self._losing = threading.RLock()  # a signal's handler may come back for it
         self._despite = threading.local()
 
     @abstractmethod
