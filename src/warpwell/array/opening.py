@@ -15,7 +15,9 @@ from ..cache import Cache, parse_size
 from ..cache.cache import default_page_size, default_queues
 from ..cache.sizes import parse_page_size
 from ..drives import Namespace
-from ..drives.controller import DriveRings, NamespaceMedium
+from ..drives.controller import DriveController, DriveRings, NamespaceMedium
+from ..drives.medium import DriveMedium
+from ..drives.opened import open_namespace
 from ..replacing import NO_SPACE
 from ..storage.file import FileMedium
 from ..storage.medium import Medium
@@ -107,15 +109,24 @@ def open_array(
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     writable = mode == "r+"
     service: Service | None = None
-    if isinstance(path, Namespace):
-        service = DriveRings(path.drive)
+    if isinstance(path, Namespace) or _is_drive(path):
         page = cache.page_size if isinstance(cache, Cache) else _page_size(page_size, chosen, cache)
-        opened = _namespace(path, writable, dtype, shape, offset, name, page)
+        rings = chosen != "interp" and tier in ("auto", "storage") and (
+            not isinstance(cache, Cache) or isinstance(cache.controller, DriveController)
+        )
+        opened = _on_drive(path, writable, dtype, shape, offset, name, page, rings=rings)
+        medium = opened[0]
+        service = DriveRings(medium.namespace.drive) if isinstance(medium, NamespaceMedium) else None
     else:
         opened = _medium(path, writable, dtype, shape, offset, name, mapped)
     ours = opened[0] is not path
     part = _attached(opened, cache, chosen, tier, mapped, given, share, writable=writable, ours=ours, service=service)
     return Array(part, read_once=read_once)
+
+
+def _is_drive(path: Any) -> bool:
+    """Return whether a path names a namespace of a drive."""
+    return isinstance(path, str) and path.startswith("nvme:") and not os.path.exists(path)
 
 
 _Opened = tuple[Medium, Header, str, Callable[[], None]]
@@ -152,7 +163,7 @@ def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
     why = (
         f"kernels on {device!r} read no mapping" if device != "cpu"
         else "a Medium is no file of the system's" if isinstance(path, Medium)
-        else "a drive is no file of the system's" if isinstance(path, Namespace)
+        else "a drive is no file of the system's" if isinstance(path, Namespace) or _is_drive(path)
         else "a block device is read through a cache" if _is_block_device(path)
         else "a mapping has no cache of its own: leave cache=, page_size= and other options of a cache out"
         if any(option is not None for option in asked)
@@ -338,13 +349,43 @@ def _medium(
         raise
 
 
-def _namespace(
-    namespace: Namespace, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, page: int
-) -> _Opened:
-    """Return the medium of a namespace, the array's layout and name, and the function to call at close."""
-    medium = NamespaceMedium(namespace, writable=writable)
-    if writable and not namespace.writable:
-        raise errors.ReadOnlyError(f"{medium.name} is write-protected")
+def _on_drive(
+    path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, page: int, *,
+    rings: bool,
+) -> _Opened:  # fmt: skip
+    """Return the medium of a namespace, the array's layout and name, and the function to call at close.
+
+    With `rings` the drive serves the cache's own; otherwise its namespace is a medium like others.
+    """
+    if isinstance(path, str):
+        namespace, give_up = open_namespace(path)
+    else:
+        namespace, give_up = path, lambda: None
+    medium: Medium | None = None
+    try:
+        host = NamespaceMedium(namespace, writable=writable)
+        if writable and not namespace.writable:
+            raise errors.ReadOnlyError(f"{host.name} is write-protected")
+        header = _layout(host, writable, dtype, shape, offset, page if rings else namespace.block)
+        medium = host if rings else DriveMedium(namespace, writable=writable)
+        release = _claim_key((namespace.drive, namespace.nsid), host.name) if writable else (lambda: None)
+    except BaseException:
+        if medium is not None:
+            medium.close()
+        give_up()
+        raise
+
+    def close() -> None:
+        release()
+        give_up()
+
+    return medium, header, name or host.name, close
+
+
+def _layout(
+    medium: NamespaceMedium, writable: bool, dtype: Any, shape: Any, offset: int, page: int
+) -> Header:
+    """Return the layout of what is on a namespace: an array of ours, or raw data."""
     header = read_superblock(medium, dtype=dtype, shape=shape, writable=writable)
     # the last blocks are out of reach where they fill no page: a command past the end fails
     reach = medium.nbytes // page * page
@@ -358,8 +399,7 @@ def _namespace(
             f"{header.origin + header.nbytes}: take a smaller page_size",
             name="page_size",
         )
-    release = _claim_key((namespace.drive, namespace.nsid), medium.name) if writable else (lambda: None)
-    return medium, header, name or medium.name, release
+    return header
 
 
 def _extents(shape: Any) -> tuple[int, ...]:
