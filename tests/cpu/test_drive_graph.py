@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ SHAPES = {"interp": (6, 4), "cpu": (18, 16)}
 """Scale and degree of the graph for a device."""
 
 
+WAYS = {"medium": 4096, "rings": 4096, "rings, 8 KiB": 8192, "rings, 64 KiB": 65536}
+"""Who carries the commands of kernels out, and bytes of a page: by our controller, or the drive by their own rings."""
+
+
 @pytest.fixture(scope="module", params=list(SHAPES))
 def graph(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Graph:
     scale, degree = SHAPES[request.param]
@@ -37,18 +42,23 @@ def drive(graph: Graph, tmp_path: Path) -> Iterator[Drive]:
         yield made
 
 
-def test_traversals_find_what_scipy_finds(graph: Graph, drive: Drive) -> None:
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long if "8 K" in way else ()) for way in WAYS])
+def test_traversals_find_what_scipy_finds(graph: Graph, drive: Drive, way: str) -> None:
     offsets, edges = graph.load()
     device = "interp" if graph.vertices < 100 else "cpu"
+    if device == "interp" and way != "medium":
+        pytest.skip("the interpreter does not see what a drive writes to memory")
+    page = WAYS[way]
     links = csr_array((np.ones(graph.edges, np.int8), edges, offsets), shape=(graph.vertices,) * 2)
     source = int(np.diff(offsets).argmax())
     levels = csgraph.shortest_path(links, unweighted=True, indices=source)
     levels = np.where(np.isinf(levels), -1, levels)
     count, labels = csgraph.connected_components(links, directed=False)
-    options = {"dtype": graph.destinations, "shape": graph.edges, "device": device, "page_size": "4KiB"}
+    options = {"dtype": graph.destinations, "shape": graph.edges, "device": device, "page_size": page}
+    space = drive.namespace(1)
     with (
-        DriveMedium(drive.namespace(1)) as medium,
-        ww.open(medium, **options, cache=max(4096, edges.nbytes // 16 // 4096 * 4096)) as array,
+        DriveMedium(space) if way == "medium" else contextlib.nullcontext(space) as opened,
+        ww.open(opened, **options, cache=max(page, edges.nbytes // 16 // page * page)) as array,
         LoadedGraph(graph, edges=array) as loaded,
     ):
         found = bfs(loaded, source)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from tests.harness import drive_losses
 from tests.harness.arrays import kernels
-from tests.harness.drive_losses import Campaign
+from tests.harness.drive_losses import Campaign, Opener, by_medium, by_rings
 from tests.harness.drives import needs_qemu
 from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
 from warpwell.drives import DriveMedium
+from warpwell.drives.controller import NamespaceMedium
 from warpwell.nvme import ABORTED_BY_HOST, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT
 from warpwell.storage.groups import Replicated, Striped
 from warpwell.testing import nbd
@@ -55,26 +56,32 @@ def medium(qemu: QemuDrive) -> Iterator[DriveMedium]:
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 
-def kill_and_look(runs: int, seed: int) -> None:
-    outcome = Campaign(seed).run(runs)
+WAYS = pytest.mark.parametrize("way", [by_medium, by_rings])
+
+
+def kill_and_look(runs: int, seed: int, way: Opener) -> None:
+    outcome = Campaign(seed, way).run(runs)
     assert outcome.lost == []
     assert outcome.runs == runs <= outcome.flushes and outcome.dropped > 10 * runs
     assert outcome.slowest < 1.0
 
 
-def test_kills_lose_nothing_that_was_flushed() -> None:
-    kill_and_look(15, seed=1)
+@WAYS
+def test_kills_lose_nothing_that_was_flushed(way: Opener) -> None:
+    kill_and_look(15, seed=1, way=way)
 
 
+@WAYS
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_many_kills_lose_nothing_that_was_flushed() -> None:
-    kill_and_look(200, seed=2)
+def test_many_kills_lose_nothing_that_was_flushed(way: Opener) -> None:
+    kill_and_look(200, seed=2, way=way)
 
 
-def test_a_sync_without_flush_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DriveMedium, "sync", lambda self: None)
-    assert Campaign(seed=1).run(3).lost
+@WAYS
+def test_a_sync_without_flush_is_found(monkeypatch: pytest.MonkeyPatch, way: Opener) -> None:
+    monkeypatch.setattr(DriveMedium if way is by_medium else NamespaceMedium, "sync", lambda self: None)
+    assert Campaign(seed=1, opened=way).run(3).lost
 
 
 def test_a_kill_ends_a_launch_that_waits_for_a_silent_disk(disk: NbdServer, qemu: QemuDrive) -> None:

@@ -2,9 +2,10 @@
 
 import contextlib
 import os
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.drives import Drive
+from warpwell.array import opening
+from warpwell.drives import Drive, Namespace
 from warpwell.drives.controller import DriveRings
 from warpwell.drives.qtest import NVME_SLOT
 from warpwell.drives.relay import Relay
@@ -275,6 +277,52 @@ def test_unflushed_changes_of_a_lost_drive_are_told(tmp_path) -> None:
         with pytest.raises(errors.DriveLostError, match="not flushed"):
             a.close()
         assert until(lambda: not [t for t in threading.enumerate() if t.name == "warpwell-relay"])
+
+
+def test_tiers_in_memory_and_the_interpreter_take_the_namespace_as_a_medium(tmp_path) -> None:
+    image = formatted(tmp_path / "disk")
+    with drive_with(image) as (_, drive):
+        with ww.open(drive.namespace(1), "r+", device="cpu", tier="host", cache="64KiB") as a:
+            gathered(a, n=100)
+            a[5] = 50
+        assert on_disk(image)[5] == 50
+        with ww.open(drive.namespace(1), device="interp", cache="16KiB", page_size=4096) as a:
+            assert a[5] == 50 and int(a[-1]) == DATA[-1]
+        assert drive.spare_queues == drive.queues - 1
+
+
+def test_a_name_opens_the_namespace(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with drive_with(formatted(tmp_path / "disk")) as (_, drive):
+        given_up: list[str] = []
+
+        def found(name: str) -> tuple[Namespace, Callable[[], None]]:
+            assert name == "nvme:0000:04:00.0/1"
+            return drive.namespace(1), lambda: given_up.append(name)
+
+        monkeypatch.setattr(opening, "open_namespace", found)
+        with ww.open("nvme:0000:04:00.0/1", device="cpu", cache="64KiB", name="edges") as a:
+            gathered(a, n=50)
+            assert a.name == "edges" and not given_up
+        assert len(given_up) == 1
+        with pytest.raises(errors.ArgumentError):
+            ww.open("nvme:0000:04:00.0/1", device="cpu", page_size=100)
+        with pytest.raises(errors.ArgumentError, match="dtype"):
+            ww.open("nvme:0000:04:00.0/1", device="cpu", dtype=np.int8)
+        assert len(given_up) == 2
+
+
+def test_ctrl_c_ends_a_launch_and_the_array_goes_on(tmp_path) -> None:
+    with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive, cache="64KiB") as a:
+        gathered(a)
+        where = np.random.default_rng(3).integers(0, ITEMS, 2_000_000)
+        out = np.zeros(where.size, np.int64)
+        timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        since = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            read[where.size](a, where, out)
+        assert time.monotonic() - since < 5
+        gathered(a, 9)
 
 
 # -- relay ------------------------------------------------------------------------------------------------------------

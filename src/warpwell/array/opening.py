@@ -108,20 +108,21 @@ def open_array(
     mapped = _is_mapped(path, tier, chosen, [cache, share, read_once or None, *given.values()])
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     writable = mode == "r+"
-    service: Service | None = None
     if isinstance(path, Namespace) or _is_drive(path):
         page = cache.page_size if isinstance(cache, Cache) else _page_size(page_size, chosen, cache)
-        rings = chosen != "interp" and tier in ("auto", "storage") and (
-            not isinstance(cache, Cache) or isinstance(cache.controller, DriveController)
-        )
+        rings = _serves_rings(chosen, tier, cache)
         opened = _on_drive(path, writable, dtype, shape, offset, name, page, rings=rings)
-        medium = opened[0]
-        service = DriveRings(medium.namespace.drive) if isinstance(medium, NamespaceMedium) else None
     else:
         opened = _medium(path, writable, dtype, shape, offset, name, mapped)
     ours = opened[0] is not path
-    part = _attached(opened, cache, chosen, tier, mapped, given, share, writable=writable, ours=ours, service=service)
+    part = _attached(opened, cache, chosen, tier, mapped, given, share, writable=writable, ours=ours)
     return Array(part, read_once=read_once)
+
+
+def _serves_rings(device: str, tier: str, cache: int | str | Cache | None) -> bool:
+    """Return whether a drive serves the rings of an array's cache, instead of being a medium like others."""
+    ours = isinstance(cache, Cache) and not isinstance(cache.controller, DriveController)
+    return device != "interp" and tier in ("auto", "storage") and not ours
 
 
 def _is_drive(path: Any) -> bool:
@@ -135,7 +136,7 @@ _Opened = tuple[Medium, Header, str, Callable[[], None]]
 
 def _attached(
     opened: _Opened, cache: int | str | Cache | None, device: str, tier: str, mapped: bool, given: dict[str, Any],
-    share: float | None, *, writable: bool, ours: bool, service: Service | None,
+    share: float | None, *, writable: bool, ours: bool,
 ) -> Attachment:  # fmt: skip
     """Map a medium or attach it to a cache; if that fails, close what was opened (the medium if it is `ours`)."""
     medium, header, label, release = opened
@@ -144,6 +145,7 @@ def _attached(
         mapping = _mapping(medium, label, tier) if mapped else None
         tier = "mapped" if mapping else "storage" if tier == "auto" else tier
         if not isinstance(cache, Cache):
+            service = DriveRings(medium.namespace.drive) if isinstance(medium, NamespaceMedium) else None
             cache = own = _own_cache(cache, device, tier, medium.nbytes, given, service)
         return Attachment(
             medium, header, cache=cache, owns_cache=own is not None, tier=tier, writable=writable, name=label,
