@@ -6,4 +6,5 @@ info.py       ``drive info``: one of them; if Warpwell may use it, what the driv
 bind.py       ``drive bind``: takes a drive that nobody uses from the kernel
 unbind.py     ``drive unbind``: gives it back
 format_array.py ``drive format-array``: makes an array on a drive, if nobody's data are there
+bench.py      ``drive bench``: how fast kernels read from a drive, or from one of QEMU's
 """

@@ -10,6 +10,7 @@ reads.py      `array`, `cache`, `pattern`: reads through the cache
 commands.py   `block`, `iodepth`: commands of kernels without a cache
 writes.py     `readwrite`, `vectoradd`: reads and writes
 sums.py       `reduction`, `scan`
+drives.py     `drive_reads`: a drive's own rate (``warpwell drive bench``)
 ============  ===================================================================================
 """
 

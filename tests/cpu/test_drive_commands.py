@@ -1,4 +1,4 @@
-"""``warpwell drive format-array``, on a drive of QEMU in place of one of this machine."""
+"""``warpwell drive format-array``, ``info`` and ``bench``, on a drive of QEMU in place of one of this machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from warpwell.cli import main
 from warpwell.cli.drive.info import of_itself
 from warpwell.drives import Namespace
 from warpwell.drives.superblock import NPY_AT
+from warpwell.errors import WarpwellError
+from warpwell.study.bench.drives import drive_reads
 from warpwell.testing.qemu import QemuDrive
 
 pytestmark = needs_qemu
@@ -78,3 +80,19 @@ def test_info_tells_what_lies_on_a_drive(namespace: Namespace) -> None:
     assert "an array of 4.0 KiB" in of_itself(namespace.drive)["namespace 1"]
     namespace.write(0, np.frombuffer(b"WARPWELL" + bytes(504), np.uint8))
     assert "damaged" in of_itself(namespace.drive)["namespace 1"]
+
+
+def test_bench_reads_a_virtual_drive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drive", "bench", "--qemu", "--bytes", "2MiB", "--runs", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["rows"]) == 8 and all(row["rate"] > 0 for row in told["rows"])
+    for wrong in (["bench"], ["bench", "01:00.0/1", "--qemu"]):
+        assert main(["drive", *wrong]) == 2
+        assert "--qemu" in capsys.readouterr().err
+
+
+def test_bench_checks_what_it_reads(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = namespace.read
+    monkeypatch.setattr(namespace, "read", lambda lba, count: kept(lba, count) + np.uint8(1))  # a fault of the host's
+    with pytest.raises(WarpwellError, match="first words of pages"):
+        drive_reads(namespace, nbytes=1 << 20, runs=1)
