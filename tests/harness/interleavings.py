@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .models.cache_model import CacheModel, Focus
+from .models.drive_model import DriveModel
 from .models.faults_planted import FAULTS, RARE, Fault, planted
 from .models.frame_model import FrameModel
 from .models.key_value_model import KeyValueModel
@@ -30,7 +31,7 @@ from .models.span_model import SpanModel
 
 SCENARIOS = (
     "queue", "lies", "loss", "ring", "cache", "frame", "spans", "resident", "pins", "known", "key-value", "store",
-    "service",
+    "service", "drive",
 )  # fmt: skip
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
@@ -39,7 +40,7 @@ _CACHE: dict[str, Any] = {
 }  # fmt: skip
 _MODELS: dict[str, Any] = {
     "queue": QueueModel, "lies": LiesModel, "loss": LossModel, "ring": RingModel, "key-value": KeyValueModel,
-    "store": StoreModel, "service": ServiceModel,
+    "store": StoreModel, "service": ServiceModel, "drive": DriveModel,
 }  # fmt: skip
 _CHUNK = 50
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from tests.harness.interleavings import FAULT_RUNS, SCENARIOS, explore, find, interleave, main
 from tests.harness.models.cache_model import CacheModel
+from tests.harness.models.drive_model import DriveModel
 from tests.harness.models.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
 from tests.harness.models.frame_model import FrameModel
 from tests.harness.models.key_value_model import KeyValueModel
@@ -48,7 +49,7 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
     "model",
     [
         QueueModel, LiesModel, LossModel, RingModel, CacheModel, FrameModel, SpanModel, ResidentModel, PinModel,
-        KnownModel, KeyValueModel, StoreModel,
+        KnownModel, KeyValueModel, StoreModel, DriveModel,
     ],
 )
 def test_a_seed_replays(model: type) -> None:

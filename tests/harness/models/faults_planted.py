@@ -73,6 +73,12 @@ _PAIR = "queues.pair"
 _SERVE = "storage.serve"
 _TURNS = "storage.arbitration"
 _POOL = "storage.service_pool"
+_DRIVE = "drives.medium"
+_MOVED = (
+    "    if status == 0 and word(record, R_OP) == READ:\n"
+    "        copy_bytes(word(part, P_BUFFER), word(part, P_BOUNCE), word(part, P_NBYTES))\n"
+)
+_PART_DONE = "    set_word(part, P_SINCE, 0)\n    submit_waiting(state, queue)\n"
 _REQUESTS = "kv.device.requests"
 _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
@@ -580,6 +586,31 @@ FAULTS = (
     Fault(
         "span-escapes", "spans", "items are given to the fold before the second look, and stay in its total",
         (Edit(_WORDS_OF, "folding", _FOLDED, _FOLDED.replace("if good", "if True")),),
+    ),
+    Fault(
+        "drive-unlocked", "drive", "two threads have one queue of a drive",
+        (Edit(_DRIVE, "locked_queue", "        if exchange(queue + 8 * Q_LOCK, 1, SYSTEM) == 0:",
+              "        if load_relaxed(queue + 8 * Q_LOCK, SYSTEM) == 0:"),),
+    ),
+    Fault(
+        "drive-phase-relaxed", "drive", "data are moved that are older than their completion",
+        (Edit(_DRIVE, "take_completions", "answer = load_acquire(", "answer = load_relaxed("),),
+    ),
+    Fault(
+        "drive-head-untold", "drive", "the drive's completion ring has no room",
+        (Edit(_DRIVE, "take_completions", ">= (1 << shift) >> 2:", ">= (1 << shift):"),),
+    ),
+    Fault(
+        "drive-answered-early", "drive", "a command is answered when its first part is done",
+        (Edit(_DRIVE, "count_down", "    if left == 0:", "    if left >= 0:"),),
+    ),
+    Fault(
+        "drive-waiting-left", "drive", "commands that wait for ids of a lost drive are not answered",
+        (Edit(_DRIVE, "give_up", "parts_in(state, word(record, R_NBYTES) - word(record, R_EXTRA))", "1"),),
+    ),
+    Fault(
+        "drive-id-early", "drive", "an id is given to another part before its data are moved",
+        (Edit(_DRIVE, "finish_part", _MOVED, ""), Edit(_DRIVE, "finish_part", _PART_DONE, _PART_DONE + _MOVED)),
     ),
 )  # fmt: skip
 

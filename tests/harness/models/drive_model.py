@@ -1,0 +1,200 @@
+"""Drive scenario: a drive's medium, whose native functions several threads call while its queues are served, or die.
+
+A controller in a thread fetches what the doorbells tell, carries commands out in any order, and interrupts some. In
+half of the seeds the drive is lost at some step; what it was told before still runs, late. Each command is answered
+once, with the data of its range; a lost drive touches no buffer of a command that was answered.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from warpwell.drives import medium as native
+from warpwell.drives.medium import DriveMedium
+from warpwell.nvme import COMMAND_INTERRUPTED, READ, WRITE, completion_word1, word0_cid, word0_opc
+from warpwell.nvme.registers import DOORBELLS
+from warpwell.nvme.status import ABORTED_BY_HOST
+from warpwell.storage.medium import PENDING
+from warpwell.targets import SYSTEM, backoff, load_acquire, load_relaxed, memory_for, store_relaxed, store_release
+from warpwell.targets.interp.interpreter import native_functions
+
+from .adversary import Adversary, Violation
+
+BLOCK = 8
+BLOCKS = 64
+DEPTH = 4
+"""Two commands of a queue in flight: most wait."""
+FILL = -77
+
+
+class DriveModel:
+    """One run of the scenario; `seed` and `trace` as for `CacheModel`."""
+
+    def __init__(self, seed: int, trace: int = 0) -> None:
+        random = self._random = Random(seed * 3 + 1)
+        self.run = Adversary(seed, max_steps=60_000, trace=trace)
+        self._blocks: list[Any] = []
+        self.queues = random.randint(1, 2)
+        self.disk = [1000 + k for k in range(BLOCKS)]
+        self._bells = self._allocate(256)
+        self._buffers = self._allocate(8 * 256)
+        self._buffers.words[:] = FILL
+        drive = SimpleNamespace(
+            model="model", entries=DEPTH, max_transfer=BLOCK, lost=None, stride=4, address="model",
+            arena=SimpleNamespace(allocate=self._allocate), create_pair=self._create, delete_pair=lambda qid: None,
+            transport=SimpleNamespace(
+                dma=lambda address: address, native_store=lambda: (self._bells.address, 0), lost=None
+            ),
+        )  # fmt: skip
+        space = SimpleNamespace(
+            drive=drive, block=BLOCK, nbytes=BLOCK * BLOCKS, writable=True, name="model/1", nsid=1
+        )
+        self._rings: list[tuple[int, int]] = []
+        native_functions[self._bells.address] = self._store
+        self.medium = DriveMedium(space, queues=self.queues, depth=DEPTH)  # type: ignore[arg-type]
+        self.state = self.medium._state.address
+        pairs = self.medium._pairs
+        self.run.announce_blocks(
+            *self._blocks, self.medium._state, self.medium._table._block,
+            *(block for pair in pairs for block in (pair._parts, pair._stack, pair._wait)),
+        )  # fmt: skip
+        self._interruptions = random.choice((0, 0, 3))
+        self._dies = random.choice((-1, -1, 0, 2, 5, 10))
+        """Commands that are carried out before the drive is lost; -1: it is not."""
+        self._refuses = random.random() < 0.5
+        self.dead = False
+        self._make_requests(random)
+        threads = random.randint(2, 3)
+        for k in range(threads):
+            self.run.spawn(self._serve, k, threads, name=f"service-{k}")
+        self.run.spawn(self._control, name="controller")
+
+    def _allocate(self, nbytes: int) -> Any:
+        block = memory_for("interp").allocate(nbytes)
+        self._blocks.append(block)
+        return block
+
+    def _create(self, submission: int, completion: int, entries: int) -> int:
+        self._rings.append((submission, completion))
+        return len(self._rings)
+
+    def _make_requests(self, random: Random) -> None:
+        self.requests: list[tuple[int, int, int, int]] = []  # opcode, first block, blocks, first word of the buffer
+        first, at = 0, 0
+        while first < BLOCKS - 4 and len(self.requests) < 14:
+            count = random.randint(1, 4)
+            opcode = random.choice((READ, WRITE))
+            if opcode == WRITE:
+                self._buffers.words[at : at + count] = [5000 + first + k for k in range(count)]
+            self.requests.append((opcode, first, count, at))
+            first, at = first + count, at + count
+        self.answers: dict[int, int] = {}
+        self._kept: dict[int, list[int]] = {}
+
+    def _buffer(self, at: int) -> int:
+        return self._buffers.address + 8 * at
+
+    # -- the drive
+
+    def _bell(self, offset: int) -> int:
+        return self._bells.address + 2 * (offset - DOORBELLS)
+
+    def _store(self, state: int, offset: int, value: int, *_: int) -> int:
+        if self.dead and self._refuses:
+            return -1
+        store_release(self._bell(offset), value, SYSTEM)
+        return 0
+
+    def _control(self) -> None:
+        fetched, posted = [0] * self.queues, [0] * self.queues
+        going: list[tuple[int, list[int]]] = []
+        attempt = done = 0
+        while len(self.answers) < len(self.requests) or going:
+            for k, (submission, _) in enumerate(self._rings):
+                tail = load_acquire(self._bell(DOORBELLS + 8 * (k + 1)), SYSTEM)
+                while fetched[k] & (DEPTH - 1) != tail:
+                    entry = submission + 64 * (fetched[k] & (DEPTH - 1))
+                    going.append((k, [load_relaxed(entry + 8 * w, SYSTEM) for w in range(8)]))
+                    fetched[k] += 1
+            if not self.dead and done == self._dies:
+                self.dead = True
+                if not self._refuses:
+                    store_relaxed(self.state + 8 * native.M_LOST, native.LOST_TOLD, SYSTEM)
+            number = self._random.randrange(len(going)) if going else 0
+            if not going or not self._execute(*going[number], posted):
+                if self.dead and len(self.answers) == len(self.requests):
+                    return  # nobody takes completions any more
+                backoff(attempt)
+                attempt += 1
+                continue
+            del going[number]
+            done, attempt = done + 1, 0
+
+    def _execute(self, k: int, words: list[int], posted: list[int]) -> bool:
+        """Carry a command out and post its completion, if there is room."""
+        head = load_acquire(self._bell(DOORBELLS + 8 * (k + 1) + 4), SYSTEM)
+        if (posted[k] - head) & (DEPTH - 1) == DEPTH - 1:
+            return False
+        status = 0
+        first, opcode = words[5], word0_opc(words[0])
+        if words[6] or opcode not in (READ, WRITE) or not 0 <= first < BLOCKS:
+            raise Violation(f"the command {words}")
+        if self._interruptions and self._random.random() < 0.3:
+            self._interruptions -= 1
+            status = COMMAND_INTERRUPTED
+        elif opcode == READ:
+            store_relaxed(words[3], self.disk[first], SYSTEM)
+        else:
+            self.disk[first] = load_relaxed(words[3], SYSTEM)
+        entry = self._rings[k][1] + 16 * (posted[k] & (DEPTH - 1))
+        phase = (posted[k] // DEPTH & 1) ^ 1
+        store_release(entry + 8, completion_word1(0, k + 1, word0_cid(words[0]), phase, status), SYSTEM)
+        posted[k] += 1
+        return True
+
+    # -- who calls the medium
+
+    def _serve(self, number: int, threads: int) -> None:
+        for tag in range(number, len(self.requests), threads):
+            opcode, first, count, at = self.requests[tag]
+            status = native.drive_start.function(
+                self.state, opcode, first * BLOCK, count * BLOCK, self._buffer(at), tag
+            )
+            if status != PENDING:
+                self._answered(tag, status)
+        attempt = 0
+        while len(self.answers) < len(self.requests):
+            found = native.drive_complete.function(self.state, 0, 0, 0, 0, 0)
+            if found >= 0:
+                self._answered(found >> 16, found & 0xFFFF)
+            else:
+                backoff(attempt)
+            attempt = 0 if found >= 0 else attempt + 1
+
+    def _answered(self, tag: int, status: int) -> None:
+        if tag in self.answers:
+            raise Violation(f"command {tag} was answered twice")
+        opcode, first, count, at = self.requests[tag]
+        if status not in ((0, ABORTED_BY_HOST) if self.dead else (0,)):
+            raise Violation(f"command {tag} has status {status:#x}")
+        self._kept[tag] = [load_relaxed(self._buffer(at + k), SYSTEM) for k in range(count)]
+        if opcode == READ and status == 0 and self._kept[tag] != [1000 + first + k for k in range(count)]:
+            raise Violation(f"command {tag} read {self._kept[tag]} from block {first}")
+        self.answers[tag] = status
+
+    def check(self) -> int:
+        """Run the interleaving; return its steps. Raises `Violation` or what device code raised."""
+        try:
+            self.run.run()
+        finally:
+            native_functions.pop(self._bells.address, None)
+            self.medium.close()
+        for tag, (opcode, first, count, at) in enumerate(self.requests):
+            if self._buffers.words[at : at + count].tolist() != self._kept[tag]:
+                raise Violation(f"the buffer of command {tag} changed after its answer")
+            wanted = [5000 + first + k for k in range(count)]
+            if opcode == WRITE and not self.answers[tag] and self.disk[first : first + count] != wanted:
+                raise Violation(f"command {tag} wrote {self.disk[first : first + count]}")
+        return self.run.steps
