@@ -1,4 +1,4 @@
-"""Conformance suites for new media, executors and policies; drives of QEMU, and disks for them that fail on purpose.
+"""Conformance suites for new media, executors and policies; drives of QEMU, disks and controllers that fail on purpose.
 
 A subclass of a suite says how to make the thing that is tested. Files, suites first:
 
@@ -6,5 +6,6 @@ A subclass of a suite says how to make the thing that is tested. Files, suites f
 - executors.py         `ExecutorConformance`: every executor of the scheduler
 - policies.py          `PolicyConformance`: every policy of the scheduler
 - qemu.py              `QemuDrive`: an NVMe drive that QEMU emulates
+- scripted.py          `ScriptedController`: serves a cache's rings from another process, and answers wrongly on request
 - nbd.py               `NbdServer`: a disk for QEMU that loses what was not flushed when its client is killed
 """
