@@ -223,7 +223,11 @@ def warp_size() -> int:
 
 
 def activemask() -> int:
-    """Return the lanes that run converged with the caller, its own included, as a bit mask. Orders nothing."""
+    """Return the lanes that run converged with the caller, its own included, as a bit mask. Orders nothing.
+
+    Who needs all lanes of a warp asks first of all in its kernel, or takes ``ballot(mask, True)`` of lanes that are
+    known to come: lanes that came apart may stay so, also behind `syncwarp`.
+    """
     return current().activemask()
 
 
@@ -261,7 +265,8 @@ def match_any(mask: int, value: int) -> int:
 def syncwarp(mask: int) -> None:
     """Wait until all lanes of mask have called it.
 
-    Accesses of these lanes before it are ordered before accesses of all of them after it.
+    Accesses of these lanes before it are ordered before accesses of all of them after it. On a GPU, lanes that came
+    apart before it run on as they came: they are joined for this instruction only.
     """
     current().syncwarp(mask)
 

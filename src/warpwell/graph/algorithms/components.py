@@ -142,11 +142,11 @@ def _mark_runs(pages, pieces, edges):
 @kernel
 def _link_runs(edges, offsets, parents, piece, end, counters):
     """Link the ends of all edges of sampled pieces [piece, end); a warp takes a piece."""
+    mask = activemask()
     index = piece + div(grid(1), warp_size())
     if index < end:
         at = _sampled(index) + lane_id()
         stop = min(_sampled(index) + PIECE, edges.size)
-        mask = activemask()
         vertex = 0
         if at < stop:
             vertex = vertex_at(offsets, at, parents.size)
@@ -202,6 +202,7 @@ def _select(offsets, parents, largest, done, vertex, end, items, base, counters)
 @kernel
 def _link_rest(edges, offsets, parents, items, count, window, counters):
     """Link vertices with their neighbours in a window: a warp takes one item, its lanes neighbouring edges."""
+    mask = activemask()
     index = div(grid(1), warp_size())
     if index < count:
         item = items[index]
@@ -209,7 +210,6 @@ def _link_rest(edges, offsets, parents, items, count, window, counters):
         at = start_of(item, offsets[vertex])
         stop = min(at + PIECE, offsets[vertex + 1], window[1])
         at = max(at, window[0])
-        mask = activemask()
         lane = lane_id()
         while at < stop:
             if at + lane < stop:

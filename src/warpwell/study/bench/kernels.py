@@ -245,6 +245,7 @@ def block_scans(means: str) -> Any:
     read, write = READERS[means], WRITERS[means]
 
     def scanning(c, c_copy, c_bam, a, a_copy, a_bam, items, run, before, threads):
+        mask = activemask()  # before the lanes can part
         width = warp_size()
         lane = lane_id()
         k = div(grid(1), width)
@@ -252,7 +253,6 @@ def block_scans(means: str) -> Any:
             at = k * run
             stop = min(at + run, items)
             total = before[k]
-            mask = activemask()
             while at < stop:
                 value = 0
                 if at + lane < stop:
