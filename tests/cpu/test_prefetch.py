@@ -190,6 +190,27 @@ def test_closing_ends_a_prefetch(close: str) -> None:
                 a.prefetch()
 
 
+def test_a_prefetch_that_begins_while_its_array_leaves_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=5.0) as cache:
+        a = open_on(faulty(delay_us=100_000), cache=cache, page_size=None, timeout=None)
+        a[0]
+        stop, detach, begun, left = cache.bulk.stop, cache.controller.detach, [], []
+
+        def stop_late() -> None:
+            stop()
+            if a._part._ending and not begun:  # another thread, which looked before whether the array is open
+                begun.append(cache.bulk.prefetch(a._nsid, (50, 150)))
+
+        def detach_idle(nsid: int) -> None:
+            left.append(cache.bulk.reads(nsid))
+            detach(nsid)
+
+        monkeypatch.setattr(cache.bulk, "stop", stop_late)
+        monkeypatch.setattr(cache.controller, "detach", detach_idle)
+        a.close()
+        assert begun and begun[0].done and left == [False]
+
+
 def test_what_is_written_during_a_prefetch_is_not_lost() -> None:
     medium = faulty(delay_us=20_000)
     rng = np.random.default_rng(0)

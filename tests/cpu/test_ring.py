@@ -119,6 +119,12 @@ def test_under_wrappers(path: Path) -> None:
     both.close()
 
 
+def open_descriptors(path: Path) -> int:
+    found = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if int(name) < 200
+             and os.path.lexists(f"/proc/self/fd/{name}")]  # fmt: skip
+    return sum("io_uring" in target or target == str(path) for target in found)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_leaves_the_ring_alone(path: Path) -> None:
     buffer = HostBytes(4096 * 100)
@@ -126,10 +132,12 @@ def test_a_forked_child_leaves_the_ring_alone(path: Path) -> None:
     start, complete = calls(medium)
     for number, command in enumerate(reads(buffer, 100)):
         assert start(*command, number) == PENDING
+    assert open_descriptors(path)
     child = os.fork()
     if child == 0:
         medium.close()
-        os._exit(0)
+        medium.close()
+        os._exit(open_descriptors(path))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     done: set[int] = set()
     until = time.monotonic() + 30

@@ -33,6 +33,8 @@ from .statistics import Statistics
 
 MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
+STOPS = 3
+"""How often prefetches are stopped before an array leaves: another thread may begin one meanwhile."""
 
 
 class OpeningProcess:
@@ -204,8 +206,7 @@ class Cache:
 
     def detach(self, nsid: int) -> None:
         """Write an array's dirty pages back and remove it from the cache."""
-        self.bulk.stop()
-        with self._lock:
+        with self._lock_without_prefetches(nsid):
             if self._closed or nsid not in self._spaces:
                 return
             self._reap()
@@ -227,6 +228,18 @@ class Cache:
                     with contextlib.suppress(errors.KernelError, errors.DriveLostError), self._left_alone():
                         self.flush()
                         self._lay_out()
+
+    @contextlib.contextmanager
+    def _lock_without_prefetches(self, nsid: int) -> Iterator[None]:
+        """Hold the lock while no prefetch of an array reads: its medium would be taken away under it."""
+        for _ in range(STOPS):
+            self.bulk.stop()
+            with self._lock:
+                if not self.bulk.reads(nsid):  # else another thread began one meanwhile
+                    yield
+                    return
+        with self._lock:  # a medium that never answers
+            yield
 
     def _forget(self, nsid: int) -> None:
         del self._spaces[nsid]

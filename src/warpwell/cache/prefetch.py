@@ -165,7 +165,8 @@ class Bulk:
         self._turn = threading.Lock()  # of staging
         self._lock = threading.Lock()  # of the queue below
         self._waiting: deque[tuple[Ticket, Callable[[], None]]] = deque()
-        self._tickets: set[Ticket] = set()
+        self._tickets: dict[Ticket, int] = {}
+        """Those that are not done, each with its array's namespace id."""
         self._running = False
         self._staging: Block | None = None
         self._reads: HostReads | None = None
@@ -220,13 +221,13 @@ class Bulk:
                 cache.look_soon(nsid)
 
         if cache.device == "interp":  # one interpreted launch at a time
-            self._tickets.add(ticket)
+            self._tickets[ticket] = nsid
             self._run(ticket, work)
             return ticket
         while len(self._waiting) >= WAITING:  # who asks faster than the medium reads waits, instead of a growing queue
             self._oldest().wait(1.0)
         with uninterrupted(), self._lock:  # so that no ticket is left that nobody ends
-            self._tickets.add(ticket)
+            self._tickets[ticket] = nsid
             self._waiting.append((ticket, work))
             if not self._running:
                 self._running = True
@@ -261,10 +262,10 @@ class Bulk:
             self._end(ticket)
 
     def _end(self, ticket: Ticket) -> None:
+        self._tickets.pop(ticket, None)
         ticket.finish()
         self.prefetched += ticket.came - ticket.touched  # those are counted as misses
         self.dropped += ticket.dropped
-        self._tickets.discard(ticket)
 
     def stop(self) -> None:
         """Cancel all prefetches, and wait for them: up to the timeout where the medium is silent."""
@@ -272,6 +273,10 @@ class Bulk:
             ticket.cancel()
         for ticket in list(self._tickets):
             ticket.wait(2 * self._cache.timeout + COMPILING)
+
+    def reads(self, nsid: int) -> bool:
+        """Return whether a prefetch of an array is not done."""
+        return nsid in list(self._tickets.values())
 
     # -- what is read past the cache ----------------------------------------------------------------------------
 

@@ -296,6 +296,9 @@ class FileMedium(Medium):
             ring.drain(lambda: function(self._state.address, 0, 0, 0, 0, 0), 30.0)
             self._state.words[RING] = 0  # first: nobody finds a ring that is not there
             ring.close()
+        elif self._ring is not None:
+            self._ring.leave()
+            self._ring = None
         for name, index in (("_fd", FD), ("_direct_fd", DIRECT_FD)):
             fd = getattr(self, name)
             if fd >= 0:

@@ -160,6 +160,10 @@ class Ring:
         else:
             self._unmap()
 
+    def leave(self) -> None:
+        """Close the descriptor of a ring that the parent process goes on to use (a forked child)."""
+        self._unmap()
+
     def _unmap(self) -> None:
         self._maps.clear()  # the mappings go with their objects
         if self._fd >= 0:

@@ -169,8 +169,8 @@ def _alone():
 
 @device
 def _in_warp():
-    # a vote of all lanes, not activemask: lanes that came apart run on as they came after bar.warp.sync (they are joined
-    # for that one instruction), so each part would count itself alone
+    # a vote of all lanes, not activemask: bar.warp.sync joins lanes that came apart for itself alone, and each part
+    # would count itself
     mask = ballot(ALL_LANES, True)
     return popc(mask & ((1 << lane_id()) - 1)), popc(mask)
 
