@@ -118,31 +118,41 @@ class VfioTransport(Transport):
             raise errors.DriveError(
                 f"drive {drive.address} belongs to {drive.driver or 'no driver'}, and not to {VFIO_DRIVER}: to take it "
                 f"from the kernel, run: sudo warpwell drive bind {drive.address}", drive=drive.address)  # fmt: skip
-        with contextlib.ExitStack() as undo:
-            self._descriptors: list[int] = []
-            undo.callback(self._close_descriptors)
-            container = self._open(machine, drive, "vfio")
-            group = self._open(machine, drive, str(drive.group))
-            self._attach(drive, container, group)
-            self.ranges = iova_ranges(container)
-            _check_lock_limit(machine, drive, arena)
-            high_first = sorted(self.ranges, reverse=True)  # a program's own code and heap may lie low
-            super().__init__(drive.address, DmaArena(arena, **({"ranges": high_first} if high_first else {})))
-            undo.callback(self.arena.close)
-            self._pin(container)
-            self._device = self._get_device(group)
-            self._configuration = self._region(_CONFIGURATION)[2]
-            self._map_registers()
-            undo.callback(_libc.munmap, self._at, self._size)
-            self._command(_COMMAND_USED)
-            self._lock = threading.Lock()
-            self._closed = False
-            self._state = private_block(8)
-            self._state.words[0] = self._at
-            undo.pop_all()
+        try:
+            with contextlib.ExitStack() as undo:
+                self._take(drive, machine, arena, undo)
+                undo.pop_all()
+        except errors.WarpwellError:
+            raise
+        except OSError as error:
+            raise errors.DriveError(
+                f"drive {drive.address}: the kernel does not hand it over ({error.strerror}): its log (dmesg) may say "
+                "why", drive=drive.address) from error  # fmt: skip
         _open.add(self)
 
     # -- opening --------------------------------------------------------------------------------------------------
+
+    def _take(self, drive: PciDrive, machine: Machine, arena: int, undo: contextlib.ExitStack) -> None:
+        self._descriptors: list[int] = []
+        undo.callback(self._close_descriptors)
+        container = self._open(machine, drive, "vfio")
+        group = self._open(machine, drive, str(drive.group))
+        self._attach(drive, container, group)
+        self.ranges = iova_ranges(container)
+        _check_lock_limit(machine, drive, arena)
+        high_first = sorted(self.ranges, reverse=True)  # a program's own code and heap may lie low
+        super().__init__(drive.address, DmaArena(arena, **({"ranges": high_first} if high_first else {})))
+        undo.callback(self.arena.close)
+        self._pin(container)
+        self._device = self._get_device(group)
+        self._configuration = self._region(_CONFIGURATION)[2]
+        self._map_registers()
+        undo.callback(_libc.munmap, self._at, self._size)
+        self._command(_COMMAND_USED)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._state = private_block(8)
+        self._state.words[0] = self._at
 
     def _open(self, machine: Machine, drive: PciDrive, name: str) -> int:
         node = machine.dev / "vfio" / name

@@ -1,0 +1,250 @@
+"""VfioTransport over a VFIO of files: what is asked of the kernel, and when. The guest (test_guest.py) has one."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.harness.fake_machine import FakeMachine
+
+from warpwell import errors
+from warpwell.drives import VfioTransport, open_namespace, vfio
+from warpwell.nvme.registers import CSTS
+
+ADDRESS = "0000:01:00.0"
+ARENA = 1 << 16
+CONFIGURATION_AT = 1 << 16
+RANGES = [(0, 0xFEDF_FFFF), (0xFEF0_0000, (1 << 39) - 1)]
+
+
+class FakeVfio:
+    """The ioctls of VFIO, on files of a folder; the device's file has BAR0, and at 64 KiB its configuration space."""
+
+    def __init__(self, machine: FakeMachine) -> None:
+        self.machine = machine
+        self.asked: list[str] = []
+        self.viable = True
+        self.can_reset = True
+        self.refused: str | None = None
+        self.keeps_bus = False
+        self.device = os.memfd_create("device")
+        os.ftruncate(self.device, CONFIGURATION_AT + 4096)
+
+    def ioctl(self, descriptor: int, request: int, given: Any = 0) -> int:
+        name = {
+            vfio._GET_API_VERSION: "version", vfio._CHECK_EXTENSION: "check", vfio._SET_IOMMU: "iommu",
+            vfio._GROUP_GET_STATUS: "status", vfio._GROUP_SET_CONTAINER: "attach", vfio._DEVICE_GET_INFO: "info",
+            vfio._DEVICE_GET_REGION_INFO: "region", vfio._DEVICE_RESET: "reset", vfio._IOMMU_GET_INFO: "ranges",
+            vfio._IOMMU_MAP_DMA: "map",
+        }[request]  # fmt: skip
+        self.asked.append(name)
+        if name == self.refused:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        if name == "status":
+            struct.pack_into("I", given, 4, int(self.viable))
+        elif name == "info":
+            struct.pack_into("I", given, 4, int(self.can_reset))
+        elif name == "region":
+            bar = struct.unpack_from("I", given, 8)[0] == 0
+            struct.pack_into("IIIIQQ", given, 0, 32, 7 if bar else 3, 0 if bar else 7, 0, 0x4000 if bar else 256,
+                             0 if bar else CONFIGURATION_AT)  # fmt: skip
+        elif name == "ranges":
+            struct.pack_into("IIQI", given, 0, len(given), 3, 4096, 64)
+            struct.pack_into("HHI", given, 64, 2, 1, 128)  # another capability first
+            struct.pack_into("HHIII", given, 128, 1, 1, 0, len(RANGES), 0)
+            for k, each in enumerate(RANGES):
+                struct.pack_into("QQ", given, 144 + 16 * k, *each)
+        elif name == "map":
+            self.mapped = struct.unpack("IIQQQ", given)
+        return 1 if name == "check" else 0
+
+    def open_device(self, group: int, request: Any, name: Any) -> int:
+        assert name.value.decode() == ADDRESS
+        self.asked.append("device")
+        return os.dup(self.device)
+
+    @property
+    def command(self) -> int:
+        """The PCI command register."""
+        return int(struct.unpack("<H", os.pread(self.device, 2, CONFIGURATION_AT + 4))[0])
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVfio:
+    machine = FakeMachine(tmp_path)
+    machine.add_drive(ADDRESS, 0, driver="vfio-pci")
+    for name in ("vfio", "12"):
+        machine.text(f"dev/vfio/{name}", "")
+    machine.text("proc/self/status", "VmLck:\t       4 kB\nCapEff:\t0000000000000000")
+    made = FakeVfio(machine)
+    monkeypatch.setattr(vfio.fcntl, "ioctl", made.ioctl)
+    monkeypatch.setattr(vfio._libc, "ioctl", made.open_device)
+    monkeypatch.setattr(vfio.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    return made
+
+
+@contextlib.contextmanager
+def opened(kernel: FakeVfio) -> Iterator[VfioTransport]:
+    transport = VfioTransport(ADDRESS, ARENA, kernel.machine)
+    try:
+        yield transport
+    finally:
+        transport.close()
+        transport.arena.close()
+
+
+def test_it_is_opened_and_closed_in_order(kernel: FakeVfio) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with opened(kernel) as transport:
+        assert kernel.asked == ["version", "check", "status", "attach", "iommu", "ranges", "map", "device", "info",
+                                "region", "region"]  # fmt: skip
+        assert transport.ranges == RANGES
+        at = transport.arena.address
+        assert kernel.mapped == (32, 3, at, at, ARENA) and RANGES[1][0] <= at < RANGES[1][1]
+        assert kernel.command == 0x406
+        inherited = [fd for fd in map(int, set(os.listdir("/proc/self/fd")) - before)
+                     if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)]  # fmt: skip
+        assert not inherited
+    assert kernel.asked[-1] == "reset"
+    assert set(os.listdir("/proc/self/fd")) == before
+    transport.close()  # again
+    for use in (lambda: transport.read32(0), lambda: transport.write32(0, 1)):
+        with pytest.raises(errors.ClosedError):
+            use()
+
+
+def test_registers_are_words_of_32_bits(kernel: FakeVfio) -> None:
+    with opened(kernel) as transport, mmap.mmap(kernel.device, 0x4000) as bar:
+        bar[0:16] = bytes(range(16))
+        assert transport.read32(4) == 0x07060504 and transport.read64(0) == 0x0706050403020100
+        transport.write32(0x1000, 0x8000_0001)
+        assert bar[0x1000:0x1008] == b"\1\0\0\x80\0\0\0\0"
+        for offset in (2, -4, 0x4000):
+            with pytest.raises(errors.ArgumentError):
+                transport.read32(offset)
+
+
+def test_native_threads_store_a_doorbell_and_not_its_neighbour(kernel: FakeVfio) -> None:
+    with opened(kernel) as transport, mmap.mmap(kernel.device, 0x4000) as bar:
+        address, state = transport.native_store()
+        store = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 6)(address)
+        bar[0x1000:0x100C] = b"\xff" * 12
+        assert store(state, 0x1004, 7, 0, 0, 0) == 0
+        assert bar[0x1000:0x100C] == b"\xff" * 4 + b"\7\0\0\0" + b"\xff" * 4
+        transport.lose("it is a test")
+        assert store(state, 0x1004, 8, 0, 0, 0) == -1 and bar[0x1004] == 7
+
+
+def test_a_drive_that_is_gone_is_lost(kernel: FakeVfio) -> None:
+    with opened(kernel) as transport, mmap.mmap(kernel.device, 0x4000) as bar:
+        assert transport.alive()
+        bar[CSTS : CSTS + 4] = b"\xff" * 4
+        assert not transport.alive()
+        with pytest.raises(errors.DriveLostError, match="not there any more"):
+            transport.read32(0)
+
+
+def test_what_cannot_be_reset_loses_the_bus(kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.can_reset = False
+    with opened(kernel) as transport:
+        transport.reset()
+        assert "reset" not in kernel.asked and kernel.command == 0x402
+        with pytest.raises(errors.DriveLostError, match="it was reset"):
+            transport.read32(0)
+    with opened(kernel) as transport:
+        with monkeypatch.context() as patch:
+            patch.setattr(transport, "_command", lambda value: 0x406)  # a register that keeps its value
+            with pytest.raises(errors.DriveError, match="neither be reset nor stopped"):
+                transport.reset()
+
+
+def test_a_child_has_neither_descriptors_nor_registers(kernel: FakeVfio) -> None:
+    with opened(kernel) as transport:
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = b"nothing"
+            with contextlib.suppress(BaseException):
+                kept = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+                busy = any("/dev/vfio/" in path for path in kept)
+                try:
+                    transport.read32(0)
+                except errors.ForkError:
+                    said = b"busy" if busy else b"refused"
+                transport.close()
+            os.write(theirs, said)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(ours, 100) == b"refused"
+        os.close(ours)
+        os.close(theirs)
+        assert transport.read32(0) == 0 and "reset" not in kernel.asked  # the child's close is not the parent's
+
+
+@pytest.mark.parametrize("at", ["version", "status", "attach", "iommu", "ranges", "map", "info", "region"])
+def test_what_fails_leaves_nothing(kernel: FakeVfio, at: str) -> None:
+    def state() -> tuple[set[str], int]:
+        return set(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:")
+
+    kernel.refused = at
+    before = state()
+    with pytest.raises(errors.DriveError, match="Cannot allocate memory"):
+        VfioTransport(ADDRESS, ARENA, kernel.machine)
+    assert state() == before
+
+
+def test_a_group_that_is_not_viable(kernel: FakeVfio) -> None:
+    kernel.viable = False
+    with pytest.raises(errors.DriveInUseError, match="group 12 is not viable"):
+        VfioTransport(ADDRESS, ARENA, kernel.machine)
+
+
+def test_memory_that_may_not_be_pinned(kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.DriveError, match="ulimit -l"):
+        VfioTransport(ADDRESS, 1 << 20, kernel.machine)  # 1 MiB may be pinned, 4 KiB are
+    assert "map" not in kernel.asked
+    kernel.machine.text("proc/self/status", "VmLck:\t       4 kB\nCapEff:\t0000000000004000")  # CAP_IPC_LOCK
+    VfioTransport(ADDRESS, 1 << 20, kernel.machine).close()
+    kernel.machine.text("proc/self/status", "VmLck:\t       4 kB\nCapEff:\t0000000000000000")
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(vfio.resource, "getrlimit", lambda _: unlimited)
+    VfioTransport(ADDRESS, 1 << 20, kernel.machine).close()
+
+
+def test_nothing_is_bound_by_opening(kernel: FakeVfio) -> None:
+    kernel.machine.add_drive("0000:02:00.0", 1, group=13)
+    for attempt in (lambda name: VfioTransport(name, ARENA, kernel.machine),
+                    lambda name: open_namespace(f"nvme:{name}/1", kernel.machine)):  # fmt: skip
+        with pytest.raises(errors.DriveError, match=r"sudo warpwell drive bind 0000:02:00\.0"):
+            attempt("0000:02:00.0")
+    assert kernel.machine.driver("0000:02:00.0") == "nvme" and kernel.asked == []
+    with pytest.raises(errors.ArgumentError, match=r"nvme:0000:01:00\.0/1"):
+        open_namespace("0000:01:00.0", kernel.machine)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(errno.EBUSY, "another program"), (errno.EACCES, "--user"), (errno.ENOENT, "modprobe vfio-pci")],
+)
+def test_a_node_that_cannot_be_opened(
+    kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch, code: int, says: str
+) -> None:
+    real = os.open
+
+    def refuse(path: Any, *more: Any) -> int:
+        if "vfio/12" in str(path):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *more)
+
+    monkeypatch.setattr(vfio.os, "open", refuse)
+    with pytest.raises(errors.DriveError, match=says):
+        VfioTransport(ADDRESS, ARENA, kernel.machine)
