@@ -46,6 +46,15 @@ def test_limits_that_are_refused(cap: int, why: str) -> None:
     assert wire.closes == 1
 
 
+@pytest.mark.parametrize(("mdts", "nbytes"), [(0, 2 << 20), (1, 8192), (5, 128 << 10), (9, 2 << 20), (31, 2 << 20),
+                                              (255, 2 << 20)])  # fmt: skip
+def test_a_command_transfers_what_the_drive_allows_and_2_mib_at_most(mdts: int, nbytes: int) -> None:
+    wire = ScriptedDrive()
+    wire.controller["mdts"] = mdts
+    with Drive(wire) as drive:
+        assert drive.max_transfer == nbytes
+
+
 @pytest.mark.parametrize(("field", "value", "why"), [("sqes", 0x77, "64 bytes"), ("cqes", 0x33, "16 bytes"),
                                                      ("cntrltype", 3, "administrative")])  # fmt: skip
 def test_controllers_that_are_refused(field: str, value: int, why: str) -> None:
@@ -232,6 +241,18 @@ def test_a_drive_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     wire.registers[reg.VS] = reg.ALL_ONES
     with pytest.raises(errors.DriveLostError, match="all ones"):
         Drive(wire)
+
+
+def test_rings_wrap() -> None:
+    """The phase of an entry changes each time round; one that does not is an old answer."""
+    wire = ScriptedDrive()
+    with Drive(wire) as drive:
+        queue = drive.host_queue(2)
+        command = np.zeros((), nvme.COMMAND)
+        command["nsid"] = 1
+        assert [queue.run(command, "flush", seconds=1).status for _ in range(9)] == [0] * 9
+        for _ in range(100):
+            assert drive.namespaces() == [1]
 
 
 @given(st.lists(st.sampled_from(["read", "write", "flush", "queue", "delete", "identify", "log"]), max_size=30),
