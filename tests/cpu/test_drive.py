@@ -20,7 +20,7 @@ from tests.harness.drives import needs_qemu
 from tests.harness.until import until
 
 from warpwell import errors, nvme
-from warpwell.drives import Drive, HostQueue
+from warpwell.drives import Drive, HostQueue, Namespace
 from warpwell.nvme import COMMAND, admin, identify
 from warpwell.nvme import registers as reg
 from warpwell.targets.memory import view_of
@@ -348,7 +348,9 @@ def test_a_read_in_flight_ends_before_a_reset_does(answers: bool, monkeypatch: p
         disk.answering.clear()
         with pytest.raises(errors.DriveLostError, match=r"read was not completed within 0.2 s.*\(queue 1, read\)"):
             space.read(0, 8)
-        address = drive.io()[1].address
+        with drive.io() as (_, buffer):
+            address = buffer.address
+        del buffer, _
         timer = threading.Timer(0.3, disk.answering.set)
         if answers:
             timer.start()
@@ -528,13 +530,45 @@ def test_a_command_that_is_abandoned_loses_the_drive() -> None:
         every_call_raises(drive, "read was abandoned: open the drive again")
 
 
+def test_a_handler_that_reads_never_changes_what_it_interrupts(shared: QemuDrive) -> None:
+    """Its data would lie in the same buffer: it is refused, or comes between two commands."""
+    rng = np.random.default_rng(4)
+    previous = signal.getsignal(signal.SIGALRM)
+    refused = 0
+    for _ in range(60):
+        with shared.open() as drive:
+            space = drive.namespace(1)
+            space.write(0, np.full(512, 1, np.uint8))
+            space.write(1, np.full(512, 2, np.uint8))
+
+            def handler(*_: object, space: Namespace = space) -> None:
+                nonlocal refused
+                try:
+                    assert (space.read(1, 1) == 2).all()
+                except errors.DriveError:
+                    refused += 1
+
+            try:
+                signal.signal(signal.SIGALRM, handler)
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + float(rng.random()) * 3e-3)
+                end = time.monotonic() + 0.005
+                while time.monotonic() < end:
+                    assert (space.read(0, 1) == 1).all()
+            except errors.DriveLostError:
+                pass  # it came in the middle of a command
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, previous)
+    assert refused > 20
+
+
 def test_a_handler_may_close_the_drive_at_any_moment() -> None:
     """It neither waits for itself nor leaves QEMU with memory that somebody else gets."""
     rng = np.random.default_rng(3)
     previous = signal.getsignal(signal.SIGALRM)
     try:
         for _ in range(8):
-            with QemuDrive(["1MiB"], seconds=1) as qemu:
+            with QemuDrive(["1MiB"], seconds=5) as qemu:
                 drive = qemu.open()
                 space = drive.namespace(1)
                 signal.signal(signal.SIGALRM, lambda *_, drive=drive: drive.close())

@@ -98,6 +98,7 @@ class Drive:
         self._pairs: dict[int, HostQueue | None] = {}
         self._io: HostQueue | None = None
         self._buffer: Block | None = None
+        self._in_io = False
         self._admin: HostQueue | None = None
         self._closed = False
         self.timeout = LEAST_SECONDS
@@ -378,19 +379,35 @@ class Drive:
         """
         return Namespace(self, errors.checked_integer(nsid, "namespace", most=0xFFFFFFFE))
 
-    def io(self) -> tuple[HostQueue, Block]:
-        """Return the queue on which namespaces read and write for the host, and its buffer: data, then a page of list.
+    @contextlib.contextmanager
+    def io(self) -> Iterator[tuple[HostQueue, Block]]:
+        """Own the queue on which namespaces read and write for the host, and its buffer: data, then a page of list.
 
-        Made at the first use.
+        They are made at the first use. Ctrl-C waits for the end of the block.
+
+        Raises
+        ------
+        DriveError
+            A signal's handler is in the middle of a block of its own thread: its data would take the place of that's.
         """
-        with self._lock:
-            if self._io is None:
-                self._buffer = self.arena.allocate(HOST_BYTES + PAGE)
-                self._io = self.host_queue()
-            queue, buffer = self._io, self._buffer
-            if buffer is None:  # a signal's handler closed it meanwhile
-                raise errors.ClosedError(f"drive {self.address} is closed: open it again")
-            return queue, buffer
+        with interruptible(lambda: None), self._lock:
+            if self._in_io:
+                raise errors.DriveError(
+                    f"drive {self.address}: a signal's handler used it in the middle of a read, write or flush of the "
+                    "same thread: let the handler set a flag instead",
+                    drive=self.address,
+                )
+            try:
+                self._in_io = True
+                if self._io is None:
+                    self._buffer = self.arena.allocate(HOST_BYTES + PAGE)
+                    self._io = self.host_queue()
+                queue, buffer = self._io, self._buffer
+                if buffer is None:  # a signal's handler closed it meanwhile
+                    raise errors.ClosedError(f"drive {self.address} is closed: open it again")
+                yield queue, buffer
+            finally:
+                self._in_io = False
 
     @property
     def spare_queues(self) -> int:
@@ -496,8 +513,7 @@ class Namespace:
         """
         out = np.empty(count * self.block, np.uint8)
         for first, blocks, data in self._chunks(lba, count, out):
-            with interruptible(lambda: None), self.drive._lock:
-                queue, buffer = self.drive.io()
+            with self.drive.io() as (queue, buffer):
                 self._run(queue, READ, "read", first, blocks, buffer)
                 data[:] = buffer.view(np.dtype(np.uint8))[: data.size]
         return out
@@ -508,15 +524,13 @@ class Namespace:
         if raw.size % self.block:
             raise errors.ArgumentError(f"{raw.size} bytes are no whole blocks of {self.block}", name="data")
         for first, blocks, part in self._chunks(lba, raw.size // self.block, raw):
-            with interruptible(lambda: None), self.drive._lock:
-                queue, buffer = self.drive.io()
+            with self.drive.io() as (queue, buffer):
                 buffer.view(np.dtype(np.uint8))[: part.size] = part
                 self._run(queue, WRITE, "write", first, blocks, buffer)
 
     def flush(self) -> None:
         """Wait until everything that was written is durable. Raises as `read`."""
-        with interruptible(lambda: None), self.drive._lock:
-            queue, _ = self.drive.io()
+        with self.drive.io() as (queue, _):
             self._run(queue, FLUSH, "flush", 0, 0, None)
 
     def _chunks(
