@@ -25,13 +25,14 @@ from .models.kv_device_model import StoreModel
 from .models.loss_models import LiesModel, LossModel
 from .models.pin_models import PinModel, ResidentModel
 from .models.queue_model import QueueModel
+from .models.relay_model import RelayModel
 from .models.ring_model import RingModel
 from .models.service_model import ServiceModel
 from .models.span_model import SpanModel
 
 SCENARIOS = (
     "queue", "lies", "loss", "ring", "cache", "frame", "spans", "resident", "pins", "known", "key-value", "store",
-    "service", "drive",
+    "service", "drive", "relay",
 )  # fmt: skip
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
@@ -41,6 +42,7 @@ _CACHE: dict[str, Any] = {
 _MODELS: dict[str, Any] = {
     "queue": QueueModel, "lies": LiesModel, "loss": LossModel, "ring": RingModel, "key-value": KeyValueModel,
     "store": StoreModel, "service": ServiceModel, "drive": DriveModel,
+    "relay": RelayModel,
 }  # fmt: skip
 _CHUNK = 50
 

@@ -91,6 +91,8 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("key-value", 7, 3, []),
         ("store", 7, 3, []),
         ("service", 7, 3, []),
+        ("drive", 7, 3, []),
+        ("relay", 7, 3, []),
     ]
     assert main(["--replay", "7", "--scenario", "queue"]) == 0
     assert "no violation" in capsys.readouterr().out

@@ -9,7 +9,7 @@ well, whose words lie in pinned memory.
   finds the entries that the word tells of. The value stored is remembered; a later one is found by the next round.
 - Words change only within launches. The thread looks for launches *before* it looks at the words: if it then finds no
   launch and no change, nothing can be left to forward, and it parks. `begin` counts a launch and wakes it, under the
-  lock under which it parks.
+  lock under which it parks; if one has begun since before that look, even if it has ended, the thread looks again.
 - Every `LOOK_NS` it comes back to Python to see whether the controller is still there. However it ends, it declares the
   controller lost unless it was told to stop: launches end instead of waiting for doorbells that nobody rings.
 - `stop` returns when it forwards nothing more: only then may the controller be reset (a mapped register is gone with
@@ -106,6 +106,8 @@ class Relay:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._running = False
+        self._begun = 0
+        """Launches so far."""
         self._status_due = 0.0
 
     @property
@@ -138,6 +140,7 @@ class Relay:
                     raise
                 self._thread = thread
             self._words[R_LAUNCHES] += 1
+            self._begun += 1
             if not self._running:
                 self._running = True
                 self._changed.notify_all()
@@ -165,6 +168,7 @@ class Relay:
         try:
             serve = _native_loop()
             while True:
+                begun = self._begun
                 why = serve(self._block.address, clock_ns_after(LOOK_NS))
                 if why == STOPPED:
                     return
@@ -172,7 +176,7 @@ class Relay:
                     self._transport.alive()  # knows better why
                     self._transport.lose("a doorbell could not be rung")
                     return
-                if why == PARK and not self._park():
+                if why == PARK and not self._park(begun):
                     return
                 if why == LOOK and not self._look():
                     return
@@ -184,11 +188,11 @@ class Relay:
                 self._transport.lose("the thread that rings its doorbells ended")
                 self._lost()
 
-    def _park(self) -> bool:
-        """Wait for a launch; return False when told to stop."""
+    def _park(self, begun: int) -> bool:
+        """Wait for a launch after so many; return False when told to stop."""
         with self._changed:
             while not self._words[R_STOP]:
-                if self._words[R_LAUNCHES]:
+                if self._begun != begun:
                     return True
                 self._running = False
                 self._changed.wait()

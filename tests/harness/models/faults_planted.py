@@ -79,6 +79,11 @@ _MOVED = (
     "        copy_bytes(word(part, P_BUFFER), word(part, P_BOUNCE), word(part, P_NBYTES))\n"
 )
 _PART_DONE = "    set_word(part, P_SINCE, 0)\n    submit_waiting(state, queue)\n"
+_RELAY = "drives.relay"
+_LAUNCHES_FIRST = """        launches = load_acquire(record + 8 * R_LAUNCHES, SYSTEM)
+        work = forward(record)
+"""
+_WORDS_FIRST = "\n".join(reversed(_LAUNCHES_FIRST.splitlines())) + "\n"
 _REQUESTS = "kv.device.requests"
 _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
@@ -446,6 +451,25 @@ FAULTS = (
     Fault(
         "silence-starves", "service", "media that never answer hold all threads",
         (Edit(_POOL, "ServicePool.offer", _ALONE, ""),),
+    ),
+    Fault(
+        "launches-after-words", "relay", "the relay looks for launches after it has looked at the words",
+        (Edit(_RELAY, "serve", _LAUNCHES_FIRST, _WORDS_FIRST),),
+    ),
+    Fault(
+        "parks-past-launch", "relay", "the relay parks though a launch began and ended since it looked",
+        (Edit(_RELAY, "Relay._park", "if self._begun != begun:", "if self._words[R_LAUNCHES]:"),),
+    ),
+    Fault(
+        "parked-unseen", "relay", "the relay does not tell that it parks, so nobody wakes it",
+        (Edit(_RELAY, "Relay._park", "                self._running = False\n                self._changed.wait()",
+              "                self._changed.wait()"),),
+    ),
+    Fault(
+        "sent-read-again", "relay", "what was forwarded is taken from the word, which has changed since",
+        (Edit(_RELAY, "forward", "store_relaxed(word + 8 * W_SENT, value, SYSTEM)",
+              "store_relaxed(word + 8 * W_SENT, load_relaxed(load_relaxed(word + 8 * W_ADDRESS, SYSTEM), SYSTEM), "
+              "SYSTEM)"),),
     ),
     Fault(
         "withdrawn-early", "service", "a controller is closed while a thread serves it",

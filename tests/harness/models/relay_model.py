@@ -1,0 +1,131 @@
+"""Relay scenario: launches store doorbell words, and a relay forwards them, parks and wakes, under one interleaving.
+
+The relay's own code runs, on the locks and threads of the service scenario, which switch at every access of its native
+loop too. Launches end at once, or wait until what they stored is forwarded; some begin while the relay is parking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from warpwell.drives import relay as module
+from warpwell.targets.memory import private_block, view_of
+
+from .adversary import Violation
+from .service_model import Condition, Lock, Scheduler
+
+WORDS = 3
+
+
+class _Condition(Condition):
+    def wait(self, limit: float = 1e9) -> bool:
+        return super().wait(limit)
+
+
+class RelayModel:
+    """One run of the relay scenario; see `QueueModel`."""
+
+    def __init__(self, seed: int, trace: int = 0) -> None:
+        self.random = Random(seed * 2 + 1)
+        self.scheduler = self.run = Scheduler(seed)
+        self.registers: dict[int, int] = dict.fromkeys(range(WORDS), 0)
+        self.block = private_block(8 * WORDS)
+        self.users = self.random.randint(1, 3)
+        self.waits = self.random.random()
+        self.ended = False
+
+    def _user(self, relay: Any, words: np.ndarray, mine: int) -> None:
+        pause, random = self.scheduler.pause, self.scheduler.random
+        for _ in range(random.randint(1, 4)):
+            for _ in range(random.choice((0, 3, 30, 100))):
+                pause()
+            relay.begin()
+            value = 0
+            for _ in range(random.randint(0, 3)):
+                pause()
+                words[mine] = value = random.randint(1, 1 << 30)
+            if value and random.random() < self.waits:
+                pause(lambda value=value: self.registers[mine] == value)  # type: ignore[misc]
+            relay.end()
+        self.users -= 1
+
+    def check(self) -> int:
+        """Run the interleaving; return its steps. Raises `Violation`."""
+        words = self.block.words[:WORDS]
+        transport = SimpleNamespace(native_store=lambda: (1, 1), alive=lambda: True, examine=lambda: None, lost=None,
+                                    lose=self._lost)  # fmt: skip
+        with self._replaced():
+            bells = [(self.block.address + 8 * k, k) for k in range(WORDS)]
+            relay = module.Relay(transport, bells, self._lost)  # type: ignore[arg-type]
+            for k in range(self.users):
+                self.scheduler.spawn(lambda k=k: self._user(relay, words, k))  # type: ignore[misc]
+            self.scheduler.run(lambda: not self.users, lambda: relay.parked)
+            self.scheduler.now = 0
+            self.scheduler.run(lambda: relay.parked, lambda: False)
+            if list(self.registers.values()) != words.tolist():
+                raise Violation(f"the relay parks with doorbells {self.registers}, and the words are {words.tolist()}")
+            stopped: list[bool] = []
+            self.scheduler.now = 0
+            self.scheduler.spawn(lambda: stopped.append(relay.stop()))
+            self.scheduler.run(lambda: bool(stopped), lambda: False)
+            if stopped != [True] or not self.ended:
+                raise Violation("the relay goes on after it was stopped")
+        return self.scheduler.steps
+
+    def _lost(self, *_: object) -> None:
+        raise Violation("the relay lost the drive")
+
+    def _start(self, target: Any) -> None:
+        def body() -> None:
+            target()
+            self.ended = True
+
+        self.scheduler.spawn(body)
+
+    @contextlib.contextmanager
+    def _replaced(self) -> Iterator[None]:
+        scheduler = self.scheduler
+
+        def word(address: int) -> Any:
+            scheduler.pause()
+            return view_of(address, 8, np.int64)
+
+        def store(address: int, value: int, _: int) -> None:
+            word(address)[0] = value
+
+        def forward(_f: int, _s: int, register: int, value: int, *_: int) -> int:
+            scheduler.pause()
+            self.registers[register] = value
+            return 0
+
+        def thread(target: Any, **_: Any) -> Any:
+            return SimpleNamespace(
+                start=lambda: self._start(target), is_alive=lambda: not self.ended,
+                join=lambda _: scheduler.pause(lambda: self.ended),
+            )  # fmt: skip
+
+        load = lambda address, _: int(word(address)[0])  # noqa: E731
+        fakes: dict[str, Any] = {
+            "threading": SimpleNamespace(
+                Condition=lambda: _Condition(scheduler, Lock(scheduler)), Thread=thread, current_thread=object
+            ),
+            "LINGER": self.random.choice((0, 1, 3)),
+            "load_acquire": load, "load_relaxed": load, "store_relaxed": store, "call_native": forward,
+            "backoff": lambda _: scheduler.pause(), "clock_ns": lambda: scheduler.now,
+            "clock_ns_after": lambda _: scheduler.now + scheduler.random.choice((5, 50, 500)),
+            "_native_loop": lambda: module.serve,
+        }  # fmt: skip
+        kept = {name: getattr(module, name) for name in fakes}
+        try:
+            for name, fake in fakes.items():
+                setattr(module, name, fake)
+            yield
+        finally:
+            for name, old in kept.items():
+                setattr(module, name, old)
