@@ -424,8 +424,37 @@ def test_a_worker_opens_it(path: Path, method: str) -> None:
         assert worker.exitcode == 0 and a[3] == 3
 
 
-def test_an_array_of_the_parent_in_a_child(path: Path) -> None:
+_parents: list[ww.Array] = []
+
+
+def _read_of_the_parent(seed: int) -> str:
+    a = _parents[0]
+    rows = np.random.default_rng(seed).integers(0, N, 1000)
+    assert a[seed] == seed and a[10:20].sum() == 145 and (a[rows] == rows).all() and a.reshape(N // 2, 2)[1, 1] == 3
+    assert (np.asarray(a) == np.arange(N)).all() and (a[5:9].read() == np.arange(5, 9)).all()
+    with pytest.raises(errors.ForkError, match="open it again here"):
+        copy[4](a, np.zeros(4, np.int64))
+    return a.tier
+
+
+def test_forked_workers_read_an_array_of_the_parent(path: Path) -> None:
+    """As the workers of a DataLoader do, whose data set holds the array."""
     with ww.open(path, device="cpu") as a:
+        copy[4](a, np.zeros(4, np.int64))
+        _parents.append(a)
+        try:
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                assert pool.map(_read_of_the_parent, range(8), chunksize=1) == ["mapped"] * 8
+        finally:
+            _parents.clear()
+        out = np.zeros(N, np.int64)
+        copy[N](a, out)
+        assert (out == np.arange(N)).all()
+
+
+@pytest.mark.parametrize("given", [{"mode": "r+"}, {"cache": "1MiB"}])
+def test_an_array_with_a_cache_or_for_writing_is_the_parents(path: Path, given: dict[str, Any]) -> None:
+    with ww.open(path, device="cpu", **given) as a:
         child = os.fork()
         if not child:
             try:

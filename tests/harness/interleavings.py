@@ -127,7 +127,7 @@ def _run_faults(names: Sequence[str], options: argparse.Namespace) -> int:
     for fault in (*FAULTS, *RARE):
         if fault.name not in names if names else fault in RARE:
             continue
-        result = find(fault, options.seed)
+        result = find(fault, options.seed or fault.seed)
         found.append(result)
         if not options.json:
             said = f"seed {result.seed}, run {result.runs}" if result.seed is not None else "NOT FOUND"
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.harness.interleavings", description=__doc__)
     whole: Callable[[str], int] = int
     parser.add_argument("--runs", type=whole, default=1000, help="interleavings of each scenario (1000)")
-    parser.add_argument("--seed", type=whole, default=0, help="first seed (0)")
+    parser.add_argument("--seed", type=whole, default=0, help="first seed (0; of faults: where they were found)")
     parser.add_argument("--scenario", choices=(*SCENARIOS, "all"), default="all")
     parser.add_argument("--processes", type=whole, default=2, help="processes to use (2)")
     parser.add_argument("--faults", nargs="*", metavar="NAME", help="find planted faults instead: these, or all")

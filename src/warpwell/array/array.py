@@ -105,7 +105,7 @@ class Array(OnStorage):
     def _derive(
         self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int, kind: type[Array] | None = None
     ) -> Array:
-        self._require_open()
+        self._require_readable()
         other = object.__new__(kind or type(self))
         other.__dict__.update(self.__dict__)
         other.shape, other.dtype, other._strides = shape, dtype, strides
@@ -195,7 +195,7 @@ class Array(OnStorage):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
             return self.field(index)
-        self._require_open()
+        self._require_readable()
         if type(index) is slice and index.step in (None, 1) and self.shape:
             return self._range(index)
         found = direct.row(self, index) if type(index) is int and self.shape else None
@@ -215,7 +215,7 @@ class Array(OnStorage):
         ValueError
             ``copy=False``: items on storage can only be copied.
         """
-        self._require_open()
+        self._require_readable()
         if copy is False:
             return super().__array__(dtype, copy)
         out = bulk.whole(self)
@@ -373,6 +373,9 @@ class Array(OnStorage):
     def _require_open(self) -> None:
         self._part.require_open()
 
+    def _require_readable(self) -> None:
+        self._part.require_readable()
+
     def __enter__(self) -> Array:
         return self
 
@@ -391,7 +394,7 @@ class Rows(ReadOnUse, Array):
 
     def read(self) -> Any:
         """Return a copy of the rows: a NumPy array, or on "cuda" a `DeviceArray`."""
-        self._require_open()
+        self._require_readable()
         return bulk.get(self, slice(None))
 
     def copy_to_host(self) -> NDArray[Any]:

@@ -354,6 +354,11 @@ class Attachment:
             raise errors.ClosedError(f"array {self.name!r} is closed: open it again")
         self.cache.process.require(f"array {self.name!r}")
 
+    def require_readable(self) -> None:
+        """Raise unless the host can read: a mapping that nobody writes needs nothing that a fork leaves behind."""
+        if self.closed or self._ending or self.mapping is None or self.writable:
+            self.require_open()
+
 
 def hand_over(part: Attachment) -> None:
     """Pass the `part` of a dropped array to the closing thread (a finalizer: it takes no lock)."""

@@ -21,7 +21,8 @@ LONG = 1 << 14
 
 def read(array: Any, runs: Runs, out: NDArray[np.uint8]) -> bool:
     """Read runs into `out`; return False where kernels have to."""
-    file = array._part.current_file() if runs.count <= FEW or runs.nbytes >= LONG else None
+    no_kernel = runs.count <= FEW or runs.nbytes >= LONG or array._part.forked
+    file = array._part.current_file() if no_kernel else None
     if file is None:
         return False
     for low in range(0, runs.count, 1 << 16):
