@@ -20,7 +20,7 @@ VIRTUAL = (
 DRIVES = {"free": "addr=4", "busy": "addr=5", "pair0": "addr=6.0,multifunction=on", "pair1": "addr=6.1",
           "root": "addr=7", "virtual": VIRTUAL}  # fmt: skip
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("guest")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(500), pytest.mark.xdist_group("guest")]
 
 
 @pytest.fixture(scope="module")
