@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
+from numba.core.codegen import JITCodeLibrary
 
+import warpwell as ww
 from warpwell.targets import BLOCK, copy_foreign, load_relaxed, scratch
 from warpwell.targets.compiler.code_cache import cache_key
 from warpwell.targets.compiler.compiled import dispatcher
@@ -148,3 +151,53 @@ def test_scratch_memory_is_not_cleared() -> None:
     assert compiled(word.ctypes.data) == 7
     (code,) = compiled.inspect_llvm().values()
     assert "memset" not in code and "zeroinitializer" not in code
+
+
+@ww.device
+def says(value):
+    if value == 3:
+        print("met", value, "here")
+    return value
+
+
+@ww.device
+def halves(value):
+    return says(value) // 2
+
+
+def test_device_functions_have_no_machine_code_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    finalize = JITCodeLibrary._finalize_specific
+
+    def counted(library: Any) -> None:
+        compiled.append(library.name)
+        finalize(library)
+
+    monkeypatch.setattr(JITCodeLibrary, "_finalize_specific", counted)
+
+    @ww.device
+    def more(value):
+        return value + 1
+
+    @ww.device
+    def much_more(value):
+        return more(value) * 3
+
+    seam_for("cpu")
+    assert dispatcher(lambda value: much_more(value) + more(value))(1) == 8
+    assert len(compiled) == 1
+
+
+def test_device_functions_print(capfd: pytest.CaptureFixture[str]) -> None:
+    """In a kernel, and in a function of Numba's that no kernel calls."""
+
+    @ww.kernel
+    def prints(out):
+        i = ww.grid(1)
+        out[i] = halves(i)
+
+    out = np.zeros(5, np.int64)
+    prints[5](out, device="cpu")
+    assert out.tolist() == [0, 0, 1, 1, 2]
+    assert numba.njit(lambda value: halves(value))(3) == 1
+    assert capfd.readouterr().out == "met 3 here\n" * 2

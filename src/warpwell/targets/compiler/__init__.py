@@ -11,6 +11,7 @@ In the order in which a launch meets them:
 - `ranges.py`: loops over `range`, whose bounds LLVM is told.
 - `checked_arrays.py`: arrays with bounds checks.
 - `checksum.py`: CRC-32C as compiled host code.
+- `callees.py`: device functions as parts of what calls them.
 - `compiling.py`: messages about a compilation that takes long or fails.
 - `compiled.py`: host code by Numba, kept on disk.
 - `machine_code.py`: host code that is loaded from disk without Numba.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -18,6 +18,7 @@ from .. import atomics as a
 from .. import block
 from ..device import linked_functions, subscribe
 from ..fault import FLAG
+from .callees import CalleeCompiler
 from .checked_arrays import install
 from .checksum import define_checksum
 from .compiled import compile_native
@@ -28,6 +29,7 @@ class CpuSeam(Seam):
     """The hooks of the `cpu` target."""
 
     target = "cpu"
+    options: ClassVar[dict[str, Any]] = {"no_cfunc_wrapper": True, "pipeline_class": CalleeCompiler}
 
     def link(self, context: Any, function: Callable[..., int]) -> str:
         """Compile `function` (or load it) and name its address."""

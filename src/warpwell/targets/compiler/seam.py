@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -50,6 +50,8 @@ class Seam:
     """Extension hooks of one Numba target (`cpu` or `cuda`)."""
 
     target: str
+    options: ClassVar[dict[str, Any]] = {}
+    """With which device functions are compiled."""
 
     def __init__(self, *, extending: Any, templates: Any, register_model: Any, typeof_impl: Any) -> None:
         self._extending = extending
@@ -73,11 +75,11 @@ class Seam:
         def implementation(*args: Any, **kwargs: Any) -> Any:
             return function
 
-        self._extending.overload(function, strict=False)(implementation)
+        self._extending.overload(function, self.options, strict=False)(implementation)
 
     def overload(self, stub: Callable[..., Any], **options: Any) -> Any:
         """Give a stub a body in Python, chosen by the types of its arguments (Numba's `overload`)."""
-        return self._extending.overload(stub, strict=False, prefer_literal=True, **options)
+        return self._extending.overload(stub, self.options, strict=False, prefer_literal=True, **options)
 
     def primitive(self, stub: Callable[..., Any]) -> Callable[..., Any]:
         """Give a stub its compiled body: a decorator for ``(typingctx, *types) -> (signature, codegen)``."""
@@ -327,7 +329,7 @@ class Seam:
             return out
 
     def _operation(self, name: str, operation: Any) -> None:
-        self._extending.overload(operation, strict=False)(_resolver(name))
+        self._extending.overload(operation, self.options, strict=False)(_resolver(name))
 
     def method(self, name: str, parameters: tuple[str, ...]) -> None:
         """Make ``struct.name(...)`` callable in device code for every struct class that implements it."""
@@ -338,7 +340,7 @@ class Seam:
         implementation.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(p, kind) for p in parameters]
         )
-        self._extending.overload_method(StructType, name, strict=False)(implementation)
+        self._extending.overload_method(StructType, name, jit_options=self.options, strict=False)(implementation)
 
     def function(self, stub: Callable[..., Any], name: str, other: Callable[..., Any]) -> None:
         """Make ``stub(struct, ...)`` call the struct's implementation of `name`, and `other` for arrays."""
@@ -348,7 +350,7 @@ class Seam:
         def implementation(*args: Any) -> Any:
             return other if isinstance(args[0], types.Array) else resolve(*args)
 
-        self._extending.overload(stub, strict=False)(implementation)
+        self._extending.overload(stub, self.options, strict=False)(implementation)
 
     def chosen(self, stub: Callable[..., Any], choose: Callable[..., Any]) -> None:
         """Make calls of `stub` mean what a chooser returns for the kinds of the arguments (see `device.chosen`)."""
@@ -359,7 +361,7 @@ class Seam:
             except errors.DTypeError as error:
                 raise TypingError(str(error)) from error
 
-        self._extending.overload(stub, strict=False)(implementation)
+        self._extending.overload(stub, self.options, strict=False)(implementation)
 
     def items(self, stub: Callable[..., Any], arrays: Any) -> None:
         """Give ``stub(address, count, dtype)``, items as an array, its body; `arrays` is the target's `arrayobj`."""
