@@ -78,14 +78,17 @@ class DmaArena:
             os.close(self.fd)
             raise
         _libc.madvise(self.address, nbytes, _MADV_DONTFORK)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._free: list[tuple[int, int]] = [(0, nbytes)]  # offset and bytes, in order, neighbours joined
         self._touched = 0  # from here on it is zero still
         self._dropped: deque[tuple[int, int]] = deque()  # by finalizers, which take no lock
         self._held = False
+        self._closed = False
         self._pid = os.getpid()
-        self._gone = weakref.finalize(self, _unmap, self.address, nbytes, self.fd, self._pid)
+        self._gone = weakref.finalize(self, _unmap, self.address, nbytes, self._pid)
         self._gone.atexit = False  # threads may be using it until the very end
+        self._file = weakref.finalize(self, os.close, self.fd)
+        self._file.atexit = False
         _arenas.add(self)
 
     def _map(self, ranges: Sequence[tuple[int, int]]) -> int:
@@ -117,13 +120,14 @@ class DmaArena:
         self._check()
         size = -(-max(nbytes, 8) // ALIGNMENT) * ALIGNMENT
         with self._lock:
+            self._check()  # nobody closed it meanwhile
             self._take_back()
             for k, (offset, room) in enumerate(self._free):
                 if room >= size:
                     self._free[k : k + 1] = [(offset + size, room - size)] if room > size else []
                     break
             else:
-                waiting = sum(dropped for _, dropped in self._dropped)
+                waiting = sum(dropped for _, dropped in self._dropped.copy())
                 why = f"{waiting} wait until it is reset" if waiting else "take smaller depths or a larger arena"
                 raise errors.DriveError(f"the drive's memory of {self.nbytes} bytes has no {size} in one piece: {why}")
             used = min(size, max(0, self._touched - offset))
@@ -150,13 +154,21 @@ class DmaArena:
         return self.address <= address and address + nbytes <= self.address + self.nbytes
 
     def close(self) -> None:
-        """Unmap it (idempotent). No controller may reach it any more, and no block may be in use."""
-        self._gone()
+        """Give it up (idempotent). No controller may reach it any more.
+
+        It is unmapped when nobody has a block of it: an array that is still open looks at its rings.
+        """
+        with self._lock:
+            self._closed = True
+            used = self.nbytes - sum(size for _, size in (*self._free, *self._dropped.copy()))
+        self._file()
+        if not used:
+            self._gone()
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return not self._gone.alive
+        return self._closed
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -236,10 +248,9 @@ def _map_at(address: int, nbytes: int, fd: int, flags: int) -> bool:
     return False
 
 
-def _unmap(address: int, nbytes: int, fd: int, pid: int) -> None:
+def _unmap(address: int, nbytes: int, pid: int) -> None:
     if os.getpid() == pid:
         _libc.munmap(address, nbytes)
-    os.close(fd)
 
 
 _arenas: weakref.WeakSet[DmaArena] = weakref.WeakSet()
@@ -248,8 +259,9 @@ _arenas: weakref.WeakSet[DmaArena] = weakref.WeakSet()
 def _after_fork() -> None:
     """Give the child pages of its own at the addresses that a fork leaves out."""
     for arena in list(_arenas):
-        if not arena.closed:
-            _map_at(arena.address, arena.nbytes, arena.fd, mmap.MAP_PRIVATE | _MAP_NORESERVE)
+        if arena._gone.alive:
+            fd, kind = (arena.fd, 0) if arena._file.alive else (-1, mmap.MAP_ANONYMOUS)
+            _map_at(arena.address, arena.nbytes, fd, mmap.MAP_PRIVATE | _MAP_NORESERVE | kind)
 
 
 os.register_at_fork(after_in_child=_after_fork)
