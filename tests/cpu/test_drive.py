@@ -20,7 +20,7 @@ from tests.harness.drives import needs_qemu
 from tests.harness.until import until
 
 from warpwell import errors, nvme
-from warpwell.drives import Drive, HostQueue, Namespace
+from warpwell.drives import Drive, DriveMedium, HostQueue, Namespace, qtest_store
 from warpwell.nvme import COMMAND, admin, identify
 from warpwell.nvme import registers as reg
 from warpwell.targets.memory import view_of
@@ -642,6 +642,85 @@ def test_a_forked_child_has_no_drive(drive: Drive) -> None:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         assert np.array_equal(space.read(0, 1), data)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_rings_no_doorbell_and_waits_for_no_lock_of_the_parents(shared: QemuDrive) -> None:
+    """A medium that a child takes along is refused; so is a native store, whatever the parent's threads do."""
+    with shared.open() as drive, DriveMedium(drive.namespace(1)) as medium:
+        store = native_store(drive)
+        held, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with drive.io(), medium._partial:
+                held.set()
+                over.wait(20)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(20)
+        forwarded = drive.transport._words[qtest_store.S_OWED]  # type: ignore[attr-defined]
+        ctypes.CDLL(None).pthread_mutex_lock(drive.transport._mutex)  # type: ignore[attr-defined]
+        child = os.fork()
+        if not child:
+            code = 1
+            signal.alarm(20)
+            try:
+                assert store(reg.INTMS, 0) == -1
+                for call in (
+                    medium.native, shared.transport, shared.open, lambda: medium.read(0, 512),
+                    lambda: medium.write(7, np.zeros(9)), lambda: drive.namespace(1),
+                ):  # fmt: skip
+                    with pytest.raises(errors.ForkError, match="forked from it"):
+                        call()
+                code = 0
+            finally:
+                os._exit(code)
+        ctypes.CDLL(None).pthread_mutex_unlock(drive.transport._mutex)  # type: ignore[attr-defined]
+        status = os.waitpid(child, 0)[1]
+        over.set()
+        thread.join()
+        assert status == 0
+        assert drive.transport._words[qtest_store.S_OWED] == forwarded  # type: ignore[attr-defined]
+        assert medium.read(0, 512).size == 512
+
+
+def test_a_wrong_range_of_blocks_is_named(drive: Drive) -> None:
+    space = drive.namespace(1)
+    for lba, count in ((0, -1), (-1, 1), (0, 1 << 40), (0, 1.5), ("0", 1), (None, 1)):
+        with pytest.raises(errors.ArgumentError):
+            space.read(lba, count)  # type: ignore[arg-type]
+    assert space.read(np.int32(1), np.uint8(2)).size == 1024  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentError, match="no bytes"):
+        space.write(0, np.array([None] * 64))
+    with pytest.raises(errors.ArgumentError, match=r"pass drive\.namespace\(1\)"):
+        DriveMedium(drive)  # type: ignore[arg-type]
+
+
+def test_a_drive_is_open_once_at_a_time(shared: QemuDrive) -> None:
+    """A second one would reset the first one's queues, and ring doorbells of its own over them."""
+    with shared.open() as drive:
+        for again in (shared.open, shared.transport):
+            with pytest.raises(errors.DriveInUseError, match=r"qemu:\d+ is open in this program already: close it"):
+                again()
+        assert drive.namespace(1).read(0, 1).size == 512
+    shared.open().close()
+
+
+def test_memory_that_somebody_has_outlives_the_drive() -> None:
+    """An array that is closed after its drive looks at its rings still."""
+    with QemuDrive(arena="16MiB") as qemu, qemu.open() as drive:
+        block = drive.arena.allocate(8192)
+        block.words[:] = 7
+        arena = drive.arena
+    place = f"{arena.address:x}-"
+    assert place in Path("/proc/self/maps").read_text() and (block.words == 7).all()
+    assert arena.closed
+    with pytest.raises(errors.ClosedError, match="open the drive again"):
+        arena.allocate(8)
+    del qemu, drive, arena, block
+    gc.collect()
+    assert place not in Path("/proc/self/maps").read_text()
 
 
 PROGRAM = """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -102,6 +104,7 @@ class Drive:
         self._admin: HostQueue | None = None
         self._closed = False
         self.timeout = LEAST_SECONDS
+        _all.add(self)
         try:
             self._read_capabilities()
             self._enable()
@@ -420,6 +423,18 @@ class Drive:
         return f"<Drive {self.address}: {getattr(self, 'model', '?')}, {state}>"
 
 
+_all: weakref.WeakSet[Drive] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Give the child locks that no thread of the parent holds: it is refused, and does not wait for ever."""
+    for drive in list(_all):
+        drive._lock, drive._in_io = threading.RLock(), False
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _next_step(status: int) -> str:
     """Say what to do about a status, for messages."""
     if status_sct(status) == MEDIA:
@@ -511,6 +526,7 @@ class Namespace:
             The drive refuses, or cannot read; ``status`` says why.
         DriveLostError, ForkError, ClosedError
         """
+        lba, count = self._range(lba, count)
         out = np.empty(count * self.block, np.uint8)
         for first, blocks, data in self._chunks(lba, count, out):
             with self.drive.io() as (queue, buffer):
@@ -520,10 +536,13 @@ class Namespace:
 
     def write(self, lba: int, data: NDArray[Any]) -> None:
         """Write `data` (C order, whole blocks) from block `lba`; it is durable after `flush`. Raises as `read`."""
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        items = np.ascontiguousarray(data)
+        if items.dtype.hasobject:
+            raise errors.ArgumentError(f"items of {items.dtype} are no bytes: pass numbers", name="data")
+        raw = items.reshape(-1).view(np.uint8)
         if raw.size % self.block:
             raise errors.ArgumentError(f"{raw.size} bytes are no whole blocks of {self.block}", name="data")
-        for first, blocks, part in self._chunks(lba, raw.size // self.block, raw):
+        for first, blocks, part in self._chunks(*self._range(lba, raw.size // self.block), raw):
             with self.drive.io() as (queue, buffer):
                 buffer.view(np.dtype(np.uint8))[: part.size] = part
                 self._run(queue, WRITE, "write", first, blocks, buffer)
@@ -533,13 +552,23 @@ class Namespace:
         with self.drive.io() as (queue, _):
             self._run(queue, FLUSH, "flush", 0, 0, None)
 
-    def _chunks(
-        self, lba: int, count: int, raw: NDArray[np.uint8]
-    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    def _range(self, lba: int, count: int) -> tuple[int, int]:
+        """Return a range of blocks as integers; raise where it is not inside the namespace."""
+        try:
+            lba, count = operator.index(lba), operator.index(count)
+        except TypeError:
+            raise errors.ArgumentError(
+                f"{count!r} blocks from {lba!r}: blocks are counted by integers", name="lba"
+            ) from None
         if lba < 0 or count < 0 or lba + count > self.blocks:
             raise errors.ArgumentError(
                 f"namespace {self.name} has {self.blocks} blocks, and not {lba} to {lba + count}", name="lba"
             )
+        return lba, count
+
+    def _chunks(
+        self, lba: int, count: int, raw: NDArray[np.uint8]
+    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         most = max(1, min(self.drive.max_transfer, HOST_BYTES) // self.block)
         for first in range(0, count, most):
             blocks = min(most, count - first)

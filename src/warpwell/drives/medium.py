@@ -83,11 +83,11 @@ from ..targets import (
     fetch_add,
     load_acquire,
     load_relaxed,
-    memory_for,
     rem,
     store_relaxed,
 )
 from ..targets.interp.interpreter import current
+from ..targets.memory import private_block
 from ..targets.native import native_but_interpreted
 from .drive import Drive, Namespace
 
@@ -220,6 +220,10 @@ class DriveMedium(Medium):
         depth: int = 64,
         seconds: float = 10.0,
     ) -> None:
+        if not isinstance(namespace, Namespace):
+            raise errors.ArgumentError(
+                f"{type(namespace).__name__} is no namespace: pass drive.namespace(1)", name="namespace"
+            )
         drive = namespace.drive
         errors.checked_integer(queues, "queues", most=64)
         if errors.checked_integer(depth, "depth", least=4, most=4096) & (depth - 1):
@@ -260,7 +264,7 @@ class DriveMedium(Medium):
             f"{self.name}: {drive.model}, {self.queues} queues of {self.depth}, blocks of {self.block}"
             + (" (emulated by QEMU)" if self.emulated else "")
         )
-        self._state = memory_for("cpu").allocate(8 * (M_FIRST + Q_WORDS * self.queues))
+        self._state = private_block(8 * (M_FIRST + Q_WORDS * self.queues))
         self._fill_state()
         _media[self._state.address] = self
 
@@ -281,7 +285,9 @@ class DriveMedium(Medium):
     # -- the interface of media ---------------------------------------------------------------------------------------
 
     def native(self) -> NativeMedium:
-        """Return the native functions."""
+        """Return the native functions; raise `ForkError` in a process that was forked from the medium's."""
+        if os.getpid() != self._process:
+            self._drive.transport.check()
         with self._lock:
             if self._watch is None and not self._closed:
                 self._watch = threading.Thread(
@@ -426,6 +432,17 @@ class DriveMedium(Medium):
 
 _media: weakref.WeakValueDictionary[int, DriveMedium] = weakref.WeakValueDictionary()
 """By the address of their state, for the interpreter."""
+
+
+def _after_fork() -> None:
+    """Let native functions that somebody kept refuse in the child: the queues are the parent's."""
+    for medium in list(_media.values()):
+        medium._state.words[M_LOST] = LOST_TOLD
+        medium._partial = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 _left: list[Any] = []
 """Rings and buffers that a drive may still write to, and would not give up."""
 
@@ -454,9 +471,9 @@ class _Pair:
         self._submission, self._completion = arena.allocate(64 * depth), arena.allocate(16 * depth)
         self._data = arena.allocate(ids * part)
         self._lists = arena.allocate(max(8, ids * listed))
-        self._parts: Block = memory_for("cpu").allocate(8 * P_WORDS * ids)
-        self._stack: Block = memory_for("cpu").allocate(8 * ids)
-        self._wait: Block = memory_for("cpu").allocate(8 * SLOTS)
+        self._parts: Block = private_block(8 * P_WORDS * ids)
+        self._stack: Block = private_block(8 * ids)
+        self._wait: Block = private_block(8 * SLOTS)
         self._stack.words[:ids] = np.arange(ids)
         self._records = self._parts.words[: P_WORDS * ids].reshape(ids, P_WORDS)
         self._records[:, P_BOUNCE] = self._data.address + part * np.arange(ids)

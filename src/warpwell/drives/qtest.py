@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +114,7 @@ class QtestTransport(Transport):
         text[:29] = np.frombuffer(b"writel 0x00000000 0x00000000\n", np.uint8)
         self._mutex = ctypes.c_void_p(self._state.address)
         _initialize(self._mutex)
+        _all.add(self)
         # of Python's; a signal's handler that comes back for it is refused by the lock in memory
         self._one_thread = threading.RLock()
         try:
@@ -183,6 +186,11 @@ class QtestTransport(Transport):
                 finally:
                     self._socket.close()
                     _libc.pthread_mutex_unlock(self._mutex)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     def check(self) -> None:
         super().check()
@@ -295,6 +303,19 @@ def _initialize(mutex: ctypes.c_void_p) -> None:
     _libc.pthread_mutexattr_settype(kind, _ERRORCHECK)
     _libc.pthread_mutex_init(mutex, kind)
     _libc.pthread_mutexattr_destroy(kind)
+
+
+_all: weakref.WeakSet[QtestTransport] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Let no native thread of the child ring the parent's doorbells, or wait for a lock that nobody releases."""
+    for transport in list(_all):
+        transport._words[at.S_LOST] = 1
+        _initialize(transport._mutex)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _readable(fd: int) -> bool:

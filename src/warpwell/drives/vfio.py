@@ -347,8 +347,12 @@ _open: weakref.WeakSet[VfioTransport] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Close the child's copies of the descriptors: they would keep the drive busy when the parent has ended."""
+    """Close the child's copies of the descriptors: they would keep the drive busy when the parent has ended.
+
+    Its registers are not mapped in the child, so no native function may store to them.
+    """
     for transport in list(_open):
+        transport._state.words[0] = 0
         transport._close_descriptors()
 
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -135,6 +136,7 @@ class QemuDrive:
         self._seconds = seconds
         self._resources = contextlib.ExitStack()
         self._mine = os.getpid()
+        self._transport: Callable[[], QtestTransport | None] = lambda: None
         with contextlib.ExitStack() as stack:
             self.arena = DmaArena(parse_size(arena, "arena"))
             stack.callback(self.arena.close)
@@ -183,22 +185,40 @@ class QemuDrive:
         ]
 
     def transport(self) -> QtestTransport:
-        """Return a new way to the controller. Close the one before first; the controller keeps its state."""
+        """Return a new way to the controller, which keeps its state; raises `DriveInUseError` while one is open."""
         return self._connect(self._seconds)
 
     def _connect(self, seconds: float) -> QtestTransport:
         address = f"qemu:{self.pid}"
+        if os.getpid() != self._mine:
+            raise errors.ForkError(
+                f"drive {address} belongs to process {self._mine}, and this is {os.getpid()}, forked from it: start "
+                "another QEMU here, or use the spawn method"
+            )
+        open_now = self._transport()
+        if open_now is not None and not open_now.closed and self.running:
+            raise errors.DriveInUseError(
+                f"drive {address} is open in this program already: close it first, or share it", drive=address,
+                reasons=("it is open in this program",))  # fmt: skip
         try:
-            return QtestTransport(
+            transport = QtestTransport(
                 self._end.dup(), self.arena, self._pidfd, address=address, kill=self.kill, seconds=seconds
             )
+            self._transport = weakref.ref(transport)
+            return transport
         except errors.DriveLostError as error:
             self._said.seek(0)
             said = self._said.read().decode("utf-8", "replace").strip()
             raise errors.DriveLostError(f"{error}" + (f"; it said: {said}" if said else ""), drive=address) from None
 
     def open(self, **options: Any) -> Drive:
-        """Return the drive, enabled; `options` are those of `Drive`. Close it, or the one before, first."""
+        """Return the drive, enabled; `options` are those of `Drive`.
+
+        Raises
+        ------
+        DriveInUseError
+            It is open in this program: another user would reset it, and ring its doorbells.
+        """
         return Drive(self.transport(), **options)
 
     @staticmethod
