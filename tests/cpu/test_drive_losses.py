@@ -202,8 +202,11 @@ def test_a_failed_flush_is_a_loss(disk: NbdServer, medium: DriveMedium) -> None:
             with pytest.raises(errors.DriveLostError, match=r"flush failed.*may be lost"):
                 array.flush()
         disk.fault = None
-        with pytest.raises(errors.DriveLostError):
-            kernels.read[1](array, np.array([9999]), np.zeros(1, np.int64))
+        for item in (0, 9999):  # in the cache, and not
+            with pytest.raises(errors.DriveLostError):
+                kernels.read[1](array, np.array([item]), np.zeros(1, np.int64))
+            with pytest.raises(errors.DriveLostError):
+                kernels.write[1](array, np.array([item]), np.array([8]))
         with pytest.raises(errors.DriveError):
             array.close()
 

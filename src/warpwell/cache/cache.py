@@ -687,9 +687,11 @@ class Cache:
         )
 
     def _require_controller(self, nsid: int | None) -> None:
-        """Raise where the controller is lost, or was, and writes to the array, or to any, with it (lock held)."""
+        """Raise where controller or medium is lost, or was, and writes to the array, or to any, with it (lock held)."""
         if error := self.lost():
             raise error
+        if nsid is not None and (failure := self.controller.medium(nsid).failure()) is not None:
+            raise failure
         written = [s.name for s in self._spaces.values() if s.writable and nsid in (None, s.nsid)]
         if self._rewound and written:
             raise errors.DriveLostError(
