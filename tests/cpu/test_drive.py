@@ -697,6 +697,23 @@ def test_a_wrong_range_of_blocks_is_named(drive: Drive) -> None:
         DriveMedium(drive)  # type: ignore[arg-type]
 
 
+def test_a_medium_that_is_closed_still_answers_what_is_in_flight(shared: QemuDrive) -> None:
+    """Native threads find the records of commands, whatever became of rings and buffers."""
+    with shared.open() as drive:
+        medium = DriveMedium(drive.namespace(1))
+        native = medium.native()
+        start, complete = (
+            ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(function)
+            for function in (native.start, native.complete)
+        )
+        buffer = np.zeros(4096, np.uint8)
+        start(native.state, nvme.READ, 0, 4096, buffer.ctypes.data, 5)
+        drive.transport.lose("test")
+        medium.close()
+        assert complete(native.state, 0, 0, 0, 0, 0) == 5 << 16 | nvme.ABORTED_BY_HOST
+        assert complete(native.state, 0, 0, 0, 0, 0) == -1
+
+
 def test_a_drive_is_open_once_at_a_time(shared: QemuDrive) -> None:
     """A second one would reset the first one's queues, and ring doorbells of its own over them."""
     with shared.open() as drive:

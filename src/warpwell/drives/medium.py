@@ -386,9 +386,18 @@ class DriveMedium(Medium):
             self._watch.join(5)
         if hasattr(self, "_state"):
             _media.pop(self._state.address, None)
-            self._state.words[M_LOST] = LOST_TOLD  # before its memory may be another's
+            self._state.words[M_LOST] = LOST_TOLD
+            self._await_threads()  # before its memory may be another's
         while self._pairs:
             self._pairs.pop().close()
+
+    def _await_threads(self) -> None:
+        """Wait until no native thread looks at rings and buffers: who takes a lock from now on finds the drive lost."""
+        until = time.monotonic() + self.seconds
+        for k in range(len(self._pairs)):
+            while self._state.words[M_FIRST + Q_WORDS * k + Q_LOCK] and time.monotonic() < until:
+                time.sleep(1e-4)
+        self._answered = [pair.host_memory for pair in self._pairs]
 
     # -- for the host -------------------------------------------------------------------------------------------------
 
@@ -475,6 +484,8 @@ class _Pair:
         self._stack: Block = private_block(8 * ids)
         self._wait: Block = private_block(8 * SLOTS)
         self._stack.words[:ids] = np.arange(ids)
+        self.host_memory = self._parts, self._stack, self._wait
+        """What native threads use to the end, to answer what is in flight; it lives as long as the medium."""
         self._records = self._parts.words[: P_WORDS * ids].reshape(ids, P_WORDS)
         self._records[:, P_BOUNCE] = self._data.address + part * np.arange(ids)
         for k, record in enumerate(self._records):
