@@ -416,6 +416,22 @@ def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
         load.check_rows(rows, sizes, range(30), records)
 
 
+def test_a_controller_that_is_lost(numbers: Any) -> None:
+    path, _records = numbers
+    faults: list[KeyValueFaulty] = []
+    with opened(path, drive=drive(faults), timeout=20) as store:
+        faults[0].stop()
+        future = store.get_async(np.arange(20))
+        store._engine.pairs.lose("a test has taken it away")
+        start = time.monotonic()
+        with pytest.raises(errors.DriveLostError, match="taken it away"):
+            future.wait()
+        with pytest.raises(errors.DriveLostError, match="taken it away"):
+            store.get_async(np.arange(5)).wait()
+        assert time.monotonic() - start < 10
+        faults[0].resume()
+
+
 def test_lost_commands(numbers: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []

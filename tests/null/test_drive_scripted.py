@@ -14,6 +14,7 @@ from tests.harness.scripted_drive import CAP, ScriptedDrive
 
 from warpwell import errors, nvme
 from warpwell.drives import DmaArena, Drive
+from warpwell.drives.controller import NamespaceMedium
 from warpwell.nvme import admin
 from warpwell.nvme import registers as reg
 
@@ -372,3 +373,16 @@ def test_a_forked_child_gets_a_copy_and_no_drive() -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert (block.words == 7).all() and space.read(0, 1).size == 512
     drive.close()
+
+
+def test_a_flush_that_fails_loses_the_drive_for_the_rings() -> None:
+    wire = ScriptedDrive()
+    with Drive(wire) as drive:
+        medium = NamespaceMedium(drive.namespace(1), writable=True)
+        medium.sync()
+        wire.status[nvme.FLUSH] = 0x280
+        with pytest.raises(errors.DriveLostError, match="since the last flush may be lost"):
+            medium.sync()
+        wire.status.clear()
+        with pytest.raises(errors.DriveLostError):  # although the drive would say that all is well
+            medium.sync()

@@ -128,9 +128,17 @@ class NamespaceMedium(PythonMedium):
         return raw[offset - first : offset - first + nbytes]
 
     def sync(self) -> None:
-        """Flush the drive's volatile cache."""
+        """Flush the drive's volatile cache. A drive that fails to counts as lost."""
         self._check_open()
-        self.namespace.flush()
+        try:
+            self.namespace.flush()
+        except errors.DriveLostError:
+            raise
+        except errors.DriveError as error:
+            # pages that were written are clean now, and nobody would write them again
+            raise self.namespace.drive.transport.lose(
+                f"{error}; what was written since the last flush may be lost: open it again and compare"
+            ) from None
 
 
 class DriveController:

@@ -222,6 +222,15 @@ class Engine:
                 path=self.name,
             )
 
+    def lost(self) -> errors.DriveLostError | None:
+        """Return the error for a controller that is lost, or None."""
+        loss = self.pairs.loss()
+        if loss is None:
+            return None
+        return errors.DriveLostError(
+            f"the controller of {self.name} is lost: {loss.why}. Close the store, check the drive, open it again"
+        )
+
     def services(self) -> list[Callable[[], int]]:
         """Return the functions that an interpreted launch calls between the steps of its threads."""
         return self.controller.services()
@@ -302,11 +311,8 @@ class Engine:
 
     def error_of(self, status: int, what: str) -> Exception:
         """Return the error for a command's status, or for a timeout; `what` names the request."""
-        loss = self.pairs.loss()
-        if loss is not None:
-            return errors.DriveLostError(
-                f"the controller of {self.name} is lost: {loss.why}. Close the store, check the drive, open it again"
-            )
+        if error := self.lost():
+            return error
         if status == at.TIMED_OUT:
             return errors.StallError(
                 f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"
