@@ -30,15 +30,44 @@ def test_kernels_compile_to_ptx(text: str) -> None:
 
 
 def test_dw0_is_read_after_the_phase_word_was_acquired(text: str) -> None:
-    lines = [line.strip() for line in text.splitlines() if ".sys." in line or "st.relaxed.gpu" in line]
+    lines = statements(text)
     found = 0
     for k, line in enumerate(lines):
         m = re.match(r"ld\.relaxed\.sys\.global\.u64\s+(%\w+), ", line)
         # dw0 and dw1 are the one load of shared memory that is kept in device memory
         if m and any(re.match(rf"st\.relaxed\.gpu\.global\.u64 \[%\w+\], {m[1]};", other) for other in lines[k:]):
-            assert lines[k - 1].startswith("ld.acquire.sys")
+            assert {lines[j].split(".global")[0] for j in loads_before(lines, k)} == {"ld.acquire.sys"}
             found += 1
     assert found >= 1
+
+
+def loads_before(lines: list[str], k: int) -> set[int]:
+    """Return the last loads of system scope on each way to line `k`; the line "{" for a way without one."""
+    jumps: dict[str, list[int]] = {}
+    for j, line in enumerate(lines):
+        if m := re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line):
+            jumps.setdefault(m[1], []).append(j)
+    found, seen, ways = set(), set(), [k - 1]
+    while ways:
+        j = ways.pop()
+        while j not in seen:
+            seen.add(j)
+            line = lines[j] if j >= 0 else "{"
+            if re.match(r"ld\.\w+\.sys", line) or line == "{":
+                found.add(j)
+                break
+            if line.endswith(":"):
+                ways += jumps.get(line[:-1], [])
+            j -= 1
+            if j >= 0 and re.match(r"(bra|ret|exit|trap)\b", lines[j]):
+                break  # nothing falls through
+    return found
+
+
+def test_the_search_for_loads_follows_branches() -> None:
+    lines = ["{", "ld.acquire.sys.global.u64 a;", "@%p1 bra $L2;", "ret;", "$L1:", "ld.relaxed.sys.global.u64 b;",
+             "bra.uni $L3;", "$L2:", "add;", "$L3:", "here", "bra $L1;"]  # fmt: skip
+    assert loads_before(lines, 8) == {1} and loads_before(lines, 10) == {1, 5} and loads_before(lines, 1) == {0}
 
 
 # -- stores ------------------------------------------------------------------------------------------------------

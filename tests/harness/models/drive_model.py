@@ -11,6 +11,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from warpwell.drives import Namespace
 from warpwell.drives import medium as native
 from warpwell.drives.medium import DriveMedium
 from warpwell.nvme import COMMAND_INTERRUPTED, READ, WRITE, completion_word1, word0_cid, word0_opc
@@ -48,12 +49,11 @@ class DriveModel:
                 dma=lambda address: address, native_store=lambda: (self._bells.address, 0), lost=None
             ),
         )  # fmt: skip
-        space = SimpleNamespace(
-            drive=drive, block=BLOCK, nbytes=BLOCK * BLOCKS, writable=True, name="model/1", nsid=1
-        )
+        space = Namespace.__new__(Namespace)  # no drive is asked what it has
+        space.__dict__.update(drive=drive, block=BLOCK, nbytes=BLOCK * BLOCKS, writable=True, name="model/1", nsid=1)
         self._rings: list[tuple[int, int]] = []
         native_functions[self._bells.address] = self._store
-        self.medium = DriveMedium(space, queues=self.queues, depth=DEPTH)  # type: ignore[arg-type]
+        self.medium = DriveMedium(space, queues=self.queues, depth=DEPTH)
         self.state = self.medium._state.address
         pairs = self.medium._pairs
         self.run.announce_blocks(
