@@ -90,9 +90,17 @@ class ItemCodec:
 
 
 class Scratch(int):
-    """The address of memory that lives as long as the number."""
+    """The address of memory that is used as long as the number lives, and then again for another.
+
+    Not by NumPy's allocator: which thread has memory of another before it would depend on what a process did before,
+    and a seed would not decide everything.
+    """
 
     words: np.ndarray
+    free: list[np.ndarray]
+
+    def __del__(self) -> None:
+        self.free.append(self.words)
 
 
 class ItemsAt:
@@ -167,6 +175,7 @@ class Interpreter(Interleaver):
         self.coarse_copies = coarse_copies
         self.flag = flag or LaunchFlag("interp")
         self.shape: tuple[int, ...] = (0,)
+        self._scratch: dict[int, list[np.ndarray]] = {}
         self._trace: deque[tuple[int, str, str, int, Any]] | None = deque(maxlen=trace) if trace else None
 
     @property
@@ -450,10 +459,12 @@ class Interpreter(Interleaver):
         return ItemsAt(self, int(addr), dt)
 
     def scratch(self, nbytes: int) -> Scratch:
-        words = np.zeros(nbytes // 8 + 2, np.int64)
+        free = self._scratch.setdefault(nbytes, [])
+        used = bool(free)
+        words = free.pop() if used else np.zeros(nbytes // 8 + 2, np.int64)
         place = Scratch(-(-words.ctypes.data // 16) * 16)
-        place.words = words
-        if self.memory.ranges:
+        place.words, place.free = words, free
+        if self.memory.ranges and not used:
             self.announce(place, nbytes)
         return place
 
