@@ -60,7 +60,9 @@ def test_many_arrays_share_threads() -> None:
     try:
         for k, a in enumerate(arrays):
             assert total(a) == WANT + 64 * k
-            assert service_threads() <= 16
+            # one more is started for an array that nobody serves, while the others finish elsewhere
+            assert service_threads() <= 18
+        until(lambda: service_threads() <= 16)
     finally:
         for a in arrays:
             a.close()

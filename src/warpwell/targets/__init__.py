@@ -34,11 +34,13 @@ Memory:
 
 For the host:
 
+- `compile_lock.py`: a fork waits for compilations.
 - `closing.py`: closes dropped objects, and writes unsaved changes at the program's end.
 - `bus_error.py`: mapped files that fail read as zeros, instead of SIGBUS.
 - `checksum.py`: CRC-32C in Python.
 """
 
+from . import compile_lock as compile_lock
 from .arguments import KernelArgument, default_device, device_of
 from .atomics import (
     BLOCK,

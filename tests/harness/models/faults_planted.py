@@ -99,6 +99,8 @@ _FREED = """            release_id(queue, cid)
         _read_failed("""
 _WORDS = """    store_relaxed(entry, word0, SYSTEM)
     store_relaxed(entry + 24, prp1, SYSTEM)
+    if prp2 != 0:
+        store_relaxed(entry + 32, prp2, SYSTEM)
     store_relaxed(entry + 40, slba, SYSTEM)
     store_relaxed(entry + 48, control, SYSTEM)
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -14,18 +13,11 @@ import llvmlite.binding as llvm
 from numba import njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
-from numba.core.compiler_lock import global_compiler_lock
 from numba.core.llvm_bindings import create_pass_builder
 
 from ..uninterrupted import uninterrupted
 from .code_cache import cache_folder, cache_key
 
-# a fork waits for compilations of other threads, which would end in the parent alone and keep the lock in the child
-os.register_at_fork(
-    before=global_compiler_lock.acquire,
-    after_in_parent=global_compiler_lock.release,
-    after_in_child=global_compiler_lock.release,
-)
 
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
     """Return a Numba dispatcher (no GIL) for the function `name` of the generated `source`.
