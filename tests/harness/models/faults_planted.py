@@ -254,7 +254,7 @@ FAULTS = (
         "store-fence-removed", "cache", "nothing orders the old page's INVALID before a store under a pin",
         (Edit("cache.access", "access", "                    fence(DEVICE)\n", "                    pass\n"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=MIDDLE, writers=True),
-        seed=753,
+        seed=1030,
     ),
     Fault(
         "owner-relaxed", "frame", "who sees the owner of a later page need not see that the word has changed",
@@ -499,7 +499,7 @@ FAULTS = (
     Fault(
         "reader-fence-removed", "store", "the second look at the version may come before the copy",
         (Edit(_WAYS, "look_up", "    fence(DEVICE)\n    syncwarp(mask)\n", "    syncwarp(mask)\n"),),
-        seed=229,
+        seed=540,
     ),
     Fault(
         "filler-fence-removed", "store", "nothing orders the odd version before the new bytes",
@@ -538,7 +538,7 @@ FAULTS = (
         "ticket-taken-twice", "store", "who takes a ticket does not look whether another one has",
         (Edit(_TICKETS, "let_go", "    return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use\n",
               "    compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE)\n    return True\n"),),
-        seed=1500,
+        seed=1860,
     ),
     Fault(
         "no-id-left", "store", "tickets may hold all ids, and their holders wait for one more",
