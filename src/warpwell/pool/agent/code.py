@@ -287,7 +287,7 @@ def _by_value() -> Iterator[None]:
     with _lock:
         added = []
         known = pickling.list_registry_pickle_by_value()
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():  # whole, whatever a finalizer or a thread imports meanwhile
             if name not in known and _is_users(name, module):
                 pickling.register_pickle_by_value(module)
                 added.append(module)
