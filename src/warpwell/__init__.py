@@ -24,6 +24,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     graph/       graphs on storage: conversion, search, components
     kv/          key-value stores: log, index, access by kernels, loaders, conversion
     scheduler/   kernels that share one device: tasks, policies, preemption, service
+    table/       tables: Arrow files in place, a folder of columns, conversion
     remote/      arrays, stores and schedulers on the devices of a pool
     study/       traces, workloads, simulator: what compares policies and stores
     testing/     conformance suites for media, executors and policies of your own; drives for tests
@@ -37,7 +38,7 @@ from . import errors  # modules within import it from here, which must not wait 
 from . import registry as _registry
 
 if TYPE_CHECKING:
-    from . import cache, drives, graph, kv, nvme, pool, remote, scheduler, storage
+    from . import cache, drives, graph, kv, nvme, pool, remote, scheduler, storage, table
     from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
@@ -123,6 +124,7 @@ __all__ = [
     "scheduler",
     "shared_array",
     "storage",
+    "table",
     "thread_index",
     "to_device",
     "warp_size",
@@ -131,7 +133,7 @@ __all__ = [
 
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
-    "": "cache drives graph kv nvme pool remote scheduler storage",
+    "": "cache drives graph kv nvme pool remote scheduler storage table",
     "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",

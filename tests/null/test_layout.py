@@ -18,6 +18,7 @@ RANKS = (
     ("cache",),
     ("array",),
     ("graph", "kv", "scheduler"),
+    ("table",),
     ("remote",),
     ("study",),
     ("testing",),

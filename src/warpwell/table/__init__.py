@@ -1,0 +1,24 @@
+"""Tables: columns on storage, of which a query reads what it needs.
+
+>>> import warpwell as ww
+>>> with ww.table.open("trips.arrow") as trips:
+...     trips["distance"].arrow(0, 10)
+
+Files, in the order in which a column meets them:
+
+- library.py     pyarrow, imported when it is first needed
+- layout.py      which buffers the values of an Arrow type have
+- extent.py      `Extent`: items in a file, as a view of its mapping and as an array for kernels
+- column.py      `Column`, and the runs in which its rows lie
+- arrow_ipc.py   Arrow IPC files, opened where they are
+- table.py       `open`, and `Table`
+- validity.py    `is_valid`, for kernels
+"""
+
+from .column import Column, ColumnRun
+from .extent import Extent
+from .table import Table
+from .table import open_table as open  # reads as table.open, like io.open
+from .validity import is_valid
+
+__all__ = ["Column", "ColumnRun", "Extent", "Table", "is_valid", "open"]

@@ -1,0 +1,182 @@
+"""`ArrowFile`: an Arrow IPC file or stream (Feather, data sets of Hugging Face), opened where it is.
+
+pyarrow parses the metadata over our mapping, which answers a file that is cut with zeros. Each buffer that it found is
+checked against the file and the number of rows before anything of it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, FormatError
+from .column import ColumnRun, checked_extent, in_place_error
+from .extent import Extent, MappedFile
+from .layout import Layout, layout_of
+from .library import arrow
+
+_BYTE = np.dtype(np.uint8)
+_BITS = Layout("bits", _BYTE)
+_FILE = b"ARROW1"
+_OTHERS = {b"PAR1": "a Parquet file", b"FEA1": "a Feather file of version 1", b"ORC": "an ORC file",
+           b"\x93NUMPY": "a .npy file", b"PK\x03\x04": "a zip archive", b"\x1f\x8b": "a gzip file"}  # fmt: skip
+
+
+class ArrowFile:
+    """The record batches of an Arrow IPC file or stream.
+
+    Parameters
+    ----------
+    path : str
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+    rows : int
+
+    Raises
+    ------
+    FormatError
+        It is no Arrow IPC file, damaged, compressed, or big-endian.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = MappedFile(path)
+        try:
+            self.schema, self._batches = self._parse()
+        except BaseException:
+            self._file.close()
+            raise
+        self._starts = [0]
+        for batch in self._batches:
+            self._starts.append(self._starts[-1] + batch.num_rows)
+        self.rows = self._starts[-1]
+        self._sound: set[tuple[Any, ...]] = set()
+        """Dictionaries that are checked: their addresses and lengths."""
+
+    def _parse(self) -> tuple[Any, list[Any]]:
+        pa, path = arrow(), self._file.path
+        head = self._file.buffer.slice(0, min(8, self._file.nbytes)).to_pybytes()
+        for magic, what in _OTHERS.items():
+            if head.startswith(magic):
+                raise FormatError(f"{path} is {what}, not an Arrow IPC file: write ww.table.convert({path!r}, "
+                                  "'NAME.ww') once, if pyarrow reads it, and open that", path=path)  # fmt: skip
+        try:
+            reader = (pa.ipc.open_file if head.startswith(_FILE) else pa.ipc.open_stream)(
+                pa.BufferReader(self._file.buffer), options=pa.ipc.IpcReadOptions(use_threads=False)
+            )
+            return reader.schema, [self._in_place(batch) for batch in self._each(reader)]
+        except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
+            self._file.require()
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(
+                f"{path} is not an Arrow IPC file, or is truncated or damaged ({_line(error)}): write it again, or "
+                f"ww.table.convert({path!r}, 'NAME.ww') if pyarrow reads it as something else",
+                path=path,
+            ) from None
+
+    def _each(self, reader: Any) -> Iterator[Any]:
+        """Yield the batches; one after another, so that a compressed file is not unpacked whole."""
+        if hasattr(reader, "get_batch"):
+            for k in range(reader.num_record_batches):
+                yield reader.get_batch(k)
+        else:
+            yield from reader
+
+    def _in_place(self, batch: Any) -> Any:
+        """Return a batch if all of its buffers are in the file."""
+        if batch.num_rows < 0:
+            raise FormatError(f"{self._file.path} has a batch of {batch.num_rows} rows: it is damaged, write it again",
+                              path=self._file.path)  # fmt: skip
+        for column in batch.columns:
+            for buffer in column.buffers():
+                if buffer is not None and buffer.size and self._file.offset_of(buffer) is None:
+                    raise in_place_error(self._file.path)
+        return batch
+
+    def runs(self, number: int) -> tuple[ColumnRun, ...]:
+        """Return the runs of a column; raise FormatError or DTypeError."""
+        field = self.schema.field(number)
+        advice = "read it with pyarrow; the other columns can be used"
+        layout = layout_of(field.type, field.name, advice)
+        self._file.require()
+        return tuple(
+            self._run(batch.column(number), self._starts[k], batch.num_rows, field, layout)
+            for k, batch in enumerate(self._batches)
+            if batch.num_rows
+        )
+
+    def _run(self, column: Any, first: int, rows: int, field: Any, layout: Layout) -> ColumnRun:
+        pa, file = arrow(), self._file
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
+        what = f"column {field.name!r}, rows from {first}"
+        if len(column) != rows or column.offset:
+            raise FormatError(f"{file.path}: {what} has {len(column)} rows, and its batch {rows}: the file is damaged",
+                              path=file.path)  # fmt: skip
+        if layout.kind == "null":
+            return ColumnRun(first, rows, rows, field.type, layout)
+        valid, *buffers = column.buffers()
+        bits = None
+        if valid is not None:
+            bits = checked_extent(file, valid, _BITS, _BITS.shape(rows), f"{what}, validity")
+        nulls = int(column.null_count)  # after the check, for it may count the bits
+        if not 0 <= nulls <= rows or (nulls and bits is None):
+            raise FormatError(f"{file.path}: {what} says that {nulls} of {rows} are null: the file is damaged",
+                              path=file.path)  # fmt: skip
+        if layout.kind == "list":
+            items = column.values
+            if buffers[0] is not None:
+                checked_extent(file, buffers[0], _BITS, _BITS.shape(len(items)), f"{what}, validity of items")
+            if buffers[0] is not None and items.null_count:
+                raise DTypeError(f"column {field.name!r} has lists with null items: replace these by a number")
+            buffers = buffers[1:]
+        given: dict[str, Any] = {}
+        main = checked_extent(file, buffers[0], layout, layout.shape(rows), what)
+        if layout.kind == "text":
+            given = {"offsets": main, "bytes": self._whole(buffers[1])}
+        elif layout.kind == "views":
+            given = {"views": main, "data": tuple(self._whole(one) or _nothing(file) for one in buffers[1:])}
+        elif layout.kind == "codes":
+            given = {"codes": main, "dictionary": self._dictionary(column.dictionary, what)}
+        else:
+            given = {"values": main}
+        return ColumnRun(first, rows, nulls, field.type, layout, valid=bits if nulls else None, **given)
+
+    def _whole(self, buffer: Any) -> Extent | None:
+        """Return the extent of all bytes of a buffer."""
+        return None if buffer is None else checked_extent(self._file, buffer, _BITS, (int(buffer.size),), "bytes")
+
+    def _dictionary(self, values: Any, what: str) -> Any:
+        """Return the values of codes, checked once."""
+        place = len(values), *((b.address, b.size) for b in values.buffers() if b is not None)
+        if place not in self._sound:
+            try:
+                values.validate(full=True)
+            except arrow().ArrowException as error:
+                raise FormatError(f"{self._file.path}: the dictionary of {what} is damaged ({_line(error)}): write the "
+                                  "file again", path=self._file.path) from None  # fmt: skip
+            self._sound.add(place)
+        return values
+
+    def require(self) -> None:
+        """Raise MediumError if bytes could not be read."""
+        self._file.require()
+
+    def close(self) -> None:
+        """Close the file; views stay valid."""
+        self._batches = []
+        self._file.close()
+
+
+def _nothing(file: MappedFile) -> Extent:
+    """Return an extent of no bytes: views count their buffers."""
+    return Extent(file, 0, _BYTE, (0,))
+
+
+def _line(error: BaseException) -> str:
+    """Return the first line of a message, for pyarrow appends where in its source it arose."""
+    return str(error).split("\n")[0][:200]

@@ -1,0 +1,128 @@
+"""`Extent`: items of a column in a file. `MappedFile`: the file's bytes in memory, zeros where it was cut."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..array import Array, open_array
+from ..array.mapping import Mapping
+from ..errors import FormatError
+from ..storage import FileMedium
+from .library import arrow
+
+
+class MappedFile:
+    """A file in memory, read only. Views of it stay valid after `close`.
+
+    Parameters
+    ----------
+    path : str
+        A regular file.
+
+    Attributes
+    ----------
+    path : str
+        Absolute.
+    nbytes : int
+    buffer : pyarrow.Buffer
+        All of its bytes.
+
+    Raises
+    ------
+    MissingFileError, FormatError, OSError
+        It cannot be opened, or mapped.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._medium = FileMedium(self.path, direct=False)
+        try:
+            self._mapping = Mapping(self._medium, self.path)
+        except BaseException:
+            self._medium.close()
+            raise
+        self.nbytes = self._medium.nbytes
+        self.buffer = arrow().foreign_buffer(self._mapping.address, self.nbytes, base=self._mapping)
+
+    def require(self) -> None:
+        """Raise MediumError if bytes could not be read, because the file was cut or the drive fails."""
+        self._mapping.require()
+
+    def is_other(self, medium: Any) -> bool:
+        """Return whether a `FileMedium` of this path is another file by now."""
+        mine, its = os.fstat(self._medium.fileno()), os.fstat(medium.fileno())
+        return (mine.st_dev, mine.st_ino) != (its.st_dev, its.st_ino)
+
+    def offset_of(self, buffer: Any) -> int | None:
+        """Return where in the file a `pyarrow.Buffer` begins; None if it is not within the mapping."""
+        at = int(buffer.address) - int(self.buffer.address)
+        return at if 0 <= at and at + int(buffer.size) <= self.nbytes else None
+
+    def close(self) -> None:
+        """Close the file (idempotent)."""
+        self._medium.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """Items that lie one after another in a file.
+
+    Attributes
+    ----------
+    file : MappedFile
+    offset : int
+        Byte of the file at which they begin; within the file, and not always a multiple of the item's size.
+    dtype : numpy.dtype
+    shape : tuple of int
+    """
+
+    file: MappedFile
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """The file's path."""
+        return self.file.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the items."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def buffer(self) -> Any:
+        """The bytes as a `pyarrow.Buffer`, without a copy."""
+        return self.file.buffer.slice(self.offset, self.nbytes)
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the items as a read-only view of the mapping, without a copy.
+
+        If the file is cut meanwhile, the items behind its end are zeros, and the table's `close` raises.
+        """
+        if not self.nbytes:
+            return np.empty(self.shape, self.dtype)
+        flat: NDArray[Any] = np.frombuffer(self.file.buffer, self.dtype, math.prod(self.shape), self.offset)
+        return flat.reshape(self.shape)
+
+    def array(self, **options: Any) -> Array:
+        """Open the items as an array for kernels; `options` are those of `warpwell.open`, and it closes as such.
+
+        Raises
+        ------
+        FormatError
+            The file was replaced since the table was opened.
+        """
+        opened = open_array(self.path, dtype=self.dtype, shape=self.shape, offset=self.offset, **options)
+        if isinstance(opened.medium, FileMedium) and self.file.is_other(opened.medium):
+            opened.close()
+            raise FormatError(f"{self.path} was replaced since the table was opened: open the table again",
+                              path=self.path)  # fmt: skip
+        return opened

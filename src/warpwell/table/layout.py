@@ -1,0 +1,111 @@
+"""`layout_of`: which buffers the values of an Arrow type have, and what their items are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError
+from .library import arrow
+
+VIEW_BYTES = 16
+"""Bytes of an item of ``string_view`` and ``binary_view``."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the values of a type lie in memory.
+
+    Attributes
+    ----------
+    kind : {"fixed", "bits", "list", "text", "views", "codes", "null"}
+        Items of one size; bits (bool); lists of one length (fixed-size lists); offsets and bytes; views and bytes;
+        codes and a dictionary; nothing.
+    dtype : numpy.dtype or None
+        Of the items: of offsets for "text", of codes for "codes".
+    inner : tuple of int
+        Extents of one row: ``(k,)`` for a list of k items, or for the bytes of fixed-size binary; ``(2,)`` for the
+        words of a decimal128.
+    """
+
+    kind: str
+    dtype: np.dtype[Any] | None
+    inner: tuple[int, ...] = ()
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """Return the shape of the first buffer of so many rows."""
+        if self.kind == "bits":
+            return (-(-rows // 8),)
+        if self.kind == "text":
+            return (rows + 1 if rows else 0,)
+        return (rows, *self.inner)
+
+
+def layout_of(kind: Any, name: str, advice: str = "name the other columns in columns=") -> Layout:
+    """Return the layout of a `pyarrow.DataType`; `name` is the column's, for messages.
+
+    Raises
+    ------
+    DTypeError
+        Lists of several lengths, structs, maps, unions, run-end encoding, intervals.
+    """
+    types = arrow().types
+    kind = storage_of(kind)
+    found = _flat(kind)
+    if found is not None:
+        return found
+    if types.is_fixed_size_list(kind):
+        items = _flat(storage_of(kind.value_type))
+        if items is not None and items.kind == "fixed" and not items.inner and items.dtype is not None:
+            return Layout("list", items.dtype, (int(kind.list_size),))
+    elif types.is_dictionary(kind):
+        values = _flat(storage_of(kind.value_type))
+        codes = _flat(kind.index_type)
+        if values is not None and values.kind != "null" and codes is not None:
+            return Layout("codes", codes.dtype)
+    hint = "make a fixed_size_list of it if all have one length" if types.is_list(kind) or types.is_large_list(kind) \
+        else "make a column of each of its fields" if types.is_struct(kind) else "cast it to another type"  # fmt: skip
+    raise DTypeError(f"column {name!r} is {_shown(kind)}, which tables do not have: {hint}, or {advice}")
+
+
+def storage_of(kind: Any) -> Any:
+    """Return the type in which an extension type is stored, or the type itself."""
+    base = arrow().BaseExtensionType
+    while isinstance(kind, base):
+        kind = kind.storage_type
+    return kind
+
+
+def _flat(kind: Any) -> Layout | None:
+    """Return the layout of a type that is neither nested nor a dictionary."""
+    types = arrow().types
+    if types.is_boolean(kind):
+        return Layout("bits", np.dtype(np.uint8))
+    if types.is_null(kind):
+        return Layout("null", None)
+    if types.is_floating(kind):
+        return Layout("fixed", np.dtype(f"<f{kind.bit_width // 8}"))
+    if types.is_unsigned_integer(kind):
+        return Layout("fixed", np.dtype(f"<u{kind.bit_width // 8}"))
+    if types.is_integer(kind) or (types.is_temporal(kind) and not types.is_interval(kind)):
+        return Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))
+    if types.is_decimal(kind):
+        words = kind.bit_width // 64
+        return Layout("fixed", np.dtype("<i8"), (words,)) if words > 1 else \
+            Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))  # fmt: skip
+    if types.is_fixed_size_binary(kind):
+        return Layout("fixed", np.dtype(np.uint8), (int(kind.byte_width),))
+    if types.is_string(kind) or types.is_binary(kind):
+        return Layout("text", np.dtype("<i4"))
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return Layout("text", np.dtype("<i8"))
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return Layout("views", np.dtype(np.uint8), (VIEW_BYTES,))
+    return None
+
+
+def _shown(kind: Any) -> str:
+    text = str(kind)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,33 @@
+"""`arrow`: pyarrow, imported when it is first needed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ..errors import ArgumentError
+from ..errors.general import extra
+
+_loaded: list[Any] = []
+
+
+def arrow() -> Any:
+    """Return pyarrow.
+
+    Raises
+    ------
+    ArgumentError
+        It is not installed.
+    """
+    if not _loaded:
+        for part in ("ipc", "compute"):
+            _import(f"pyarrow.{part}")
+        _loaded.append(_import("pyarrow"))
+    return _loaded[0]
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ArgumentError(f"tables need pyarrow: install {extra('table')}") from error

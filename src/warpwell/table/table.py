@@ -1,0 +1,201 @@
+"""`open_table`, and `Table`: columns in an Arrow file or a folder of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..array import Array
+from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, checked_integer
+from ..errors.options import checked_path
+from .arrow_ipc import ArrowFile
+from .column import Column, ColumnRun, bounds
+from .extent import Extent
+from .library import arrow
+
+
+class _Source(Protocol):
+    """Files with columns."""
+
+    schema: Any
+    rows: int
+
+    def runs(self, number: int) -> tuple[ColumnRun, ...]:
+        """Return the runs of a column."""
+
+    def require(self) -> None:
+        """Raise MediumError if bytes could not be read."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class Table:
+    """Columns on storage; nothing is loaded. See `open_table`.
+
+    ``table["name"]`` and ``table[3]`` are columns (`Column`), ``len(table)`` its rows. A table is pickled as its path,
+    and opened again where it is unpickled.
+
+    Attributes
+    ----------
+    path : str
+    schema : pyarrow.Schema
+    rows : int
+    """
+
+    def __init__(self, path: str, source: _Source, options: dict[str, Any]) -> None:
+        self.path = path
+        self.schema = source.schema
+        self.rows = source.rows
+        self._source = source
+        self._options = options
+        self._columns: dict[int, Column] = {}
+        self._arrays: dict[tuple[str, int, int], Array] = {}
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _drop, source, self._arrays)
+        self._finalizer.atexit = False
+
+    def __repr__(self) -> str:
+        state = "closed " if self._closed else ""
+        return f"<{state}warpwell.table.Table {self.path!r} of {self.rows:,} rows and {len(self.names):,} columns>"
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.schema.names
+
+    def __getitem__(self, name: str | int) -> Column:
+        self.require_open()
+        number = self._number(name)
+        if number not in self._columns:
+            field = self.schema.field(number)
+            self._columns[number] = Column(self, field.name, field.type, self.rows, lambda: self._source.runs(number))
+        return self._columns[number]
+
+    def _number(self, name: str | int) -> int:
+        if not isinstance(name, str):
+            return checked_integer(name, "the number of a column", least=0, most=len(self.names) - 1)
+        found = self.schema.get_all_field_indices(name)
+        if len(found) == 1:
+            return int(found[0])
+        if found:
+            raise ArgumentError(f"{self.path} has columns {found} named {name!r}: take one by its number")
+        names = ", ".join(map(repr, self.names[:20])) + (", ..." if len(self.names) > 20 else "")
+        raise ArgumentError(f"{self.path} has no column {name!r}: it has {names}", name="name")
+
+    def arrow(self, first: int = 0, rows: int | None = None, columns: list[str | int] | None = None) -> Any:
+        """Return rows [first, first + rows) of some columns, or all, as a `pyarrow.Table`; see `Column.arrow`."""
+        self.require_open()
+        start, end = bounds(first, rows, self.rows)
+        numbers = range(len(self.names)) if columns is None else [self._number(name) for name in columns]
+        taken = [self[number].arrow(start, end - start) for number in numbers]
+        fields = [self.schema.field(number).with_type(one.type) for number, one in zip(numbers, taken, strict=True)]
+        return arrow().Table.from_arrays(taken, schema=arrow().schema(fields, self.schema.metadata))
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.arrow().__arrow_c_stream__(requested_schema)
+
+    def array_of(self, extent: Extent) -> Array:
+        """Open an extent for kernels, with the table's options; once, and `close` closes it."""
+        self.require_open()
+        key = extent.path, extent.offset, extent.nbytes
+        if key not in self._arrays:
+            self._arrays[key] = extent.array(**self._options)
+        return self._arrays[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.path, self._options)
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
+            self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the table is closed."""
+        return self._closed
+
+    def require_open(self) -> None:
+        """Raise ClosedError if the table is closed."""
+        if self._closed:
+            raise ClosedError(f"table {self.path} is closed: open it again")
+
+    def close(self) -> None:
+        """Close the files and the arrays of kernels (idempotent). Views of NumPy and Arrow stay valid.
+
+        Raises
+        ------
+        MediumError
+            A file was cut while it was open, or could not be read: what was read from it may be zeros.
+        """
+        if self._closed:
+            return
+        for key in list(self._arrays):
+            self._arrays[key].close()
+            del self._arrays[key]
+        self._closed = True
+        self._finalizer.detach()
+        try:
+            self._source.require()
+        finally:
+            self._source.close()
+
+
+def open_table(path: str | os.PathLike[str], **options: Any) -> Table:
+    """Open a table; nothing is loaded.
+
+    Parameters
+    ----------
+    path : path
+        An uncompressed Arrow IPC file or stream (Feather; ``.arrow`` files of Hugging Face's data sets), which is read
+        in place, or a folder that `convert` wrote.
+    **options
+        Of `Column.values` and `Column.valid`: ``device``, ``tier``, ``cache`` and others of `warpwell.open`.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    MissingFileError, FormatError
+        Nothing is left open.
+    ArgumentError
+        pyarrow is not installed.
+    """
+    name = checked_path(path)
+    place = Path(name)
+    arrow()
+    if not place.exists():
+        raise MissingFileError(f"{name} does not exist: give an Arrow IPC file, or a folder of ww.table.convert",
+                               path=name)  # fmt: skip
+    if place.is_dir():
+        raise FormatError(f"{name} is a folder", path=name)
+    return Table(name, ArrowFile(name), options)
+
+
+def _again(path: str, options: dict[str, Any]) -> Table:
+    return open_table(path, **options)
+
+
+def _drop(source: _Source, arrays: dict[Any, Array]) -> None:
+    """Close what a table had open that was dropped."""
+    for one in arrays.values():
+        with contextlib.suppress(Exception):
+            one.close()
+    source.close()
