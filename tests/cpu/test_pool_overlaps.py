@@ -10,7 +10,7 @@ import pytest
 
 import warpwell as ww
 from warpwell.pool.devices import Devices
-from warpwell.targets.overlaps import Span, together
+from warpwell.targets.arguments.overlaps import Span, together
 
 
 @ww.kernel

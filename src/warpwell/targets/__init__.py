@@ -14,7 +14,7 @@ In the order in which a launch meets them:
 
 - `kernel.py`: `Kernel` and `Launch`: the user's call.
 - `signature.py`: checks arguments and shape before a compilation; the grid.
-- `arguments.py`: the interface of objects that may be arguments; the device of a launch.
+- `arguments/`: what may be an argument; the device of a launch; arguments that share memory.
 - `bounds.py`: bounds checks of NumPy and device arrays: the switch and the error. An index is compared in
   `compiler/checked_arrays.py` and `interp/checked_numpy.py`; of an array on storage, in `array/elements.py`.
 - `fault.py`: the flag of a launch, which `failed` asks; the fault page.
@@ -29,7 +29,6 @@ Memory:
 
 - `memory.py`: device memory, and memory that host and device share.
 - `arrays.py`: arrays in device memory.
-- `overlaps.py`: NumPy arguments that share memory.
 - `gpu/`: the GPU's driver.
 
 For the host:

@@ -13,7 +13,7 @@ from numba import cuda
 from numba.cuda.args import ArgHint, InOut
 from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
 
-from ..overlaps import Span, together
+from ..arguments.overlaps import Span, together
 from . import memory
 from .device import check_fork
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .memory import view_of
+from ..memory import view_of
 
 _EFFORT = 100_000
 """The effort of a search for an item that two interleaved arrays share; after it they count as sharing one."""

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from .. import errors
-from .fault import LaunchFlag
-from .gpu.device import has_cuda
-from .struct import DeviceStruct
+from ... import errors
+from ..fault import LaunchFlag
+from ..gpu.device import has_cuda
+from ..struct import DeviceStruct
 
 
 @runtime_checkable

@@ -1,0 +1,25 @@
+"""What may be an argument of a kernel, besides numbers and arrays of NumPy or in device memory.
+
+- argument.py  `KernelArgument`: the interface of host objects that may be arguments; the device of a launch
+- overlaps.py  `together`, `Span`: NumPy arguments that share memory
+"""
+
+from .argument import (
+    KernelArgument,
+    begin,
+    default_device,
+    device_of,
+    finish,
+    is_argument,
+    participants,
+)
+
+__all__ = [
+    "KernelArgument",
+    "begin",
+    "default_device",
+    "device_of",
+    "finish",
+    "is_argument",
+    "participants",
+]
