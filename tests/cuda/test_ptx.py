@@ -6,7 +6,10 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import polars
 import pytest
+from numba.core.errors import TypingError
+from tests.harness.arrays.kernels import add, read, write
 
 import warpwell as ww
 from warpwell.array import bulk
@@ -14,6 +17,7 @@ from warpwell.array.items import item_of
 from warpwell.array.page_set import PageSetView
 from warpwell.array.view import ArrayView, ViewField, ViewStatic
 from warpwell.cache import known_pages, maintenance
+from warpwell.targets.arguments import viewed
 from warpwell.targets.compiler import run_cuda
 from warpwell.targets.compiler.hooks import seam_for
 from warpwell.targets.device import linked_functions
@@ -144,6 +148,15 @@ WORD = np.int64(0)
 def test_kernels_compile_to_ptx(kernel, arguments, dims):
     text = run_cuda.ptx(kernel, arguments, dims=dims)
     assert ".visible .entry" in text and "sm_90" in text
+
+
+def test_kernels_read_columns_and_do_not_write_them():
+    column = polars.Series([1.0, 2.0])
+    values = viewed(read, (column, OUT, np.zeros(2)))
+    assert ".visible .entry" in run_cuda.ptx(read, values)
+    for kernel, says in ((write, "readonly"), (add, "read-only")):
+        with pytest.raises(TypingError, match=says):
+            run_cuda.ptx(kernel, viewed(kernel, (column, OUT, np.zeros(2))))
 
 
 def test_linked_functions_compile_to_ptx_under_their_symbol():

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from .. import errors
 from ..targets import DeviceStruct, struct_function, struct_method
 from ..targets.struct import Part
@@ -155,6 +157,8 @@ def atomic_add(array: Any, index: Any, value: Any) -> Any:
     """
     if isinstance(array, DeviceStruct):
         return array._call("atomic_add", index, value)
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError("atomic_add to an array that is read-only")
     return elements.add_to_ndarray(array, index, value)
 
 

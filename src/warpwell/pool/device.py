@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .. import errors, registry
 from ..errors.options import checked_dtype, checked_integer, checked_shape, checked_timeout
-from ..targets.arguments import is_argument
+from ..targets.arguments import is_argument, viewed
 from ..targets.kernel import Launch
 from ..targets.source.cuda_source import CudaSource
 from ..targets.uninterrupted import uninterrupted
@@ -573,6 +573,7 @@ class Device:
             raise errors.DeviceNotFoundError(
                 f"CUDA source {code.name!r} runs on a GPU, and device {self.index} is not one", device=self.target
             )
+        args = viewed(kernel, args)
         # a list: an interrupt that comes while Python closes a generator is lost
         host = HostArrays(self, stream, args) if any([isinstance(a, np.ndarray) for a in args]) else None
         self.connection.ensure(code)

@@ -23,6 +23,7 @@ from ..scheduler.scheduler import Scheduler, require_launch
 from ..scheduler.task import Profile, Request, Task, require_profile
 from ..scheduler.tenants import Tenant, read_tenants
 from ..targets import Launch
+from ..targets.arguments import viewed
 from ..targets.blocks.launch import BLOCK_INDICES
 from .scheduler_member import Member, Unit
 from .scheduler_places import Places
@@ -113,6 +114,7 @@ class PoolScheduler(Scheduler):
         total = math.prod(launch.shape)
         if total < 1:
             raise errors.ArgumentError(f"launch of {title!r} over {launch.shape} has no blocks")
+        args = viewed(kernel, args)
         self._home([args])
         each = BLOCK_INDICES if getattr(kernel, "block", 1) is None else 1
         task = Task(

@@ -259,6 +259,7 @@ class Scheduler:
         if size is not None and not isinstance(size, Mapping):
             raise errors.ArgumentError(f"size is {size!r:.60}: give names and numbers", name="size")
         blocks = launch.cut(args, self.device)
+        args = blocks.args
         title = name or blocks.name
         if idempotent and blocks.participants:
             raise errors.ArgumentError(

@@ -57,7 +57,7 @@ def struct_method(name: str, *parameters: str) -> None:
 def struct_function(stub: Callable[..., Any], name: str, other: Callable[..., Any]) -> None:
     """Make ``stub(struct, ...)`` mean the struct's implementation of `name` in device code.
 
-    For NumPy and device arrays it means the device function `other`.
+    For NumPy and device arrays, which must not be read-only, it means the device function `other`, a store.
     """
     _register("device", other)
     _register("function", stub, name, other)

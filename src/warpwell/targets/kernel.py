@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from .arguments import KernelArgument, begin, device_of, finish, participants
+from .arguments import KernelArgument, begin, device_of, finish, participants, viewed
 from .blocks.launch import BlockLaunch
 from .bounds import Record, checked, checking, for_interp
 from .device import device as mark_device
@@ -137,7 +137,7 @@ class Launch:
         Parameters
         ----------
         *args
-            The kernel's arguments.
+            The kernel's arguments. Columns (a pandas or Polars Series, an Arrow array) are read without a copy.
         device : str, optional
             Where to run; by default where the arguments are.
         seed : int, optional
@@ -152,13 +152,15 @@ class Launch:
         Raises
         ------
         ArgumentError
-            The kernel takes other arguments, or asks for its index in more or fewer extents than the launch has.
+            The kernel takes other arguments, or asks for its index in more or fewer extents than the launch has; or a
+            column has nulls or several chunks.
         CompileError
             The kernel's code, with arguments of these types, is nothing that can be compiled.
         """
         if named:
             raise by_name(self.kernel, named)
         self.check(args)
+        args = viewed(self.kernel, args)
         if _place is not None and _place(self, args, device):
             return
         target = device or device_of(args)
@@ -268,7 +270,7 @@ class Launch:
 
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""
-        return BlockLaunch(self, args, device)
+        return BlockLaunch(self, viewed(self.kernel, args), device)
 
     def subscript(self) -> Any:
         """Return what the kernel is subscripted with to get this launch, but for the stream."""

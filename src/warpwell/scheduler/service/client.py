@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...targets.arguments import viewed
 from ..events import Log
 from ..handle import TaskFuture
 from ..scheduler import require_launch
@@ -471,10 +472,11 @@ class Packer:
         """
         require_launch(launch)
         named = references.reference(launch.kernel)
+        given = viewed(launch.kernel, args)
         return {
             "kernel": named,
             "shape": list(launch.shape),
-            "arguments": [self._argument(value, k, named["name"]) for k, value in enumerate(args)],
+            "arguments": [self._argument(value, k, named["name"]) for k, value in enumerate(given)],
         }
 
     def _argument(self, value: Any, place: int, kernel: str) -> list[Any]:

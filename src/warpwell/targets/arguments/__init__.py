@@ -1,6 +1,7 @@
 """What may be an argument of a kernel, besides numbers and arrays of NumPy or in device memory.
 
 - argument.py  `KernelArgument`: the interface of host objects that may be arguments; the device of a launch
+- columns.py   `viewed`: columns of pandas, Polars and Arrow, as read-only arrays over their memory
 - overlaps.py  `together`, `Span`: NumPy arguments that share memory
 """
 
@@ -13,6 +14,7 @@ from .argument import (
     is_argument,
     participants,
 )
+from .columns import viewed
 
 __all__ = [
     "KernelArgument",
@@ -22,4 +24,5 @@ __all__ = [
     "finish",
     "is_argument",
     "participants",
+    "viewed",
 ]

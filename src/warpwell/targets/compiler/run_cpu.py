@@ -164,7 +164,7 @@ _WORD_TYPES = tuple(map(typeof, _WORDS))  # asked once: each costs a microsecond
 
 def host_arrays(values: Sequence[Any]) -> list[Any]:
     """Return launch values with arrays of other libraries in host memory as NumPy's."""
-    return [np.asarray(v) if hasattr(v, "__dlpack__") and not isinstance(v, np.ndarray) else v for v in values]
+    return [np.asarray(v) if not isinstance(v, np.ndarray) and hasattr(v, "__dlpack__") else v for v in values]
 
 
 def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:

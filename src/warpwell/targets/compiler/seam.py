@@ -343,11 +343,13 @@ class Seam:
         self._extending.overload_method(StructType, name, jit_options=self.options, strict=False)(implementation)
 
     def function(self, stub: Callable[..., Any], name: str, other: Callable[..., Any]) -> None:
-        """Make ``stub(struct, ...)`` call the struct's implementation of `name`, and `other` for arrays."""
+        """Make ``stub(struct, ...)`` call the struct's implementation of `name`, and `other`, a store, for arrays."""
 
         resolve = _resolver(name)
 
         def implementation(*args: Any) -> Any:
+            if isinstance(args[0], types.Array) and not args[0].mutable:
+                raise TypingError(f"{name} to an array that is read-only")
             return other if isinstance(args[0], types.Array) else resolve(*args)
 
         self._extending.overload(stub, self.options, strict=False)(implementation)

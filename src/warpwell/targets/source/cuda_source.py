@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
-from ..arguments import is_argument
+from ..arguments import is_argument, viewed
 from ..blocks.launch import BlockLaunch
 from ..fault import LaunchFlag
 from ..gpu.device import require_gpu
@@ -150,7 +150,7 @@ class SourceLaunch(Launch):
 
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""
-        return SourceBlocks(self, args, device)
+        return SourceBlocks(self, viewed(self.kernel, args), device)
 
     def __call__(
         self,
@@ -176,6 +176,7 @@ class SourceLaunch(Launch):
         """
         if named:
             raise by_name(self.kernel, named)
+        args = viewed(self.kernel, args)
         if placed(self, args, device):
             return
         blocks = SourceBlocks(self, args, device)
