@@ -61,6 +61,12 @@ def gpu_count() -> int:
     return count.value
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import for the tests that have the cores alone only the files that mark some (see the Makefile)."""
+    alone = config.option.markexpr.startswith("alone and ") and collection_path.suffix == ".py"
+    return True if alone and b"pytest.mark.alone" not in collection_path.read_bytes() else None
+
+
 def place(item: pytest.Item) -> int:
     compiles = item.name.endswith(("[cpu]", "-cpu]"))
     return ORDER.index("cpu" if compiles else item.path.relative_to(HERE).parts[0])

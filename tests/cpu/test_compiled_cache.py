@@ -11,11 +11,13 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
 import warpwell as ww
 from warpwell.targets import BLOCK, copy_foreign, load_relaxed, scratch
-from warpwell.targets.compiler.code_cache import cache_key
+from warpwell.targets.compiler import compiled
+from warpwell.targets.compiler.code_cache import cache_key, one_process
 from warpwell.targets.compiler.compiled import dispatcher
 from warpwell.targets.compiler.hooks import seam_for
 
@@ -147,10 +149,10 @@ def test_scratch_memory_is_not_cleared(tmp_path: Path, monkeypatch: pytest.Monke
         return load_relaxed(place + 4088, BLOCK)
 
     seam_for("cpu")
-    compiled = dispatcher(last_word)
+    function = dispatcher(last_word)
     word = np.array([7])
-    assert compiled(word.ctypes.data) == 7
-    (code,) = compiled.inspect_llvm().values()
+    assert function(word.ctypes.data) == 7
+    (code,) = function.inspect_llvm().values()
     assert "memset" not in code and "zeroinitializer" not in code
 
 
@@ -167,11 +169,11 @@ def halves(value):
 
 
 def test_device_functions_have_no_machine_code_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
+    made: list[str] = []
     finalize = JITCodeLibrary._finalize_specific
 
     def counted(library: Any) -> None:
-        compiled.append(library.name)
+        made.append(library.name)
         finalize(library)
 
     monkeypatch.setattr(JITCodeLibrary, "_finalize_specific", counted)
@@ -186,7 +188,7 @@ def test_device_functions_have_no_machine_code_of_their_own(monkeypatch: pytest.
 
     seam_for("cpu")
     assert dispatcher(lambda value: much_more(value) + more(value))(1) == 8
-    assert len(compiled) == 1
+    assert len(made) == 1
 
 
 def test_device_functions_print(capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,3 +204,66 @@ def test_device_functions_print(capfd: pytest.CaptureFixture[str]) -> None:
     assert out.tolist() == [0, 0, 1, 1, 2]
     assert numba.njit(lambda value: halves(value))(3) == 1
     assert capfd.readouterr().out == "met 3 here\n" * 2
+
+
+# -- processes that compile the same at once ----------------------------------------------------------------
+
+
+def test_one_process_at_a_time_and_waits_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "a.lock"
+    with one_process(path) as first, one_process(path, 0.05) as second:
+        assert first and not second
+    with one_process(path, 0.0) as third:
+        assert third
+    (tmp_path / "file").write_text("")
+    with one_process(tmp_path / "file" / "a.lock") as nowhere:
+        assert not nowhere
+
+
+def test_who_waited_for_another_loads_what_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two dispatchers of a function are to each other what those of two processes are."""
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    other, late = dispatcher(plus), dispatcher(plus)
+
+    def waited(path: Path, *seconds: float) -> Any:
+        monkeypatch.setattr(compiled, "one_process", one_process)
+        assert other(1) == 2  # compiles and keeps it while this one waits
+        return one_process(path, *seconds)
+
+    monkeypatch.setattr(compiled, "one_process", waited)
+    assert late(1) == 2
+    assert sum(other.stats.cache_misses.values()) == 1
+    assert not late.stats.cache_misses and sum(late.stats.cache_hits.values()) == 1
+
+
+def test_a_process_that_holds_a_lock_for_ever_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "one_process", lambda path: one_process(path, 0.05))
+    function, again = dispatcher(minus), dispatcher(minus)
+    (folder,) = {Path(function._cache._impl.locator.get_cache_path())}
+    with one_process(folder / "index.lock"):
+        assert function(3) == 2
+    assert [path.suffix for path in folder.iterdir()].count(".nbi") == 0, "what it may not write is not kept"
+    assert again(3) == 2 and len(again.stats.cache_misses) == 1
+
+
+def test_signatures_that_two_processes_keep_at_once_are_not_mixed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "one_process", lambda path: one_process(path, 0.05))
+    one, other = dispatcher(plus), dispatcher(plus)
+    save_data = IndexDataCacheFile._save_data
+
+    def save_late(*given: Any) -> None:
+        monkeypatch.setattr(IndexDataCacheFile, "_save_data", save_data)
+        with monkeypatch.context() as before:  # the other has looked into the index before it was changed here
+            before.setattr(IndexDataCacheFile, "_load_index", lambda file: {})
+            assert other(1.5) == 2.5
+        save_data(*given)
+
+    monkeypatch.setattr(IndexDataCacheFile, "_save_data", save_late)
+    assert one(1) == 2
+    later = dispatcher(plus)
+    assert (later(1), later(1.5)) == (2, 2.5)
+    assert set(later.overloads) == {(numba.int64,), (numba.float64,)}

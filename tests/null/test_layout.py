@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.harness import house
 
+import warpwell
+
 # A folder imports only from folders of a lower rank; folders of one rank not from each other.
 RANKS = (
     ("errors",),
@@ -85,6 +87,13 @@ def test_a_folder_maps_its_files(folder: Path) -> None:
     inside += [path.name for path in folder.iterdir() if (path / "__init__.py").exists()]
     missing = [one for one in sorted(inside) if not re.search(rf"\b{re.escape(one)}\b", text)]
     assert not missing, f"{folder.name}/__init__.py does not say what {', '.join(missing)} is for"
+
+
+def test_only_files_of_tests_mark_what_runs_alone() -> None:
+    """What a class in the harness marked would be left out: see `pytest_ignore_collect` in tests/conftest.py."""
+    tests = Path(__file__).parents[1]
+    shared = [*tests.glob("harness/**/*.py"), *(Path(warpwell.__file__).parent / "testing").glob("**/*.py")]
+    assert len(shared) > 50 and not [path for path in shared if "mark.alone" in path.read_text()]
 
 
 def test_the_rules_find_what_breaks_them(tmp_path: Path) -> None:

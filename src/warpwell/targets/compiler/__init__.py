@@ -4,7 +4,7 @@ In the order in which a launch meets them:
 
 - `bytecode.py`: the names and objects in a function's code; functions as bytes. No compiler.
 - `virtual.py`: copies of functions that take their block from a worker. No compiler.
-- `code_cache.py`: the folder of compiled code on disk, and its cache keys. No compiler.
+- `code_cache.py`: the folder of compiled code on disk, its cache keys, and its locks. No compiler.
 - `hooks.py`: `seam_for`, which imports a target's compiler when the target is first used.
 - `seam.py`: structs, device functions and primitives as a Numba target's own types and functions.
 - `cpu_bodies.py`, `cuda_bodies.py`: the code of each primitive on a target, as LLVM IR and as PTX.

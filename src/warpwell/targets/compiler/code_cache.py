@@ -1,21 +1,78 @@
-"""Compiled code on disk: `cache_folder`, where it is kept, and `cache_key`, which tells one function's from others'."""
+"""Compiled code on disk: `cache_folder`, where it is kept, and `cache_key`, which tells one function's from others'.
+
+Of several processes that need the same code, `one_process` lets one compile it while the others wait.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import fcntl
 import functools
 import hashlib
 import os
 import pathlib
 import sys
+import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from typing import Any
 
 import numpy as np
 
 from .bytecode import VERSIONED, attributes, is_bound, names_of
+
+LOCK_SECONDS = 30.0
+"""How long a process waits for another that compiles the same; then it compiles, too."""
+
+
+@contextlib.contextmanager
+def one_process(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[bool]:
+    """Keep other processes out of a block, and let those that are in it leave first.
+
+    The lock goes with the process that holds it. Where it cannot be had, since the cache cannot be written, or because
+    the other process is stopped, the block runs all the same: say what it may do then by what is yielded.
+
+    Threads of a process exclude each other, too: take what they may hold on the way here before this.
+
+    Parameters
+    ----------
+    path : path
+        Of the lock's file, which stays.
+    seconds : float
+        Bound of the wait.
+
+    Yields
+    ------
+    bool
+        Whether the lock is held.
+    """
+    descriptor, held = -1, False
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        held = _locked(descriptor, time.monotonic() + seconds)
+    try:
+        yield held
+    finally:
+        if descriptor >= 0:
+            if held:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep it
+            os.close(descriptor)
+
+
+def _locked(descriptor: int, until: float) -> bool:
+    pause = 0.001
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
 
 
 def cache_folder() -> pathlib.Path:

@@ -1,9 +1,16 @@
-"""Compiled host code: dispatchers made from generated source, kept in an on-disk cache."""
+"""Compiled host code: dispatchers made from generated source, kept in an on-disk cache.
+
+Of processes that start together one compiles a function for some types, for seconds, and the others load what it kept.
+What is kept is written by one process at a time: Numba's index names files by numbers, and two processes that added
+signatures at once would give both the same, so that one's code would be loaded for the other's types.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
+import os
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -13,10 +20,11 @@ import llvmlite.binding as llvm
 from numba import njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.llvm_bindings import create_pass_builder
 
 from ..uninterrupted import uninterrupted
-from .code_cache import cache_folder, cache_key
+from .code_cache import cache_folder, cache_key, one_process
 
 
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
@@ -33,11 +41,7 @@ def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[.
 def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None = None, salt: str = "") -> Any:
     """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk where that is safe."""
     compiled = njit(nogil=True, error_model="numpy")(function)
-    key = cache_key(user if user is not None else function, salt)
-    if key is not None:
-        folder = cache_folder() / key
-        with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
-            compiled._cache = _cache_in(folder, function)
+    _keep(compiled, function, cache_key(user if user is not None else function, salt))
     return compiled
 
 
@@ -88,13 +92,38 @@ def compile_native(function: Callable[..., int]) -> Any:
         locals={},
         options={"nopython": True, "nogil": True, "error_model": "numpy"},
     )
-    key = cache_key(function)
-    if key is not None:
-        with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
-            result._cache = _cache_in(cache_folder() / key, function)
+    _keep(result, function, cache_key(function))
     with uninterrupted():
         result.compile()
     return result
+
+
+def _keep(compiled: Any, function: Callable[..., Any], key: str | None) -> None:
+    """Let what Numba compiles for `function` be kept on disk under a key, and one process compile what others need."""
+    if key is None:
+        return
+    folder = cache_folder() / key
+    with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
+        compiled._cache = _cache_in(folder, function)
+        _compile_once(compiled, folder)
+
+
+def _compile_once(compiled: Any, folder: pathlib.Path) -> None:
+    """Have one process compile what others need at the same time; a wait is bounded, and compiles after all."""
+    own = isinstance(compiled, CFunc)  # which has one signature
+    context = compiled._targetdescr.target_context if own else compiled.targetctx
+    numbas = compiled.compile
+
+    @global_compiler_lock  # taken first: a thread that holds it may come here for the same
+    def compile_once(*given: Any) -> Any:
+        (signature,) = given or (compiled._sig,)
+        if (not own and signature in compiled.overloads) or compiled._cache.keeps(signature, context):
+            return numbas(*given)
+        name = hashlib.sha256(repr(signature).encode()).hexdigest()[:16]
+        with one_process(folder / f"{name}.lock"):
+            return numbas(*given)
+
+    compiled.compile = compile_once
 
 
 def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCache:
@@ -117,6 +146,17 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
 
     class CodeCache(FunctionCache):
         _impl_class = Implementation
+
+        def keeps(self, signature: Any, context: Any) -> bool:
+            """Tell whether there is code for these types: it may be loaded meanwhile."""
+            name = self._cache_file._load_index().get(self._index_key(signature, context.codegen()))
+            return name is not None and os.path.exists(self._cache_file._data_path(name))
+
+        def save_overload(self, signature: Any, data: Any) -> None:
+            # a disk that is full by now keeps nobody from a launch
+            with one_process(folder / "index.lock") as alone, contextlib.suppress(OSError):
+                if alone:
+                    super().save_overload(signature, data)
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import hashlib
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
 from ..uninterrupted import uninterrupted
-from .code_cache import cache_folder
+from .code_cache import cache_folder, one_process
 
 _SYMBOL = "warpwell_function"
 _DIGEST = 32  # bytes before the object file
@@ -73,7 +72,7 @@ def _kept(function: Callable[..., int], machine: Any) -> bytes:
     path = cache_folder() / f"{function.__module__}.{function.__name__}.{processor}.o"
     if (found := _read(path)) is not None:
         return found
-    with _locked(path.with_suffix(".lock")):
+    with one_process(path.with_suffix(".lock")):
         if (found := _read(path)) is not None:
             return found
         from .compiled import object_file
@@ -94,22 +93,6 @@ def _read(path: Path) -> bytes | None:
         if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
             return data[_DIGEST:]
     return None
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let other processes wait, where there is a place for the lock that this one may use."""
-    descriptor = -1
-    with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if descriptor >= 0:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep it
-            os.close(descriptor)
 
 
 def _write(path: Path, data: bytes) -> None:
