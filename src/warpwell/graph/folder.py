@@ -11,7 +11,9 @@ from warpwell.replacing import replacing
 
 
 @contextlib.contextmanager
-def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+def new_folder(
+    path: str | Path, *, overwrite: bool = False, kind: str = "graph", advice: str | None = None
+) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` if the block ends well, and is removed if it raises.
 
     See `replacing`; what is written is made durable as well.
@@ -22,6 +24,10 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         The folder to create. Its parent must exist.
     overwrite : bool, default False
         Replace an existing graph. Other files and folders (except empty ones) are never replaced.
+    kind : str
+        What the folder is: one that may be replaced has the file ``<kind>.json``.
+    advice : str, optional
+        End of the message where no space is left.
 
     Yields
     ------
@@ -38,21 +44,21 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         No space is left.
     """
     path = Path(os.path.abspath(path))
-    _refuse(path, overwrite)
+    _refuse(path, overwrite, kind)
     if not path.parent.is_dir():
         raise MissingFileError(
             f"{path.parent}: no such folder to write {path.name} into. Create it first.", path=path.parent
         )
     with replacing(path) as part:
-        with storage_full(part):
+        with storage_full(part, advice):
             part.mkdir()
             yield part
-            _sync(part)
-        _refuse(path, overwrite)  # another process may have been faster
-    _sync(path.parent)
+            sync_names(part)
+        _refuse(path, overwrite, kind)  # another process may have been faster
+    sync_names(path.parent)
 
 
-def _refuse(path: Path, overwrite: bool) -> None:
+def _refuse(path: Path, overwrite: bool, kind: str) -> None:
     if not os.path.lexists(path):
         return
     if not overwrite:
@@ -60,14 +66,14 @@ def _refuse(path: Path, overwrite: bool) -> None:
             f"{path} exists already. Choose another name, or replace it with overwrite=True (--overwrite)."
         )
     plain = path.is_dir() and not path.is_symlink()
-    if not plain or not ((path / "graph.json").is_file() or not any(path.iterdir())):
+    if not plain or not ((path / f"{kind}.json").is_file() or not any(path.iterdir())):
         raise ArgumentError(
-            f"{path} exists and is not a graph, so it is not replaced. "
+            f"{path} exists and is not a {kind}, so it is not replaced. "
             "Choose another name or remove it yourself."
         )
 
 
-def _sync(folder: Path) -> None:
+def sync_names(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -13,9 +13,14 @@ from warpwell import replacing
 #: Bytes in front of the data: one page, so that 1,024 aligned items of 4 bytes are in one page of 4 KiB, not in two.
 HEADER_BYTES = 4096
 
+GRAPH_ADVICE = (
+    ". No partial file is left. Free some space or write to another disk. "
+    "A graph larger than memory needs about twice its own size during conversion."
+)
+
 
 class NpyWriter:
-    """Writes a one-dimensional ``.npy`` file (version 1.0) piece by piece.
+    """Writes a ``.npy`` file (version 1.0) piece by piece, one-dimensional or of rows of one shape.
 
     The header is written last. A file that was not closed, or left by an exception, is not a valid ``.npy``
     file.
@@ -26,11 +31,15 @@ class NpyWriter:
         The file; an existing one is replaced.
     dtype : numpy.dtype, default int64
         Type of the items, little-endian.
+    inner : tuple of int
+        Shape of a row; ``()`` for a one-dimensional array.
+    advice : str
+        End of the message where no space is left.
 
     Attributes
     ----------
     length : int
-        Items written so far.
+        Rows written so far.
 
     Raises
     ------
@@ -38,27 +47,32 @@ class NpyWriter:
         No space is left (at any call).
     """
 
-    def __init__(self, path: str | Path, dtype: npt.DTypeLike = np.int64) -> None:
+    def __init__(
+        self, path: str | Path, dtype: npt.DTypeLike = np.int64, inner: tuple[int, ...] = (), advice: str | None = None
+    ) -> None:
         self.path = Path(path)
         self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.inner = inner
         self.length = 0
+        self._advice = GRAPH_ADVICE if advice is None else advice
         self._file = open(self.path, "wb", buffering=0)
         self._file.seek(HEADER_BYTES)
 
     def append(self, items: npt.NDArray[Any]) -> None:
-        """Append items, shape ``(n,)``; they are converted to the file's dtype, which must hold them."""
-        write_array(self._file, np.asarray(items, self.dtype), self.path)
-        self.length += items.size
+        """Append rows, shape ``(n, *inner)``; they are converted to the file's dtype, which must hold them."""
+        write_array(self._file, np.asarray(items, self.dtype), self.path, self._advice)
+        self.length += len(items)
 
     def close(self) -> None:
         """Write the header and wait until the file is on the medium."""
-        text = f"{{'descr': '{self.dtype.str}', 'fortran_order': False, 'shape': ({self.length},), }}"
+        descr, shape = np.lib.format.dtype_to_descr(self.dtype), (self.length, *self.inner)
+        text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}"
         header = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
         header += text.encode().ljust(HEADER_BYTES - 11) + b"\n"
         with self._file:
             self._file.seek(0)
-            write_array(self._file, np.frombuffer(header, np.uint8), self.path)
-            with storage_full(self.path):
+            write_array(self._file, np.frombuffer(header, np.uint8), self.path, self._advice)
+            with storage_full(self.path, self._advice):
                 os.fsync(self._file.fileno())
 
     def __enter__(self) -> "NpyWriter":
@@ -71,18 +85,14 @@ class NpyWriter:
             self._file.close()
 
 
-def write_array(file: IO[bytes], array: npt.NDArray[np.generic], path: Path) -> None:
+def write_array(file: IO[bytes], array: npt.NDArray[Any], path: Path, advice: str | None = None) -> None:
     """Write an array to an unbuffered file; if the disk is full, StorageFullError names `path`."""
-    rest = memoryview(np.ascontiguousarray(array)).cast("B")  # type: ignore[arg-type]
-    with storage_full(path):
+    rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    with storage_full(path, advice):
         while rest:
             rest = rest[file.write(rest) :]
 
 
-def storage_full(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn the errors of a full disk into StorageFullError, with advice for graphs."""
-    return replacing.storage_full(
-        path,
-        ". No partial file is left. Free some space or write to another disk. "
-        "A graph larger than memory needs about twice its own size during conversion.",
-    )
+def storage_full(path: Path, advice: str | None = None) -> contextlib.AbstractContextManager[None]:
+    """Turn the errors of a full disk into StorageFullError, by default with advice for graphs."""
+    return replacing.storage_full(path, GRAPH_ADVICE if advice is None else advice)

@@ -11,14 +11,19 @@ Files, in the order in which a column meets them:
 - extent.py      `Extent`: items in a file, as a view of its mapping and as an array for kernels
 - column.py      `Column`, and the runs in which its rows lie
 - arrow_ipc.py   Arrow IPC files, opened where they are
+- folder.py      folders of ``.npy`` files, one a buffer
 - table.py       `open`, and `Table`
+- sources.py     rows of Parquet, CSV and other files, and of frames in memory
+- convert.py     `convert` and `append`: write a folder, whole or not at all
+- column_files.py  the files of one column: values, codes, checksums, statistics
 - validity.py    `is_valid`, for kernels
 """
 
 from .column import Column, ColumnRun
+from .convert import append, convert
 from .extent import Extent
 from .table import Table
 from .table import open_table as open  # reads as table.open, like io.open
 from .validity import is_valid
 
-__all__ = ["Column", "ColumnRun", "Extent", "Table", "is_valid", "open"]
+__all__ = ["Column", "ColumnRun", "Extent", "Table", "append", "convert", "is_valid", "open"]

@@ -44,7 +44,11 @@ class ColumnRun:
     codes : Extent or None
         Unsigned or signed integers, the places of the values in `dictionary`; a null row has any code.
     dictionary : pyarrow.Array or None
-        The values of the codes, in memory.
+        The values of the codes, in memory. In a folder of ours they ascend, with NaN last.
+    statistics : Extent or None
+        Records of ``least``, ``greatest`` and ``flags``, one for each 8,192 rows of the run, of values or codes. Nulls
+        and NaN do not count: if there is nothing else, least is above greatest. Flags are a sum: 1 if there is a
+        null, 2 if there is a NaN (of codes, only 1).
     """
 
     first: int
@@ -60,6 +64,7 @@ class ColumnRun:
     data: tuple[Extent, ...] = ()
     codes: Extent | None = None
     dictionary: Any = None
+    statistics: Extent | None = None
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -67,11 +72,12 @@ class ColumnRun:
         found = (self.valid, self.values, self.offsets, self.bytes, self.views, self.codes, *self.data)
         return tuple(one for one in found if one is not None and one.nbytes)
 
-    def arrow(self, first: int = 0, rows: int | None = None) -> Any:
+    def arrow(self, first: int = 0, rows: int | None = None, *, codes: bool = False) -> Any:
         """Return rows [first, first + rows) of the run as a `pyarrow.Array`, without a copy.
 
-        A column with codes is a `pyarrow.DictionaryArray`. Strings, binary and codes are checked: an offset, a code or
-        a byte that would lead outside, or is no UTF-8, raises.
+        Where the values have codes, but `type` is that of the values, they are looked up, which is a copy; with `codes`
+        the array is a `pyarrow.DictionaryArray`, without one. Strings, binary and codes are checked: an offset, a code
+        or a byte that would lead outside, or is no UTF-8, raises.
 
         Raises
         ------
@@ -87,8 +93,10 @@ class ColumnRun:
             found = pa.nulls(count)
         elif self.layout.kind == "codes":
             ordered = pa.types.is_dictionary(kind) and kind.ordered
-            codes = pa.Array.from_buffers(self._code_type(), count, [valid, _buffer(self.codes)], offset=first)
-            found = self._checked(pa.DictionaryArray.from_arrays(codes, self.dictionary, ordered=ordered, safe=False))
+            places = pa.Array.from_buffers(self._code_type(), count, [valid, _buffer(self.codes)], offset=first)
+            found = self._checked(pa.DictionaryArray.from_arrays(places, self.dictionary, ordered=ordered, safe=False))
+            if not (codes or pa.types.is_dictionary(kind)):
+                found = found.dictionary_decode()
         elif self.layout.kind == "list":
             width = self.layout.inner[0]
             items = pa.Array.from_buffers(kind.value_type, self.rows * width, [None, _buffer(self.values)])
@@ -103,7 +111,7 @@ class ColumnRun:
             found = pa.Array.from_buffers(kind, count, [valid, _buffer(self.values)], offset=first)
         for file in {one.file for one in self.extents}:
             file.require()
-        if isinstance(self.type, pa.BaseExtensionType):
+        if isinstance(self.type, pa.BaseExtensionType):  # the folder has none
             return pa.ExtensionArray.from_storage(self.type, found)
         return found
 
@@ -177,7 +185,7 @@ class Column:
 
     @property
     def values(self) -> Array:
-        """What a kernel takes for the values: an array over the extent of the only run; of a column with codes, these.
+        """What a kernel takes for the values: an array over the extent of the only run.
 
         The table opens it with its options, and closes it. A column of several runs has several: a kernel is launched
         once a run, over ``run.values.array()``.
@@ -185,14 +193,28 @@ class Column:
         Raises
         ------
         ArgumentError
-            The column has several runs or none, or its values have several sizes (strings).
+            The column has several runs or none, has codes, or its values have several sizes (strings).
         """
         run = self._only()
-        extent = run.codes if run.values is None else run.values
-        if extent is None:
-            raise ArgumentError(f"column {self.name!r} of {self.type} has no values of one size: kernels take its "
-                                "runs' offsets.array() and bytes.array()")  # fmt: skip
-        return self._home.array_of(extent)
+        if run.values is None:
+            raise ArgumentError(f"column {self.name!r} of {self.type} has no values of one size: kernels take "
+                                + ("its codes" if run.codes else "its runs' offsets.array() and bytes.array()"),
+                                )  # fmt: skip
+        return self._home.array_of(run.values)
+
+    @property
+    def codes(self) -> Array:
+        """What a kernel takes for the codes, the places of the values in ``runs[0].dictionary``; see `values`.
+
+        Raises
+        ------
+        ArgumentError
+            The column has several runs or none, or no codes.
+        """
+        run = self._only()
+        if run.codes is None:
+            raise ArgumentError(f"column {self.name!r} of {self.type} has no codes: kernels take its values")
+        return self._home.array_of(run.codes)
 
     @property
     def valid(self) -> Array | None:
@@ -214,11 +236,11 @@ class Column:
             )
         return self.runs[0]
 
-    def arrow(self, first: int = 0, rows: int | None = None) -> Any:
+    def arrow(self, first: int = 0, rows: int | None = None, *, codes: bool = False) -> Any:
         """Return rows [first, first + rows) as a `pyarrow.Array`; by default all from `first` on.
 
         Within one run nothing is copied, except that strings and codes are read to check them; rows of several runs
-        are copied into one array.
+        are copied into one array. For `codes` see `ColumnRun.arrow`.
 
         Raises
         ------
@@ -229,7 +251,7 @@ class Column:
         """
         start, end = bounds(first, rows, self.rows)
         parts = [
-            run.arrow(max(start - run.first, 0), min(end, run.first + run.rows) - max(start, run.first))
+            run.arrow(max(start - run.first, 0), min(end, run.first + run.rows) - max(start, run.first), codes=codes)
             for run in self.runs
             if run.first < end and start < run.first + run.rows
         ]

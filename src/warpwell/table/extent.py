@@ -54,6 +54,10 @@ class MappedFile:
         """Raise MediumError if bytes could not be read, because the file was cut or the drive fails."""
         self._mapping.require()
 
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self._medium.fileno()
+
     def is_other(self, medium: Any) -> bool:
         """Return whether a `FileMedium` of this path is another file by now."""
         mine, its = os.fstat(self._medium.fileno()), os.fstat(medium.fileno())

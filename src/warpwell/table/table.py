@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,10 @@ from ..errors.options import checked_path
 from .arrow_ipc import ArrowFile
 from .column import Column, ColumnRun, bounds
 from .extent import Extent
+from .folder import TableFolder, is_table_folder
 from .library import arrow
+
+BATCH_ROWS = 1 << 16
 
 
 class _Source(Protocol):
@@ -101,11 +105,18 @@ class Table:
         start, end = bounds(first, rows, self.rows)
         numbers = range(len(self.names)) if columns is None else [self._number(name) for name in columns]
         taken = [self[number].arrow(start, end - start) for number in numbers]
-        fields = [self.schema.field(number).with_type(one.type) for number, one in zip(numbers, taken, strict=True)]
+        fields = [self.schema.field(number) for number in numbers]
         return arrow().Table.from_arrays(taken, schema=arrow().schema(fields, self.schema.metadata))
 
+    def batches(self, rows: int = BATCH_ROWS, columns: list[str | int] | None = None) -> Iterator[Any]:
+        """Yield the rows as `pyarrow.RecordBatch` of at most `rows` rows each."""
+        checked_integer(rows, "rows")
+        for first in range(0, self.rows, rows):
+            yield from self.arrow(first, min(rows, self.rows - first), columns).to_batches()
+
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        return self.arrow().__arrow_c_stream__(requested_schema)
+        reader = arrow().RecordBatchReader.from_batches(self.schema, self.batches())
+        return reader.__arrow_c_stream__(requested_schema)
 
     def array_of(self, extent: Extent) -> Array:
         """Open an extent for kernels, with the table's options; once, and `close` closes it."""
@@ -184,9 +195,12 @@ def open_table(path: str | os.PathLike[str], **options: Any) -> Table:
     if not place.exists():
         raise MissingFileError(f"{name} does not exist: give an Arrow IPC file, or a folder of ww.table.convert",
                                path=name)  # fmt: skip
-    if place.is_dir():
-        raise FormatError(f"{name} is a folder", path=name)
-    return Table(name, ArrowFile(name), options)
+    if not place.is_dir():
+        return Table(name, ArrowFile(name), options)
+    if not is_table_folder(name):
+        raise FormatError(f"{name} is a folder, but not a table: write ww.table.convert({name!r}, 'NAME.ww') once, if "
+                          "it is one of Parquet or other files, and open that", path=name)  # fmt: skip
+    return Table(name, TableFolder(name), options)
 
 
 def _again(path: str, options: dict[str, Any]) -> Table:
